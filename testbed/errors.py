@@ -1,0 +1,33 @@
+"""The one exception root of Patchlight."""
+
+from __future__ import annotations
+
+
+class PatchlightError(Exception):
+    """Something Patchlight was asked to do could not be done.
+
+    The message says what was being done, to what, and what came back; ``hint`` says
+    what to do next. ``exit_code`` is what the command line ends with.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  {self.hint}" if self.hint else self.message
+
+
+class BadInput(PatchlightError):
+    """The user's input is wrong; nothing was done. The command line ends with 2."""
+
+    exit_code = 2
+
+
+class OutcomeUnknown(PatchlightError):
+    """A device was told to change and did not say what came of it: read it again first."""
+
+    exit_code = 3

@@ -1,0 +1,225 @@
+"""A lab as a value: servers, packet switches, circuit switches and the fibres between them.
+
+Nothing here reads a file, opens a socket or knows whether the lab is real or emulated.
+``testbed.labfile`` makes a ``Lab`` out of YAML and finds the mistakes in it;
+``testbed.wiring`` follows the light through it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from ipaddress import IPv4Address, IPv4Network
+from typing import TypeVar
+
+from testbed.errors import BadInput
+from testbed.portmap import PortMap
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One accelerator of a server; ``uuid`` pins the physical one on a real server."""
+
+    name: str
+    model: str
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """One NIC port. ``gpu`` names the GPU of the same server that it serves, if any.
+
+    ``interface`` is the kernel's name of it on the server (default: ``name``);
+    ``rate_bps`` is ``None`` where the lab file sets no limit.
+    """
+
+    name: str
+    address: IPv4Address
+    mac: str
+    rate_bps: int | None = None
+    gpu: str | None = None
+    interface: str | None = None
+    launch_power_dbm: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server: where its agent answers (``host:port`` or ``unix:/path``), GPUs, NICs."""
+
+    name: str
+    management: str | None
+    gpus: tuple[Gpu, ...]
+    nics: tuple[Nic, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PacketSwitch:
+    """An electrical packet switch that speaks OpenFlow 1.3; ports are 1…``ports``."""
+
+    name: str
+    datapath_id: int
+    ports: int
+    launch_power_dbm: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitSwitch:
+    """An optical circuit switch (OCS); duplex ports are 1…``ports``.
+
+    ``password_env`` names the environment variable that holds the password: lab files
+    are shared, passwords are not. ``initial`` is the map the lab starts with.
+    """
+
+    name: str
+    driver: str
+    address: str
+    ports: int
+    switching_time_s: float = 0.025
+    insertion_loss_db: float = 1.5
+    user: str = "admin"
+    password_env: str | None = None
+    initial: PortMap = field(default_factory=PortMap)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Endpoint:
+    """A port of a device that a fibre can end on: ``server1.nic0``, ``tor1.3``, ``ocs1.17``."""
+
+    device: str
+    port: str
+
+    def __str__(self) -> str:
+        return f"{self.device}.{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        """``"tor1.3"`` → an endpoint; ``BadInput`` if it is not ``device.port``."""
+        device, dot, port = text.rpartition(".")
+        if not (device and dot and port):
+            raise BadInput(f"{text!r} is not a port: expected device.port, like 'tor1.3'")
+        return cls(device, port)
+
+
+@dataclass(frozen=True, slots=True)
+class Fibre:
+    """A fibre pair (both directions) between two ports; ``None`` rate: no limit of its own."""
+
+    a: Endpoint
+    b: Endpoint
+    rate_bps: int | None = None
+    loss_db: float = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a worker gets: one NIC and the GPU it serves (``None`` for a NIC without one)."""
+
+    server: Server
+    nic: Nic
+    gpu: Gpu | None
+
+    @property
+    def name(self) -> str:
+        """``server1.gpu0``, or ``server1.nic0`` for a NIC that serves no GPU."""
+        return f"{self.server.name}.{self.gpu.name if self.gpu else self.nic.name}"
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The port the host's fibre is plugged into."""
+        return Endpoint(self.server.name, self.nic.name)
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A whole lab. ``scale`` divides rates and workload bytes alike, so times stay true.
+
+    ``fabric`` says what an emulation makes packet switches of: ``openvswitch`` or
+    ``bridge`` (learning bridges without OpenFlow).
+    """
+
+    name: str
+    network: IPv4Network
+    servers: tuple[Server, ...] = ()
+    packet_switches: tuple[PacketSwitch, ...] = ()
+    circuit_switches: tuple[CircuitSwitch, ...] = ()
+    fibres: tuple[Fibre, ...] = ()
+    fabric: str = "openvswitch"
+    scale: float = 1.0
+    controller_api: str = "127.0.0.1:8470"
+    controller_openflow: str = "127.0.0.1:6653"
+
+    @cached_property
+    def hosts(self) -> tuple[Host, ...]:
+        """Every NIC with the GPU it serves, in file order."""
+        return tuple(
+            Host(server, nic, next((g for g in server.gpus if g.name == nic.gpu), None))
+            for server in self.servers
+            for nic in server.nics
+        )
+
+    @cached_property
+    def host_names(self) -> dict[str, Host]:
+        """Every name a host answers to.
+
+        Full names (``server1.gpu0``, ``server1.nic0``) always; a server's own name where it
+        has one host; a GPU's or NIC's bare name where it is the only one in the lab and no
+        server is called so.
+        """
+        names: dict[str, Host] = {}
+        bare: dict[str, list[Host]] = {}
+        for host in self.hosts:
+            names[host.name] = names[str(host.endpoint)] = host
+            for name in {host.nic.name, *([host.gpu.name] if host.gpu else [])}:
+                bare.setdefault(name, []).append(host)
+            if len(host.server.nics) == 1:
+                names[host.server.name] = host
+        servers = {server.name for server in self.servers}
+        for name, owners in bare.items():
+            if len(owners) == 1 and name not in servers:
+                names[name] = owners[0]
+        return names
+
+    def host(self, name: str) -> Host:
+        """The host of that name; ``BadInput`` with the nearest names if there is none."""
+        return _named(self.host_names, name, "host", self.name)
+
+    @cached_property
+    def _devices(self) -> dict[str, Server | PacketSwitch | CircuitSwitch]:
+        devices: list[Server | PacketSwitch | CircuitSwitch] = [
+            *self.servers, *self.packet_switches, *self.circuit_switches
+        ]  # fmt: skip
+        return {device.name: device for device in devices}
+
+    def device(self, name: str) -> Server | PacketSwitch | CircuitSwitch:
+        """The device of that name; ``BadInput`` with the nearest names if there is none."""
+        return _named(self._devices, name, "device", self.name)
+
+    def circuit_switch(self, name: str) -> CircuitSwitch:
+        """The OCS of that name; ``BadInput`` if there is none."""
+        return _named({c.name: c for c in self.circuit_switches}, name, "OCS", self.name)
+
+    @property
+    def initial_maps(self) -> dict[str, PortMap]:
+        """The port map of each OCS that the lab file asks for at the start."""
+        return {c.name: c.initial for c in self.circuit_switches}
+
+    def with_changes(self, **changes: object) -> Lab:
+        """A copy with these fields replaced."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _named(table: Mapping[str, T], name: str, what: str, lab: str) -> T:
+    if name in table:
+        return table[name]
+    near = difflib.get_close_matches(name, table, n=3, cutoff=0.5)
+    known = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(table) or 'none'}"
+    raise BadInput(f"lab {lab} has no {what} called {name!r}: {known}")
+
+
+def default_mac(address: IPv4Address) -> str:
+    """A locally administered MAC made of the address, so unique where addresses are."""
+    return ":".join(f"{byte:02x}" for byte in (0x02, 0x4C, *address.packed))

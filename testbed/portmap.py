@@ -1,0 +1,130 @@
+"""The map of one optical circuit switch: directed cross-connects from inputs to outputs.
+
+A fibre pair plugged into port *n* of a switch brings light in at ``in:n`` and takes it
+away at ``out:n``. A cross-connect joins one input to one output; a duplex circuit between
+ports *a* and *b* is the two cross-connects ``a>b`` and ``b>a``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from testbed.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CrossConnect:
+    """Light entering at ``in:inp`` leaves at ``out:out`` (ports count from 1)."""
+
+    inp: int
+    out: int
+
+    def __str__(self) -> str:
+        return f"{self.inp}>{self.out}"
+
+    @property
+    def reverse(self) -> CrossConnect:
+        """The other direction of a duplex circuit."""
+        return CrossConnect(self.out, self.inp)
+
+
+@dataclass(frozen=True, slots=True)
+class PortMapChange:
+    """The smallest change from one map to another: what to break, then what to make."""
+
+    breaks: tuple[CrossConnect, ...] = ()
+    makes: tuple[CrossConnect, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.breaks or self.makes)
+
+    @property
+    def inverse(self) -> PortMapChange:
+        """The change that undoes this one."""
+        return PortMapChange(breaks=self.makes, makes=self.breaks)
+
+    @property
+    def ports(self) -> frozenset[int]:
+        """Every port number, on either side, that the change touches."""
+        touched = (*self.breaks, *self.makes)
+        return frozenset(p for c in touched for p in (c.inp, c.out))
+
+
+@dataclass(frozen=True, slots=True)
+class PortMap:
+    """Which output each lit input leads to. A value: every change gives a new map."""
+
+    _out_of: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, cross_connects: Iterable[CrossConnect | tuple[int, int]]) -> PortMap:
+        """A map of these cross-connects; ``BadInput`` if an input or output is used twice."""
+        out_of: dict[int, int] = {}
+        taken: dict[int, int] = {}
+        for item in cross_connects:
+            inp, out = (item.inp, item.out) if isinstance(item, CrossConnect) else item
+            if out_of.get(inp, out) != out:
+                raise BadInput(f"in:{inp} is used twice: {inp}>{out_of[inp]} and {inp}>{out}")
+            if taken.get(out, inp) != inp:
+                raise BadInput(f"out:{out} is used twice: {taken[out]}>{out} and {inp}>{out}")
+            out_of[inp], taken[out] = out, inp
+        return cls(tuple(sorted(out_of.items())))
+
+    @classmethod
+    def duplex(cls, pairs: Iterable[tuple[int, int]]) -> PortMap:
+        """The map of these two-way circuits: ``(a, b)`` gives ``a>b`` and ``b>a``."""
+        return cls.of(c for a, b in pairs for c in ((a, b), (b, a)))
+
+    def __iter__(self) -> Iterator[CrossConnect]:
+        return (CrossConnect(inp, out) for inp, out in self._out_of)
+
+    def __len__(self) -> int:
+        return len(self._out_of)
+
+    def __contains__(self, cross_connect: CrossConnect) -> bool:
+        return (cross_connect.inp, cross_connect.out) in set(self._out_of)
+
+    @property
+    def out_of(self) -> Mapping[int, int]:
+        """Output by input."""
+        return dict(self._out_of)
+
+    @property
+    def in_of(self) -> Mapping[int, int]:
+        """Input by output."""
+        return {out: inp for inp, out in self._out_of}
+
+    def invert(self) -> PortMap:
+        """The map seen from the other side: every cross-connect reversed."""
+        return PortMap.of((out, inp) for inp, out in self._out_of)
+
+    def diff(self, wanted: PortMap) -> PortMapChange:
+        """The smallest change that turns this map into ``wanted``: O(circuits), not ports²."""
+        have, want = set(self._out_of), set(wanted._out_of)
+        return PortMapChange(
+            breaks=tuple(CrossConnect(*c) for c in sorted(have - want)),
+            makes=tuple(CrossConnect(*c) for c in sorted(want - have)),
+        )
+
+    def apply(self, change: PortMapChange) -> PortMap:
+        """This map after ``change``; ``BadInput`` if it breaks what is not there or clashes."""
+        have = set(self._out_of)
+        for cross_connect in change.breaks:
+            if (cross_connect.inp, cross_connect.out) not in have:
+                raise BadInput(f"cannot break {cross_connect}: it is not connected")
+            have.remove((cross_connect.inp, cross_connect.out))
+        return PortMap.of([*have, *((c.inp, c.out) for c in change.makes)])
+
+    def joined(self, additions: PortMap) -> PortMap:
+        """This map with ``additions`` made, whatever stood in their way broken."""
+        inputs, outputs = set(additions.out_of), set(additions.in_of)
+        kept = [(i, o) for i, o in self._out_of if i not in inputs and o not in outputs]
+        return PortMap.of([*kept, *additions._out_of])
+
+    def check(self, port_count: int) -> None:
+        """Raise ``BadInput`` if a cross-connect names a port outside 1…``port_count``."""
+        for c in self:
+            for port in (c.inp, c.out):
+                if not 1 <= port <= port_count:
+                    raise BadInput(f"cross-connect {c}: port {port} is outside 1–{port_count}")

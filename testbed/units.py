@@ -1,0 +1,91 @@
+"""Quantities with units, in and out: ``"25Gbps"``, ``"25ms"``, ``"528MiB"``, ``"1.5dB"``.
+
+Rates and decimal sizes are powers of 1000 (SI), ``KiB``/``MiB``/``GiB`` powers of 1024
+(IEC 80000-13). Parsers raise ``BadInput`` naming the units they would have taken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from testbed.errors import BadInput
+
+_RATE = {"bps": 1, "kbps": 1e3, "Mbps": 1e6, "Gbps": 1e9, "Tbps": 1e12}
+_TIME = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600}
+_SIZE = {
+    "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
+    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+_LOSS = {"dB": 1}
+_POWER = {"dBm": 1}
+_NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*")
+
+
+def _parse(text: object, units: Mapping[str, float], what: str, example: str) -> float:
+    match = _NUMBER.fullmatch(text) if isinstance(text, str) else None
+    by_folded = {unit.lower(): factor for unit, factor in units.items()}
+    if match:
+        number, unit = match.groups()
+        # Exact spelling first, then any case: "10gbps" is plain, and no two units here
+        # differ by case alone.
+        factor = units.get(unit, by_folded.get(unit.lower()))
+        if factor is not None:
+            return float(number) * factor
+    raise BadInput(f"{text!r} is not a {what}: expected a number with one of {', '.join(units)}, "
+                   f"like {example!r}")  # fmt: skip
+
+
+def parse_rate(text: object) -> int:
+    """``"25Gbps"`` → 25_000_000_000 bits per second; must be positive."""
+    rate_bps = round(_parse(text, _RATE, "rate", "25Gbps"))
+    if rate_bps <= 0:
+        raise BadInput(f"{text!r} is not a rate: expected more than 0 bps")
+    return rate_bps
+
+
+def parse_time(text: object) -> float:
+    """``"25ms"`` → 0.025 seconds; not negative."""
+    return _not_negative(text, _parse(text, _TIME, "time", "25ms"), "time")
+
+
+def parse_size(text: object) -> int:
+    """``"528MiB"`` → 553_648_128 bytes; not negative."""
+    return round(_not_negative(text, _parse(text, _SIZE, "size", "528MiB"), "size"))
+
+
+def parse_loss(text: object) -> float:
+    """``"1.5dB"`` → 1.5 decibels; not negative."""
+    return _not_negative(text, _parse(text, _LOSS, "loss", "1.5dB"), "loss")
+
+
+def parse_power(text: object) -> float:
+    """``"-3dBm"`` → −3.0 decibels relative to one milliwatt."""
+    return _parse(text, _POWER, "power", "-3dBm")
+
+
+def _not_negative(text: object, value: float, what: str) -> float:
+    if value < 0:
+        raise BadInput(f"{text!r} is not a {what}: expected 0 or more")
+    return value
+
+
+def format_rate(rate_bps: float | None) -> str:
+    """``25_000_000_000`` → ``"25Gbps"``; ``None`` (no limit) → ``"unlimited"``."""
+    return "unlimited" if rate_bps is None else _format(rate_bps, _RATE)
+
+
+def format_time(time_s: float) -> str:
+    """``0.025`` → ``"25ms"``."""
+    return _format(time_s, {u: f for u, f in _TIME.items() if u not in ("µs", "min", "h")})
+
+
+def format_size(size_bytes: int) -> str:
+    """``553_648_128`` → ``"554MB"``: SI units, three digits."""
+    return _format(size_bytes, {u: f for u, f in _SIZE.items() if "i" not in u})
+
+
+def _format(value: float, units: Mapping[str, float]) -> str:
+    fitting = [(factor, unit) for unit, factor in units.items() if abs(value) >= factor]
+    factor, unit = max(fitting) if fitting else min((f, u) for u, f in units.items())
+    return f"{value / factor:.4g}{unit}"
