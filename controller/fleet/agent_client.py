@@ -1,0 +1,89 @@
+"""One server's agent, spoken to over HTTP (a Unix socket or TCP)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from testbed.errors import PatchlightError
+
+_DEADLINE_S = 30.0
+
+
+class AgentError(PatchlightError):
+    """An agent refused or did not answer."""
+
+
+class AgentClient:
+    """The agent of ``server``; ``management`` is ``unix:/path`` or ``host:port``."""
+
+    def __init__(self, server: str, management: str, token: str | None = None) -> None:
+        self.server = server
+        self._where = management
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        if management.startswith("unix:"):
+            transport = httpx.AsyncHTTPTransport(uds=management.removeprefix("unix:"))
+            base = "http://agent"
+        else:
+            transport = httpx.AsyncHTTPTransport(retries=1)
+            base = f"http://{management}"
+        self._http = httpx.AsyncClient(
+            transport=transport, base_url=base, timeout=_DEADLINE_S, headers=headers
+        )
+
+    async def close(self) -> None:
+        """Drop the connection."""
+        await self._http.aclose()
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        try:
+            response = await self._http.request(method, f"/v1{path}", json=body)
+        except httpx.HTTPError as error:
+            raise AgentError(
+                f"the agent of {self.server} at {self._where} did not answer "
+                f"{method} {path}: {error or type(error).__name__}",
+                hint="is it running? start it with 'patchlight agent run' on that server",
+            ) from error
+        if response.is_success:
+            return response.json() if response.content else {}
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = {}
+        words = answer.get("error") or answer.get("detail") or response.text
+        raise AgentError(f"the agent of {self.server}: {words}", hint=answer.get("hint"))
+
+    async def status(self) -> dict[str, Any]:
+        """What the server has and who uses it."""
+        return dict(await self._call("GET", "/status"))
+
+    async def create_worker(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """Lease the GPU and the NIC and start a worker with them."""
+        return dict(await self._call("POST", "/workers", spec))
+
+    async def worker(self, worker_id: str) -> dict[str, Any]:
+        """How a worker is."""
+        return dict(await self._call("GET", f"/workers/{worker_id}"))
+
+    async def reports(self, worker_id: str, after: int) -> tuple[list[dict[str, Any]], int]:
+        """The iterations a worker finished after number ``after``, and the next ``after``."""
+        answer = await self._call("GET", f"/workers/{worker_id}/reports?after={after}")
+        return list(answer["reports"]), int(answer["next"])
+
+    async def start(self, worker_id: str) -> None:
+        """Let a ready worker train."""
+        await self._call("POST", f"/workers/{worker_id}/start", {})
+
+    async def hold(self, worker_id: str, iteration: int) -> None:
+        """Have a worker pause before the all-reduce of ``iteration``."""
+        await self._call("POST", f"/workers/{worker_id}/hold", {"iteration": iteration})
+
+    async def release(self, worker_id: str) -> None:
+        """Let a held worker go on."""
+        await self._call("POST", f"/workers/{worker_id}/release", {})
+
+    async def delete(self, worker_id: str) -> None:
+        """Stop a worker; its GPU and NIC go back. No error if it is gone already."""
+        await self._call("DELETE", f"/workers/{worker_id}")

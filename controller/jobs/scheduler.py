@@ -1,0 +1,312 @@
+"""The queue of gangs: first in, first out, each as soon as its hosts are free."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from controller.fleet.fleet import Fleet
+from controller.jobs.gang import JobFailed, RunningJob
+from controller.policies.placement import consolidated
+from controller.policies.regroup import regroup
+from controller.reconfiguration import Reconfiguration, Reconfigurer
+from controller.store import Store
+from testbed.errors import BadInput, PatchlightError
+from testbed.jobs import JobSpec, JobState, JobStatus
+from testbed.lab import Endpoint, Lab
+from testbed.portmap import PortMap
+
+Topology = Literal["keep", "regroup"]
+
+
+@dataclass
+class _Gang:
+    ids: tuple[str, ...]
+    topology: Topology
+    running: list[RunningJob] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def busy_hosts(self) -> Iterator[str]:
+        return (host.name for job in self.running for host in job.hosts)
+
+
+class Scheduler:
+    """Takes jobs in, gives them hosts and circuits, and sees them through.
+
+    It is also the *traffic* that a reconfiguration has to hold: the jobs whose workers ride
+    on the ports that move pause between two iterations until the change is over.
+    """
+
+    def __init__(self, lab: Lab, fleet: Fleet, store: Store) -> None:
+        self._lab, self._fleet, self._store = lab, fleet, store
+        self._jobs: dict[str, JobStatus] = {}
+        self._queue: list[_Gang] = []
+        self._active: list[_Gang] = []
+        self._held: list[RunningJob] = []
+        self._changed = asyncio.Event()
+        self.reconfigurer: Reconfigurer
+        for record in store.jobs():
+            spec = JobSpec(**{**record["spec"], "hosts": tuple(record["spec"]["hosts"])})
+            status = JobStatus(
+                **{
+                    **record,
+                    "spec": spec,
+                    "state": JobState(record["state"]),
+                    "hosts": tuple(record["hosts"]),
+                    "last_lines": tuple(record["last_lines"]),
+                }
+            )
+            if not status.state.is_final:
+                status = replace(
+                    status, state=JobState.FAILED, message="the controller ended while it ran"
+                )
+            self._remember(status)
+
+    # -- what users ask ----------------------------------------------------------------
+
+    def submit(self, specs: Sequence[JobSpec], topology: Topology) -> list[JobStatus]:
+        """Queue jobs that start together; ``BadInput`` if one could never run in this lab."""
+        self._check(specs)
+        ids = tuple(f"{spec.name}-{uuid.uuid4().hex[:6]}" for spec in specs)
+        for job_id, spec in zip(ids, specs, strict=True):
+            self._remember(JobStatus(job_id, spec, JobState.QUEUED, submitted_at=time.time()))
+        self._queue.append(_Gang(ids, topology))
+        self._changed.set()
+        return [self._jobs[job_id] for job_id in ids]
+
+    def _check(self, specs: Sequence[JobSpec]) -> None:
+        if not specs:
+            raise BadInput("no job given")
+        named: dict[str, str] = {}
+        for spec in specs:
+            if spec.iterations < 1 or spec.gradient_bytes < 4:
+                raise BadInput(f"job {spec.name}: expected iterations ≥ 1 and gradient_bytes ≥ 4")
+            if not spec.hosts and spec.workers < 1:
+                raise BadInput(f"job {spec.name}: expected 'workers' ≥ 1 or a list of 'hosts'")
+            for name in spec.hosts:
+                host = self._lab.host(name)
+                if host.name in named:
+                    raise BadInput(f"{host.name} is asked for twice: by {named[host.name]} and "
+                                   f"{spec.name}")  # fmt: skip
+                named[host.name] = spec.name
+                if host.gpu is None or host.gpu.model not in spec.compute_s:
+                    model = host.gpu.model if host.gpu else "a host without a GPU"
+                    raise BadInput(
+                        f"job {spec.name}: no compute time for {model} ({host.name})",
+                        hint=f"add it to compute_s, which has {', '.join(spec.compute_s)}",
+                    )
+        usable = [h.name for h in self._lab.hosts if h.gpu is not None]
+        asked = sum(len(spec.hosts) or spec.workers for spec in specs)
+        if asked > len(usable):
+            raise BadInput(f"{asked} workers asked for: the lab has {len(usable)} GPUs with a NIC")
+
+    def job(self, job_id: str) -> JobStatus:
+        """One job; ``BadInput`` if there is none of that id."""
+        if job_id not in self._jobs:
+            raise BadInput(f"no job {job_id!r}: 'patchlight job list' shows those there are")
+        return self._jobs[job_id]
+
+    def jobs(self) -> list[JobStatus]:
+        """Every job, in the order of submission."""
+        return list(self._jobs.values())
+
+    async def stop(self, job_id: str) -> JobStatus:
+        """End the job's gang: its workers stop, GPUs and NICs go back."""
+        self.job(job_id)
+        for gang in list(self._queue):
+            if job_id in gang.ids:
+                self._queue.remove(gang)
+                for other in gang.ids:
+                    self._set(other, JobState.STOPPED, "stopped by the user")
+        for gang in self._active:
+            if job_id in gang.ids and gang.task is not None:
+                gang.task.cancel()
+                await asyncio.wait([gang.task])
+        return self.job(job_id)
+
+    async def regroup(self, job_ids: Sequence[str]) -> Reconfiguration:
+        """Bring running jobs under one packet switch each, while they run."""
+        by_id = {job.id: job for gang in self._active for job in gang.running}
+        for job_id in job_ids:
+            if job_id not in by_id:
+                raise BadInput(f"job {job_id} is not running: {self.job(job_id).state}")
+        groups = [[h.name for h in by_id[job_id].hosts] for job_id in job_ids]
+        return await self.reconfigurer.change(
+            lambda maps: regroup(self._lab, maps, groups), f"regroup {', '.join(job_ids)}"
+        )
+
+    # -- the traffic that a reconfiguration holds ----------------------------------------
+
+    async def hold(self, moved: frozenset[Endpoint]) -> list[str]:
+        """Pause the jobs that ride on these ports; in words, which did not in time."""
+        riding = [
+            job
+            for gang in self._active
+            for job in gang.running
+            if self._jobs[job.id].state is JobState.RUNNING
+            and any(host.endpoint in moved for host in job.hosts)
+        ]
+        self._held = riding
+        held = await asyncio.gather(*(job.hold(self._hold_deadline_s(job)) for job in riding))
+        return [
+            f"job {job.id} did not pause in time: its packets wait for the light"
+            for job, paused in zip(riding, held, strict=True)
+            if not paused
+        ]
+
+    def _hold_deadline_s(self, job: RunningJob) -> float:
+        """Three of the job's iterations as they went so far, at least 10 s."""
+        status = self._jobs[job.id]
+        if not status.iterations_done or status.started_at is None:
+            return 30.0
+        return max(10.0, 3 * (time.time() - status.started_at) / status.iterations_done)
+
+    async def release(self) -> None:
+        """Let what was held go on."""
+        held, self._held = self._held, []
+        await asyncio.gather(*(job.release() for job in held))
+
+    # -- the life of gangs -----------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Start gangs as their hosts come free, for ever."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while self._queue:
+                placed = await self._place(self._queue[0])
+                if placed is None:
+                    break
+                gang = self._queue.pop(0)
+                self._active.append(gang)
+                gang.running = placed
+                gang.task = asyncio.create_task(self._live(gang))
+
+    async def close(self) -> None:
+        """Stop every gang that runs."""
+        tasks = [gang.task for gang in self._active if gang.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _place(self, gang: _Gang) -> list[RunningJob] | None:
+        """Hosts for each job of the gang, or ``None`` while some are busy."""
+        busy = {name for other in self._active for name in other.busy_hosts}
+        free = [host.name for host in self._lab.hosts if host.name not in busy]
+        specs = [self._jobs[job_id].spec for job_id in gang.ids]
+        free = [n for n in free if not any(n in self._full_names(spec) for spec in specs)]
+        placed: list[RunningJob] = []
+        for job_id, spec in zip(gang.ids, specs, strict=True):
+            names: tuple[str, ...] | None = self._full_names(spec)
+            if not names:
+                links = await self.reconfigurer.links()
+                names = consolidated(self._lab, links, free, spec.workers, spec.compute_s)
+            if names is None or any(name in busy for name in names):
+                return None
+            free = [name for name in free if name not in names]
+            placed.append(self._running_job(job_id, spec, names))
+        return placed
+
+    def _full_names(self, spec: JobSpec) -> tuple[str, ...]:
+        return tuple(self._lab.host(name).name for name in spec.hosts)
+
+    def _running_job(self, job_id: str, spec: JobSpec, names: Sequence[str]) -> RunningJob:
+        hosts = tuple(self._lab.host(name) for name in names)
+        self._remember(replace(self._jobs[job_id], hosts=tuple(names)))
+
+        def on_reports(reports: list[dict[str, Any]]) -> None:
+            self._store.add_iterations(job_id, reports)
+            done = max(report["index"] for report in reports) + 1
+            status = self._jobs[job_id]
+            if done > status.iterations_done:
+                self._remember(replace(status, iterations_done=done))
+
+        return RunningJob(job_id, spec, hosts, lambda s: self._set(job_id, s), on_reports)
+
+    async def _live(self, gang: _Gang) -> None:
+        try:
+            if gang.topology == "regroup":
+                await self._regroup_first(gang)
+            for job in gang.running:
+                self._set(job.id, JobState.PREPARING)
+            await asyncio.gather(*(j.prepare(self._lab, self._fleet) for j in gang.running))
+            await asyncio.gather(*(job.start() for job in gang.running))
+            # One job of a gang failing does not end the others: they share only the start.
+            await asyncio.gather(*(self._see_through(job) for job in gang.running))
+        except asyncio.CancelledError:
+            self._end(gang, JobState.STOPPED, "stopped")
+        except PatchlightError as error:
+            self._end(gang, JobState.FAILED, str(error), getattr(error, "last_lines", ()))
+        except Exception as error:
+            self._end(gang, JobState.FAILED, f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            left = await asyncio.gather(*(job.give_back() for job in gang.running))
+            for words in (w for job in left for w in job):
+                self._store.add_event(time.time(), "worker-left-behind", {"message": words})
+            self._active.remove(gang)
+            self._changed.set()
+
+    async def _regroup_first(self, gang: _Gang) -> None:
+        # Jobs that run regrouped already keep their switch: they are groups of this change too.
+        others = [g for g in self._active if g is not gang and g.topology == "regroup"]
+        groups = [[h.name for h in job.hosts] for g in (gang, *others) for job in g.running]
+        for job in gang.running:
+            self._set(job.id, JobState.RECONFIGURING)
+        change = await self.reconfigurer.change(
+            lambda maps: self._regrouped(maps, groups), f"regroup {', '.join(gang.ids)}"
+        )
+        if change.state != "committed":
+            raise JobFailed(f"the circuits could not be switched ({change.state}): "
+                            f"{change.message}")  # fmt: skip
+
+    def _regrouped(
+        self, maps: Mapping[str, PortMap], groups: Sequence[Sequence[str]]
+    ) -> Mapping[str, PortMap]:
+        return regroup(self._lab, maps, groups)
+
+    async def _see_through(self, job: RunningJob) -> None:
+        try:
+            await job.watch()
+            self._set(job.id, JobState.DONE)
+        except PatchlightError as error:
+            self._fail(job.id, str(error), getattr(error, "last_lines", ()))
+            await job.give_back()
+
+    # -- bookkeeping ---------------------------------------------------------------------
+
+    def _end(
+        self, gang: _Gang, state: JobState, message: str, last_lines: Sequence[str] = ()
+    ) -> None:
+        for job_id in gang.ids:
+            if not self._jobs[job_id].state.is_final:
+                self._set(job_id, state, message, last_lines)
+
+    def _fail(self, job_id: str, message: str, last_lines: Sequence[str]) -> None:
+        self._set(job_id, JobState.FAILED, message, last_lines)
+
+    def _set(
+        self, job_id: str, state: JobState, message: str = "", last_lines: Sequence[str] = ()
+    ) -> None:
+        now, status = time.time(), self._jobs[job_id]
+        self._remember(
+            replace(
+                status,
+                state=state,
+                message=message,
+                last_lines=tuple(last_lines),
+                started_at=now if state is JobState.RUNNING else status.started_at,
+                finished_at=now if state.is_final else None,
+            )
+        )
+        self._store.add_event(now, f"job-{state}", {"job": job_id, "message": message})
+
+    def _remember(self, status: JobStatus) -> None:
+        self._jobs[status.id] = status
+        self._store.save_job(status.id, status.state, asdict(status))

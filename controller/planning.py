@@ -1,0 +1,111 @@
+"""What has to change, as a value: from the maps the devices have to the maps wanted.
+
+Pure: maps in, a ``Plan`` out. ``controller.reconfiguration`` carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from testbed.errors import BadInput
+from testbed.lab import Endpoint, Lab
+from testbed.portmap import PortMap, PortMapChange
+from testbed.wiring import Links, follow_light
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One change of the network.
+
+    ``before`` and ``wanted`` are the maps of the circuit switches concerned; ``changes`` the
+    smallest change of each that has one. ``links_staying`` are lit before and after alike:
+    only on them may anything ride while light moves.
+    """
+
+    before: Mapping[str, PortMap]
+    wanted: Mapping[str, PortMap]
+    changes: Mapping[str, PortMapChange]
+    links_before: Links
+    links_staying: Links
+    links_after: Links
+
+    def __bool__(self) -> bool:
+        return bool(self.changes)
+
+    @property
+    def moved(self) -> frozenset[Endpoint]:
+        """The ports that lose or gain light, or see another one at the far end."""
+        ends = self.links_before.paths.keys() | self.links_after.paths.keys()
+        return frozenset(
+            end
+            for end in ends
+            if self.links_before.paths.get(end) != self.links_after.paths.get(end)
+        )
+
+
+def plan(lab: Lab, before: Mapping[str, PortMap], wanted: Mapping[str, PortMap]) -> Plan:
+    """The plan that turns the maps ``before`` into ``wanted``.
+
+    ``before`` holds every circuit switch of the lab; ``wanted`` those that should change.
+    ``BadInput`` where a wanted map names a switch or port that the lab does not have.
+    """
+    for name, port_map in wanted.items():
+        port_map.check(lab.circuit_switch(name).ports)
+    after = {**before, **wanted}
+    changes = {name: before[name].diff(after[name]) for name in before}
+    links_before, links_after = follow_light(lab, before), follow_light(lab, after)
+    staying = {
+        end: path for end, path in links_before.paths.items() if links_after.paths.get(end) == path
+    }
+    return Plan(
+        before=dict(before),
+        wanted=after,
+        changes={name: change for name, change in changes.items() if change},
+        links_before=links_before,
+        links_staying=Links(staying),
+        links_after=links_after,
+    )
+
+
+def wanted_maps(
+    lab: Lab,
+    present: Mapping[str, PortMap],
+    asked: Mapping[str, PortMap],
+    dropped: Mapping[str, Collection[int]],
+    *,
+    only: bool,
+) -> dict[str, PortMap]:
+    """The maps that a request means.
+
+    What is ``asked`` for is added to what is there, or with ``only`` takes its place; ports
+    that are ``dropped`` lose their cross-connects, in and out.
+    """
+    for name in (*asked, *dropped):
+        if name not in present:
+            known = ", ".join(present) or "none"
+            raise BadInput(f"lab {lab.name} has no OCS called {name!r}: known: {known}")
+    wanted: dict[str, PortMap] = {}
+    for name in {**asked, **dict.fromkeys(dropped)}:
+        gone = set(dropped.get(name, ()))
+        kept = PortMap.of(c for c in present[name] if not gone & {c.inp, c.out})
+        additions = asked.get(name, PortMap())
+        wanted[name] = additions if only and name in asked else kept.joined(additions)
+    return wanted
+
+
+def parse_cross_connects(texts: list[str]) -> PortMap:
+    """``["1-7", "2>8"]`` → a map: ``a-b`` is a circuit both ways, ``a>b`` one way."""
+    pairs: list[tuple[int, int]] = []
+    for text in texts:
+        for sign in "->":
+            left, found, right = text.partition(sign)
+            if found and left.strip().isdigit() and right.strip().isdigit():
+                pair = (int(left), int(right))
+                pairs += [pair, pair[::-1]] if sign == "-" else [pair]
+                break
+        else:
+            raise BadInput(
+                f"{text!r} is not a cross-connect: expected '1-7' (both ways) or '1>7' (one way)"
+            )
+    return PortMap.of(pairs)

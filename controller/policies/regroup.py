@@ -1,0 +1,166 @@
+"""Topology policy *regroup*: bring each job's NICs under one packet switch.
+
+The idea of Yan et al. (OFC 2022): the OCS sits between NICs and ToRs, so a job whose GPUs
+are spread over the racks can be lit onto one ToR and its ring stays off the inter-ToR link.
+Pure: a lab, the present maps and the groups go in, the wanted maps come out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from testbed.errors import PatchlightError
+from testbed.lab import Endpoint, Lab
+from testbed.portmap import PortMap
+from testbed.wiring import circuit_ports, fibre_ends
+
+# The search for an assignment of groups to switches stops after this many tries and takes
+# the best one found; the first one it finds is the largest-group-first greedy one.
+_SEARCH_LIMIT = 4096
+
+_Place = tuple[str, str]  # OCS, packet switch
+
+
+class CannotRegroup(PatchlightError):
+    """No packet switch has enough ports facing the OCS for a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """What the policy sees: who can be lit onto what, and who is lit where now."""
+
+    ports: Mapping[_Place, tuple[int, ...]]  # the OCS ports that lead to a packet switch
+    nics: Mapping[Endpoint, tuple[str, int]]  # a NIC's OCS and its port there
+    lit: Mapping[Endpoint, tuple[str, int]]  # the packet switch and OCS port a NIC is lit onto
+
+    def need(self, group: Sequence[Endpoint]) -> Counter[str]:
+        """How many ports the group needs, by OCS."""
+        return Counter(self.nics[nic][0] for nic in group)
+
+    def moves(self, group: Sequence[Endpoint], switch: str) -> int:
+        """How many NICs of the group are not under ``switch`` yet."""
+        return sum(self.lit.get(nic, ("", 0))[0] != switch for nic in group)
+
+
+def regroup(
+    lab: Lab, maps: Mapping[str, PortMap], groups: Sequence[Sequence[str]]
+) -> dict[str, PortMap]:
+    """The maps under which each group of hosts is lit onto one packet switch.
+
+    Few NICs move: one that is under its group's switch keeps its circuit, and NICs of no
+    group move only where their port is needed. Raises ``CannotRegroup`` saying which group
+    fits nowhere, ``BadInput`` for a host that the lab does not have.
+    """
+    site = _survey(lab, maps)
+    members = [tuple(lab.host(name).endpoint for name in group) for group in groups]
+    for name, nic in ((n, lab.host(n).endpoint) for group in groups for n in group):
+        if nic not in site.nics:
+            raise CannotRegroup(
+                f"cannot regroup {name}: its NIC is not plugged into a circuit switch",
+                hint="submit the job with topology 'keep', or wire its NIC to an OCS",
+            )
+    return _rewire(site, maps, dict(zip(members, _choose_switches(site, members), strict=True)))
+
+
+def _survey(lab: Lab, maps: Mapping[str, PortMap]) -> _Site:
+    switches = {s.name for s in lab.packet_switches}
+    facing = circuit_ports(lab, [e for e in fibre_ends(lab) if e.device in switches])
+    ports: dict[_Place, list[int]] = {}
+    switch_at: dict[tuple[str, int], str] = {}
+    for end, (ocs, port) in facing.items():
+        ports.setdefault((ocs, end.device), []).append(port)
+        switch_at[ocs, port] = end.device
+    nics = circuit_ports(lab, [host.endpoint for host in lab.hosts])
+    lit: dict[Endpoint, tuple[str, int]] = {}
+    for nic, (ocs, port) in nics.items():
+        out_of = maps.get(ocs, PortMap()).out_of
+        out = out_of.get(port)
+        if out is not None and out_of.get(out) == port and (ocs, out) in switch_at:
+            lit[nic] = (switch_at[ocs, out], out)
+    return _Site({place: tuple(sorted(p)) for place, p in ports.items()}, nics, lit)
+
+
+def _choose_switches(site: _Site, members: Sequence[tuple[Endpoint, ...]]) -> list[str]:
+    """A packet switch for each group: fewest NICs moved, then fewest groups sharing one."""
+    switches = sorted({switch for _, switch in site.ports})
+    free = Counter({place: len(ports) for place, ports in site.ports.items()})
+    order = sorted(range(len(members)), key=lambda i: -len(members[i]))
+    best: tuple[tuple[int, int], dict[int, str]] | None = None
+    tries = 0
+
+    def search(depth: int, chosen: dict[int, str], moved: int) -> None:
+        nonlocal best, tries
+        tries += 1
+        if depth == len(order):
+            cost = (moved, len(chosen) - len(set(chosen.values())))
+            if best is None or cost < best[0]:
+                best = (cost, dict(chosen))
+            return
+        group = members[order[depth]]
+        need = site.need(group)
+        fitting = [s for s in switches if all(free[o, s] >= n for o, n in need.items())]
+        taken = set(chosen.values())
+        for switch in sorted(fitting, key=lambda s: (site.moves(group, s), s in taken, s)):
+            cost_so_far = moved + site.moves(group, switch)
+            if tries >= _SEARCH_LIMIT or (best is not None and cost_so_far > best[0][0]):
+                return
+            places = Counter({(ocs, switch): count for ocs, count in need.items()})
+            free.subtract(places)
+            search(depth + 1, {**chosen, order[depth]: switch}, cost_so_far)
+            free.update(places)
+
+    search(0, {}, 0)
+    if best is None:
+        sizes = ", ".join(str(len(group)) for group in members)
+        raise CannotRegroup(
+            f"no packet switch has enough ports facing the circuit switch to hold jobs of "
+            f"{sizes} workers each under one switch",
+            hint="use fewer workers, run the jobs one after the other, or submit them with "
+            "topology 'keep'",
+        )
+    return [best[1][i] for i in range(len(members))]
+
+
+def _rewire(
+    site: _Site, maps: Mapping[str, PortMap], switch_of: Mapping[tuple[Endpoint, ...], str]
+) -> dict[str, PortMap]:
+    """Give each NIC a port of its group's switch; whoever stood in the way moves aside."""
+    target = {nic: switch for group, switch in switch_of.items() for nic in group}
+    port_of = {n: p for n, (s, p) in site.lit.items() if target.get(n, s) == s}
+    free: dict[_Place, list[int]] = {}
+    for place, ports in site.ports.items():
+        held = {p for n, p in port_of.items() if site.nics[n][0] == place[0]}
+        free[place] = [port for port in ports if port not in held]
+    displaced: list[Endpoint] = []
+    for nic, switch in target.items():
+        if nic in port_of:
+            continue
+        ocs = site.nics[nic][0]
+        if not free[ocs, switch]:
+            victim = next(
+                n for n, p in port_of.items()
+                if n not in target and site.nics[n][0] == ocs and p in site.ports[ocs, switch]
+            )  # fmt: skip
+            free[ocs, switch].append(port_of.pop(victim))
+            displaced.append(victim)
+        port_of[nic] = free[ocs, switch].pop(0)
+    for nic in displaced:
+        ocs = site.nics[nic][0]
+        # The most room first; a NIC for which no port is left goes dark.
+        roomy = sorted((p for p in free if p[0] == ocs and free[p]), key=lambda p: -len(free[p]))
+        if roomy:
+            port_of[nic] = free[roomy[0]].pop(0)
+    return {ocs: _with_circuits(site, ocs, present, port_of) for ocs, present in maps.items()}
+
+
+def _with_circuits(
+    site: _Site, ocs: str, present: PortMap, port_of: Mapping[Endpoint, int]
+) -> PortMap:
+    nics = {nic: port for nic, (at, port) in site.nics.items() if at == ocs}
+    wanted = [(port, port_of[nic]) for nic, port in nics.items() if nic in port_of]
+    moving = {p for nic, p in nics.items() if nic in port_of or nic in site.lit}
+    touched = moving | {port for pair in wanted for port in pair}
+    kept = [(c.inp, c.out) for c in present if c.inp not in touched and c.out not in touched]
+    return PortMap.of([*kept, *((c.inp, c.out) for c in PortMap.duplex(wanted))])

@@ -1,0 +1,75 @@
+"""Plans: the smallest change, and what may ride on the links meanwhile."""
+
+import pytest
+
+from controller.optics import TOLERANCE_DB, expected_powers, judge
+from controller.planning import parse_cross_connects, plan, wanted_maps
+from testbed.errors import BadInput
+from testbed.labfile import builtin_lab, read_lab
+from testbed.portmap import CrossConnect, PortMap
+from testbed.wiring import follow_light
+
+LAB = read_lab(builtin_lab("ofc2022"))
+START = LAB.initial_maps
+
+
+def test_a_plan_touches_only_what_differs():
+    wanted = wanted_maps(LAB, START, {"ocs1": PortMap.duplex([(3, 9)])}, {}, only=False)
+    steps = plan(LAB, START, wanted)
+    assert set(map(str, steps.changes["ocs1"].breaks)) == {"3>15", "15>3"}
+    assert set(map(str, steps.changes["ocs1"].makes)) == {"3>9", "9>3"}
+    assert {str(e) for e in steps.moved} == {"server2.nic2", "tor2.3", "tor1.3"}
+    assert len(steps.links_staying.pairs()) == len(steps.links_before.pairs()) - 1
+
+
+def test_nothing_to_change_is_an_empty_plan():
+    assert not plan(LAB, START, START)
+    assert not plan(LAB, START, {})
+
+
+def test_only_replaces_the_map_and_dropping_frees_ports():
+    only = wanted_maps(LAB, START, {"ocs1": PortMap.duplex([(1, 7)])}, {}, only=True)
+    assert [str(c) for c in only["ocs1"]] == ["1>7", "7>1"]
+    dropped = wanted_maps(LAB, START, {}, {"ocs1": [1]}, only=False)["ocs1"]
+    assert len(dropped) == len(START["ocs1"]) - 2
+    assert 1 not in dropped.out_of
+    assert 1 not in dropped.in_of
+
+
+def test_a_port_outside_the_switch_or_an_unknown_switch_is_bad_input():
+    with pytest.raises(BadInput, match="outside 1–320"):
+        plan(LAB, START, {"ocs1": PortMap.of([(1, 321)])})
+    with pytest.raises(BadInput, match="no OCS called 'ocs9'"):
+        wanted_maps(LAB, START, {"ocs9": PortMap()}, {}, only=False)
+
+
+def test_cross_connects_are_read_both_ways_and_one_way():
+    assert parse_cross_connects(["1-7", " 2 > 8 "]) == PortMap.of([(1, 7), (7, 1), (2, 8)])
+    for wrong in ("1", "1:7", "a-b", "", "1-", "-1-7"):
+        with pytest.raises(BadInput, match="is not a cross-connect"):
+            parse_cross_connects([wrong])
+    with pytest.raises(BadInput, match="used twice"):
+        parse_cross_connects(["1-7", "1>8"])
+
+
+def test_expected_power_is_launch_power_less_the_losses_on_the_way():
+    expected = expected_powers(LAB, follow_light(LAB, START))
+    out = expected["ocs1", CrossConnect(1, 7)]
+    # 0 dBm − 0.3 dB of fibre − 1.5 dB of insertion loss
+    assert out.power_dbm == pytest.approx(-1.8)
+    assert str(out.source) == "server1.nic0"
+    assert str(expected["ocs1", CrossConnect(7, 1)].source) == "tor1.1"
+
+
+def test_power_says_verified_unverified_or_failed():
+    made = CrossConnect(1, 7)
+    expected = {c: e for (_, c), e in expected_powers(LAB, follow_light(LAB, START)).items()}
+    assert judge(expected, made, -0.3, -1.8) == ("", False)
+    assert judge(expected, made, -0.3, -1.8 - TOLERANCE_DB - 0.1)[1]
+    words, failed = judge(expected, made, -0.3, None)
+    assert failed
+    assert "no light at out:7" in words
+    words, failed = judge(expected, made, None, None)
+    assert not failed
+    assert "unverified" in words
+    assert "unverified" in judge({}, made, -0.3, -1.8)[0]
