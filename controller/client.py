@@ -27,7 +27,11 @@ class ControllerClient:
 
     def __init__(self, address: str, deadline_s: float = 120.0) -> None:
         self.address = address
-        self._http = httpx.Client(base_url=f"http://{address}/v1", timeout=deadline_s)
+        # The server drops idle connections after 5 s: a request must not race that.
+        limits = httpx.Limits(keepalive_expiry=2.0)
+        self._http = httpx.Client(
+            base_url=f"http://{address}/v1", timeout=deadline_s, limits=limits
+        )
 
     def __enter__(self) -> ControllerClient:
         return self

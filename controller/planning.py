@@ -92,20 +92,3 @@ def wanted_maps(
         additions = asked.get(name, PortMap())
         wanted[name] = additions if only and name in asked else kept.joined(additions)
     return wanted
-
-
-def parse_cross_connects(texts: list[str]) -> PortMap:
-    """``["1-7", "2>8"]`` → a map: ``a-b`` is a circuit both ways, ``a>b`` one way."""
-    pairs: list[tuple[int, int]] = []
-    for text in texts:
-        for sign in "->":
-            left, found, right = text.partition(sign)
-            if found and left.strip().isdigit() and right.strip().isdigit():
-                pair = (int(left), int(right))
-                pairs += [pair, pair[::-1]] if sign == "-" else [pair]
-                break
-        else:
-            raise BadInput(
-                f"{text!r} is not a cross-connect: expected '1-7' (both ways) or '1>7' (one way)"
-            )
-    return PortMap.of(pairs)

@@ -224,11 +224,12 @@ class Reconfigurer:
         """Undo these changes as far as the devices show them done; touch nothing else."""
         for name, change in changes.items():
             driver = self._drivers[name]
+            # Also those that the map does not show: one that was entered and not activated
+            # holds its ports all the same. Breaking what is not there is no error.
+            if change.makes:
+                _raise_refusals(name, "break", (await driver.disconnect(change.makes)).refused)
             now = frozenset(await driver.read_map())
-            breaks = tuple(c for c in change.makes if c in now)
             makes = tuple(c for c in change.breaks if c not in now)
-            if breaks:
-                _raise_refusals(name, "break", (await driver.disconnect(breaks)).refused)
             if makes:
                 _raise_refusals(name, "make", (await driver.connect(makes)).refused)
             if not _is_done(change.inverse, await driver.read_map()):
@@ -258,8 +259,8 @@ class Reconfigurer:
             if row["state"] != "intent":
                 continue
             record = Reconfiguration(**row)
-            before = {name: _map_of(texts) for name, texts in record.before.items()}
-            wanted = {name: _map_of(texts) for name, texts in record.wanted.items()}
+            before = {name: PortMap.parse(texts) for name, texts in record.before.items()}
+            wanted = {name: PortMap.parse(texts) for name, texts in record.wanted.items()}
             changed = {n: before[n].diff(wanted[n]) for n in before if before[n] != wanted[n]}
             try:
                 now = await self.read_maps()
@@ -299,8 +300,3 @@ def _is_done(change: PortMapChange, now: PortMap) -> bool:
 
 def _texts(port_map: PortMap) -> list[str]:
     return [str(cross_connect) for cross_connect in port_map]
-
-
-def _map_of(texts: list[str]) -> PortMap:
-    pairs = (text.split(">") for text in texts)
-    return PortMap.of((int(inp), int(out)) for inp, out in pairs)

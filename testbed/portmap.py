@@ -7,10 +7,13 @@ ports *a* and *b* is the two cross-connects ``a>b`` and ``b>a``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from testbed.errors import BadInput
+
+_WRITTEN = re.compile(r"(?P<inp>[0-9]{1,9})\s*(?P<way>[->])\s*(?P<out>[0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,6 +30,18 @@ class CrossConnect:
     def reverse(self) -> CrossConnect:
         """The other direction of a duplex circuit."""
         return CrossConnect(self.out, self.inp)
+
+
+def parse_cross_connects(text: str) -> tuple[CrossConnect, ...]:
+    """``"1-7"`` → ``1>7`` and ``7>1``; ``"2>8"`` → itself; ``BadInput`` for all else."""
+    match = _WRITTEN.fullmatch(text.strip())
+    if match is None:
+        raise BadInput(
+            f"{text!r} is not a cross-connect: expected two ports, like '1-7' for both ways "
+            "or '2>8' for one way"
+        )
+    one_way = CrossConnect(int(match["inp"]), int(match["out"]))
+    return (one_way,) if match["way"] == ">" else (one_way, one_way.reverse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +90,24 @@ class PortMap:
     def duplex(cls, pairs: Iterable[tuple[int, int]]) -> PortMap:
         """The map of these two-way circuits: ``(a, b)`` gives ``a>b`` and ``b>a``."""
         return cls.of(c for a, b in pairs for c in ((a, b), (b, a)))
+
+    @classmethod
+    def parse(cls, texts: Iterable[str]) -> PortMap:
+        """The map written as ``["1-7", "2>8"]``: ``a-b`` both ways, ``a>b`` one way."""
+        return cls.of(c for text in texts for c in parse_cross_connects(text))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The shortest way to write this map so that ``parse`` reads it back equal."""
+        here = set(self._out_of)
+        written: list[str] = []
+        for inp, out in self._out_of:
+            if inp != out and (out, inp) in here:
+                if inp < out:
+                    written.append(f"{inp}-{out}")
+            else:
+                written.append(f"{inp}>{out}")
+        return tuple(written)
 
     def __iter__(self) -> Iterator[CrossConnect]:
         return (CrossConnect(inp, out) for inp, out in self._out_of)

@@ -6,8 +6,9 @@ Rates and decimal sizes are powers of 1000 (SI), ``KiB``/``MiB``/``GiB`` powers 
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from testbed.errors import BadInput
 
@@ -22,6 +23,20 @@ _POWER = {"dBm": 1}
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*")
 
 
+def _pattern(units: Mapping[str, float]) -> str:
+    # JSON Schema has no case-insensitive patterns: "[gG][bB]…" says the same.
+    either = "|".join("".join(_either_case(c) for c in unit) for unit in units)
+    return rf"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*({either})\s*$"
+
+
+def _either_case(letter: str) -> str:
+    return f"[{letter.lower()}{letter.upper()}]" if letter.isascii() else letter
+
+
+RATE_PATTERN, TIME_PATTERN = _pattern(_RATE), _pattern(_TIME)
+LOSS_PATTERN, POWER_PATTERN = _pattern(_LOSS), _pattern(_POWER)
+
+
 def _parse(text: object, units: Mapping[str, float], what: str, example: str) -> float:
     match = _NUMBER.fullmatch(text) if isinstance(text, str) else None
     by_folded = {unit.lower(): factor for unit, factor in units.items()}
@@ -30,8 +45,8 @@ def _parse(text: object, units: Mapping[str, float], what: str, example: str) ->
         # Exact spelling first, then any case: "10gbps" is plain, and no two units here
         # differ by case alone.
         factor = units.get(unit, by_folded.get(unit.lower()))
-        if factor is not None:
-            return float(number) * factor
+        if factor is not None and math.isfinite(value := float(number) * factor):
+            return value
     raise BadInput(f"{text!r} is not a {what}: expected a number with one of {', '.join(units)}, "
                    f"like {example!r}")  # fmt: skip
 
@@ -83,6 +98,40 @@ def format_time(time_s: float) -> str:
 def format_size(size_bytes: int) -> str:
     """``553_648_128`` → ``"554MB"``: SI units, three digits."""
     return _format(size_bytes, {u: f for u, f in _SIZE.items() if "i" not in u})
+
+
+def write_rate(rate_bps: int) -> str:
+    """A rate as text that ``parse_rate`` reads back equal: ``"40Gbps"``, ``"1234567bps"``."""
+    return _write(rate_bps, _RATE, lambda text: parse_rate(text) == rate_bps)
+
+
+def write_time(time_s: float) -> str:
+    """A time as text that ``parse_time`` reads back equal: ``"25ms"``."""
+    units = {u: f for u, f in _TIME.items() if u not in ("µs", "min", "h")}
+    return _write(time_s, units, lambda text: parse_time(text) == time_s)
+
+
+def write_loss(loss_db: float) -> str:
+    """A loss as text that ``parse_loss`` reads back equal: ``"1.5dB"``."""
+    return f"{_plain(loss_db)}dB"
+
+
+def write_power(power_dbm: float) -> str:
+    """A power as text that ``parse_power`` reads back equal: ``"-3dBm"``."""
+    return f"{_plain(power_dbm)}dBm"
+
+
+def _write(value: float, units: Mapping[str, float], reads_back: Callable[[str], bool]) -> str:
+    fitting = sorted((f for f in units.values() if abs(value) >= f), reverse=True)
+    names = {factor: unit for unit, factor in units.items()}
+    base = names[1]
+    # The largest unit that loses nothing: a division may round, so each text is read back.
+    exact = (t for f in fitting if reads_back(t := f"{_plain(value / f)}{names[f]}"))
+    return next(exact, f"{_plain(value)}{base}")
+
+
+def _plain(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
 def _format(value: float, units: Mapping[str, float]) -> str:

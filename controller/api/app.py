@@ -15,8 +15,9 @@ from controller.api.models import (
     ReconfigurationRequest,
     RegroupRequest,
 )
-from controller.planning import parse_cross_connects, wanted_maps
+from controller.planning import wanted_maps
 from testbed.errors import BadInput, PatchlightError
+from testbed.portmap import PortMap
 
 if TYPE_CHECKING:
     from controller.service import Controller
@@ -61,7 +62,7 @@ def create_app(controller: Controller) -> FastAPI:
 
     @app.post("/v1/reconfigurations")
     async def reconfigure(request: ReconfigurationRequest) -> Answer:
-        asked = {name: parse_cross_connects(texts) for name, texts in request.maps.items()}
+        asked = {name: PortMap.parse(texts) for name, texts in request.maps.items()}
         record = await controller.reconfigurer.change(
             lambda maps: wanted_maps(
                 controller.lab, maps, asked, request.disconnect, only=request.only

@@ -10,6 +10,9 @@ import httpx
 from testbed.errors import PatchlightError
 
 _DEADLINE_S = 30.0
+# Shorter than the 5 s after which the agent's server drops an idle connection: a request must
+# not race that.
+_KEEPALIVE = httpx.Limits(keepalive_expiry=2.0)
 
 
 class AgentError(PatchlightError):
@@ -24,10 +27,12 @@ class AgentClient:
         self._where = management
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         if management.startswith("unix:"):
-            transport = httpx.AsyncHTTPTransport(uds=management.removeprefix("unix:"))
+            transport = httpx.AsyncHTTPTransport(
+                uds=management.removeprefix("unix:"), limits=_KEEPALIVE
+            )
             base = "http://agent"
         else:
-            transport = httpx.AsyncHTTPTransport(retries=1)
+            transport = httpx.AsyncHTTPTransport(retries=1, limits=_KEEPALIVE)
             base = f"http://{management}"
         self._http = httpx.AsyncClient(
             transport=transport, base_url=base, timeout=_DEADLINE_S, headers=headers

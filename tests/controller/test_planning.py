@@ -3,7 +3,7 @@
 import pytest
 
 from controller.optics import TOLERANCE_DB, expected_powers, judge
-from controller.planning import parse_cross_connects, plan, wanted_maps
+from controller.planning import plan, wanted_maps
 from testbed.errors import BadInput
 from testbed.labfile import builtin_lab, read_lab
 from testbed.portmap import CrossConnect, PortMap
@@ -41,15 +41,6 @@ def test_a_port_outside_the_switch_or_an_unknown_switch_is_bad_input():
         plan(LAB, START, {"ocs1": PortMap.of([(1, 321)])})
     with pytest.raises(BadInput, match="no OCS called 'ocs9'"):
         wanted_maps(LAB, START, {"ocs9": PortMap()}, {}, only=False)
-
-
-def test_cross_connects_are_read_both_ways_and_one_way():
-    assert parse_cross_connects(["1-7", " 2 > 8 "]) == PortMap.of([(1, 7), (7, 1), (2, 8)])
-    for wrong in ("1", "1:7", "a-b", "", "1-", "-1-7"):
-        with pytest.raises(BadInput, match="is not a cross-connect"):
-            parse_cross_connects([wrong])
-    with pytest.raises(BadInput, match="used twice"):
-        parse_cross_connects(["1-7", "1>8"])
 
 
 def test_expected_power_is_launch_power_less_the_losses_on_the_way():

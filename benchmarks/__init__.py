@@ -1,0 +1,1 @@
+"""The benchmarks: ``python -m benchmarks`` runs them all and writes ``benchmarks.json``."""

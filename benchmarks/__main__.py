@@ -1,0 +1,91 @@
+"""Runs the benchmarks, prints their figures as a table and writes them as JSON.
+
+Each module named in ``MODULES`` has ``run() -> list[dict]``; a figure has ``name``, ``value``,
+``unit``, and where there is one ``asked`` (the figure to reach, as text), ``peer`` (who else was
+measured in the same run) and ``peer_value``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from emulation.experiments.machine import describe_machine
+from testbed.errors import PatchlightError
+
+MODULES = ("benchmarks.fabric", "benchmarks.openflow")
+_KEYS = ("name", "value", "unit", "asked", "peer", "peer_value")
+
+
+def figure(raw: dict[str, Any], module: str) -> dict[str, Any]:
+    """A figure with every key there; ``PatchlightError`` if it lacks an obligatory one."""
+    missing = [key for key in ("name", "value", "unit") if key not in raw]
+    unknown = sorted(set(raw) - set(_KEYS))
+    if missing or unknown:
+        raise PatchlightError(
+            f"{module} gave a figure that lacks {missing} and has unknown keys {unknown}: {raw}"
+        )
+    return {key: raw.get(key) for key in _KEYS}
+
+
+def table(figures: list[dict[str, Any]]) -> Table:
+    """The figures for people to read."""
+    shown = Table("figure", "measured", "unit", "asked", "peer", "peer measured")
+    for each in figures:
+        peer_value = each["peer_value"]
+        shown.add_row(
+            each["name"],
+            f"{each['value']:.4g}",
+            each["unit"],
+            str(each["asked"] or ""),
+            each["peer"] or "",
+            "" if peer_value is None else f"{peer_value:.4g}",
+        )
+    return shown
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benchmarks; 1 if one of them could not be run (the others still are)."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("benchmarks.json"))
+    parser.add_argument("modules", nargs="*", default=list(MODULES), help="default: all")
+    options = parser.parse_args(arguments)
+    console = Console()
+    before = describe_machine()  # the load before we make some of our own
+    figures: list[dict[str, Any]] = []
+    failures: list[dict[str, str]] = []
+    for name in options.modules:
+        console.print(f"[bold]{name}[/bold]")
+        try:
+            figures += [figure(raw, name) for raw in importlib.import_module(name).run()]
+        except PatchlightError as error:
+            failures.append({"module": name, "error": str(error)})
+            console.print(f"[red]{name}: {error}[/red]")
+    console.print(table(figures))
+    options.output.write_text(
+        json.dumps(
+            {
+                "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "machine": before,
+                "figures": figures,
+                "failures": failures,
+            },
+            indent=2,
+            ensure_ascii=False,
+        )
+        + "\n"
+    )
+    console.print(f"written to {options.output}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

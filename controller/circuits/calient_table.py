@@ -1,0 +1,127 @@
+"""What a Calient says of its circuits, ports and power: lines of replies → values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from controller.circuits.calient_ports import to_aid, to_port
+from controller.circuits.contract import Condition, DirectedPort, Identity, PortState, Side
+from controller.circuits.tl1.dialects import CircuitDialect
+from testbed.portmap import CrossConnect
+
+_SIDES: tuple[Side, ...] = ("in", "out")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A circuit in the device's table: its directions, id, group, name and ``AS,OS,OC``."""
+
+    directions: tuple[CrossConnect, ...]
+    conn: str
+    group: str
+    name: str
+    state: str
+
+    def matches(self, pattern: str) -> bool:
+        """Whether its state is one of those a dialect's pattern describes."""
+        return re.fullmatch(pattern, self.state) is not None
+
+    @property
+    def words(self) -> str:
+        """Its state as the device writes it."""
+        return _state_words(self.state.split(","))
+
+
+def conn_id(c: CrossConnect) -> str:
+    """The id of a one-way connection: ``1.1.1>1.1.2``."""
+    return f"{to_aid(c.inp)}>{to_aid(c.out)}"
+
+
+def command_values(
+    c: CrossConnect, dialect: CircuitDialect, held: Held | None = None
+) -> dict[str, str]:
+    """What fills a dialect's templates for ``c``: as the device holds it, or for a new one."""
+    conn = held.conn if held else conn_id(c)
+    return {
+        "src": to_aid(c.inp),
+        "dst": to_aid(c.out),
+        "conn": conn,
+        "connname": held.name if held else conn,
+        "group": held.group if held else dialect.group,
+        "kind": "2WAY" if "-" in conn else "1WAY",
+    }
+
+
+def read_circuits(lines: Iterable[str], dialect: CircuitDialect) -> list[Held]:
+    """The circuits that a reply to ``RTRV-CRS`` lists."""
+    pattern, table = re.compile(dialect.circuit_line), []
+    for line in lines:
+        if (match := pattern.match(line)) is None:
+            continue
+        src, dst = to_port(match["src"]), to_port(match["dst"])
+        if src is None or dst is None:
+            continue
+        there = CrossConnect(src, dst)
+        two_way = match["kind"] == "2"
+        directions = (there, there.reverse) if two_way and src != dst else (there,)
+        conn = f"{match['src']}{'-' if two_way else '>'}{match['dst']}"
+        state = f"{match['AS']},{match['OS']},{match['OC']}"
+        table.append(Held(directions, conn, match["group"], match["name"], state))
+    return table
+
+
+def read_port_states(
+    lines: Iterable[str], dialect: CircuitDialect
+) -> dict[DirectedPort, PortState]:
+    """Both sides of the ports that a reply to ``RTRV-PORT`` lists."""
+    pattern, states = re.compile(dialect.port_line), {}
+    for line in lines:
+        if (match := pattern.match(line)) is None or (number := to_port(match["port"])) is None:
+            continue
+        for side in _SIDES:
+            said = [match[f"{side}_{what}"] for what in ("AS", "OS", "OC")]
+            condition = _condition(",".join(said), dialect)
+            states[DirectedPort(side, number)] = PortState(condition, _state_words(said))
+    return states
+
+
+def read_power(lines: Iterable[str], dialect: CircuitDialect) -> dict[DirectedPort, float | None]:
+    """Both sides' power (dBm) of the ports that a reply to ``RTRV-PORT-SUM`` lists."""
+    pattern, found = re.compile(dialect.power_line), {}
+    for line in lines:
+        if (match := pattern.match(line)) and (number := to_port(match["port"])):
+            for side in _SIDES:
+                found[DirectedPort(side, number)] = _dbm(match[side])
+    return found
+
+
+def read_identity(lines: Iterable[str], dialect: CircuitDialect) -> Identity:
+    """Who answers, from a reply to ``RTRV-NE``; empty where it does not say."""
+    pattern = re.compile(dialect.identity_line)
+    for line in lines:
+        if match := pattern.match(line):
+            return Identity(
+                dialect.vendor, match["model"], match["serial"], match["software"], match["name"]
+            )
+    return Identity(dialect.vendor, "", "", "")
+
+
+def _condition(state: str, dialect: CircuitDialect) -> Condition:
+    if re.fullmatch(dialect.port_failed, state):
+        return "failed"
+    if re.fullmatch(dialect.port_absent, state):
+        return "absent"
+    return "locked" if re.fullmatch(dialect.port_locked, state) else "ready"
+
+
+def _state_words(said: Iterable[str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in zip(("AS", "OS", "OC"), said, strict=True))
+
+
+def _dbm(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

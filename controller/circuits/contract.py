@@ -1,0 +1,211 @@
+"""What every driver of an optical circuit switch (OCS) does, and in which words it answers.
+
+Ports are canonical and directed: ``in:n`` takes light in, ``out:n`` lets it out, both
+counted from 1. A driver maps them to its vendor's numbering. Drivers declare what their
+device can do (``Capabilities``); callers ask that, never the driver's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+from testbed.errors import BadInput, PatchlightError
+from testbed.portmap import CrossConnect, PortMap
+
+Side = Literal["in", "out"]
+Condition = Literal["ready", "locked", "failed", "absent"]
+Severity = Literal["critical", "major", "minor", "notice"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DirectedPort:
+    """One side of a port: ``in:3`` or ``out:17``."""
+
+    side: Side
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.side}:{self.number}"
+
+    @classmethod
+    def parse(cls, text: str) -> DirectedPort:
+        """``"in:3"`` → a directed port; ``BadInput`` if it is not one."""
+        side, colon, number = text.partition(":")
+        if colon and number.isascii() and number.isdigit() and int(number) > 0:
+            if side == "in":
+                return cls("in", int(number))
+            if side == "out":
+                return cls("out", int(number))
+        raise BadInput(f"{text!r} is not a directed port: expected 'in:N' or 'out:N', N from 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a device can do beyond making and breaking one cross-connect at a time.
+
+    ``bulk``: several cross-connects in one command. ``duplex``: it also knows two-way
+    circuits, whose directions come and go together. ``any_to_any``: a port can be joined to
+    any port, its own included. ``power_in``/``power_out``: power monitors on that side.
+    ``atomic_replace``: the whole map replaced in one command. ``port_enable``: single ports
+    can be switched off.
+    """
+
+    bulk: bool = False
+    duplex: bool = False
+    any_to_any: bool = False
+    power_in: bool = False
+    power_out: bool = False
+    atomic_replace: bool = False
+    port_enable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which device answers; empty strings where it does not say."""
+
+    vendor: str
+    model: str
+    serial: str
+    software: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PortState:
+    """Whether a port can carry a circuit; ``words`` is what the device itself says of it.
+
+    ``locked``: taken out of service by someone. ``failed``: the device found it broken.
+    ``absent``: no hardware there.
+    """
+
+    condition: Condition
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Something the device reported by itself. ``at`` is Unix time of its arrival here."""
+
+    at: float
+    severity: Severity
+    subject: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One cross-connect that the device would not do, and why in its own words."""
+
+    cross_connect: CrossConnect
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.cross_connect}: {self.words}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a connect or disconnect; every cross-connect asked for is in one of the two.
+
+    ``done``: after the call the device holds it (connect) or does not (disconnect), whether
+    or not this call changed that. ``refused``: it did not happen, and nothing of it is left
+    behind on the device. ``elapsed_s``: wall time, the device's switching time included.
+    """
+
+    done: tuple[CrossConnect, ...]
+    refused: tuple[Refusal, ...]
+    elapsed_s: float
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything asked for was done."""
+        return not self.refused
+
+
+class DeviceUnreachable(PatchlightError):
+    """The device does not answer; as far as this call goes, nothing was changed on it."""
+
+
+class DeviceRefused(PatchlightError):
+    """The device answered, and said no. ``code`` and ``words`` are its own."""
+
+    def __init__(
+        self, message: str, *, code: str = "", words: str = "", hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+        self.words = words
+
+
+class LoginRefused(PatchlightError):
+    """The device did not accept the user or password; ``words`` are its own."""
+
+    def __init__(self, message: str, *, words: str = "", hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.words = words
+
+
+@runtime_checkable
+class CircuitDriver(Protocol):
+    """One OCS. Use from one event loop; calls may overlap, writes are serialised inside.
+
+    Every method may raise ``DeviceUnreachable``, ``LoginRefused`` or ``DeviceRefused`` (the
+    device refused the whole question). ``connect`` and ``disconnect`` raise ``OutcomeUnknown``
+    where the device was told and did not say what came of it: read the map before anything
+    else. What it refuses of single cross-connects is in the ``Outcome``, never raised.
+    """
+
+    @property
+    def name(self) -> str:
+        """The OCS's name in the lab."""
+
+    @property
+    def ports(self) -> int:
+        """How many ports it has on each side."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the device can do."""
+
+    async def open(self) -> None:
+        """Reach the device and log in."""
+
+    async def close(self) -> None:
+        """Log out and let go; never clears a circuit. Idempotent."""
+
+    async def identify(self) -> Identity:
+        """Vendor, model, serial number and software of the device."""
+
+    async def read_map(self) -> PortMap:
+        """The cross-connects that are active on the device now, as the device says."""
+
+    async def connect(self, pairs: Iterable[CrossConnect]) -> Outcome:
+        """Make these cross-connects and wait until the device says that they are up.
+
+        Nothing else is broken to make room: a busy port is a refusal. ``BadInput`` (before
+        anything is sent) for a port outside the device or one used twice.
+        """
+
+    async def disconnect(self, pairs: Iterable[CrossConnect]) -> Outcome:
+        """Break these cross-connects; one that is not there counts as done."""
+
+    async def port_states(self) -> Mapping[DirectedPort, PortState]:
+        """The state of every port, both sides."""
+
+    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
+        """Optical power in dBm at these ports; ``None`` where it is dark.
+
+        A port without a power monitor is missing from the answer.
+        """
+
+    async def alarms(self) -> tuple[Alarm, ...]:
+        """What the device reported by itself since ``open``, oldest first (the last 1000)."""
+
+
+def checked(pairs: Iterable[CrossConnect], port_count: int) -> tuple[CrossConnect, ...]:
+    """The pairs without repeats, in order; ``BadInput`` if they clash or leave 1…``port_count``."""
+    unique = tuple(dict.fromkeys(pairs))
+    PortMap.of(unique).check(port_count)
+    return unique

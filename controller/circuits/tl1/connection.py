@@ -1,0 +1,94 @@
+"""One TCP connection that carries TL1: messages in, commands out, until it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from controller.circuits.tl1.framing import Framer, FramingError
+from controller.circuits.tl1.messages import Acknowledgement, Autonomous, Response
+
+
+class ConnectionLost(Exception):
+    """The connection ended; what that means depends on the command in flight."""
+
+
+class Connection:
+    """Made by ``Connection.open``. ``trouble`` says why it ended; empty while it lives."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        on_autonomous: Callable[[Autonomous], None],
+    ) -> None:
+        self.trouble = ""
+        self._reader, self._writer = reader, writer
+        self._on_autonomous = on_autonomous
+        self._framer = Framer()
+        self._inbox: asyncio.Queue[Acknowledgement | Response | None] = asyncio.Queue()
+        self._listening = False
+        self._task = asyncio.create_task(self._read())
+
+    @classmethod
+    async def open(
+        cls, host: str, port: int, on_autonomous: Callable[[Autonomous], None]
+    ) -> Connection:
+        """Connect; raises ``OSError``."""
+        reader, writer = await asyncio.open_connection(host, port)
+        return cls(reader, writer, on_autonomous)
+
+    async def send(self, text: str) -> None:
+        """Send a command; ``ConnectionLost`` if it cannot be known to be on its way."""
+        if self.trouble:
+            raise ConnectionLost
+        # Replies are kept only from the first command on and while somebody reads them.
+        self._listening = True
+        try:
+            self._writer.write(text.encode() + b"\r\n")
+            await self._writer.drain()
+        except OSError as error:
+            self.trouble = self.trouble or str(error)
+            raise ConnectionLost from error
+
+    async def receive(self) -> Acknowledgement | Response:
+        """The next message that answers something; ``ConnectionLost`` at the end."""
+        message = await self._inbox.get()
+        if message is None:
+            raise ConnectionLost
+        return message
+
+    def done(self) -> None:
+        """The exchange is over: what still comes in answer to it is dropped."""
+        self._listening = False
+        while not self._inbox.empty():
+            if self._inbox.get_nowait() is None:
+                self._inbox.put_nowait(None)
+                return
+
+    async def close(self) -> None:
+        """Let go of the socket."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._writer.close()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(1):
+                await self._writer.wait_closed()
+
+    async def _read(self) -> None:
+        trouble = "the device closed the connection"
+        try:
+            while data := await self._reader.read(65536):
+                for message in self._framer.feed(data):
+                    if isinstance(message, Autonomous):
+                        self._on_autonomous(message)
+                    elif self._listening:
+                        self._inbox.put_nowait(message)
+                if answer := self._framer.take_telnet_replies():
+                    self._writer.write(answer)
+        except (OSError, FramingError) as error:
+            trouble = str(error)
+        self.trouble = self.trouble or trouble
+        self._inbox.put_nowait(None)

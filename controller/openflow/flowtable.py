@@ -1,0 +1,206 @@
+"""The flow table of one packet switch as a value, and the smallest change between two.
+
+A flow entry is ours if the high bits of its cookie carry Patchlight's mark. Only such
+entries are ever removed or replaced: what another application put into a switch stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from testbed.errors import BadInput
+
+Scalar = int | str
+MatchValue = Scalar | tuple[Scalar, Scalar]
+
+# "PLT" in the top 24 bits; below it 40 bits that identify what the entry says.
+COOKIE_MARK = 0x504C54 << 40
+COOKIE_MASK = 0xFFFFFF << 40
+
+
+class Match(Mapping[str, MatchValue]):
+    """What a packet must look like: OpenFlow 1.3 field names and values, frozen.
+
+    A value is an ``int`` (``eth_type``, ``in_port``), a ``str`` (addresses), or a pair of
+    value and mask. An empty match takes every packet.
+    """
+
+    __slots__ = ("_hash", "_items")
+
+    def __init__(self, fields: Mapping[str, MatchValue] | None = None, **more: MatchValue) -> None:
+        self._items = tuple(sorted({**(fields or {}), **more}.items()))
+        self._hash = hash(self._items)
+
+    def __getitem__(self, name: str) -> MatchValue:
+        for key, value in self._items:
+            if key == name:
+                return value
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key, _ in self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self._items == other._items if isinstance(other, Match) else NotImplemented
+
+    def __repr__(self) -> str:
+        return ",".join(f"{key}={value}" for key, value in self._items) or "any"
+
+
+class FlowKey(NamedTuple):
+    """What a switch tells entries apart by: adding a second one with this key replaces."""
+
+    table: int
+    priority: int
+    match: Match
+
+
+@dataclass(frozen=True, slots=True)
+class FlowEntry:
+    """One entry: packets that match leave by ``outputs`` (none: they are dropped).
+
+    Timeouts are seconds; 0 keeps the entry until somebody removes it.
+    """
+
+    table: int
+    priority: int
+    match: Match
+    outputs: tuple[int, ...]
+    cookie: int
+    idle_timeout_s: int = 0
+    hard_timeout_s: int = 0
+
+    @classmethod
+    def ours(
+        cls, match: Match, outputs: Iterable[int], *, priority: int, table: int = 0
+    ) -> FlowEntry:
+        """An entry of Patchlight's. Its cookie says what it does: equal entries, equal cookies."""
+        ports = tuple(outputs)
+        text = f"{table}|{priority}|{match!r}|{ports}"
+        digest = blake2b(text.encode(), digest_size=5).digest()
+        return cls(table, priority, match, ports, COOKIE_MARK | int.from_bytes(digest, "big"))
+
+    @property
+    def key(self) -> FlowKey:
+        """Table, priority and match."""
+        return FlowKey(self.table, self.priority, self.match)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the cookie carries Patchlight's mark."""
+        return self.cookie & COOKIE_MASK == COOKIE_MARK
+
+    def __str__(self) -> str:
+        action = "output " + ",".join(map(str, self.outputs)) if self.outputs else "drop"
+        return f"table {self.table} priority {self.priority} {self.match!r} -> {action}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry as plain JSON values."""
+        return {
+            "table": self.table,
+            "priority": self.priority,
+            "match": dict(self.match),
+            "outputs": list(self.outputs),
+            "cookie": self.cookie,
+            "idle_timeout_s": self.idle_timeout_s,
+            "hard_timeout_s": self.hard_timeout_s,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> FlowEntry:
+        """The entry ``to_json`` gave; ``BadInput`` if the value is not one."""
+        try:
+            match = {k: tuple(v) if isinstance(v, list) else v for k, v in value["match"].items()}
+            return cls(
+                table=value.get("table", 0),
+                priority=value["priority"],
+                match=Match(match),
+                outputs=tuple(value["outputs"]),
+                cookie=value["cookie"],
+                idle_timeout_s=value.get("idle_timeout_s", 0),
+                hard_timeout_s=value.get("hard_timeout_s", 0),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise BadInput(f"{value!r} is not a flow entry: {error!r}") from error
+
+
+class FlowChange(NamedTuple):
+    """What turns one table into another. An add whose key is taken by us replaces the entry."""
+
+    removes: tuple[FlowEntry, ...]
+    adds: tuple[FlowEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FlowTable:
+    """Every flow entry of one switch, in no particular order."""
+
+    entries: frozenset[FlowEntry] = frozenset()
+
+    @classmethod
+    def of(cls, entries: Iterable[FlowEntry]) -> FlowTable:
+        """A table of these entries; ``BadInput`` if two differ but have the same key."""
+        by_key: dict[FlowKey, FlowEntry] = {}
+        for entry in entries:
+            other = by_key.setdefault(entry.key, entry)
+            if other != entry:
+                raise BadInput(f"two flow entries match the same packets: {other}; and {entry}")
+        return cls(frozenset(by_key.values()))
+
+    def __iter__(self) -> Iterator[FlowEntry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def by_key(self) -> dict[FlowKey, FlowEntry]:
+        """The entries by what tells them apart."""
+        return {entry.key: entry for entry in self.entries}
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The entries as plain JSON values, highest priority first, in a stable order."""
+        ordered = sorted(self.entries, key=lambda e: (e.table, -e.priority, repr(e.match)))
+        return [entry.to_json() for entry in ordered]
+
+    @classmethod
+    def from_json(cls, value: Iterable[Mapping[str, Any]]) -> FlowTable:
+        """The table ``to_json`` gave; ``BadInput`` if the value is not one."""
+        return cls.of(FlowEntry.from_json(item) for item in value)
+
+
+def diff(have: FlowTable, want: FlowTable) -> FlowChange:
+    """The smallest change that turns our entries in ``have`` into ``want``.
+
+    Entries of others in ``have`` are never removed. A wanted entry whose key one of them
+    holds is left out, for adding it would overwrite theirs: see ``held_by_others``.
+    """
+    have_by_key, want_by_key = have.by_key(), want.by_key()
+    return FlowChange(
+        removes=tuple(
+            entry for key, entry in have_by_key.items() if entry.is_ours and key not in want_by_key
+        ),
+        adds=tuple(
+            entry
+            for key, entry in want_by_key.items()
+            if (old := have_by_key.get(key)) is None or (old.is_ours and old != entry)
+        ),
+    )
+
+
+def held_by_others(have: FlowTable, want: FlowTable) -> tuple[FlowEntry, ...]:
+    """The wanted entries whose key another application's entry in ``have`` holds."""
+    have_by_key = have.by_key()
+    return tuple(
+        entry
+        for key, entry in want.by_key().items()
+        if (old := have_by_key.get(key)) is not None and not old.is_ours
+    )

@@ -1,0 +1,222 @@
+"""What carries the light of an emulated OCS: redirects in the kernel, or nothing at all.
+
+In the OCS's namespace port n is the interface ``p<n>``. A cross-connect ``i>o`` is a filter
+on the ingress of ``p<i>`` that sends every frame out of ``p<o>``: any protocol, no learning,
+no TTL. An input without one is dark: its frames end there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import struct
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import ParamSpec, Protocol, TypeVar
+
+from emulation.fabric import namespaces
+from emulation.fabric.netlink import (
+    F_CREATE,
+    F_DUMP,
+    F_EXCL,
+    Netlink,
+    Request,
+    attribute,
+    attributes,
+)
+from emulation.optical.mirrors import LightChange
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Crossbar(Protocol):
+    """Carries light between ports. Calls come one at a time."""
+
+    async def open(self) -> None:
+        """Begin, with every port dark."""
+
+    async def close(self) -> None:
+        """Let go; what is lit stays lit."""
+
+    async def change(self, change: LightChange) -> None:
+        """Make inputs dark, then light paths; done when it returns."""
+
+    async def receiving(self, ports: Iterable[int]) -> frozenset[int]:
+        """Those of these ports whose transmitter is on."""
+
+
+class NoCrossbar:
+    """Carries nothing: for a device without a fabric. Every transmitter is on but ``off``."""
+
+    def __init__(self) -> None:
+        self.off: set[int] = set()
+
+    async def open(self) -> None:
+        """Nothing to begin."""
+
+    async def close(self) -> None:
+        """Nothing to let go."""
+
+    async def change(self, change: LightChange) -> None:
+        """Nothing to move."""
+
+    async def receiving(self, ports: Iterable[int]) -> frozenset[int]:
+        """All that are not ``off``."""
+        return frozenset(ports) - self.off
+
+
+_NEWLINK, _GETLINK = 16, 18
+_NEWQDISC, _DELQDISC, _GETQDISC = 36, 37, 38
+_NEWTFILTER, _DELTFILTER = 44, 45
+_KIND, _OPTIONS = 1, 2
+_CLSACT, _CLSACT_HANDLE, _CLSACT_INGRESS = 0xFFFFFFF1, 0xFFFF0000, 0xFFFFFFF2
+_PRIORITY_AND_ANY_PROTOCOL = 1 << 16 | 0x0300  # htons(ETH_P_ALL)
+_TC_MESSAGE = struct.Struct("=BxxxiIII")
+_LINK_MESSAGE = struct.Struct("=BxHiII")
+_INTERFACE_NAME, _EXT_MASK, _SKIP_STATS = 3, 29, 1 << 3
+_LOWER_UP = 0x10000
+_U32_SEL, _U32_ACT, _ACT_KIND, _ACT_OPTIONS, _MIRRED_PARMS = 5, 7, 1, 2, 2
+# One key that every frame matches: mask 0, value 0, at offset 0.
+_MATCH_ALL = struct.pack("=BBBxHHhhI", 1, 0, 1, 0, 0, 0, 0, 0) + struct.pack("=IIii", 0, 0, 0, 0)
+_MIRRED = struct.Struct("=IIiiiiI")
+_STOLEN, _EGRESS_REDIRECT = 4, 1
+_PORT_NAME = re.compile(r"p([1-9]\d{0,5})")
+
+
+class KernelCrossbar:
+    """Redirects between the interfaces of one namespace, set by netlink (needs root).
+
+    Ports without an interface have nothing plugged in: their cross-connects carry nothing.
+    """
+
+    def __init__(self, namespace: Path) -> None:
+        self._namespace = namespace
+        # One thread: it keeps the order of changes, and enters the namespace alone.
+        self._thread = ThreadPoolExecutor(1, "crossbar")
+        self._netlink: Netlink | None = None
+        self._index: dict[int, int] = {}
+        self._redirected: set[int] = set()
+
+    async def open(self) -> None:
+        """Find the ports and make them all dark, whatever an earlier process left."""
+        await self._do(self._open)
+
+    async def close(self) -> None:
+        """Close the socket; the redirects stay until the namespace goes."""
+        await self._do(self._close)
+        self._thread.shutdown(wait=False)
+
+    async def change(self, change: LightChange) -> None:
+        """See ``Crossbar``. Raises ``KernelRefused``."""
+        await self._do(self._change, change)
+
+    async def receiving(self, ports: Iterable[int]) -> frozenset[int]:
+        """Those whose interface has carrier: the interface at the fibre's other end is up."""
+        return await self._do(self._receiving) & frozenset(ports)
+
+    async def _do(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, partial(function, *arguments, **named))
+
+    def _open(self) -> None:
+        with namespaces.entered(self._namespace):
+            # A dark port must be silent: no router solicitations of the kernel's own.
+            for which in ("all", "default"):
+                namespaces.set_sysctl(f"ipv6/conf/{which}/disable_ipv6", 1)
+        self._netlink = Netlink(self._namespace)
+        self._index = {
+            int(match[1]): index
+            for index, name in self._links()
+            if (match := _PORT_NAME.fullmatch(name))
+        }
+        ours = set(self._index.values())
+        left = [index for index in self._with_clsact() if index in ours]
+        self._netlink.run([_qdisc(_DELQDISC, 0, index) for index in left])
+        create = F_CREATE | F_EXCL
+        self._netlink.run([_qdisc(_NEWQDISC, create, index) for index in sorted(ours)])
+        self._redirected.clear()
+
+    def _close(self) -> None:
+        if self._netlink is not None:
+            self._netlink.close()
+            self._netlink = None
+
+    def _change(self, change: LightChange) -> None:
+        assert self._netlink is not None
+        dark = [inp for inp in change.dark if inp in self._redirected]
+        self._netlink.run([_undirect(inp, self._index[inp]) for inp in dark])
+        self._redirected.difference_update(dark)
+        requests = []
+        for c in change.light:
+            if c.inp in self._index and c.out in self._index:
+                requests.append(_redirect(str(c), self._index[c.inp], self._index[c.out]))
+                self._redirected.add(c.inp)
+        self._netlink.run(requests)
+
+    def _receiving(self) -> frozenset[int]:
+        up = {index for index, flags, _ in self._dump_links() if flags & _LOWER_UP}
+        return frozenset(port for port, index in self._index.items() if index in up)
+
+    def _links(self) -> list[tuple[int, str]]:
+        found = []
+        for index, _, body in self._dump_links():
+            for kind, payload in attributes(body[_LINK_MESSAGE.size :]):
+                if kind == _INTERFACE_NAME:
+                    found.append((index, payload.rstrip(b"\0").decode()))
+                    break
+        return found
+
+    def _dump_links(self) -> list[tuple[int, int, bytes]]:
+        assert self._netlink is not None
+        mask = attribute(_EXT_MASK, struct.pack("=I", _SKIP_STATS))
+        body = _LINK_MESSAGE.pack(0, 0, 0, 0, 0) + mask
+        links = []
+        for kind, answer in self._netlink.ask(Request(_GETLINK, F_DUMP, body, "listing ports")):
+            if kind == _NEWLINK:
+                _, _, index, flags, _ = _LINK_MESSAGE.unpack_from(answer)
+                links.append((index, flags, answer))
+        return links
+
+    def _with_clsact(self) -> list[int]:
+        assert self._netlink is not None
+        body = _TC_MESSAGE.pack(0, 0, 0, 0, 0)
+        answers = self._netlink.ask(Request(_GETQDISC, F_DUMP, body, "listing ports"))
+        found = []
+        for _, answer in answers:
+            _, index, _, parent, _ = _TC_MESSAGE.unpack_from(answer)
+            if parent == _CLSACT:
+                found.append(index)
+        return found
+
+
+def _qdisc(kind: int, flags: int, index: int) -> Request:
+    head = _TC_MESSAGE.pack(0, index, _CLSACT_HANDLE, _CLSACT, 0)
+    body = head + attribute(_KIND, b"clsact\0")
+    return Request(kind, flags, body, f"readying an OCS port (interface {index})")
+
+
+def _redirect(path: str, inp: int, out: int) -> Request:
+    """Every frame that enters at interface ``inp`` leaves at interface ``out``."""
+    parms = _MIRRED.pack(0, 0, _STOLEN, 0, 0, _EGRESS_REDIRECT, out)
+    action = attribute(
+        1,
+        (
+            attribute(_ACT_KIND, b"mirred\0"),
+            attribute(_ACT_OPTIONS, attribute(_MIRRED_PARMS, parms)),
+        ),
+    )
+    options = (attribute(_U32_SEL, _MATCH_ALL), attribute(_U32_ACT, action))
+    body = (
+        _TC_MESSAGE.pack(0, inp, 0, _CLSACT_INGRESS, _PRIORITY_AND_ANY_PROTOCOL)
+        + attribute(_KIND, b"u32\0")
+        + attribute(_OPTIONS, options)
+    )
+    return Request(_NEWTFILTER, F_CREATE | F_EXCL, body, f"lighting the path {path}")
+
+
+def _undirect(port: int, index: int) -> Request:
+    head = _TC_MESSAGE.pack(0, index, 0, _CLSACT_INGRESS, _PRIORITY_AND_ANY_PROTOCOL)
+    return Request(_DELTFILTER, 0, head + attribute(_KIND, b"u32\0"), f"darkening in:{port}")

@@ -1,0 +1,229 @@
+"""An emulated OCS behind its vendor's protocol: mirrors, light, optical power, memory.
+
+A front calls what changes it (plain methods), then awaits ``settle`` before it answers:
+then the crossbar has done what the answer says. It awaits ``settle`` before reading, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import random
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from emulation.optical.crossbar import Crossbar
+from emulation.optical.faults import Faults
+from emulation.optical.mirrors import Circuit, LightChange, Mirrors, Phase, Refused
+from testbed.errors import PatchlightError
+from testbed.lab import CircuitSwitch
+from testbed.portmap import CrossConnect, PortMap
+
+log = logging.getLogger("patchlight.optical")
+
+_VARIATION_DB = 0.3
+
+
+class Timer(Protocol):
+    """Something due later that can be called off."""
+
+    def cancel(self) -> None:
+        """Call it off."""
+
+
+class Clock(Protocol):
+    """Seconds that only go forward, and calls at a time."""
+
+    def now(self) -> float:
+        """The time."""
+
+    def call_at(self, when: float, function: Callable[[], None]) -> Timer:
+        """Call ``function`` at ``when``."""
+
+
+class LoopClock:
+    """The running event loop's clock."""
+
+    def now(self) -> float:
+        """The loop's time."""
+        return asyncio.get_running_loop().time()
+
+    def call_at(self, when: float, function: Callable[[], None]) -> Timer:
+        """By the loop."""
+        return asyncio.get_running_loop().call_at(when, function)
+
+
+class EmulatedOcs:
+    """One emulated device.
+
+    ``arriving_dbm`` is the power at each plugged input while its transmitter is on (launch
+    power less the fibre's loss). ``state_file`` keeps the circuits over a restart.
+    """
+
+    def __init__(
+        self,
+        switch: CircuitSwitch,
+        arriving_dbm: Mapping[int, float],
+        crossbar: Crossbar,
+        clock: Clock,
+        *,
+        state_file: Path | None = None,
+    ) -> None:
+        self.switch = switch
+        self.faults = Faults()
+        self.mirrors = Mirrors(switch.ports, switch.switching_time_s)
+        self.seed = switch.name
+        self._arriving_dbm = dict(arriving_dbm)
+        self._crossbar = crossbar
+        self._clock = clock
+        self._state_file = state_file
+        self._lock = asyncio.Lock()
+        self._timer: Timer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = False
+
+    async def open(self) -> None:
+        """Power on: the remembered circuits, else the lab file's, are lit at once."""
+        await self._crossbar.open()
+        if self._state_file is not None and self._state_file.exists():
+            self._remember(self._state_file)
+        else:
+            for c in self.switch.initial:
+                self.activate(self.enter((c,)))
+        self._apply_faults()
+        async with self._lock:
+            # The mirrors were where they are before we began to count time.
+            await self._move(self.mirrors.take(float("inf")))
+            self._save()
+
+    async def close(self) -> None:
+        """Power off; what the crossbar carries it goes on carrying."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._crossbar.close()
+
+    # --- changes: call, then await settle ---------------------------------------------------
+
+    def enter(self, directions: Iterable[CrossConnect], name: str = "", group: str = "") -> Circuit:
+        """Take the ports for a circuit; it stays dark. Raises ``Refused``."""
+        self._changed = True
+        return self.mirrors.enter(directions, name, group)
+
+    def activate(self, circuit: Circuit) -> None:
+        """Turn the mirrors to it. Raises ``Refused``."""
+        self._changed = True
+        self.mirrors.activate(circuit, self._clock.now())
+
+    def deactivate(self, circuit: Circuit) -> None:
+        """Make it dark; the ports stay taken."""
+        self._changed = True
+        self.mirrors.deactivate(circuit)
+
+    def remove(self, circuit: Circuit) -> None:
+        """Make it dark and free the ports."""
+        self._changed = True
+        self.mirrors.remove(circuit)
+
+    async def settle(self) -> None:
+        """Let the crossbar catch up with the mirrors, and the file with the circuits."""
+        async with self._lock:
+            change = self.mirrors.take(self._clock.now())
+            if change:
+                await self._move(change)
+            if self._changed:
+                self._changed = False
+                self._save()
+            if self._timer is not None:
+                self._timer.cancel()
+            due = self.mirrors.next_due()
+            self._timer = None if due is None else self._clock.call_at(due, self._on_due)
+
+    async def faults_changed(self) -> None:
+        """Take over what ``faults`` says of ports."""
+        self._apply_faults()
+        await self.settle()
+
+    # --- readings: await settle, then call --------------------------------------------------
+
+    @property
+    def map(self) -> PortMap:
+        """The cross-connects that are lit now."""
+        outputs = range(1, self.switch.ports + 1)
+        lit = ((self.mirrors.lights(out), out) for out in outputs)
+        return PortMap.of((inp, out) for inp, out in lit if inp is not None)
+
+    def loss_db(self, cross_connect: CrossConnect) -> float:
+        """The insertion loss of one path: nearly the device's, a little off for each pair."""
+        own = random.Random(f"{self.seed}/{cross_connect}").uniform(-_VARIATION_DB, _VARIATION_DB)
+        return max(self.switch.insertion_loss_db + own, 0.0)
+
+    async def power(self, ports: Iterable[int]) -> dict[int, tuple[float | None, float | None]]:
+        """Power in dBm at ``in:n`` and ``out:n`` of these ports, ``None`` where it is dark."""
+        ports = tuple(ports)
+        sources = {out: self.mirrors.lights(out) for out in ports}
+        inputs = {*ports, *(inp for inp in sources.values() if inp is not None)}
+        on = await self._crossbar.receiving(inputs)
+        arriving = {inp: self._arriving_dbm.get(inp) if inp in on else None for inp in inputs}
+        readings = {}
+        for port in ports:
+            inp = sources[port]
+            dbm = None if inp is None else arriving[inp]
+            if inp is not None and dbm is not None:
+                dbm -= self.loss_db(CrossConnect(inp, port))
+            readings[port] = (arriving[port], dbm)
+        return readings
+
+    # --- inside ----------------------------------------------------------------------------
+
+    async def _move(self, change: LightChange) -> None:
+        try:
+            await self._crossbar.change(change)
+        except PatchlightError as error:
+            log.error("%s: %s", self.switch.name, error)
+            for c in change.light:
+                self.mirrors.fail(c)
+
+    def _on_due(self) -> None:
+        task = asyncio.get_running_loop().create_task(self.settle())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _apply_faults(self) -> None:
+        self.mirrors.locked = set(self.faults.refuse_ports)
+        self.mirrors.failed = set(self.faults.fail_ports)
+
+    def _save(self) -> None:
+        if self._state_file is None:
+            return
+        circuits = [
+            {
+                "directions": [[c.inp, c.out] for c in circuit.directions],
+                "name": circuit.name,
+                "group": circuit.group,
+                "active": circuit.phase is not Phase.PARKED,
+            }
+            for circuit in self.mirrors
+        ]
+        beside = self._state_file.with_name(self._state_file.name + ".new")
+        beside.write_text(json.dumps({"version": 1, "circuits": circuits}))
+        os.replace(beside, self._state_file)
+
+    def _remember(self, path: Path) -> None:
+        try:
+            circuits: list[dict[str, Any]] = json.loads(path.read_text())["circuits"]
+            for kept in circuits:
+                directions = [CrossConnect(inp, out) for inp, out in kept["directions"]]
+                circuit = self.enter(directions, kept["name"], kept["group"])
+                if kept["active"]:
+                    self.activate(circuit)
+        except (OSError, ValueError, KeyError, TypeError, Refused) as error:
+            raise PatchlightError(
+                f"{self.switch.name}: reading its circuits from {path}: {error}",
+                hint="delete the file to begin with the lab file's cross-connects",
+            ) from error

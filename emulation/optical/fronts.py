@@ -1,0 +1,47 @@
+"""Which vendor's protocol an emulated OCS speaks, by the name of the driver that drives it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+from emulation.optical.calient import CalientFront
+from emulation.optical.device import EmulatedOcs
+from testbed.errors import BadInput
+from testbed.lab import CircuitSwitch
+
+Users = dict[str, str | None]
+
+
+class Front(Protocol):
+    """A vendor's protocol in front of a device."""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One client, until it goes."""
+
+    def report(self, text: str) -> None:
+        """Say something unasked to every client, as far as the protocol can."""
+
+
+FRONTS: dict[str, Callable[[EmulatedOcs, Users], Front]] = {
+    "calient-tl1": CalientFront,
+}
+
+
+def front_of(device: EmulatedOcs) -> Front:
+    """The front of the device's driver; ``BadInput`` if no emulation speaks that protocol."""
+    make = FRONTS.get(device.switch.driver)
+    if make is None:
+        raise BadInput(
+            f"{device.switch.name}: no emulated device speaks {device.switch.driver!r}: "
+            f"there are {', '.join(FRONTS)}"
+        )
+    return make(device, users_of(device.switch))
+
+
+def users_of(switch: CircuitSwitch) -> Users:
+    """The lab file's user, with the password of its environment variable, else any."""
+    variable = switch.password_env
+    return {switch.user: os.environ.get(variable) if variable else None}

@@ -1,0 +1,192 @@
+"""Labs made by rule: one switch, a chain of switches, a tree, a fat-tree. No OCS in them.
+
+Hosts are servers ``h1``…``hN`` with one GPU ``gpu0`` and one NIC ``nic0`` each, addressed in
+order from 10.0.0.1; switches are ``s1``…. Pure: the same arguments give the same lab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv4Network
+
+from testbed.errors import BadInput
+from testbed.lab import Endpoint, Fibre, Gpu, Lab, Nic, PacketSwitch, Server, default_mac
+from testbed.labschema import FABRICS, LAB_NAME, MOST_PACKET_PORTS
+from testbed.mistakes import nearest
+
+_FIRST = int(IPv4Address("10.0.0.0"))
+_MOST_HOSTS = 2**24 - 2  # 10.0.0.0/8
+
+
+class _Builder:
+    """Collects switches and fibres; every port is the next free one of its switch."""
+
+    def __init__(self, hosts: int, rate_bps: int | None, uplink_rate_bps: int | None) -> None:
+        _check_count("hosts", hosts, _MOST_HOSTS)
+        self.hosts = hosts
+        self.rate_bps = rate_bps
+        self.uplink_rate_bps = uplink_rate_bps
+        self.used: list[int] = []  # ports used of s1, s2, …
+        self.fibres: list[Fibre] = []
+        self.plugged = 0
+
+    def switch(self) -> int:
+        """Add a switch; its number, from 1."""
+        self.used.append(0)
+        return len(self.used)
+
+    def port(self, switch: int) -> Endpoint:
+        self.used[switch - 1] += 1
+        return Endpoint(f"s{switch}", str(self.used[switch - 1]))
+
+    def plug_hosts(self, switch: int, most: int) -> None:
+        """Plug up to ``most`` of the hosts that have no switch yet into this one."""
+        for _ in range(min(most, self.hosts - self.plugged)):
+            self.plugged += 1
+            nic = Endpoint(f"h{self.plugged}", "nic0")
+            self.fibres.append(Fibre(nic, self.port(switch), self.rate_bps))
+
+    def join(self, lower: int, upper: int) -> None:
+        """A link between two switches."""
+        self.fibres.append(Fibre(self.port(lower), self.port(upper), self.uplink_rate_bps))
+
+    def lab(self, name: str, fabric: str, ports: int | None = None) -> Lab:
+        """The lab; ``ports`` is how many each switch has (default: as many as are used)."""
+        LAB_NAME.take(name)
+        if fabric not in FABRICS:
+            raise BadInput(f"{fabric!r} is not a fabric: {nearest(fabric, FABRICS)}")
+        most = max(self.used)
+        if most > MOST_PACKET_PORTS:
+            raise BadInput(
+                f"a switch would need {most} ports: expected at most {MOST_PACKET_PORTS}",
+                hint="use fewer hosts, or fewer hosts for each switch",
+            )
+        network = _network_for(self.hosts)
+        return Lab(
+            name=name,
+            network=network,
+            servers=tuple(self._servers()),
+            packet_switches=tuple(
+                PacketSwitch(name=f"s{n}", datapath_id=n, ports=ports or used)
+                for n, used in enumerate(self.used, start=1)
+            ),
+            fibres=tuple(self.fibres),
+            fabric=fabric,
+        )
+
+    def _servers(self) -> Iterator[Server]:
+        for n in range(1, self.hosts + 1):
+            address = IPv4Address(_FIRST + n)
+            nic = Nic("nic0", address, default_mac(address), self.rate_bps, gpu="gpu0")
+            yield Server(f"h{n}", None, (Gpu("gpu0", "Generic"),), (nic,))
+
+
+def single(
+    hosts: int,
+    *,
+    rate_bps: int | None = None,
+    fabric: str = "openvswitch",
+    name: str | None = None,
+) -> Lab:
+    """One switch with all hosts on it: host *n* on port *n*."""
+    build = _Builder(hosts, rate_bps, None)
+    build.plug_hosts(build.switch(), hosts)
+    return build.lab(name or f"single{hosts}", fabric)
+
+
+def linear(
+    hosts: int,
+    *,
+    hosts_per_switch: int = 16,
+    rate_bps: int | None = None,
+    uplink_rate_bps: int | None = None,
+    fabric: str = "openvswitch",
+    name: str | None = None,
+) -> Lab:
+    """A chain of switches, each joined to the next; the last one may have fewer hosts."""
+    _check_count("hosts per switch", hosts_per_switch, MOST_PACKET_PORTS)
+    build = _Builder(hosts, rate_bps, uplink_rate_bps)
+    while build.plugged < hosts:
+        build.plug_hosts(build.switch(), hosts_per_switch)
+    for switch in range(1, len(build.used)):
+        build.join(switch, switch + 1)
+    return build.lab(name or f"linear{hosts}", fabric)
+
+
+def tree(
+    hosts: int,
+    *,
+    hosts_per_switch: int = 16,
+    rate_bps: int | None = None,
+    uplink_rate_bps: int | None = None,
+    fabric: str = "openvswitch",
+    name: str | None = None,
+) -> Lab:
+    """A root switch ``s1`` and leaf switches below it that have the hosts."""
+    _check_count("hosts per switch", hosts_per_switch, MOST_PACKET_PORTS)
+    build = _Builder(hosts, rate_bps, uplink_rate_bps)
+    root = build.switch()
+    while build.plugged < hosts:
+        leaf = build.switch()
+        build.plug_hosts(leaf, hosts_per_switch)
+        build.join(leaf, root)
+    return build.lab(name or f"tree{hosts}", fabric)
+
+
+def fat_tree(
+    hosts: int,
+    *,
+    rate_bps: int | None = None,
+    uplink_rate_bps: int | None = None,
+    fabric: str = "openvswitch",
+    name: str | None = None,
+) -> Lab:
+    """A three-layer fat-tree of k-port switches (Al-Fares et al., SIGCOMM 2008).
+
+    k is the smallest even number with k³/4 ≥ ``hosts``. All 5k²/4 switches are there, core
+    first, then each pod's aggregation and edge switches; where ``hosts`` is less than k³/4,
+    edge switches are filled in order and the last host ports stay free. ``BadInput`` with
+    ``fabric="bridge"``: a fat-tree has loops, in which learning bridges flood for ever.
+    """
+    if fabric == "bridge":
+        raise BadInput(
+            "a fat-tree has loops, and bridges without OpenFlow would flood in them for ever",
+            hint="use --fabric openvswitch, or a tree, which has no loops",
+        )
+    build = _Builder(hosts, rate_bps, uplink_rate_bps)
+    k = arity(hosts)
+    half = k // 2
+    core = [[build.switch() for _ in range(half)] for _ in range(half)]
+    for _ in range(k):
+        aggregation = [build.switch() for _ in range(half)]
+        edge = [build.switch() for _ in range(half)]
+        # Ports below come first on every switch, so hosts are on 1…k/2.
+        for switch in edge:
+            build.plug_hosts(switch, half)
+            build.used[switch - 1] = half
+        for upper in aggregation:
+            for lower in edge:
+                build.join(lower, upper)
+        for group, lower in enumerate(aggregation):
+            for upper in core[group]:
+                build.join(lower, upper)
+    return build.lab(name or f"fat-tree{hosts}", fabric, ports=k)
+
+
+def arity(hosts: int) -> int:
+    """The ports k of a fat-tree's switches: the smallest even k with k³/4 ≥ ``hosts``."""
+    k = 2
+    while k**3 // 4 < hosts:
+        k += 2
+    return k
+
+
+def _network_for(hosts: int) -> IPv4Network:
+    """10.0.0.0/16, or a wider one where the hosts do not fit in it."""
+    prefix = min(16, 32 - (hosts + 1).bit_length())
+    return IPv4Network((_FIRST, prefix))
+
+
+def _check_count(what: str, count: int, most: int) -> None:
+    if not 1 <= count <= most:
+        raise BadInput(f"{count} {what}: expected a number from 1 to {most}")

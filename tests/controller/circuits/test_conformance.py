@@ -1,0 +1,47 @@
+"""The conformance suite on every driver, each against its emulated device."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controller.circuits.registry import open_driver
+from testbed.lab import CircuitSwitch
+from testbed.labfile import read_lab
+from tests.controller.circuits.conformance import CHECKS, INITIAL, Check, restore, run
+from tests.controller.circuits.emulated import lab_file, running
+
+INITIAL_TEXTS = tuple(str(c) for c in INITIAL)
+# Dialects of one vendor's firmware: what the device does the same and the table says otherwise.
+DEVICES = ("calient-tl1", "calient-tl1 without bulk", "calient-tl1 in pages", "dry-run")
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def switch(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[CircuitSwitch]:
+    device: str = request.param
+    folder: Path = tmp_path_factory.mktemp("ocs")
+    driver = device.split(" ")[0]
+    lab = lab_file(folder, driver=driver, ports=96, switching_time="5ms", initial=INITIAL_TEXTS)
+    if driver == "dry-run":
+        yield read_lab(lab).circuit_switch("ocs1")
+        return
+    with pytest.MonkeyPatch.context() as patch, running(folder, lab, "--no-fabric") as device_:
+        if device.endswith("without bulk"):
+            (folder / "calient-tl1.toml").write_text("bulk = false\n")
+            patch.setenv("PATCHLIGHT_DIALECTS", str(folder))
+        if device.endswith("in pages"):
+            assert device_.fault(repeat_pages=True)["ok"]
+        yield device_.switch
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_conformance(check: Check, switch: CircuitSwitch) -> None:
+    driver = open_driver(switch, "")
+    if switch.driver != "dry-run":
+        asyncio.run(restore(open_driver(switch, "")))
+    asyncio.run(run(check, driver))

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controller.circuits.calient import CalientTl1
+from controller.circuits.contract import DirectedPort
+from controller.circuits.dry_run import DryRun
+from controller.circuits.registry import ENTRY_POINT_GROUP, driver_names, open_driver, password_of
+from controller.circuits.tl1.dialects import CALIENT, DIRECTORY_VARIABLE, corrected
+from testbed.errors import BadInput
+from testbed.lab import CircuitSwitch
+
+
+def switch(driver: str, password_env: str | None = None) -> CircuitSwitch:
+    return CircuitSwitch("ocs1", driver, "127.0.0.1:3082", 8, password_env=password_env)
+
+
+def test_drivers_by_name() -> None:
+    assert isinstance(open_driver(switch("calient-tl1"), ""), CalientTl1)
+    assert isinstance(open_driver(switch("dry-run"), ""), DryRun)
+    with pytest.raises(BadInput, match="did you mean calient-tl1"):
+        open_driver(switch("calient-tll"), "")
+
+
+def test_another_package_adds_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\ntheirs-x = theirs_x:Driver\n")
+    (tmp_path / "theirs_x.py").write_text(
+        "from controller.circuits.dry_run import DryRun\n\nclass Driver(DryRun):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "theirs-x" in driver_names()
+    assert type(open_driver(switch("theirs-x"), "")).__module__ == "theirs_x"
+
+
+def test_the_password_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert password_of(switch("dry-run")) == ""
+    monkeypatch.setenv("OCS_PW", "secret")
+    assert password_of(switch("dry-run", "OCS_PW")) == "secret"
+    monkeypatch.delenv("OCS_PW")
+    with pytest.raises(BadInput, match="OCS_PW, which is not set"):
+        password_of(switch("dry-run", "OCS_PW"))
+
+
+def test_directed_ports_read_and_write() -> None:
+    for text in ("in:1", "out:320"):
+        assert str(DirectedPort.parse(text)) == text
+    for wrong in ("in", "in:", "in:0", "up:3", "out:-1", "out:x", "in:²"):
+        with pytest.raises(BadInput, match="not a directed port"):
+            DirectedPort.parse(wrong)
+
+
+def test_a_user_corrects_a_dialect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    assert corrected("calient-tl1", CALIENT) is CALIENT
+    table = tmp_path / "calient-tl1.toml"
+    table.write_text('delete = "DLT-CRS:::{ctag}::{conn};"\nbulk_limit = 16\n')
+    dialect = corrected("calient-tl1", CALIENT)
+    assert dialect.delete == "DLT-CRS:::{ctag}::{conn};"
+    assert (dialect.bulk_limit, dialect.enter) == (16, CALIENT.enter)
+
+
+def test_every_mistake_of_a_dialect_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    (tmp_path / "calient-tl1.toml").write_text(
+        'delet = "x"\nbulk = "yes"\nenter = "ENT {port} {nonsense}"\nup = "("\n'
+        'power_line = "x"\nbulk_limit = 0\nlogin = "{user"\n'
+    )
+    with pytest.raises(BadInput) as caught:
+        corrected("calient-tl1", CALIENT)
+    for words in (
+        "did you mean delete?",
+        "bulk: expected a bool",
+        "no such field: nonsense",
+        "up: not a pattern",
+        "power_line: lacks the groups in, out, port",
+        "bulk_limit: expected more than 0",
+        "login: expected '}'",
+    ):
+        assert words in caught.value.message
+    (tmp_path / "calient-tl1.toml").write_text("bulk = \n")
+    with pytest.raises(BadInput, match="reading the dialect"):
+        corrected("calient-tl1", CALIENT)

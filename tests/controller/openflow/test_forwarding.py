@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv4Network
+
+import networkx as nx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.openflow.flowtable import FlowTable, diff
+from controller.openflow.forwarding import TABLE_MISS, flow_tables
+from controller.openflow.upkeep import removals_first
+from testbed.lab import (
+    CircuitSwitch,
+    Endpoint,
+    Fibre,
+    Host,
+    Lab,
+    Nic,
+    PacketSwitch,
+    Server,
+    default_mac,
+)
+from testbed.portmap import PortMap
+from testbed.wiring import Links, follow_light
+from tests.controller.openflow.fakenetwork import FakeNetwork, arp_request, unicast
+
+
+def make_lab(
+    trunks: Iterable[tuple[int, int]],
+    hosts: Iterable[int],
+    through_ocs: frozenset[int] = frozenset(),
+) -> Lab:
+    """Switches ``sw0``… joined by ``trunks`` (pairs, repeats allowed); one host for each switch
+    index in ``hosts``. Fibres whose number is in ``through_ocs`` are cut by an OCS in the middle.
+    """
+    used: dict[int, int] = {}
+
+    def port(switch: int) -> Endpoint:
+        used[switch] = used.get(switch, 0) + 1
+        return Endpoint(f"sw{switch}", str(used[switch]))
+
+    ends = [(port(a), port(b)) for a, b in trunks]
+    servers = []
+    for i, switch in enumerate(hosts):
+        address = IPv4Address("10.0.0.0") + i + 1
+        nic = Nic("nic0", address, default_mac(address))
+        servers.append(Server(f"h{i}", None, (), (nic,)))
+        ends.append((Endpoint(f"h{i}", "nic0"), port(switch)))
+    fibres, pairs = [], []
+    for number, (a, b) in enumerate(ends):
+        if number in through_ocs:
+            left, right = 2 * number + 1, 2 * number + 2
+            fibres += [Fibre(a, Endpoint("ocs", str(left))), Fibre(Endpoint("ocs", str(right)), b)]
+            pairs.append((left, right))
+        else:
+            fibres.append(Fibre(a, b))
+    ocs = CircuitSwitch("ocs", "none", "", 2 * len(ends), initial=PortMap.duplex(pairs))
+    return Lab(
+        "test", IPv4Network("10.0.0.0/16"), tuple(servers),
+        tuple(PacketSwitch(f"sw{i}", i + 1, n) for i, n in sorted(used.items())),
+        (ocs,), tuple(fibres),
+    )  # fmt: skip
+
+
+@st.composite
+def labs(draw: st.DrawFn) -> Lab:
+    switches = draw(st.integers(1, 8))
+    index = st.integers(0, switches - 1)
+    trunks = draw(st.lists(st.tuples(index, index), max_size=16))
+    hosts = draw(st.lists(index, min_size=2, max_size=8))
+    cut = draw(st.frozensets(st.integers(0, len(trunks) + len(hosts) - 1)))
+    return make_lab(trunks, hosts, cut)
+
+
+def check(lab: Lab, links: Links) -> int:
+    """Every pair that light joins reach each other and no one else does; how many such pairs."""
+    tables = flow_tables(lab, links)
+    network = FakeNetwork(lab, links, tables)
+    graph = nx.Graph()
+    graph.add_nodes_from(switch.name for switch in lab.packet_switches)
+    graph.add_edges_from(
+        (a.device, b.device) for a, b in links.pairs() if a.device in graph and b.device in graph
+    )
+    reached = 0
+    for sender in lab.hosts:
+        for receiver in lab.hosts:
+            start, end = (links.switch_of(lab, h.endpoint) for h in (sender, receiver))
+            joined = start and end and sender != receiver and nx.has_path(graph, start, end)
+            for packet in (unicast(receiver), arp_request(receiver)):
+                walk = network.send(sender, packet)
+                assert walk.arrived == ((receiver.endpoint,) if joined else ())
+                assert len(set(walk.switches)) == len(walk.switches), "a switch was met twice"
+                if joined:
+                    shortest = nx.shortest_path_length(graph, start, end)
+                    assert len(walk.switches) == shortest + 1
+            reached += bool(joined)
+    return reached
+
+
+@given(labs(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_all_that_light_joins_reach_each_other(lab: Lab, data: st.DataObject) -> None:
+    crossings = sorted(lab.initial_maps["ocs"], key=str)
+    lit = data.draw(st.lists(st.sampled_from(crossings), unique=True)) if crossings else []
+    for maps in ({"ocs": lab.initial_maps["ocs"]}, {"ocs": PortMap.of(lit)}, {}):
+        check(lab, follow_light(lab, maps))
+
+
+def fat_tree(k: int) -> Lab:
+    """The k-ary fat tree of Al-Fares et al. (2008): k³/4 hosts, 5k²/4 switches."""
+    half = k // 2
+    core = half * half
+    trunks, edges = [], []
+    for pod in range(k):
+        base = core + pod * k
+        for i in range(half):
+            edges.append(base + half + i)
+            trunks += [(base + i, i * half + j) for j in range(half)]
+            trunks += [(base + half + i, base + j) for j in range(half)]
+    return make_lab(trunks, [edge for edge in edges for _ in range(half)])
+
+
+def test_a_fat_tree_with_its_many_loops() -> None:
+    lab = fat_tree(4)
+    assert (len(lab.hosts), len(lab.packet_switches)) == (16, 20)
+    assert check(lab, follow_light(lab, {})) == 16 * 15
+
+
+def test_destinations_are_spread_over_equal_links_and_stay_there() -> None:
+    lab = make_lab([(0, 1)] * 4, [0] + [1] * 40)
+    table = flow_tables(lab, follow_light(lab, {}))["sw0"]
+    ports = {e.match["eth_dst"]: e.outputs[0] for e in table if "eth_dst" in e.match}
+    towards = [ports[host.nic.mac] for host in lab.hosts[1:]]
+    assert all(towards.count(port) >= 4 for port in (1, 2, 3, 4))
+    # A link less: only what went over it moves.
+    fewer = lab.with_changes(fibres=tuple(f for f in lab.fibres if str(f.a) != "sw0.2"))
+    table = flow_tables(fewer, follow_light(fewer, {}))["sw0"]
+    later = {e.match["eth_dst"]: e.outputs[0] for e in table if "eth_dst" in e.match}
+    assert {mac for mac in ports if later[mac] != ports[mac]} == {
+        mac for mac, port in ports.items() if port == 2
+    }
+
+
+def two_tors() -> Lab:
+    """Two NICs behind an OCS (ports 1, 2), which leads to tor1 (11, 12) and tor2 (13)."""
+    nics = [
+        Server(f"h{i}", None, (), (Nic("nic0", a, default_mac(a)),))
+        for i, a in enumerate([IPv4Address("10.0.0.1"), IPv4Address("10.0.0.2")])
+    ]
+    fibres = [
+        Fibre(Endpoint("h0", "nic0"), Endpoint("ocs", "1")),
+        Fibre(Endpoint("h1", "nic0"), Endpoint("ocs", "2")),
+        Fibre(Endpoint("ocs", "11"), Endpoint("tor1", "1")),
+        Fibre(Endpoint("ocs", "12"), Endpoint("tor1", "2")),
+        Fibre(Endpoint("ocs", "13"), Endpoint("tor2", "1")),
+        Fibre(Endpoint("tor1", "9"), Endpoint("tor2", "9")),
+    ]
+    switches = (PacketSwitch("tor1", 1, 9), PacketSwitch("tor2", 2, 9))
+    ocs = CircuitSwitch("ocs", "none", "", 16)
+    return Lab("test", IPv4Network("10.0.0.0/24"), tuple(nics), switches, (ocs,), tuple(fibres))
+
+
+def tables_with(lab: Lab, pairs: list[tuple[int, int]]) -> dict[str, FlowTable]:
+    return flow_tables(lab, follow_light(lab, {"ocs": PortMap.duplex(pairs)}))
+
+
+def outputs(tables: dict[str, FlowTable], switch: str, host: Host) -> tuple[int, ...]:
+    return next(e.outputs for e in tables[switch] if e.match.get("eth_dst") == host.nic.mac)
+
+
+def test_flows_follow_the_light() -> None:
+    lab = two_tors()
+    h1 = lab.host("h1")
+    apart = tables_with(lab, [(1, 11), (2, 13)])
+    assert outputs(apart, "tor1", h1) == (9,)
+    assert outputs(apart, "tor2", h1) == (1,)
+    together = tables_with(lab, [(1, 11), (2, 12)])
+    assert outputs(together, "tor1", h1) == (2,)
+    assert outputs(together, "tor2", h1) == (9,)
+
+
+def test_what_is_dark_or_lit_one_way_has_no_entry() -> None:
+    lab = two_tors()
+    dark = tables_with(lab, [(1, 11)])
+    one_way = flow_tables(lab, follow_light(lab, {"ocs": PortMap.of([(1, 11), (11, 1), (2, 13)])}))
+    assert dark == one_way
+    assert len(dark["tor1"]) == len(dark["tor2"]) == 3
+    assert all(TABLE_MISS in table for table in dark.values())
+    # NIC to NIC, no packet switch between: nothing for a packet switch to do.
+    assert set(tables_with(lab, [(1, 2)])["tor1"]) == {TABLE_MISS}
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_no_packet_meets_a_switch_twice_while_flows_change(data: st.DataObject) -> None:
+    """At any moment of going from one wiring to another, whichever messages have arrived."""
+    size = data.draw(st.integers(3, 5))
+    # A ring, cut in another place: frames between the two cuts go the other way. Its links are
+    # double, for over a single one a switch never sends back what came from there.
+    trunks = [(i // 2, (i // 2 + 1) % size) for i in range(2 * size)]
+    lab = make_lab(trunks, range(size), frozenset(range(2 * size)))
+    lit = [(2 * i + 1, 2 * i + 2) for i in range(2 * size)]
+    cuts = [data.draw(st.integers(0, size - 1)) for _ in range(2)]
+    old, new = (
+        flow_tables(
+            lab, follow_light(lab, {"ocs": PortMap.duplex(lit[: 2 * cut] + lit[2 * cut + 2 :])})
+        )
+        for cut in cuts
+    )
+    links = follow_light(lab, lab.initial_maps)
+    names = dict(enumerate(old))
+    have = {i: old[name] for i, name in names.items()}
+    changes = {i: diff(have[i], new[name]) for i, name in names.items()}
+    first = removals_first(have, changes)
+    adding = data.draw(st.booleans())
+    luck = data.draw(st.randoms(use_true_random=False))
+    now = {}
+    for i, name in names.items():
+        entries = have[i].by_key()
+        for gone in first.get(i, ()):
+            if adding or luck.random() < 0.5:
+                del entries[gone.key]
+        for entry in changes[i].adds:
+            if adding and luck.random() < 0.5:
+                entries[entry.key] = entry
+        now[name] = FlowTable.of(entries.values())
+    network = FakeNetwork(lab, links, now)
+    for sender in lab.hosts:
+        for receiver in lab.hosts:
+            walk = network.send(sender, unicast(receiver))
+            assert len(set(walk.switches)) == len(walk.switches)

@@ -1,0 +1,138 @@
+"""Starting and ending the speaker: engines, ports, namespaces, parents."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.privateovs import until
+from controller.openflow.child import SpeakerFailed, SpeakerOptions
+from controller.openflow.client import Speaker
+
+FREE = "127.0.0.1:0"
+
+
+def options(path: Path, listen: str = FREE, **more) -> SpeakerOptions:
+    return SpeakerOptions(socket=path / "speaker.sock", datapath_ids=(1,), listen=listen, **more)
+
+
+def failure(started: SpeakerOptions) -> SpeakerFailed:
+    with pytest.raises(SpeakerFailed) as caught:
+        asyncio.run(Speaker(started).start())
+    return caught.value
+
+
+def test_a_taken_port_says_which_and_by_whom(tmp_path, engine, taken_port) -> None:
+    error = str(failure(options(tmp_path, f"127.0.0.1:{taken_port}", engine=engine)))
+    assert f"TCP port {taken_port} is taken by" in error
+    assert f"(pid {os.getpid()})" in error
+    assert "choose another port" in error
+
+
+def test_a_second_speaker_on_the_socket_is_refused(tmp_path, engine) -> None:
+    async def run() -> None:
+        async with Speaker(options(tmp_path, engine=engine)) as first:
+            with pytest.raises(SpeakerFailed, match="another OpenFlow speaker already serves"):
+                await Speaker(options(tmp_path, engine=engine)).start()
+            assert (await first.request("hello"))["pid"] == first.pid
+        assert not first.options.socket.exists()
+
+    asyncio.run(run())
+
+
+def test_the_socket_of_a_dead_speaker_is_taken_over(tmp_path, engine) -> None:
+    async def run() -> None:
+        first = Speaker(options(tmp_path, engine=engine))
+        await first.start()
+        os.kill(first.pid, signal.SIGSTOP)
+        pid = first.pid
+        os.kill(pid, signal.SIGKILL)
+        await first.close()
+        assert first.options.socket.exists()
+        async with Speaker(options(tmp_path, engine=engine)) as second:
+            assert (await second.request("hello"))["engine"] == engine
+
+    asyncio.run(run())
+
+
+def test_the_speaker_ends_with_whoever_started_it(tmp_path, engine) -> None:
+    program = f"""
+import asyncio
+from pathlib import Path
+from controller.openflow.child import SpeakerOptions
+from controller.openflow.client import Speaker
+async def run():
+    speaker = Speaker(SpeakerOptions(Path({str(tmp_path / "s.sock")!r}), (1,), listen={FREE!r},
+                                     engine={engine!r}))
+    await speaker.start()
+    print(speaker.pid, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(run())
+"""
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    until(lambda: not running(pid), "the speaker to end")
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_namespace_that_is_not_there(tmp_path) -> None:
+    error = str(failure(options(tmp_path, netns="/run/netns/pl.test-nowhere")))
+    assert "cannot enter the network namespace /run/netns/pl.test-nowhere: No such file" in error
+
+
+@pytest.mark.parametrize("listen", ["6653", "127.0.0.1:port", "127.0.0.1:99999"])
+def test_an_address_that_is_none(tmp_path, listen: str) -> None:
+    error = failure(options(tmp_path, listen))
+    assert "expected host:port" in str(error)
+    assert error.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("missing", "wanted", "expected"),
+    [
+        (["ryu", "os_ken"], [], "no OpenFlow engine is installed"),
+        (["ryu", "os_ken"], [], "pip install os-ken"),
+        (["ryu"], ["--engine", "ryu"], "the OpenFlow engine ryu is not installed"),
+        (["ryu"], ["--engine", "ryu"], "PIP_CONSTRAINT=deploy/ryu-constraint.txt pip install"),
+        (["os_ken"], ["--engine", "os-ken"], "pip install os-ken"),
+    ],
+)
+def test_a_missing_engine_says_how_to_install_it(
+    tmp_path, missing: list[str], wanted: list[str], expected: str
+) -> None:
+    arguments = ["--socket", str(tmp_path / "s.sock"), "--listen", FREE, *wanted]
+    program = (
+        f"import sys\nfor name in {missing!r}: sys.modules[name] = None\n"
+        f"from controller.openflow.speaker import main\nsys.exit(main({arguments!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert expected in done.stderr
+
+
+def test_without_a_wish_the_first_engine_there_is_taken(tmp_path) -> None:
+    from controller.openflow import engine as engines
+
+    async def run() -> None:
+        async with Speaker(options(tmp_path)) as speaker:
+            assert speaker.info["engine"] == engines.available()[0]
+
+    asyncio.run(run())

@@ -1,0 +1,287 @@
+"""Real frames through the kernel's crossbar: an emulated OCS with three hosts plugged in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from controller.circuits.calient import CalientTl1
+from controller.circuits.contract import DirectedPort
+from emulation.fabric.namespaces import entered, namespace_path
+from testbed.portmap import CrossConnect, PortMap
+from tests.controller.circuits.emulated import Running, lab_file, running
+
+pytestmark = pytest.mark.root
+
+SWITCHING_S = 0.3
+EXPERIMENTAL = b"\x88\xb5"  # IEEE 802 local experimental ethertype
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(("ip", *arguments), check=True, capture_output=True, text=True)
+
+
+@dataclass
+class Host:
+    """A host on port ``n`` of the OCS: namespace, interface ``e0``, address 10.77.0.n."""
+
+    n: int
+    namespace: str
+
+    @property
+    def address(self) -> str:
+        return f"10.77.0.{self.n}"
+
+    def tap(self) -> socket.socket:
+        with entered(namespace_path(self.namespace)):
+            tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
+        tap.bind(("e0", 0))
+        tap.setblocking(False)
+        return tap
+
+    def pings(self, other: Host) -> bool:
+        command = ("netns", "exec", self.namespace, "ping", "-c1", "-W1", other.address)
+        return subprocess.run(("ip", *command), capture_output=True).returncode == 0
+
+
+@dataclass
+class Bench:
+    device: Running
+    hosts: tuple[Host, ...]
+
+    def driver(self) -> CalientTl1:
+        return CalientTl1(self.device.switch, "")
+
+
+@contextmanager
+def plugged(name: str) -> Iterator[tuple[Host, ...]]:
+    """The namespace of an OCS with a host on each of its ports 1, 2 and 3."""
+    ocs = f"pl.{name}.ocs1"
+    hosts = tuple(Host(n, f"pl.{name}.h{n}") for n in (1, 2, 3))
+    made: list[str] = []
+    try:
+        for space in (ocs, *(host.namespace for host in hosts)):
+            ip("netns", "add", space)
+            made.append(space)
+        for host in hosts:
+            veth = ("type", "veth", "peer", "name", "e0", "netns", host.namespace)
+            ip("link", "add", f"p{host.n}", "netns", ocs, *veth)
+            ip("-n", ocs, "link", "set", f"p{host.n}", "up")
+            ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", "e0")
+            ip("-n", host.namespace, "link", "set", "e0", "up")
+        yield hosts
+    finally:
+        for space in made:
+            ip("netns", "delete", space)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    name = f"test-{os.getpid()}"
+    folder = tmp_path_factory.mktemp("ocs")
+    lab = lab_file(folder, name=name, switching_time=f"{SWITCHING_S * 1000:g}ms", initial=("1-2",))
+    with plugged(name) as hosts, running(folder, lab) as device:
+        yield Bench(device, hosts)
+
+
+def run_with(bench: Bench, initial: PortMap, act) -> None:  # type: ignore[no-untyped-def]
+    """Bring the device to ``initial``, then do ``act(driver)``."""
+
+    async def go() -> None:
+        driver = bench.driver()
+        await driver.open()
+        try:
+            change = (await driver.read_map()).diff(initial)
+            assert (await driver.disconnect(change.breaks)).complete
+            assert (await driver.connect(change.makes)).complete
+            await act(driver)
+        finally:
+            await driver.close()
+
+    asyncio.run(go())
+
+
+def frame(body: bytes, *, to: bytes = b"\xff" * 6, kind: bytes = EXPERIMENTAL) -> bytes:
+    return to + b"\x02\x4c\x00\x00\x00\x09" + kind + body.ljust(46, b".")
+
+
+def received(tap: socket.socket, *, within_s: float = 0.3) -> list[bytes]:
+    """The experimental frames that arrive in this time (what we sent ourselves left out)."""
+    found, deadline = [], time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            data, (_, _, direction, *_) = tap.recvfrom(65536)
+        except BlockingIOError:
+            time.sleep(0.002)
+            continue
+        if direction != socket.PACKET_OUTGOING:
+            found.append(data)
+    return found
+
+
+def test_only_what_is_cross_connected_talks(bench: Bench) -> None:
+    one, two, three = bench.hosts
+
+    async def act(driver: CalientTl1) -> None:
+        assert await asyncio.to_thread(one.pings, two)
+        assert not await asyncio.to_thread(one.pings, three)
+        # One-way: three hears one, but cannot answer.
+        assert (await driver.disconnect(PortMap.duplex([(1, 2)]))).complete
+        assert (await driver.connect(PortMap.duplex([(1, 3)]))).complete
+        assert await asyncio.to_thread(one.pings, three)
+        assert not await asyncio.to_thread(one.pings, two)
+
+    run_with(bench, PortMap.duplex([(1, 2)]), act)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        frame(b"broadcast"),
+        frame(b"to nobody known", to=b"\x02\x00\x5e\x10\x00\x01"),
+        frame(b"LLDP goes no further than a link", to=b"\x01\x80\xc2\x00\x00\x0e"),
+        frame(b"flow control", to=b"\x01\x80\xc2\x00\x00\x01", kind=b"\x88\x08"),
+        frame(b"VLAN 5, RoCE", kind=b"\x81\x00\x60\x05\x89\x15"),
+        frame(b"as long as it gets" * 83),
+        frame(b"", kind=b"\x00\x2e"),
+    ],
+    ids=lambda sent: sent[12:14].hex() + "-" + str(len(sent)),
+)
+def test_any_frame_passes_and_only_that_way(bench: Bench, sent: bytes) -> None:
+    one, two, three = bench.hosts
+
+    async def act(driver: CalientTl1) -> None:
+        with one.tap() as here, two.tap() as there, three.tap() as elsewhere:
+            here.send(sent)
+            arrived = await asyncio.to_thread(received, there)
+            # The kernel hands a tap the frame without its VLAN tag.
+            bare = sent[:12] + sent[16:] if sent[12:14] == b"\x81\x00" else sent
+            assert bare in arrived
+            assert received(elsewhere, within_s=0.05) == []
+            # One way only: nothing of two's reaches one.
+            there.send(frame(b"back"))
+            assert frame(b"back") not in await asyncio.to_thread(received, here)
+
+    run_with(bench, PortMap.of([(1, 2)]), act)
+
+
+def test_the_old_path_is_dark_at_once_and_the_new_one_after_the_switching_time(
+    bench: Bench,
+) -> None:
+    one, two, three = bench.hosts
+
+    async def act(driver: CalientTl1) -> None:
+        with one.tap() as source, two.tap() as old, three.tap() as new:
+            source.send(frame(b"before"))
+            assert frame(b"before") in await asyncio.to_thread(received, old)
+            assert (await driver.disconnect([CrossConnect(1, 2)])).complete
+            source.send(frame(b"after the break"))
+            told_at = time.monotonic()
+            connecting = asyncio.create_task(driver.connect([CrossConnect(1, 3)]))
+            first: float | None = None
+            while first is None and time.monotonic() < told_at + 5:
+                at = time.monotonic()
+                source.send(frame(f"{at!r}".encode()))
+                if any(data[12:14] == EXPERIMENTAL for data in received(new, within_s=0.004)):
+                    first = at
+                await asyncio.sleep(0)
+            outcome = await connecting
+            assert outcome.complete
+            assert first is not None
+            dark_s = first - told_at
+            assert SWITCHING_S - 0.01 <= dark_s < SWITCHING_S + 0.5
+            assert SWITCHING_S <= outcome.elapsed_s < SWITCHING_S + 1
+            assert received(old, within_s=0.05) == []
+
+    run_with(bench, PortMap.of([(1, 2)]), act)
+
+
+def test_dark_ports_say_nothing(bench: Bench) -> None:
+    one = bench.hosts[0]
+
+    async def act(driver: CalientTl1) -> None:
+        with one.tap() as tap:
+            received(tap, within_s=0.05)
+            assert not await asyncio.to_thread(one.pings, bench.hosts[1])
+            assert await asyncio.to_thread(received, tap, within_s=1.0) == []
+
+    run_with(bench, PortMap(), act)
+
+
+def test_power_follows_the_transmitter(bench: Bench) -> None:
+    host = bench.hosts[0]
+    arriving, leaving = DirectedPort("in", 1), DirectedPort("out", 2)
+
+    async def until(driver: CalientTl1, dark: bool) -> None:
+        deadline = time.monotonic() + 5
+        while (found := await driver.power([arriving, leaving]))[arriving] is None or dark:
+            if dark and found == {arriving: None, leaving: None}:
+                return
+            assert time.monotonic() < deadline
+        assert found[arriving] == pytest.approx(-0.3)
+        assert found[leaving] == pytest.approx(-1.8, abs=0.31)
+
+    async def act(driver: CalientTl1) -> None:
+        await until(driver, dark=False)
+        ip("-n", host.namespace, "link", "set", "e0", "down")
+        try:
+            await until(driver, dark=True)
+        finally:
+            ip("-n", host.namespace, "link", "set", "e0", "up")
+        await until(driver, dark=False)
+
+    run_with(bench, PortMap.of([(1, 2)]), act)
+
+
+def test_the_map_and_the_light_outlive_the_clients(bench: Bench) -> None:
+    one, two, _ = bench.hosts
+
+    async def act(driver: CalientTl1) -> None:
+        connection = driver._client._connection
+        assert connection is not None
+        connection._writer.transport.abort()
+
+    run_with(bench, PortMap.duplex([(1, 2)]), act)
+    assert one.pings(two)
+
+
+def test_a_killed_device_leaves_the_light_and_comes_back_with_its_map(tmp_path: Path) -> None:
+    name = f"test-{os.getpid()}-again"
+    lab = lab_file(tmp_path, name=name, initial=("1-2",))
+    state = ("--state", str(tmp_path / "state"))
+
+    async def rewire(device: Running) -> None:
+        driver = CalientTl1(device.switch, "")
+        await driver.open()
+        assert (await driver.disconnect(PortMap.duplex([(1, 2)]))).complete
+        assert (await driver.connect(PortMap.duplex([(1, 3)]))).complete
+        device.kill()
+
+    with plugged(name) as (one, two, three):
+        with running(tmp_path, lab, *state) as device:
+            asyncio.run(rewire(device))
+            assert one.pings(three)
+        # The new process takes over the redirects that the killed one left.
+        with running(tmp_path, lab, *state):
+            assert one.pings(three)
+            assert not one.pings(two)
+        # Without the file it begins as the lab file says, whatever the kernel still holds.
+        with running(tmp_path, lab):
+            assert one.pings(two)
+            assert not one.pings(three)
+
+
+def test_a_namespace_that_is_not_there_is_said(tmp_path: Path) -> None:
+    lab = lab_file(tmp_path, name=f"test-{os.getpid()}-nowhere")
+    failed = pytest.raises(AssertionError, match=r"opening the network namespace .*pl\.test-")
+    with failed, running(tmp_path, lab):
+        pass

@@ -1,0 +1,107 @@
+"""Labs made by rule: counts, ports, connectivity."""
+
+from collections.abc import Callable
+from ipaddress import IPv4Network
+
+import networkx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.errors import BadInput
+from testbed.generate import arity, fat_tree, linear, single, tree
+from testbed.lab import Lab
+from testbed.labfile import parse_lab, write_lab
+
+SHAPES: list[Callable[..., Lab]] = [single, linear, tree, fat_tree]
+
+
+def graph(lab: Lab) -> "networkx.Graph[str]":
+    found: networkx.Graph[str] = networkx.Graph()
+    found.add_nodes_from(device.name for device in (*lab.servers, *lab.packet_switches))
+    found.add_edges_from((fibre.a.device, fibre.b.device) for fibre in lab.fibres)
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@given(hosts=st.integers(1, 150))
+@settings(max_examples=12)
+def test_every_shape_is_a_good_lab_in_which_all_reach_all(
+    shape: Callable[..., Lab], hosts: int
+) -> None:
+    lab = shape(hosts)
+    assert [server.name for server in lab.servers] == [f"h{n}" for n in range(1, hosts + 1)]
+    assert networkx.is_connected(graph(lab))
+    # The reader finds every port used twice or out of range, and every address.
+    assert parse_lab(write_lab(lab)) == lab
+
+
+def test_one_switch_can_have_three_hundred_ports() -> None:
+    lab = single(300, rate_bps=10_000_000_000)
+    assert [switch.ports for switch in lab.packet_switches] == [300]
+    assert str(lab.hosts[299].nic.address) == "10.0.1.44"
+    assert lab.fibres[299].b.port == "300"
+    assert {fibre.rate_bps for fibre in lab.fibres} == {10_000_000_000}
+
+
+def test_a_chain_has_its_switches_in_a_row() -> None:
+    lab = linear(40, hosts_per_switch=16, uplink_rate_bps=1000, rate_bps=10)
+    assert [switch.ports for switch in lab.packet_switches] == [17, 18, 9]
+    assert [str(f.a) + "-" + str(f.b) for f in lab.fibres[40:]] == ["s1.17-s2.17", "s2.18-s3.9"]
+    assert {f.rate_bps for f in lab.fibres[40:]} == {1000}
+    assert {h.nic.rate_bps for h in lab.hosts} == {10}
+
+
+def test_a_tree_has_a_root_over_its_leaves() -> None:
+    lab = tree(64)
+    assert [switch.ports for switch in lab.packet_switches] == [4, 17, 17, 17, 17]
+    assert graph(lab).degree("s1") == 4
+    assert networkx.is_tree(graph(lab))
+
+
+@pytest.mark.parametrize(("hosts", "k"), [(1, 2), (2, 2), (3, 4), (16, 4), (17, 6), (1024, 16)])
+def test_a_fat_tree_has_the_smallest_even_arity(hosts: int, k: int) -> None:
+    assert arity(hosts) == k
+
+
+def test_a_fat_tree_has_the_papers_counts_and_many_ways() -> None:
+    lab = fat_tree(16)
+    assert len(lab.packet_switches) == 5 * 4 * 4 // 4
+    assert {switch.ports for switch in lab.packet_switches} == {4}
+    assert len(lab.fibres) == 3 * 16
+    ways = networkx.edge_connectivity(graph(lab), "s7", "s20")
+    assert ways == 2  # edge switches of different pods: one way over each aggregation switch
+    assert {networkx.shortest_path_length(graph(lab), "h1", h) for h in ("h2", "h3", "h16")} == {
+        2, 4, 6
+    }  # fmt: skip
+
+
+def test_a_fat_tree_that_is_not_full_leaves_the_last_host_ports_free() -> None:
+    full, part = fat_tree(16), fat_tree(13)
+    assert part.packet_switches == full.packet_switches
+    assert set(part.fibres) < set(full.fibres)
+    assert {str(f.a) for f in set(full.fibres) - set(part.fibres)} == {
+        "h14.nic0", "h15.nic0", "h16.nic0"
+    }  # fmt: skip
+
+
+def test_more_hosts_get_a_wider_network() -> None:
+    assert single(65000).network == IPv4Network("10.0.0.0/16")
+    wide = linear(65535, hosts_per_switch=1000)
+    assert wide.network == IPv4Network("10.0.0.0/15")
+    assert wide.hosts[-1].nic.address in wide.network
+
+
+def test_what_cannot_be_made_is_refused() -> None:
+    with pytest.raises(BadInput, match="loops, and bridges without OpenFlow would flood"):
+        fat_tree(16, fabric="bridge")
+    with pytest.raises(BadInput, match="expected a number from 1"):
+        single(0)
+    with pytest.raises(BadInput, match="expected a number from 1"):
+        tree(4, hosts_per_switch=0)
+    with pytest.raises(BadInput, match="would need 70000 ports: expected at most 65279"):
+        single(70_000)
+    with pytest.raises(BadInput, match="is not a lab's name"):
+        single(1, name="a b")
+    with pytest.raises(BadInput, match="is not a fabric"):
+        single(1, fabric="ovs")

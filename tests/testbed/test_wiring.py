@@ -1,0 +1,100 @@
+"""Where the light goes."""
+
+import pytest
+
+from testbed.lab import Endpoint, Lab
+from testbed.labfile import load_lab, parse_lab
+from testbed.portmap import CrossConnect, PortMap
+from testbed.wiring import circuit_ports, follow_light
+
+TWO_OCSES = """
+name: two
+network: 10.0.0.0/24
+servers:
+  - {name: a, nics: [{name: n, address: 10.0.0.1}]}
+  - {name: b, nics: [{name: n, address: 10.0.0.2}]}
+packet_switches: [{name: t, datapath_id: 1, ports: 4}]
+circuit_switches:
+  - {name: o1, driver: d, address: "h:1", ports: 8, insertion_loss: 1dB}
+  - {name: o2, driver: d, address: "h:2", ports: 8, insertion_loss: 2dB}
+fibres:
+  - {ends: [a.n, o1.1], rate: 40Gbps, loss: 0.1dB}
+  - {ends: [o1.2, o2.1], rate: 25Gbps, loss: 0.2dB}
+  - {ends: [o2.2, t.1], loss: 0.4dB}
+  - {ends: [b.n, t.2], rate: 10Gbps}
+"""
+
+
+@pytest.fixture(scope="module")
+def two() -> Lab:
+    return parse_lab(TWO_OCSES)
+
+
+def end(text: str) -> Endpoint:
+    return Endpoint.parse(text)
+
+
+def test_the_papers_rack_starts_server_centric() -> None:
+    lab = load_lab("ofc2022")
+    links = follow_light(lab, lab.initial_maps)
+    lit_onto = {host.name: links.switch_of(lab, host.endpoint) for host in lab.hosts}
+    assert {n: s for n, s in lit_onto.items() if n.startswith(("server1", "server3"))} == {
+        "server1.gpu0": "tor1", "server1.gpu1": "tor1", "server3.gpu4": "tor1"
+    }  # fmt: skip
+    assert {s for n, s in lit_onto.items() if n.startswith(("server2", "server4"))} == {"tor2"}
+
+
+def test_every_nic_can_be_lit_onto_either_tor() -> None:
+    lab = load_lab("ofc2022")
+    for first_port, tor in ((7, "tor1"), (13, "tor2")):
+        maps = {"ocs1": PortMap.duplex((n, first_port + n - 1) for n in range(1, 7))}
+        links = follow_light(lab, maps)
+        assert {links.switch_of(lab, host.endpoint) for host in lab.hosts} == {tor}
+
+
+def test_light_through_two_switches_has_the_slowest_rate_and_every_loss(two: Lab) -> None:
+    maps = {"o1": PortMap.duplex([(1, 2)]), "o2": PortMap.duplex([(1, 2)])}
+    links = follow_light(two, maps)
+    path = links.paths[end("a.n")]
+    assert path.sink == end("t.1")
+    assert path.hops == (("o1", CrossConnect(1, 2)), ("o2", CrossConnect(1, 2)))
+    assert path.rate_bps == 25_000_000_000
+    assert path.loss_db == pytest.approx(0.1 + 1 + 0.2 + 2 + 0.4)
+    assert links.peer(end("t.1")) == end("a.n")
+    assert links.pairs() == ((end("a.n"), end("t.1")), (end("b.n"), end("t.2")))
+    assert links.switch_of(two, end("a.n")) == "t"
+
+
+def test_one_way_light_is_a_path_but_no_link(two: Lab) -> None:
+    maps = {"o1": PortMap.of([(1, 2)]), "o2": PortMap.duplex([(1, 2)])}
+    links = follow_light(two, maps)
+    assert links.paths[end("a.n")].sink == end("t.1")
+    assert end("t.1") not in links.paths
+    assert links.peer(end("a.n")) is None
+    assert links.switch_of(two, end("a.n")) is None
+
+
+def test_light_that_leaves_by_another_port_is_no_link() -> None:
+    lab = load_lab("ofc2022")
+    links = follow_light(lab, {"ocs1": PortMap.of([(1, 7), (7, 2), (2, 8), (8, 1)])})
+    assert links.paths[end("server1.nic0")].sink == end("tor1.1")
+    assert links.paths[end("tor1.1")].sink == end("server1.nic1")
+    assert links.peer(end("server1.nic0")) is None
+
+
+def test_without_circuits_only_plain_fibres_are_lit(two: Lab) -> None:
+    for maps in ({}, {"o1": PortMap.duplex([(1, 3)]), "o2": PortMap()}):
+        links = follow_light(two, maps)
+        assert set(links.paths) == {end("b.n"), end("t.2")}
+
+
+def test_a_nic_lit_onto_a_nic_is_on_no_switch() -> None:
+    lab = load_lab("ofc2022")
+    links = follow_light(lab, {"ocs1": PortMap.duplex([(1, 2)])})
+    assert links.peer(end("server1.nic0")) == end("server1.nic1")
+    assert links.switch_of(lab, end("server1.nic0")) is None
+
+
+def test_circuit_ports_are_those_plugged_straight_into_an_ocs(two: Lab) -> None:
+    found = circuit_ports(two, [end("a.n"), end("b.n"), end("t.1"), end("t.4")])
+    assert found == {end("a.n"): ("o1", 1), end("t.1"): ("o2", 2)}
