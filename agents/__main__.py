@@ -1,0 +1,35 @@
+"""``python -m agents``: the agent of one server, without the operator's commands."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from agents.run import Options, run_agent
+from agents.workers.choice import DEFAULT_IMAGE
+from testbed.errors import PatchlightError
+
+
+def main() -> int:
+    """Run the agent; the exit code says how it ended."""
+    parser = argparse.ArgumentParser(prog="agents", description=__doc__)
+    add = parser.add_argument
+    add("--lab", type=Path, required=True, help="the lab file")
+    add("--server", required=True, help="which server of the lab this is")
+    add("--listen", required=True, metavar="unix:PATH|HOST:PORT")
+    add("--workers", default="auto", choices=("docker", "process", "auto"))
+    add("--gpus", default="nvml", metavar="nvml|socket:DIR")
+    add("--state", type=Path, required=True, metavar="DIR", help="where leases are kept")
+    add("--image", default=DEFAULT_IMAGE, help="the container image of workers")
+    add("--token-file", type=Path, help="the token that clients must send")
+    try:
+        run_agent(Options(**vars(parser.parse_args())))
+    except PatchlightError as exc:
+        print(f"patchlight agent: {exc}", file=sys.stderr)
+        return exc.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

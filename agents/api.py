@@ -1,0 +1,106 @@
+"""The agent's HTTP API, version 1 (JSON)."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+
+from agents.errors import AgentError, Conflict, Unauthorized
+from agents.messages import (
+    AgentStatus,
+    GateAnswer,
+    HoldRequest,
+    Reports,
+    WorkerSpec,
+    WorkerStatus,
+)
+from agents.service import AgentService
+from testbed.errors import PatchlightError
+
+
+def make_app(service: AgentService, token: str | None = None) -> FastAPI:
+    """The API of ``service``; with a ``token``, every request has to carry it (Bearer)."""
+
+    @asynccontextmanager
+    async def life(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.close()
+
+    def check_token(request: Request) -> None:
+        given = request.headers.get("authorization", "")
+        if token is not None and not hmac.compare_digest(
+            given.encode(), f"Bearer {token}".encode()
+        ):
+            raise Unauthorized(
+                "this agent asks for a token", hint="send it as 'Authorization: Bearer …'"
+            )
+
+    app = FastAPI(title="Patchlight agent", lifespan=life, docs_url=None, redoc_url=None)
+    app.include_router(_routes(service), prefix="/v1", dependencies=[Depends(check_token)])
+    app.add_exception_handler(PatchlightError, _on_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    return app
+
+
+def _routes(service: AgentService) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/status")
+    async def status() -> AgentStatus:
+        return await service.status()
+
+    @routes.post("/workers", status_code=201)
+    async def create(spec: WorkerSpec) -> WorkerStatus:
+        return await service.create(spec)
+
+    @routes.get("/workers/{name}")
+    async def worker(name: str) -> WorkerStatus:
+        return service.worker(name)
+
+    @routes.get("/workers/{name}/reports")
+    async def reports(name: str, after: Annotated[int, Query(ge=0)] = 0) -> Reports:
+        found = service.reports(name, after)
+        return Reports(reports=found, next=after + len(found))
+
+    @routes.post("/workers/{name}/start")
+    async def start(name: str) -> GateAnswer:
+        return GateAnswer(iteration=await service.start(name))
+
+    @routes.post("/workers/{name}/hold")
+    async def hold(name: str, request: HoldRequest) -> GateAnswer:
+        return GateAnswer(iteration=await service.hold(name, request.iteration))
+
+    @routes.post("/workers/{name}/release")
+    async def release(name: str) -> GateAnswer:
+        return GateAnswer(iteration=await service.release(name))
+
+    @routes.delete("/workers/{name}")
+    async def delete(name: str) -> WorkerStatus:
+        return await service.delete(name)
+
+    return routes
+
+
+async def _on_error(_request: Request, exc: Exception) -> JSONResponse:
+    assert isinstance(exc, PatchlightError)
+    body: dict[str, object] = {"error": exc.message, "hint": exc.hint}
+    if isinstance(exc, Conflict) and exc.iteration is not None:
+        body["iteration"] = exc.iteration
+    return JSONResponse(body, exc.status if isinstance(exc, AgentError) else 500)
+
+
+async def _on_invalid(_request: Request, exc: Exception) -> JSONResponse:
+    assert isinstance(exc, RequestValidationError)
+    mistakes = [
+        f"{'.'.join(str(part) for part in error['loc'][1:]) or 'body'}: {error['msg']}"
+        for error in exc.errors()
+    ]
+    return JSONResponse(
+        {"error": f"the request is not valid: {'; '.join(mistakes)}", "hint": None}, 422
+    )

@@ -1,0 +1,60 @@
+"""What an agent can answer other than success, each with its HTTP status."""
+
+from __future__ import annotations
+
+from testbed.errors import PatchlightError
+
+
+class AgentError(PatchlightError):
+    """The agent could not do what it was asked to; nothing is left half done."""
+
+    status = 500
+
+
+class BadRequest(AgentError):
+    """The request makes no sense for this server."""
+
+    status = 422
+
+
+class Unauthorized(AgentError):
+    """The request carries no token, or a wrong one."""
+
+    status = 401
+
+
+class NotHere(AgentError):
+    """This server has no such worker, GPU or NIC."""
+
+    status = 404
+
+
+class Conflict(AgentError):
+    """The worker, GPU or NIC is in a state that does not allow it.
+
+    ``iteration`` is where the worker is, for a hold that came too late.
+    """
+
+    status = 409
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, iteration: int | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.iteration = iteration
+
+
+class NicError(AgentError):
+    """A NIC could not be read, given away or taken back."""
+
+
+class NamespaceError(AgentError):
+    """A network namespace could not be made, entered or removed."""
+
+
+class GpuError(AgentError):
+    """A GPU could not be read."""
+
+
+class LaunchError(AgentError):
+    """A worker could not be started."""

@@ -1,0 +1,121 @@
+"""Who has which GPU and NIC, on record before anything is touched.
+
+A lease's file is written before the NIC moves and removed after it is back, so an agent that
+starts again, after whatever, knows what its predecessor had given away.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agents.errors import AgentError, Conflict
+from agents.messages import WorkerSpec
+from agents.nics import NicState
+from agents.workers.contract import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One worker's GPU and NIC. ``nic_state`` is how the NIC was before it was given."""
+
+    spec: WorkerSpec
+    namespace: str
+    nic_state: NicState
+    runner: str
+    trace: Trace | None = None
+
+    def with_trace(self, trace: Trace) -> Lease:
+        """The lease with the worker that was launched for it."""
+        return replace(self, trace=trace)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For its file."""
+        return {
+            "spec": self.spec.model_dump(mode="json"),
+            "namespace": self.namespace,
+            "nic_state": self.nic_state.as_dict(),
+            "runner": self.runner,
+            "trace": self.trace.as_dict() if self.trace else None,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Lease:
+        """The lease that ``as_dict`` wrote."""
+        return cls(
+            spec=WorkerSpec.model_validate(data["spec"]),
+            namespace=data["namespace"],
+            nic_state=NicState.from_dict(data["nic_state"]),
+            runner=data["runner"],
+            trace=Trace(**data["trace"]) if data["trace"] else None,
+        )
+
+
+class Holders:
+    """Which worker holds which GPU and NIC. No I/O."""
+
+    def __init__(self) -> None:
+        self._holder: dict[tuple[str, str], str] = {}
+
+    def claim(self, worker: str, gpu: str | None, nic: str) -> None:
+        """Both or neither; ``Conflict`` names who has it."""
+        wanted = [("NIC", nic), *([("GPU", gpu)] if gpu else [])]
+        for kind, name in wanted:
+            if (kind, name) in self._holder:
+                raise Conflict(f"{kind} {name} is leased to worker {self._holder[kind, name]}")
+        for key in wanted:
+            self._holder[key] = worker
+
+    def release(self, worker: str) -> None:
+        """Whatever the worker holds."""
+        self._holder = {key: who for key, who in self._holder.items() if who != worker}
+
+    def gpu(self, name: str) -> str | None:
+        """Who has this GPU."""
+        return self._holder.get(("GPU", name))
+
+    def nic(self, name: str) -> str | None:
+        """Who has this NIC."""
+        return self._holder.get(("NIC", name))
+
+
+class LeaseBook:
+    """The leases on disk, one file each."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def write(self, lease: Lease) -> None:
+        """Put it on record; on return it survives a crash of the agent or the machine."""
+        path = self._path(lease.spec.id)
+        fresh = path.with_suffix(".new")
+        with fresh.open("w", encoding="utf-8") as file:
+            json.dump(lease.as_dict(), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+
+    def strike(self, worker: str) -> None:
+        """The lease is over. Idempotent."""
+        self._path(worker).unlink(missing_ok=True)
+
+    def read(self) -> list[Lease]:
+        """Every lease on record; ``AgentError`` if one cannot be read."""
+        leases = []
+        for path in sorted(self._directory.glob("*.json")):
+            try:
+                leases.append(Lease.from_dict(json.loads(path.read_text(encoding="utf-8"))))
+            except (OSError, ValueError, KeyError, TypeError) as exc:
+                raise AgentError(
+                    f"reading the lease {path}: {exc}",
+                    hint="see which NIC it names, put that back by hand, and remove the file",
+                ) from exc
+        return leases
+
+    def _path(self, worker: str) -> Path:
+        return self._directory / f"{worker}.json"

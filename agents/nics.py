@@ -1,0 +1,328 @@
+"""Give a NIC to a worker's namespace, and take it back as it was.
+
+A network device that changes namespaces loses its addresses, routes, neighbours, root qdisc
+and per-device sysctls. So its state is read first (``read_nic``), what the worker needs is
+set up inside (``give_nic``), and all of it is put back at home (``take_nic_back``). Functions
+here block; they run in the calling thread's namespace unless they say otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pyroute2 import IPRoute, NetlinkError
+from pyroute2.netlink.rtnl.tcmsg.common import tick_in_usec
+
+from agents import ethtool, netns
+from agents.errors import NicError
+
+_IFF_UP = 1
+_NUD_PERMANENT = 0x80
+_PROTO_KERNEL = 2
+_TC_ROOT = 0xFFFFFFFF
+# Qdiscs the kernel chooses by itself: it will choose them again.
+_KERNEL_QDISCS = {"mq", "fq", "fq_codel", "pfifo", "pfifo_fast", "noqueue", "noop"}
+# What decides which of several NICs of one server answers for an address.
+_DEVICE_SYSCTLS = ("arp_announce", "arp_filter", "arp_ignore", "accept_local", "rp_filter")
+
+
+@dataclass(frozen=True, slots=True)
+class Shaping:
+    """A token bucket (``tc-tbf``): rate and limit, and the bucket as the kernel counts it."""
+
+    rate_bytes_s: int
+    limit_bytes: int
+    bucket_ticks: int
+
+    @property
+    def burst_bytes(self) -> int:
+        """A bucket size that the kernel turns into at least ``bucket_ticks``."""
+        microseconds: int = math.ceil(self.bucket_ticks / tick_in_usec)
+        burst = -(-self.rate_bytes_s * microseconds // 1_000_000)
+        # pyroute2 counts whole microseconds, rounded down.
+        return burst if int(1e6 * (burst / self.rate_bytes_s)) >= microseconds else burst + 1
+
+    def holds(self, applied: Shaping | None) -> bool:
+        """Whether ``applied`` shapes the same: equal but for rounding of the bucket."""
+        return (
+            applied is not None
+            and (applied.rate_bytes_s, applied.limit_bytes) == (self.rate_bytes_s, self.limit_bytes)
+            and self.bucket_ticks <= applied.bucket_ticks <= self.bucket_ticks * 1.02 + 100
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NicState:
+    """All that a NIC loses or may lose on its way to a worker and back. Plain values."""
+
+    interface: str
+    mac: str
+    mtu: int
+    up: bool
+    addresses: tuple[tuple[str, int], ...] = ()
+    neighbours: tuple[tuple[str, str], ...] = ()
+    routes: tuple[dict[str, Any], ...] = ()
+    shaping: Shaping | None = None
+    tx_checksum: bool | None = None
+    sysctls: Mapping[str, str] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the lease's file."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> NicState:
+        """The state that ``as_dict`` wrote, also after a way through JSON."""
+        return cls(
+            **{
+                **data,
+                "addresses": tuple((a, int(n)) for a, n in data["addresses"]),
+                "neighbours": tuple((a, m) for a, m in data["neighbours"]),
+                "routes": tuple(data["routes"]),
+                "shaping": Shaping(**data["shaping"]) if data["shaping"] else None,
+            }
+        )
+
+
+def read_nic(interface: str) -> NicState:
+    """The NIC's present state; ``NicError`` if it is not here or could not be carried over."""
+    with _netlink(interface, "reading") as ip:
+        return _read(ip, interface)
+
+
+def give_nic(
+    interface: str,
+    namespace: Path,
+    state: NicState,
+    *,
+    address: str,
+    prefix: int,
+    mac: str | None,
+    neighbours: Sequence[tuple[str, str]],
+) -> None:
+    """Move a NIC from here to ``namespace`` and set it up there; its address comes last.
+
+    It keeps its name, MTU, rate limit and checksum setting. ``mac`` (``None``: as it is) and
+    the static ``neighbours`` (address, MAC) hold inside. ``NicError`` if any of it does not
+    hold after being set; the NIC may then be on either side: take it back.
+    """
+    with _netlink(interface, f"moving to {namespace}") as ip:
+        _move(ip, interface, namespace)
+    inside = NicState(
+        interface=interface,
+        mac=mac or state.mac,
+        mtu=state.mtu,
+        up=True,
+        addresses=((address, prefix),),
+        neighbours=tuple(neighbours),
+        shaping=state.shaping,
+        tx_checksum=state.tx_checksum,
+    )
+
+    def set_up() -> None:
+        netns.set_sysctls(
+            {
+                # Training pauses for seconds between bursts; starting slowly after each
+                # would be the sysctl's doing, not the network's.
+                "net.ipv4.tcp_slow_start_after_idle": "0",
+                f"net.ipv6.conf.{interface}.disable_ipv6": "1",
+            }
+        )
+        _restore(inside, loopback_up=True)
+
+    netns.inside(namespace, set_up)
+
+
+def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
+    """Move the NIC from ``namespace`` to ``home`` if it is there, and put its state back.
+
+    Harmless again, and where the NIC never left. ``NicError`` if it is in neither.
+    """
+
+    def fetch() -> None:
+        with _netlink(state.interface, "taking back") as ip:
+            if ip.link_lookup(ifname=state.interface):
+                _move(ip, state.interface, home)
+
+    if namespace.exists():
+        netns.inside(namespace, fetch)
+    netns.inside(home, lambda: _restore(state))
+
+
+def is_in(namespace: Path, interface: str) -> bool:
+    """Whether an interface of that name is in the namespace (not: the namespace is gone)."""
+
+    def look() -> bool:
+        with _netlink(interface, "looking for") as ip:
+            return bool(ip.link_lookup(ifname=interface))
+
+    return namespace.exists() and netns.inside(namespace, look)
+
+
+def _read(ip: Any, interface: str) -> NicState:
+    index = _index(ip, interface)
+    (link,) = ip.get_links(index)
+    addresses = [
+        (message.get_attr("IFA_LOCAL"), message["prefixlen"])
+        for message in ip.get_addr(index=index, family=2)
+    ]
+    neighbours = [
+        (message.get_attr("NDA_DST"), message.get_attr("NDA_LLADDR"))
+        for message in ip.get_neighbours(ifindex=index, family=2)
+        if message["state"] & _NUD_PERMANENT
+    ]
+    routes = [
+        _route(message)
+        for message in ip.get_routes(oif=index, family=2)
+        if message["proto"] != _PROTO_KERNEL
+    ]
+    return NicState(
+        interface=interface,
+        mac=link.get_attr("IFLA_ADDRESS"),
+        mtu=link.get_attr("IFLA_MTU"),
+        up=bool(link["flags"] & _IFF_UP),
+        addresses=tuple(addresses),
+        neighbours=tuple(sorted(neighbours)),
+        routes=tuple(routes),
+        shaping=_shaping(ip, interface, index),
+        tx_checksum=ethtool.tx_checksum(interface),
+        sysctls={name: _sysctl(interface, name).read_text().strip() for name in _DEVICE_SYSCTLS},
+    )
+
+
+def _route(message: Any) -> dict[str, Any]:
+    destination = message.get_attr("RTA_DST")
+    route = {
+        "dst": f"{destination or '0.0.0.0'}/{message['dst_len']}",
+        "gateway": message.get_attr("RTA_GATEWAY"),
+        "table": message.get_attr("RTA_TABLE") or message["table"],
+        "prefsrc": message.get_attr("RTA_PREFSRC"),
+        "priority": message.get_attr("RTA_PRIORITY"),
+        "scope": message["scope"],
+        "proto": message["proto"],
+    }
+    return {key: value for key, value in route.items() if value is not None}
+
+
+def _shaping(ip: Any, interface: str, index: int) -> Shaping | None:
+    """The root token bucket; ``NicError`` for a qdisc that would be lost on the way."""
+    shaping = None
+    for message in ip.get_qdiscs(index=index):
+        kind = message.get_attr("TCA_KIND")
+        if message["handle"] == 0 or kind in _KERNEL_QDISCS:
+            continue
+        if kind != "tbf" or message["parent"] != _TC_ROOT:
+            raise NicError(
+                f"{interface} has a {kind} queueing discipline, which would be lost when the "
+                f"NIC moves to a worker",
+                hint=f"only a tbf at the root can be carried over: tc qdisc show dev {interface}",
+            )
+        parameters = message.get_attr("TCA_OPTIONS").get_attr("TCA_TBF_PARMS")
+        if parameters["rate"] >= 0xFFFFFFFF or parameters["peak"]:
+            raise NicError(
+                f"{interface} has a tbf above 34 Gb/s or with a peak rate, which cannot be "
+                f"carried over to a worker"
+            )
+        shaping = Shaping(parameters["rate"], parameters["limit"], parameters["buffer"])
+    return shaping
+
+
+def _move(ip: Any, interface: str, namespace: Path) -> None:
+    descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        ip.link("set", index=_index(ip, interface), net_ns_fd=descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _restore(state: NicState, *, loopback_up: bool = False) -> None:
+    """Bring the NIC of this name, in this thread's namespace, into this state."""
+    interface = state.interface
+    with _netlink(interface, "setting up") as ip:
+        index = _index(ip, interface)
+        (link,) = ip.get_links(index)
+        if link.get_attr("IFLA_ADDRESS") != state.mac or link.get_attr("IFLA_MTU") != state.mtu:
+            ip.link("set", index=index, state="down")
+            ip.link("set", index=index, address=state.mac, mtu=state.mtu)
+        if state.tx_checksum is not None and ethtool.tx_checksum(interface) != state.tx_checksum:
+            ethtool.set_tx_checksum(interface, state.tx_checksum)
+        _shape(ip, interface, index, state.shaping)
+        for name, value in (state.sysctls or {}).items():
+            _sysctl(interface, name).write_text(value, encoding="ascii")
+        if loopback_up:
+            ip.link("set", index=_index(ip, "lo"), state="up")
+        ip.link("set", index=index, state="up" if state.up else "down")
+        for address, mac in state.neighbours:
+            ip.neigh(
+                "replace", ifindex=index, dst=address, lladdr=mac, state=_NUD_PERMANENT, family=2
+            )
+        for address, prefix in state.addresses:
+            with _already_there():
+                ip.addr("add", index=index, address=address, prefixlen=prefix)
+        for route in state.routes:
+            ip.route("replace", oif=index, family=2, **route)
+        now = _read(ip, interface)
+    if now.mac != state.mac or not set(state.addresses) <= set(now.addresses):
+        raise NicError(f"{interface} did not take its address: wanted {state}, got {now}")
+
+
+def _shape(ip: Any, interface: str, index: int, wanted: Shaping | None) -> None:
+    if wanted is None or wanted.holds(_shaping(ip, interface, index)):
+        return
+    ip.tc(
+        "replace",
+        "tbf",
+        index=index,
+        handle=0x10000,
+        rate=wanted.rate_bytes_s,
+        burst=wanted.burst_bytes,
+        limit=wanted.limit_bytes,
+    )
+    applied = _shaping(ip, interface, index)
+    if not wanted.holds(applied):
+        raise NicError(
+            f"limiting the rate of {interface}: asked for {wanted}, the kernel has {applied}"
+        )
+
+
+def _index(ip: Any, interface: str) -> int:
+    found = ip.link_lookup(ifname=interface)
+    if not found:
+        raise NicError(
+            f"there is no interface {interface} in this network namespace",
+            hint="the lab file names a NIC's interface with 'interface:' where it differs from "
+            "the NIC's name",
+        )
+    return int(found[0])
+
+
+def _sysctl(interface: str, name: str) -> Path:
+    return Path("/proc/sys/net/ipv4/conf", interface, name)
+
+
+@contextlib.contextmanager
+def _netlink(interface: str, doing: str) -> Iterator[Any]:
+    try:
+        with IPRoute() as ip:
+            yield ip
+    except NetlinkError as exc:
+        hint = "run it as root" if exc.code == errno.EPERM else None
+        raise NicError(f"{doing} {interface}: {os.strerror(exc.code)}", hint=hint) from exc
+    except OSError as exc:
+        raise NicError(f"{doing} {interface}: {exc}") from exc
+
+
+@contextlib.contextmanager
+def _already_there() -> Iterator[None]:
+    try:
+        yield
+    except NetlinkError as exc:
+        if exc.code != errno.EEXIST:
+            raise

@@ -1,0 +1,340 @@
+"""The agent of one server: gives a worker its GPU and NIC, watches it, takes them back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from agents import netns, nics
+from agents.errors import AgentError, BadRequest, Conflict, NicError, NotHere
+from agents.gpus import GpuBackend
+from agents.leases import Holders, Lease, LeaseBook
+from agents.messages import (
+    AgentStatus,
+    GpuStatus,
+    NicStatus,
+    Report,
+    WorkerSpec,
+    WorkerState,
+    WorkerStatus,
+)
+from agents.workerfiles import ReportReader, Saying, read_state, tell, verdict
+from agents.workers.contract import Ending, Order, Runner, RunningWorker
+from testbed.lab import Lab, Nic, Server
+
+_GRACE_S = 2.0
+_log = logging.getLogger("patchlight.agent")
+
+
+@dataclass
+class _Worker:
+    """One worker that the agent knows of, alive or ended."""
+
+    spec: WorkerSpec
+    directory: Path
+    reports: ReportReader
+    running: RunningWorker | None = None
+    watching: asyncio.Task[None] | None = None
+    stopping: bool = False
+    ending: Ending | None = None
+    final: Saying | None = None
+    lease: Lease | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class AgentService:
+    """Everything the agent's API offers. All methods belong to one event loop."""
+
+    def __init__(
+        self, lab: Lab, server: Server, runner: Runner, gpus: GpuBackend, state: Path
+    ) -> None:
+        self._lab, self._server = lab, server
+        self._runner, self._gpus = runner, gpus
+        self._home = netns.own()
+        self._state = state
+        self._book = LeaseBook(state / "leases")
+        self._holders = Holders()
+        self._workers: dict[str, _Worker] = {}
+
+    async def open(self) -> None:
+        """Put right what an earlier agent left, then be ready for work."""
+        await self._runner.open()
+        await self._gpus.open()
+        for lease in self._book.read():
+            await self._recover(lease)
+        await self._runner.sweep()
+
+    async def close(self) -> None:
+        """Stop every worker and take every NIC back."""
+        results = await asyncio.gather(
+            *(self.delete(name) for name in list(self._workers)), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                _log.error("stopping a worker: %s", result)
+        await self._gpus.close()
+        await self._runner.close()
+
+    async def create(self, spec: WorkerSpec) -> WorkerStatus:
+        """Lease, launch, move the NIC in. On an error nothing of it is left."""
+        nic = self._nic(spec.nic)
+        if spec.gpu is not None and spec.gpu not in {gpu.name for gpu in self._server.gpus}:
+            raise NotHere(f"server {self._server.name} has no GPU {spec.gpu!r}")
+        own = next(member for member in spec.ring if member.rank == spec.rank)
+        if str(own.address) != str(nic.address):
+            raise BadRequest(
+                f"rank {spec.rank} is at {own.address} in the ring, but {nic.name} of "
+                f"{self._server.name} has {nic.address}"
+            )
+        if spec.id in self._workers:
+            raise Conflict(f"there is a worker {spec.id} already", hint="delete it first")
+        self._holders.claim(spec.id, spec.gpu, spec.nic)
+        directory = self._state / "workers" / spec.id
+        worker = _Worker(spec, directory, ReportReader(directory))
+        self._workers[spec.id] = worker
+        async with worker.lock:
+            try:
+                await self._launch(worker, nic)
+            except BaseException as exc:
+                await self._abandon(worker, exc)
+                raise
+            worker.watching = asyncio.create_task(self._watch(worker))
+        return self.worker(spec.id)
+
+    def worker(self, name: str) -> WorkerStatus:
+        """What is known of a worker."""
+        worker = self._known(name)
+        said = worker.final or read_state(worker.directory)
+        # Until its NIC and GPU are back, the worker is not over.
+        if worker.final is None and said.state.is_final:
+            said = Saying(WorkerState.RUNNING, said.iterations_done, "ending")
+        ending = worker.ending
+        return WorkerStatus(
+            id=worker.spec.id,
+            job=worker.spec.job,
+            rank=worker.spec.rank,
+            state=said.state,
+            exit_code=ending.exit_code if ending else None,
+            message=said.message,
+            last_lines=list(ending.last_lines) if ending else [],
+            iterations_done=said.iterations_done,
+            gpu=worker.spec.gpu,
+            nic=worker.spec.nic,
+        )
+
+    def reports(self, name: str, after: int) -> list[Report]:
+        """The worker's reports after the first ``after``."""
+        return self._known(name).reports.after(after)
+
+    async def start(self, name: str) -> int:
+        """Let a ready worker train."""
+        return await self._tell(name, {"op": "start"}, starting_is_fine=False)
+
+    async def hold(self, name: str, iteration: int) -> int:
+        """Hold it just before the all-reduce of ``iteration``."""
+        return await self._tell(name, {"op": "hold", "iteration": iteration})
+
+    async def release(self, name: str) -> int:
+        """Let it go on."""
+        return await self._tell(name, {"op": "release"})
+
+    async def delete(self, name: str) -> WorkerStatus:
+        """Stop it, take its NIC and GPU back and forget it. A worker not here is stopped."""
+        worker = self._workers.get(name)
+        if worker is None:
+            return WorkerStatus(
+                id=name, state=WorkerState.STOPPED, message="there is no such worker here"
+            )
+        worker.stopping = True
+        async with worker.lock:
+            if worker.final is None and worker.running is not None:
+                await worker.running.stop(_GRACE_S)
+            if worker.watching is not None:
+                await worker.watching
+            if worker.lease is not None:  # its NIC did not come back: try once more
+                await self._end(worker)
+            if name in self._workers:
+                status = self.worker(name)
+                self._forget(worker)
+                return status
+        return WorkerStatus(id=name, state=WorkerState.STOPPED)
+
+    async def status(self) -> AgentStatus:
+        """The whole server."""
+        readings = await asyncio.gather(*(self._gpus.read(gpu.name) for gpu in self._server.gpus))
+        return AgentStatus(
+            server=self._server.name,
+            version=_version(),
+            runner=self._runner.name,
+            gpus=[
+                GpuStatus(
+                    name=reading.name,
+                    model=reading.model,
+                    uuid=reading.uuid,
+                    utilization=reading.utilization,
+                    busy_s=reading.busy_s,
+                    worker=self._holders.gpu(reading.name),
+                )
+                for reading in readings
+            ],
+            nics=[
+                NicStatus(
+                    name=nic.name,
+                    address=str(nic.address),
+                    state="leased" if self._holders.nic(nic.name) else "idle",
+                    worker=self._holders.nic(nic.name),
+                )
+                for nic in self._server.nics
+            ],
+            workers=[self.worker(name) for name in self._workers],
+        )
+
+    async def _launch(self, worker: _Worker, nic: Nic) -> None:
+        spec = worker.spec
+        interface = nic.interface or nic.name
+        namespace = f"pl.{self._lab.name}.{self._server.name}.w-{spec.id}"
+        before = await asyncio.to_thread(netns.inside, self._home, lambda: nics.read_nic(interface))
+        worker.lease = Lease(spec, namespace, before, self._runner.name)
+        self._book.write(worker.lease)
+        shutil.rmtree(worker.directory, ignore_errors=True)
+        worker.directory.mkdir(mode=0o700, parents=True)
+        task = {
+            "id": spec.id,
+            "job": spec.job,
+            "rank": spec.rank,
+            "ring": [member.model_dump(mode="json") for member in spec.ring],
+            **spec.task.model_dump(mode="json"),
+        }
+        order = Order(
+            lab=self._lab.name,
+            server=self._server.name,
+            worker=spec.id,
+            job=spec.job,
+            directory=worker.directory,
+            namespace=namespace,
+            task=task,
+            gpu_socket=self._gpus.socket_of(spec.gpu) if spec.gpu else None,
+            gpu_uuid=self._gpus.uuid_of(spec.gpu) if spec.gpu else None,
+        )
+        worker.running = await self._runner.launch(order)
+        worker.lease = worker.lease.with_trace(worker.running.trace)
+        self._book.write(worker.lease)
+
+        def give() -> None:
+            nics.give_nic(
+                interface,
+                netns.path_of(namespace),
+                before,
+                address=str(nic.address),
+                prefix=self._lab.network.prefixlen,
+                mac=nic.mac,
+                neighbours=[(str(n.address), n.mac) for n in spec.neighbours],
+            )
+
+        await asyncio.to_thread(netns.inside, self._home, give)
+
+    async def _watch(self, worker: _Worker) -> None:
+        """Wait for the worker's end, however it comes, and clear up after it."""
+        assert worker.running is not None
+        said = Saying(WorkerState.FAILED)
+        try:
+            worker.ending = await worker.running.ended()
+            said = verdict(read_state(worker.directory), worker.ending, worker.stopping)
+            await self._end(worker)
+        except Exception as exc:
+            # The NIC stays leased: nobody else may get it in the state it is in.
+            said = Saying(WorkerState.FAILED, said.iterations_done, f"{said.message}; {exc}")
+            _log.error("worker %s: %s", worker.spec.id, exc)
+        worker.final = said
+
+    async def _abandon(self, worker: _Worker, why: BaseException) -> None:
+        """Clear up after a launch that failed; what cannot be cleared up stays on show."""
+        try:
+            await self._end(worker)
+        except Exception as exc:
+            worker.final = Saying(WorkerState.FAILED, 0, f"{why}; {exc}")
+            _log.error("worker %s: %s", worker.spec.id, exc)
+        self._forget(worker)
+
+    async def _end(self, worker: _Worker) -> None:
+        """Take back all that a worker had; it is dead, or dies now."""
+        try:
+            if worker.running is not None:
+                if worker.ending is None:
+                    await worker.running.stop(0)
+                await worker.running.dispose()
+        finally:  # a container that will not go is no reason to leave it the NIC
+            if worker.lease is not None:
+                await asyncio.to_thread(self._take_back, worker.lease)
+                worker.lease = None
+            self._holders.release(worker.spec.id)
+
+    def _take_back(self, lease: Lease) -> None:
+        namespace = netns.path_of(lease.namespace)
+        try:
+            nics.take_nic_back(lease.nic_state, namespace, self._home)
+        except NicError:
+            # A namespace that still has the NIC is kept: a virtual one would die with it.
+            if not nics.is_in(namespace, lease.nic_state.interface):
+                netns.remove(lease.namespace)
+            raise
+        netns.remove(lease.namespace)
+        self._book.strike(lease.spec.id)
+
+    async def _recover(self, lease: Lease) -> None:
+        """A worker of an agent that died: end it, and take back what it had."""
+        directory = self._state / "workers" / lease.spec.id
+        worker = _Worker(lease.spec, directory, ReportReader(directory))
+        self._workers[lease.spec.id] = worker
+        if lease.trace is not None:
+            await self._runner.end_leftover(lease.trace)
+        said = read_state(directory)
+        message = "the agent was started again, and ended the worker"
+        worker.final = Saying(WorkerState.FAILED, said.iterations_done, message)
+        try:
+            await asyncio.to_thread(self._take_back, lease)
+        except AgentError as exc:
+            worker.lease = lease
+            self._holders.claim(lease.spec.id, lease.spec.gpu, lease.spec.nic)
+            worker.final = Saying(WorkerState.FAILED, said.iterations_done, f"{message}; {exc}")
+            _log.error("recovering worker %s: %s", lease.spec.id, exc)
+
+    def _forget(self, worker: _Worker) -> None:
+        if worker.lease is None:
+            self._workers.pop(worker.spec.id, None)
+            shutil.rmtree(worker.directory, ignore_errors=True)
+
+    async def _tell(
+        self, name: str, request: dict[str, object], *, starting_is_fine: bool = True
+    ) -> int:
+        status = self.worker(name)
+        if status.state.is_final:
+            raise Conflict(
+                f"worker {name} is {status.state}: {status.message or 'nothing more to do'}",
+                iteration=status.iterations_done,
+            )
+        if status.state is WorkerState.STARTING and not starting_is_fine:
+            raise Conflict(f"worker {name} is not ready yet", hint="wait until it is ready")
+        return await tell(self._known(name).directory, request)
+
+    def _known(self, name: str) -> _Worker:
+        if name not in self._workers:
+            raise NotHere(f"server {self._server.name} has no worker {name!r}")
+        return self._workers[name]
+
+    def _nic(self, name: str) -> Nic:
+        for nic in self._server.nics:
+            if nic.name == name:
+                return nic
+        raise NotHere(f"server {self._server.name} has no NIC {name!r}")
+
+
+def _version() -> str:
+    try:
+        return version("patchlight")
+    except PackageNotFoundError:
+        return "unknown"

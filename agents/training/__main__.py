@@ -1,0 +1,72 @@
+"""``python3 -m agents.training --task FILE``: run one worker; its folder is the task's."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import FrameType
+
+from .compute import open_device
+from .control import ControlServer
+from .errors import Stopped, TrainingError
+from .gate import Gate
+from .journal import Journal
+from .task import read_task
+from .trainer import train
+
+
+def main() -> int:
+    """Run the worker; 0 when it is done or was told to stop, 1 when it failed."""
+    parser = argparse.ArgumentParser(prog="agents.training", description=__doc__)
+    parser.add_argument("--task", type=Path, required=True, help="the task file")
+    parser.add_argument(
+        "--lifeline", action="store_true", help="end as soon as standard input is closed"
+    )
+    arguments = parser.parse_args()
+    if arguments.lifeline:
+        threading.Thread(target=_end_with_agent, daemon=True).start()
+    signal.signal(signal.SIGTERM, _stop)
+    directory = arguments.task.resolve().parent
+    journal = Journal(directory)
+    try:
+        task = read_task(arguments.task)
+        gate = Gate(task.iterations, lambda state, _iteration: journal.state(state))
+        ControlServer(directory, gate)
+        device = open_device(task)
+        try:
+            train(task, device, gate, journal)
+        finally:
+            device.close()
+    except Stopped:
+        journal.state("stopped", "told to stop")
+        return 0
+    except TrainingError as exc:
+        journal.state("failed", str(exc))
+        print(f"worker failed: {exc}", file=sys.stderr, flush=True)
+        return 1
+    except Exception as exc:
+        journal.state("failed", f"{type(exc).__name__}: {exc}")
+        traceback.print_exc()
+        return 1
+    journal.state("done")
+    return 0
+
+
+def _stop(_signal: int, _frame: FrameType | None) -> None:
+    raise Stopped
+
+
+def _end_with_agent() -> None:
+    # The agent holds the other end; a kill -9 of it closes that too.
+    while os.read(0, 64):
+        pass
+    os._exit(113)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

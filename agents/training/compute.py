@@ -1,0 +1,183 @@
+"""The compute phase: keep the worker's GPU busy for as long as the job's profile says.
+
+An emulated GPU is occupied through its socket. On a CUDA GPU matrices are multiplied until
+the time is over (PyTorch); without a GPU the processor does that. ``name`` says which it was,
+and goes into every report, so that nobody takes one for another.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any, Protocol
+
+import numpy as np
+
+from .errors import TrainingError
+from .task import Task
+
+
+class Device(Protocol):
+    """Something that computes for a given time; ``begin`` may return before it is over."""
+
+    name: str
+
+    def begin(self, seconds: float) -> None:
+        """Start computing for so many seconds."""
+
+    def finish(self) -> None:
+        """Return when the compute phase that was begun is over."""
+
+    def close(self) -> None:
+        """Give the device back."""
+
+
+class EmulatedGpu:
+    """An emulated GPU behind a Unix socket; held by this connection alone while it is open."""
+
+    name = "emulated-gpu"
+
+    def __init__(self, path: str, tenant: str, deadline_s: float = 5.0) -> None:
+        self._path = path
+        end = time.monotonic() + deadline_s
+        while True:
+            self._connect()
+            self._send({"op": "attach", "tenant": tenant})
+            try:
+                self._answer("attaching to")
+                return
+            except TrainingError:
+                self.close()
+                # The tenant before may be on its way out.
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+
+    def _connect(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.connect(self._path)
+        except OSError as exc:
+            raise TrainingError(f"connecting to the emulated GPU {self._path}: {exc}") from exc
+        self._stream = self._socket.makefile("rb")
+
+    def begin(self, seconds: float) -> None:
+        """Start computing for so many seconds."""
+        self._send({"op": "occupy", "seconds": seconds})
+
+    def finish(self) -> None:
+        """Return when that time is over."""
+        self._answer("computing on")
+
+    def close(self) -> None:
+        """Give the device back."""
+        self._stream.close()  # the socket stays open as long as this does
+        self._socket.close()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as exc:
+            raise TrainingError(f"the emulated GPU {self._path} is gone: {exc}") from exc
+
+    def _answer(self, doing: str) -> None:
+        try:
+            line = self._stream.readline()
+            reply = json.loads(line) if line else {"error": "it closed the connection"}
+        except (OSError, ValueError) as exc:
+            reply = {"error": str(exc)}
+        if reply.get("ok") is not True:
+            raise TrainingError(f"{doing} the emulated GPU {self._path}: {reply.get('error')}")
+
+
+class CudaGpu:
+    """A CUDA GPU that multiplies matrices, through PyTorch."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self.name = f"cuda: {torch.cuda.get_device_name(0)}"
+        self._a = torch.randn(2048, 2048, device="cuda", dtype=torch.float16)
+        self._b = torch.randn(2048, 2048, device="cuda", dtype=torch.float16)
+        self._out = torch.empty_like(self._a)
+        self._seconds = 0.0
+        self._multiply(3)  # the first ones also load kernels
+        began = time.monotonic()
+        self._multiply(50)
+        self._one_s = (time.monotonic() - began) / 50
+
+    def _multiply(self, times: int) -> None:
+        for _ in range(times):
+            self._torch.mm(self._a, self._b, out=self._out)
+        self._torch.cuda.synchronize()
+
+    def begin(self, seconds: float) -> None:
+        """Start computing for so many seconds."""
+        self._seconds = seconds
+
+    def finish(self) -> None:
+        """Return when that time is over."""
+        end = time.monotonic() + self._seconds
+        while (left := end - time.monotonic()) > 0:
+            # Batches of at most 20 ms, so that the calibration may drift with the clocks.
+            self._multiply(max(1, int(min(left, 0.02) / self._one_s)))
+
+    def close(self) -> None:
+        """Give the device back."""
+        self._torch.cuda.empty_cache()
+
+
+class Processor:
+    """No GPU: the processor multiplies matrices."""
+
+    name = "cpu: numpy"
+
+    def __init__(self) -> None:
+        self._a = np.ones((128, 128), dtype=np.float32)
+        self._seconds = 0.0
+
+    def begin(self, seconds: float) -> None:
+        """Start computing for so many seconds."""
+        self._seconds = seconds
+
+    def finish(self) -> None:
+        """Return when that time is over."""
+        end = time.monotonic() + self._seconds
+        while time.monotonic() < end:
+            np.matmul(self._a, self._a)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class Sleeper:
+    """Computes nothing: only the time of the compute phase passes."""
+
+    name = "sleep"
+
+    def __init__(self) -> None:
+        self._end = 0.0
+
+    def begin(self, seconds: float) -> None:
+        """Start computing for so many seconds."""
+        self._end = time.monotonic() + seconds
+
+    def finish(self) -> None:
+        """Return when that time is over."""
+        time.sleep(max(0.0, self._end - time.monotonic()))
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def open_device(task: Task) -> Device:
+    """The device that the task asks for; ``TrainingError`` if it is there but refuses."""
+    if task.gpu_socket is not None:
+        return EmulatedGpu(task.gpu_socket, task.id)
+    if task.device == "sleep":
+        return Sleeper()
+    try:
+        import torch  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        return Processor()
+    return CudaGpu(torch) if torch.cuda.is_available() else Processor()

@@ -1,0 +1,209 @@
+"""Joining the ring: rank r connects to rank r+1 and accepts rank r−1.
+
+Peers start in any order, and their light may not be on yet: connecting is tried again until
+the deadline. A handshake checks that both ends belong to the same job and neighbour ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import socket
+import struct
+import termios
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import RingError
+from .task import Member, Task
+
+_LINE_LIMIT = 4096
+_ATTEMPT_S = 1.0
+_TCP_RTO_MAX_MS = 44  # Linux 6.15; not yet named in the socket module
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The two connections of one worker: bytes go out to the next, come in from the previous."""
+
+    to_next: socket.socket
+    from_previous: socket.socket
+
+    def drain(self, deadline_s: float) -> None:
+        """Wait until the next worker's kernel has acknowledged all that was sent.
+
+        The NIC leaves the worker's namespace as soon as the worker ends, and with it
+        whatever is still in the send queue; so nobody may end before this.
+        """
+        end = time.monotonic() + deadline_s
+        while True:
+            raw = fcntl.ioctl(self.to_next, termios.TIOCOUTQ, bytes(4))
+            (unacknowledged,) = struct.unpack("i", raw)
+            if unacknowledged == 0:
+                return
+            if time.monotonic() > end:
+                raise RingError(
+                    f"{unacknowledged} bytes sent to the next worker were not acknowledged "
+                    f"within {deadline_s:.0f} s of the end"
+                )
+            time.sleep(0.002)
+
+    def close(self) -> None:
+        """Close both connections."""
+        self.to_next.close()
+        self.from_previous.close()
+
+
+def join_ring(task: Task) -> Neighbours:
+    """Both neighbours of ``task.rank``, connected and checked.
+
+    ``RingError`` if that fails until ``task.deadline_s``: it says which neighbour, where, and
+    what the last attempt came to. Only for rings of two or more.
+    """
+    end = time.monotonic() + task.deadline_s
+    size = len(task.ring)
+    me = task.ring[task.rank]
+    following, previous = task.ring[(task.rank + 1) % size], task.ring[(task.rank - 1) % size]
+    joined: dict[str, socket.socket] = {}
+    failures: list[str] = []
+
+    def accept() -> None:
+        try:
+            joined["previous"] = _accept_previous(listener, task, previous, end)
+        except RingError as exc:
+            failures.append(str(exc))
+
+    with _listen(me, end) as listener:
+        # Both at once: a neighbour answers our hello only when it is itself past listening.
+        acceptor = threading.Thread(target=accept, daemon=True)
+        acceptor.start()
+        try:
+            joined["next"] = _connect_next(task, following, end)
+        except RingError as exc:
+            failures.append(str(exc))
+        acceptor.join()
+    if failures:
+        for connection in joined.values():
+            connection.close()
+        raise RingError("; ".join(sorted(failures)))
+    return Neighbours(joined["next"], joined["previous"])
+
+
+def _listen(me: Member, end: float) -> socket.socket:
+    while True:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((me.address, me.port))
+            listener.listen(8)
+        except OSError as exc:
+            listener.close()
+            # A container starts before its NIC is moved in: the address comes a moment later.
+            if exc.errno == errno.EADDRNOTAVAIL and time.monotonic() < end:
+                time.sleep(0.005)
+                continue
+            raise RingError(f"listening on {me.address}:{me.port}: {exc.strerror}") from exc
+        return listener
+
+
+def _connect_next(task: Task, peer: Member, end: float) -> socket.socket:
+    last = "no attempt was made"
+    while time.monotonic() < end:
+        began = time.monotonic()
+        try:
+            connection = socket.create_connection((peer.address, peer.port), timeout=_ATTEMPT_S)
+        except OSError as exc:
+            last = exc.strerror or str(exc)
+        else:
+            try:
+                _tune(connection)
+                _send_line(connection, _hello(task))
+                connection.settimeout(max(0.1, end - time.monotonic()))
+                reply = _read_line(connection)
+                if reply.get("ok") is True:
+                    return connection
+                last = f"it refused: {reply.get('error')}"
+            except (OSError, ValueError) as exc:
+                last = str(exc)
+            connection.close()
+        time.sleep(max(0.0, min(0.05, began + 0.05 - time.monotonic())))
+    raise RingError(
+        f"rank {task.rank} could not join rank {peer.rank} at {peer.address}:{peer.port} within "
+        f"{task.deadline_s:g} s: {last}"
+    )
+
+
+def _accept_previous(
+    listener: socket.socket, task: Task, peer: Member, end: float
+) -> socket.socket:
+    expected = {**_hello(task), "rank": peer.rank}
+    last = "nobody connected"
+    while time.monotonic() < end:
+        listener.settimeout(max(0.01, end - time.monotonic()))
+        try:
+            connection, (address, _port) = listener.accept()
+        except OSError as exc:
+            last = f"nobody connected ({exc})" if last == "nobody connected" else last
+            continue
+        try:
+            connection.settimeout(_ATTEMPT_S * 5)
+            said = _read_line(connection)
+            if said == expected:
+                _tune(connection)
+                _send_line(connection, {"ok": True})
+                return connection
+            # A stranger, or a worker of a job that is ending: let it go and wait for ours.
+            last = f"{address} said {said}, expected {expected}"
+            _send_line(connection, {"ok": False, "error": f"expected {expected}, got {said}"})
+        except (OSError, ValueError) as exc:
+            last = f"{address}: {exc}"
+        connection.close()
+    raise RingError(
+        f"rank {task.rank} waited {task.deadline_s:g} s for rank {peer.rank} "
+        f"({peer.address}): {last}"
+    )
+
+
+def _hello(task: Task) -> dict[str, Any]:
+    return {
+        "patchlight": 1,
+        "job": task.job,
+        "rank": task.rank,
+        "ranks": len(task.ring),
+        "elements": task.elements,
+    }
+
+
+def _send_line(connection: socket.socket, message: dict[str, Any]) -> None:
+    connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _read_line(connection: socket.socket) -> dict[str, Any]:
+    line = b""
+    while not line.endswith(b"\n"):
+        piece = connection.recv(_LINE_LIMIT)
+        if not piece:
+            raise ConnectionError("the connection was closed during the handshake")
+        line += piece
+        if len(line) > _LINE_LIMIT:
+            raise ValueError("the handshake is too long to be one")
+    message = json.loads(line)
+    if not isinstance(message, dict):
+        raise ValueError(f"the handshake is not an object: {message!r}")
+    return message
+
+
+def _tune(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # A path may be dark for seconds while circuits are switched: be patient with it, but
+    # notice a neighbour that is gone for good.
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 120_000)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+    with contextlib.suppress(OSError):  # older kernels back off up to two minutes
+        connection.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, 1000)

@@ -1,0 +1,80 @@
+"""The task file: what one worker is to do, as its agent wrote it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from .errors import TrainingError
+
+
+@dataclass(frozen=True)
+class Member:
+    """One worker of the ring, and where it listens for its predecessor."""
+
+    rank: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """One worker's part of a job. Times in seconds; ``ring`` is in the order of ranks.
+
+    ``gpu_socket`` is an emulated GPU's Unix socket, if the worker has such a GPU;
+    ``device`` is ``"auto"`` or ``"sleep"`` (compute nothing, only let the time pass);
+    ``deadline_s`` is how long the peers may take to come up.
+    """
+
+    id: str
+    job: str
+    rank: int
+    ring: tuple[Member, ...]
+    iterations: int
+    gradient_bytes: int
+    compute_s: float
+    seed: int = 0
+    gpu_socket: str | None = None
+    device: str = "auto"
+    deadline_s: float = 60.0
+
+    @property
+    def elements(self) -> int:
+        """How many float32 values the gradient has: the bytes, rounded up to whole ones."""
+        return max(1, -(-self.gradient_bytes // 4))
+
+    @classmethod
+    def parse(cls, data: dict[str, Any]) -> Task:
+        """A task from its JSON object; ``TrainingError`` naming what does not fit."""
+        known = {field.name for field in fields(cls)}
+        if set(data) - known:
+            raise TrainingError(
+                f"the task has unknown keys: {', '.join(sorted(set(data) - known))}"
+            )
+        try:
+            members = tuple(
+                sorted((Member(**member) for member in data["ring"]), key=lambda m: m.rank)
+            )
+            task = cls(**{**data, "ring": members})
+        except (KeyError, TypeError) as exc:
+            raise TrainingError(f"the task is not complete: {exc}") from exc
+        if [member.rank for member in members] != list(range(len(members))):
+            raise TrainingError(f"the ring must have ranks 0…n−1, once each: got {members}")
+        if not 0 <= task.rank < len(members):
+            raise TrainingError(f"rank {task.rank} is not in a ring of {len(members)}")
+        if task.iterations < 1 or task.gradient_bytes < 1 or task.compute_s < 0:
+            raise TrainingError("iterations and gradient_bytes must be positive, compute_s not < 0")
+        return task
+
+
+def read_task(path: Path) -> Task:
+    """The task in this file; ``TrainingError`` if it cannot be read or does not fit."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise TrainingError(f"reading the task {path}: {exc}") from exc
+    if not isinstance(data, dict):
+        raise TrainingError(f"reading the task {path}: expected a JSON object")
+    return Task.parse(data)

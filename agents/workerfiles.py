@@ -1,0 +1,110 @@
+"""What a worker says in its folder, and what it is told through its control socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from agents.errors import AgentError, Conflict
+from agents.messages import Report, WorkerState
+from agents.workers.contract import Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Saying:
+    """A worker's ``state.json``."""
+
+    state: WorkerState = WorkerState.STARTING
+    iterations_done: int = 0
+    message: str = ""
+
+
+def read_state(directory: Path) -> Saying:
+    """What the worker last said of itself; "starting" before it has said anything."""
+    try:
+        data = json.loads((directory / "state.json").read_text(encoding="utf-8"))
+        return Saying(
+            WorkerState(data["state"]), int(data["iterations_done"]), str(data["message"])
+        )
+    except FileNotFoundError:
+        return Saying()
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        return Saying(message=f"the worker's state cannot be read: {exc}")
+
+
+def verdict(said: Saying, ending: Ending, stopping: bool) -> Saying:
+    """What became of a worker that has ended: what it said itself, unless that cannot be.
+
+    A worker that ends without having said how it failed is known by its exit code.
+    """
+    if stopping and said.state is not WorkerState.DONE:
+        return Saying(WorkerState.STOPPED, said.iterations_done, "stopped on request")
+    if ending.exit_code == 0 and said.state in (WorkerState.DONE, WorkerState.STOPPED):
+        return said
+    if said.state is WorkerState.FAILED:
+        return said
+    code = ending.exit_code
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return Saying(WorkerState.FAILED, said.iterations_done, f"the worker {how} while {said.state}")
+
+
+class ReportReader:
+    """Reads a worker's reports as they are written, each line once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "reports.jsonl"
+        self._offset = 0
+        self._reports: list[Report] = []
+
+    def after(self, count: int) -> list[Report]:
+        """The reports after the first ``count``."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break  # still being written
+                    self._reports.append(Report.model_validate_json(line))
+                    self._offset += len(line)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValidationError) as exc:
+            raise AgentError(f"reading the reports {self._path}: {exc}") from exc
+        return self._reports[count:]
+
+
+async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 5.0) -> int:
+    """Tell a running worker something; gives the iteration it is at.
+
+    ``Conflict`` if the worker is not up yet or refuses, ``AgentError`` if it does not answer.
+    """
+    # Through /proc, because a Unix socket's path may have only 107 characters.
+    folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    try:
+        async with asyncio.timeout(deadline_s):
+            reader, writer = await asyncio.open_unix_connection(
+                f"/proc/self/fd/{folder}/control.sock"
+            )
+            try:
+                writer.write(json.dumps(request).encode() + b"\n")
+                reply = json.loads(await reader.readline())
+            finally:
+                writer.close()
+    except (FileNotFoundError, ConnectionRefusedError) as exc:
+        raise Conflict("the worker is not up yet", hint="wait until it is ready") from exc
+    except (OSError, TimeoutError, ValueError) as exc:
+        raise AgentError(
+            f"telling the worker {request.get('op')}: {exc or 'it did not answer'}"
+        ) from exc
+    finally:
+        os.close(folder)
+    if not reply.get("ok"):
+        raise Conflict(str(reply.get("error")), iteration=reply.get("iteration"))
+    return int(reply["iteration"])

@@ -1,0 +1,151 @@
+#!/usr/bin/env bash
+# Installs what Patchlight needs on Debian 12 / Ubuntu 24.04 and makes .venv. Run it as often as
+# you like: with nothing missing it ends at once. Needs root or sudo only where apt must install.
+#
+#   deploy/bootstrap.sh           what a user needs
+#   deploy/bootstrap.sh --test    also what `make test` needs
+#   deploy/bootstrap.sh --bench   also the peers that `make bench` measures beside us
+#
+# PYTHON=/path/to/python3 chooses the interpreter (3.11 or newer).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+fail() { printf 'bootstrap: %s\n' "$*" >&2; exit 1; }
+say() { printf 'bootstrap: %s\n' "$*" >&2; }
+
+packages=(openvswitch-switch docker.io iproute2 ethtool iputils-ping util-linux mmdebstrap)
+# A kernel with AppArmor on lets Docker start containers only where its parser is there too.
+if grep -qs Y /sys/module/apparmor/parameters/enabled; then packages+=(apparmor); fi
+for option in "$@"; do
+    case $option in
+        --test) packages+=(openssh-server) ;;
+        --bench) packages+=(mininet iperf3) ;;
+        *) fail "unknown option $option (known: --test, --bench)" ;;
+    esac
+done
+
+# --- packages ---------------------------------------------------------------------------------
+
+POLICY=/usr/sbin/policy-rc.d
+MARK='# put here by Patchlight deploy/bootstrap.sh, for as long as apt runs'
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+installed() {
+    [ "$(dpkg-query -W -f '${db:Status-Abbrev}' "$1" 2>/dev/null)" = 'ii ' ]
+}
+
+# docker.io stands for any Docker engine: one from docker.com conflicts with Debian's.
+present() {
+    installed "$1" || { [ "$1" = docker.io ] && command -v dockerd >/dev/null; }
+}
+
+# The packages are wanted for their programs. Patchlight runs an Open vSwitch, sshd and Docker
+# engine of its own, so the services that come along are neither started now nor at the next boot.
+allow_services() {
+    if grep -qsF "$MARK" "$POLICY"; then as_root rm -f "$POLICY"; fi
+}
+
+forbid_services() {
+    [ -e "$POLICY" ] && return
+    trap allow_services EXIT
+    printf '#!/bin/sh\n%s\nexit 101\n' "$MARK" | as_root tee "$POLICY" >/dev/null
+    as_root chmod 755 "$POLICY"
+}
+
+disable_services_of() {
+    command -v systemctl >/dev/null || return 0
+    local package unit
+    for package in "$@"; do
+        for unit in $(dpkg -L "$package" 2>/dev/null |
+            sed -nE 's,^(/usr)?/lib/systemd/system/([^/@]+\.(service|socket))$,\2,p'); do
+            as_root systemctl disable --quiet "$unit" 2>/dev/null || true
+        done
+    done
+}
+
+install_packages() {
+    local missing=() package before
+    for package in "$@"; do present "$package" || missing+=("$package"); done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    command -v apt-get >/dev/null ||
+        fail "needs ${missing[*]}, and there is no apt-get here: install them by hand"
+    [ "$(id -u)" = 0 ] || command -v sudo >/dev/null ||
+        fail "needs ${missing[*]}: run 'apt-get install ${missing[*]}' as root (no sudo here)"
+    say "installing ${missing[*]} (a minute or so)"
+    before=$(dpkg-query -W -f '${Package}\n' | sort)
+    allow_services # one that a killed run left
+    forbid_services
+    as_root apt-get update -qq
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+        "${missing[@]}" >/dev/null
+    # shellcheck disable=SC2046  # package names are words
+    disable_services_of $(comm -13 <(echo "$before") <(dpkg-query -W -f '${Package}\n' | sort))
+    allow_services
+}
+
+# --- Python -----------------------------------------------------------------------------------
+
+is_new_enough() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+choose_python() {
+    local candidate
+    for candidate in ${PYTHON:-/usr/bin/python3 python3 python3.13 python3.12 python3.11}; do
+        if is_new_enough "$candidate"; then command -v "$candidate"; return; fi
+    done
+    fail "needs Python 3.11 or newer: install python3.11, or set PYTHON=/path/to/python3"
+}
+
+fingerprint() {
+    { cat setup.cfg pyproject.toml deploy/ryu-constraint.txt
+      .venv/bin/python -c 'import sys; print(sys.version, sys.prefix)'
+      pwd; } 2>/dev/null | sha256sum
+}
+
+# Ryu 4.34 builds only with an old setuptools, so it is built first, alone. PIP_CONSTRAINT holds
+# for the build up to pip 25, PIP_BUILD_CONSTRAINT after it.
+install_ryu() {
+    local ryu
+    ryu=$(.venv/bin/python - <<'PY'
+import configparser
+config = configparser.ConfigParser()
+config.read("setup.cfg")
+print(config["options.extras_require"]["ryu"].strip().replace(" ", ""))
+PY
+    )
+    PIP_CONSTRAINT=$PWD/deploy/ryu-constraint.txt PIP_BUILD_CONSTRAINT=$PWD/deploy/ryu-constraint.txt \
+        .venv/bin/python -m pip install --quiet --no-deps --use-pep517 "$ryu"
+}
+
+make_venv() {
+    local python extras=test
+    if ! is_new_enough .venv/bin/python; then
+        python=$(choose_python)
+        # Debian's python3 comes without the module that puts pip into a new environment.
+        if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+            case $python in
+                /usr/bin/*) install_packages "$(basename "$(readlink -f "$python")")-venv" ;;
+                *) fail "$python cannot make virtual environments: its ensurepip module is missing" ;;
+            esac
+        fi
+        say "making .venv with $python"
+        "$python" -m venv --clear .venv
+    fi
+    [ "$(cat .venv/patchlight-stamp 2>/dev/null)" = "$(fingerprint)" ] && return
+    say "installing the Python packages into .venv"
+    if install_ryu; then
+        extras=test,ryu
+    else
+        say "Ryu could not be built (see above): going on with OS-Ken as the only OpenFlow engine"
+    fi
+    .venv/bin/python -m pip install --quiet --editable ".[$extras]"
+    # Without Ryu there is no stamp: the next run tries again.
+    if [ $extras = test,ryu ]; then fingerprint >.venv/patchlight-stamp; fi
+}
+
+install_packages "${packages[@]}"
+make_venv

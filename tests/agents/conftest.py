@@ -1,0 +1,34 @@
+"""Builds benches for the tests of agents."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agents.agentbench import Bench
+
+
+@pytest.fixture
+def make_bench() -> Iterator[Callable[[int], Bench]]:
+    """Builds a bench with so many servers; clears it away afterwards."""
+    made: list[Bench] = []
+    # A short path: Unix sockets take 107 characters.
+    directory = Path(f"/tmp/pl-agents-{os.getpid()}")
+
+    def make(servers: int) -> Bench:
+        directory.mkdir(mode=0o700)
+        bench = Bench(directory, servers)
+        made.append(bench)
+        bench.build()
+        return bench
+
+    yield make
+    try:
+        for bench in made:
+            bench.clear()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,116 @@
+"""What an agent refuses, and how it says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.agents.agentbench import ROOT, Agent, Bench
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def agent(make_bench: Callable[[int], Bench]) -> Agent:
+    return make_bench(1).agent("server1").start()
+
+
+def test_wrong_requests_are_refused_and_leave_the_nic_at_home(agent: Agent) -> None:
+    good = agent.bench.spec(0, 1)
+    wrong: list[tuple[dict[str, Any], int, str]] = [
+        ({**good, "nic": "nic7"}, 404, "no NIC 'nic7'"),
+        ({**good, "gpu": "gpu7"}, 404, "no GPU 'gpu7'"),
+        ({**good, "ring": [{"rank": 0, "address": "10.77.0.99", "port": 1}]}, 422, "10.77.0.99"),
+        ({**good, "rank": 3}, 422, "rank 3 is not in a ring of 1"),
+        ({**good, "id": "../etc"}, 422, "id"),
+        ({**good, "unheard_of": 1}, 422, "unheard_of"),
+        ({**good, "task": {**good["task"], "iterations": 0}}, 422, "iterations"),
+    ]
+    for spec, status, words in wrong:
+        answer = agent.client.post("/workers", json=spec)
+        assert answer.status_code == status, (spec, answer.text)
+        assert words in answer.json()["error"]
+    assert agent.nic_is_home()
+    assert agent.client.get("/status").json()["workers"] == []
+
+
+def test_a_gpu_and_a_nic_serve_one_worker_at_a_time(agent: Agent) -> None:
+    spec = agent.bench.spec(0, 1, iterations=1000)
+    assert agent.client.post("/workers", json=spec).status_code == 201
+    taken = agent.client.post("/workers", json={**spec, "id": "other"})
+    assert taken.status_code == 409
+    assert "leased to worker job-0" in taken.json()["error"]
+    assert agent.client.post("/workers", json=spec).status_code == 409
+    agent.until_state("job-0", "ready")
+    beyond = agent.client.post("/workers/job-0/hold", json={"iteration": 1000})
+    assert beyond.status_code == 409
+    assert "will not come" in beyond.json()["error"]
+    for path in ("start", "release"):
+        assert agent.client.post(f"/workers/nobody/{path}").status_code == 404
+
+
+def test_a_nic_with_a_queue_that_cannot_be_carried_over_is_refused(agent: Agent) -> None:
+    space = agent.bench.namespace("server1")
+    subprocess.run(
+        ["ip", "netns", "exec", space, "tc", "qdisc", "replace", "dev", "nic0", "root", "handle",
+         "7:", "htb"],
+        check=True,
+    )  # fmt: skip
+    answer = agent.client.post("/workers", json=agent.bench.spec(0, 1))
+    assert answer.status_code == 500
+    assert "htb" in answer.json()["error"]
+    assert "tc qdisc show" in answer.json()["hint"]
+    assert agent.nic_is_home()
+    assert agent.client.get("/status").json()["nics"][0]["state"] == "idle"
+
+
+def run_agent(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "agents", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+
+
+def test_two_agents_do_not_share_a_server(agent: Agent) -> None:
+    bench = agent.bench
+    state = str(bench.directory / "state-server1")
+    options = ("--lab", str(bench.lab_file), "--server", "server1", "--gpus", "nvml")
+    second = run_agent(*options, "--state", state, "--listen", f"unix:{bench.directory}/b.sock")
+    assert second.returncode == 1
+    assert "another agent is using the state folder" in second.stderr
+    other = run_agent(*options, "--state", f"{state}-b", "--listen", f"unix:{agent.socket}")
+    assert other.returncode == 1
+    assert "is listening at" in other.stderr
+    assert agent.client.get("/status").status_code == 200
+
+
+def test_wrong_options_are_said(agent: Agent) -> None:
+    bench = agent.bench
+    lab, state = ("--lab", str(bench.lab_file)), ("--state", str(bench.directory / "s"))
+    listen = ("--listen", f"unix:{bench.directory}/c.sock")
+    for options, code, words in [
+        ((*lab, *state, *listen, "--server", "server9"), 2, "no device called 'server9'"),
+        ((*lab, *state, "--listen", "nowhere", "--server", "server1"), 2, "expected unix:PATH"),
+        ((*lab, *state, "--listen", "0.0.0.0:0", "--server", "server1"), 2, "needs a token"),
+        ((*lab, *state, *listen, "--server", "server1", "--gpus", "x"), 2, "socket:DIR"),
+        ((*lab, *state, *listen, "--server", "server1", "--gpus", "nvml", "--workers", "process"),
+         1, "NVIDIA driver"),
+    ]:  # fmt: skip
+        done = run_agent(*options)
+        assert (done.returncode, words in done.stderr) == (code, True), done.stderr
+
+
+def test_the_operators_command_runs_the_same_agent(agent: Agent) -> None:
+    bench = agent.bench
+    done = subprocess.run(
+        [sys.executable, "-m", "testbed.cli.main", "agent", "run", "--lab", str(bench.lab_file),
+         "--server", "server1", "--listen", f"unix:{bench.directory}/b.sock",
+         "--state", str(bench.directory / "state-server1")],
+        cwd=ROOT, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "another agent is using the state folder" in done.stderr

@@ -1,0 +1,90 @@
+"""Leases: on record before anything moves, one holder at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agents.errors import AgentError, Conflict
+from agents.leases import Holders, Lease, LeaseBook
+from agents.messages import WorkerSpec, WorkerState
+from agents.nics import NicState, Shaping
+from agents.workerfiles import Saying, verdict
+from agents.workers.contract import Ending, Trace
+
+
+def lease(worker: str) -> Lease:
+    spec = WorkerSpec.model_validate(
+        {
+            "id": worker, "job": "j", "rank": 0, "gpu": "gpu0", "nic": "nic0",
+            "ring": [{"rank": 0, "address": "10.0.0.1", "port": 29500}],
+            "neighbours": [{"address": "10.0.0.2", "mac": "02:00:00:00:00:02"}],
+            "task": {"iterations": 1, "gradient_bytes": 4, "compute_s": 0.5},
+        }
+    )  # fmt: skip
+    state = NicState(
+        interface="nic0", mac="02:00:00:00:00:01", mtu=9000, up=True,
+        addresses=(("10.0.0.1", 24),), neighbours=(("10.0.0.2", "02:00:00:00:00:02"),),
+        routes=({"dst": "0.0.0.0/0", "table": 254},), shaping=Shaping(5_000_000, 266_384, 51_203),
+        tx_checksum=False, sysctls={"arp_ignore": "1"},
+    )  # fmt: skip
+    return Lease(spec, f"pl.lab.server1.w-{worker}", state, "process")
+
+
+def test_a_lease_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    book = LeaseBook(tmp_path / "leases")
+    first = lease("a")
+    second = lease("b").with_trace(Trace(pid=17, started=12345))
+    for one in (second, first):
+        book.write(one)
+    assert LeaseBook(tmp_path / "leases").read() == [first, second]
+    book.write(first.with_trace(Trace(container="abc")))
+    assert book.read()[0].trace == Trace(container="abc")
+    book.strike("a")
+    book.strike("a")
+    assert book.read() == [second]
+
+
+def test_a_lease_that_cannot_be_read_is_not_passed_over(tmp_path: Path) -> None:
+    book = LeaseBook(tmp_path)
+    (tmp_path / "a.json").write_text('{"spec": 1}')
+    with pytest.raises(AgentError, match=r"a\.json"):
+        book.read()
+
+
+def test_a_gpu_and_its_nic_have_one_holder() -> None:
+    holders = Holders()
+    holders.claim("a", "gpu0", "nic0")
+    with pytest.raises(Conflict, match="NIC nic0 is leased to worker a"):
+        holders.claim("b", "gpu1", "nic0")
+    with pytest.raises(Conflict, match="GPU gpu0 is leased to worker a"):
+        holders.claim("b", "gpu0", "nic1")
+    assert (holders.gpu("gpu0"), holders.nic("nic0")) == ("a", "a")
+    assert (holders.gpu("gpu1"), holders.nic("nic1")) == (None, None)
+    holders.claim("c", None, "nic1")
+    holders.release("a")
+    holders.claim("b", "gpu0", "nic0")
+    assert holders.nic("nic1") == "c"
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "stopping", "state", "words"),
+    [
+        (Saying(WorkerState.DONE, 5), 0, False, WorkerState.DONE, ""),
+        (Saying(WorkerState.DONE, 5), 0, True, WorkerState.DONE, ""),
+        (Saying(WorkerState.STOPPED, 2, "told"), 0, False, WorkerState.STOPPED, "told"),
+        (Saying(WorkerState.RUNNING, 2), -9, True, WorkerState.STOPPED, "on request"),
+        (Saying(WorkerState.RUNNING, 2), -9, False, WorkerState.FAILED, "killed by signal 9"),
+        (Saying(WorkerState.RUNNING, 2), 0, False, WorkerState.FAILED, "exit code 0 while running"),
+        (Saying(WorkerState.FAILED, 2, "lost"), 1, False, WorkerState.FAILED, "lost"),
+        (Saying(WorkerState.DONE, 5), 1, False, WorkerState.FAILED, "exit code 1"),
+    ],
+)
+def test_what_became_of_a_worker(
+    said: Saying, code: int, stopping: bool, state: WorkerState, words: str
+) -> None:
+    result = verdict(said, Ending(code), stopping)
+    assert result.state is state
+    assert words in result.message
+    assert result.iterations_done == said.iterations_done

@@ -1,0 +1,96 @@
+"""Where an agent listens, and whom it lets in."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import stat
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from agents.api import make_app
+from agents.errors import AgentError
+from agents.gpus import gpu_backend
+from agents.listening import open_listener, read_token
+from agents.service import AgentService
+from agents.workers.choice import make_runner
+from testbed.errors import BadInput
+from testbed.lab import Lab, Server
+
+TOKEN = "0123456789abcdef0123"
+
+
+def test_a_unix_socket_is_for_its_owner_and_replaces_a_dead_one(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "agent.sock"
+    first = open_listener(f"unix:{path}", None)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    first.listen()
+    with pytest.raises(AgentError, match="already"):
+        open_listener(f"unix:{path}", None)
+    first.close()
+    open_listener(f"unix:{path}", None).close()
+
+
+def test_tcp_beyond_loopback_needs_a_token() -> None:
+    for address in ("0.0.0.0:0", "[::]:0"):
+        with pytest.raises(BadInput, match="needs a token"):
+            open_listener(address, None)
+        open_listener(address, TOKEN).close()
+    open_listener("127.0.0.1:0", None).close()
+
+
+def test_a_port_in_use_and_a_wrong_address_are_said() -> None:
+    taken = socket.create_server(("127.0.0.1", 0))
+    with taken, pytest.raises(AgentError, match="in use"):
+        open_listener(f"127.0.0.1:{taken.getsockname()[1]}", None)
+    for address in ("nowhere", "127.0.0.1:http", ":80"):
+        with pytest.raises(BadInput, match="expected unix:PATH or host:port"):
+            open_listener(address, None)
+
+
+def test_tokens_are_read_without_white_space_and_must_be_long(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    assert read_token(None) is None
+    file.write_text(f" {TOKEN}\n")
+    assert read_token(file) == TOKEN
+    file.write_text("short")
+    with pytest.raises(BadInput, match="too short"):
+        read_token(file)
+    with pytest.raises(BadInput, match="No such file"):
+        read_token(tmp_path / "none")
+
+
+def test_every_request_has_to_carry_the_token(tmp_path: Path) -> None:
+    server = Server("server1", None, (), ())
+    lab = Lab("lab", IPv4Network("10.0.0.0/24"), (server,))
+    service = AgentService(
+        lab, server, make_runner("process", "lab", "server1"), gpu_backend("nvml", server), tmp_path
+    )
+
+    async def ask(headers: dict[str, str], path: str = "/v1/status") -> Any:
+        transport = httpx.ASGITransport(make_app(service, TOKEN))
+        async with httpx.AsyncClient(transport=transport, base_url="http://agent") as client:
+            return await client.get(path, headers=headers)
+
+    for wrong in ({}, {"Authorization": "Bearer nonsense"}, {"Authorization": TOKEN}):
+        for path in ("/v1/status", "/v1/workers/x"):
+            answer = asyncio.run(ask(wrong, path))
+            assert (answer.status_code, answer.json()["error"]) == (
+                401,
+                "this agent asks for a token",
+            )
+    right = {"Authorization": f"Bearer {TOKEN}"}
+    assert asyncio.run(ask(right)).json()["server"] == "server1"
+    assert asyncio.run(ask(right, "/v1/workers/x")).status_code == 404
+
+
+def test_wrong_choices_are_said() -> None:
+    server = Server("server1", None, (), ())
+    with pytest.raises(BadInput, match="'nvml' or 'socket:DIR'"):
+        gpu_backend("socket:", server)
+    with pytest.raises(BadInput, match="'docker', 'process' or 'auto'"):
+        make_runner("podman", "lab", "server1")

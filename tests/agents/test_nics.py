@@ -1,0 +1,182 @@
+"""NICs on their way into a worker's namespace and back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from agents import ethtool, netns, nics
+from agents.errors import NamespaceError, NicError
+from tests.agents.agentbench import ip, until
+
+pytestmark = pytest.mark.root
+
+
+def tc(space: str, *arguments: str) -> str:
+    return subprocess.run(
+        ["ip", "netns", "exec", space, "tc", *arguments], check=True, capture_output=True, text=True
+    ).stdout
+
+
+@dataclass
+class Spaces:
+    """A server with one NIC, what it is plugged into, and a place for a worker."""
+
+    server: str
+    worker: str
+    fabric: str
+
+    def read(self) -> nics.NicState:
+        return netns.inside(netns.path_of(self.server), lambda: nics.read_nic("nic0"))
+
+    def give(self, state: nics.NicState) -> None:
+        def give() -> None:
+            nics.give_nic(
+                "nic0", netns.path_of(self.worker), state, address="10.79.0.11", prefix=24,
+                mac="02:4c:0a:4f:00:0b", neighbours=[("10.79.0.1", "02:00:00:00:00:01")],
+            )  # fmt: skip
+
+        netns.inside(netns.path_of(self.server), give)
+
+    def take(self, state: nics.NicState) -> None:
+        nics.take_nic_back(state, netns.path_of(self.worker), netns.path_of(self.server))
+
+
+@pytest.fixture
+def spaces() -> Iterator[Spaces]:
+    names = [f"pl.test-{os.getpid()}.{part}" for part in ("nicserver", "nicworker", "nicfabric")]
+    made = Spaces(*names)
+    try:
+        for name in names:
+            netns.create(name)
+        ip("-n", made.fabric, "link", "add", "p0", "type", "veth", "peer", "name", "nic0",
+           "netns", made.server)  # fmt: skip
+        ip("-n", made.fabric, "link", "set", "p0", "up", "address", "02:00:00:00:00:01")
+        ip("-n", made.fabric, "addr", "add", "10.79.0.1/24", "dev", "p0")
+        yield made
+    finally:
+        for name in names:
+            netns.remove(name)
+
+
+def furnish(spaces: Spaces) -> None:
+    """Give the idle NIC one of everything that a move would lose."""
+    space = spaces.server
+    ip("-n", space, "link", "set", "nic0", "mtu", "1400", "up")
+    ip("-n", space, "addr", "add", "10.79.0.5/24", "dev", "nic0")
+    ip("-n", space, "neigh", "add", "10.79.0.77", "lladdr", "02:00:00:00:00:77", "dev", "nic0",
+       "nud", "permanent")  # fmt: skip
+    ip("-n", space, "route", "add", "10.80.0.0/16", "via", "10.79.0.1", "metric", "7")
+    ip("-n", space, "route", "add", "default", "dev", "nic0", "table", "101")
+    tc(space, "qdisc", "add", "dev", "nic0", "root", "tbf", "rate", "13mbit", "burst", "16k",
+       "latency", "50ms")  # fmt: skip
+    netns.inside(netns.path_of(space), lambda: ethtool.set_tx_checksum("nic0", False))
+    netns.inside(
+        netns.path_of(space), lambda: netns.set_sysctls({"net.ipv4.conf.nic0.arp_ignore": "1"})
+    )
+
+
+def ping(space: str, address: str) -> bool:
+    command = ["ip", "netns", "exec", space, "ping", "-c", "1", "-W", "0.3", address]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_a_nic_comes_back_as_it_was(spaces: Spaces) -> None:
+    furnish(spaces)
+    before = spaces.read()
+    assert before.shaping is not None
+    # The way through the lease's file keeps all of it.
+    kept = nics.NicState.from_dict(json.loads(json.dumps(before.as_dict())))
+    assert kept == before
+    for _ in range(3):
+        spaces.give(kept)
+        assert "nic0" not in ip("-n", spaces.server, "-o", "link")
+        inside = netns.inside(netns.path_of(spaces.worker), lambda: nics.read_nic("nic0"))
+        assert inside.addresses == (("10.79.0.11", 24),)
+        assert inside.mac == "02:4c:0a:4f:00:0b"
+        assert inside.neighbours == (("10.79.0.1", "02:00:00:00:00:01"),)
+        assert (inside.mtu, inside.tx_checksum) == (1400, False)
+        assert before.shaping.holds(inside.shaping)
+        assert "rate 13Mbit" in tc(spaces.worker, "qdisc", "show", "dev", "nic0")
+        until(lambda: ping(spaces.fabric, "10.79.0.11"), "an answer from 10.79.0.11")
+        assert not ping(spaces.fabric, "10.79.0.5")
+        spaces.take(kept)
+        after = spaces.read()
+        assert before.shaping.holds(after.shaping)
+        assert replace(after, shaping=None) == replace(before, shaping=None)
+        until(lambda: ping(spaces.fabric, "10.79.0.5"), "an answer from 10.79.0.5")
+        assert not ping(spaces.fabric, "10.79.0.11")
+        spaces.take(kept)  # again is harmless
+    # The bucket does not creep up from lease to lease.
+    assert spaces.read().shaping == after.shaping
+
+
+def test_a_nic_that_was_down_and_bare_is_so_again(spaces: Spaces) -> None:
+    before = spaces.read()
+    assert (before.up, before.addresses, before.shaping) == (False, (), None)
+    spaces.give(before)
+    until(lambda: ping(spaces.fabric, "10.79.0.11"), "an answer from 10.79.0.11")
+    spaces.take(before)
+    assert spaces.read() == before
+
+
+def test_a_nic_that_is_nowhere_is_an_error(spaces: Spaces) -> None:
+    before = spaces.read()
+    with pytest.raises(NicError, match="no interface nic9"):
+        spaces.take(replace(before, interface="nic9"))
+
+
+@pytest.mark.parametrize(
+    "qdisc", [("root", "handle", "7:", "htb"), ("clsact",), ("ingress",)], ids=lambda q: q[-1]
+)
+def test_what_cannot_be_carried_over_is_refused(spaces: Spaces, qdisc: tuple[str, ...]) -> None:
+    tc(spaces.server, "qdisc", "add", "dev", "nic0", *qdisc)
+    with pytest.raises(NicError, match="would be lost"):
+        spaces.read()
+
+
+def test_namespaces_are_made_entered_and_removed() -> None:
+    name = f"pl.test-{os.getpid()}.made"
+    path = netns.create(name)
+    try:
+        with pytest.raises(NamespaceError, match="exists already"):
+            netns.create(name)
+        here, there = os.readlink("/proc/self/ns/net"), netns.inside(path, _namespace)
+        assert here != there
+        assert os.readlink("/proc/self/ns/net") == here
+        with pytest.raises(ZeroDivisionError):
+            netns.inside(path, lambda: 1 // 0)
+    finally:
+        netns.remove(name)
+    netns.remove(name)
+    assert not path.exists()
+    with pytest.raises(NamespaceError, match="No such file"):
+        netns.inside(path, _namespace)
+
+
+def _namespace() -> str:
+    return os.readlink("/proc/thread-self/ns/net")
+
+
+def test_a_namespace_outlives_the_process_it_was_made_by() -> None:
+    name = f"pl.test-{os.getpid()}.kept"
+    process = subprocess.Popen(["unshare", "--net", "sleep", "60"])
+    try:
+        theirs = Path(f"/proc/{process.pid}/ns/net")
+        while os.readlink(theirs) == os.readlink("/proc/self/ns/net"):
+            assert process.poll() is None
+        netns.keep(name, process.pid)
+        inode = os.readlink(theirs)
+    finally:
+        process.kill()
+        process.wait()
+    try:
+        assert netns.inside(netns.path_of(name), _namespace) == inode
+    finally:
+        netns.remove(name)

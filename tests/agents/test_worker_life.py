@@ -1,0 +1,187 @@
+"""Agents with real workers, as processes and as containers, in real namespaces."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from tests.agents.agentbench import Agent, Bench, ip, until
+
+pytestmark = pytest.mark.root
+
+RUNNERS = ["process", pytest.param("docker", marks=pytest.mark.docker)]
+MakeBench = Callable[[int], Bench]
+
+
+@pytest.fixture(params=RUNNERS)
+def runner(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def run_job(bench: Bench, runner: str, ranks: int, **task: object) -> list[Agent]:
+    """Start agents and a job over them, up to where all workers are ready."""
+    agents = [bench.agent(f"server{n}", runner).start() for n in range(1, ranks + 1)]
+    for rank, agent in enumerate(agents):
+        answer = agent.client.post("/workers", json=bench.spec(rank, ranks, **task))
+        assert answer.status_code == 201, answer.text
+    for rank, agent in enumerate(agents):
+        agent.until_state(f"job-{rank}", "ready")
+    return agents
+
+
+def start_all(agents: list[Agent]) -> None:
+    for rank, agent in enumerate(agents):
+        assert agent.client.post(f"/workers/job-{rank}/start").status_code == 200
+
+
+def training_pid(bench: Bench, worker: str) -> int:
+    """The process of a worker, container or not: the one in its namespace."""
+    server = f"server{int(worker[-1]) + 1}"
+    pids = ip("netns", "pids", bench.namespace(f"{server}.w-{worker}")).split()
+    assert len(pids) == 1, pids
+    return int(pids[0])
+
+
+def test_a_job_trains_and_gives_everything_back(make_bench: MakeBench, runner: str) -> None:
+    bench = make_bench(2)
+    agents = run_job(bench, runner, 2)
+    for rank, agent in enumerate(agents):
+        assert not agent.nic_is_home()
+        inside = bench.namespace(f"server{rank + 1}.w-job-{rank}")
+        assert f"10.77.0.{11 + rank}/24" in ip("-n", inside, "addr", "show", "nic0")
+        assert "PERMANENT" in ip("-n", inside, "neigh")
+        shaped = subprocess.run(
+            ["ip", "netns", "exec", inside, "tc", "qdisc", "show", "dev", "nic0"],
+            check=True, capture_output=True, text=True,
+        ).stdout  # fmt: skip
+        assert "tbf" in shaped
+        assert "rate 40Mbit" in shaped
+        until(lambda n=rank + 1: bench.reaches(n), "an answer from the worker's address")
+        overview = agent.client.get("/status").json()
+        assert overview["nics"][0]["worker"] == overview["gpus"][0]["worker"] == f"job-{rank}"
+    start_all(agents)
+    for rank, agent in enumerate(agents):
+        status = agent.until_state(f"job-{rank}", "done")
+        assert (status["exit_code"], status["iterations_done"]) == (0, 5)
+        got = agent.client.get(f"/workers/job-{rank}/reports").json()
+        assert [report["index"] for report in got["reports"]] == list(range(5))
+        assert {report["check"] for report in got["reports"]} == {"ok"}
+        assert {report["device"] for report in got["reports"]} == {"emulated-gpu"}
+        assert got["next"] == 5
+        later = agent.client.get(f"/workers/job-{rank}/reports?after=3").json()
+        assert [report["index"] for report in later["reports"]] == [3, 4]
+        assert agent.nic_is_home()
+        assert not bench.reaches(rank + 1)
+        overview = agent.client.get("/status").json()
+        assert overview["nics"][0]["state"] == "idle"
+        assert overview["gpus"][0]["worker"] is None
+        assert overview["gpus"][0]["busy_s"] == pytest.approx(0.25, abs=0.1)
+        assert agent.client.delete(f"/workers/job-{rank}").json()["state"] == "done"
+        assert agent.client.get(f"/workers/job-{rank}").status_code == 404
+        assert agent.client.delete(f"/workers/job-{rank}").status_code == 200
+        agent.stop()
+
+
+def test_a_killed_worker_fails_and_its_nic_comes_back(make_bench: MakeBench, runner: str) -> None:
+    bench = make_bench(2)
+    agents = run_job(bench, runner, 2, iterations=1000)
+    start_all(agents)
+    until(lambda: agents[0].worker("job-0")["iterations_done"] >= 2, "two iterations")
+    os.kill(training_pid(bench, "job-0"), signal.SIGKILL)
+    dead = agents[0].until_state("job-0", "failed")
+    assert dead["exit_code"] in (-9, 137)
+    assert agents[0].nic_is_home()
+    peer = agents[1].until_state("job-1", "failed")
+    assert peer["exit_code"] == 1
+    assert "lost rank 0" in peer["message"]
+    assert any("lost rank 0" in line for line in peer["last_lines"])
+    assert agents[1].nic_is_home()
+    # The same NIC and GPU serve again at once.
+    assert agents[0].client.delete("/workers/job-0").status_code == 200
+    again = agents[0].client.post("/workers", json=bench.spec(0, 1, iterations=2))
+    assert again.status_code == 201, again.text
+    agents[0].until_state("job-0", "ready")
+    agents[0].client.post("/workers/job-0/start")
+    agents[0].until_state("job-0", "done")
+
+
+def test_an_agent_that_was_killed_puts_things_right_when_it_starts_again(
+    make_bench: MakeBench, runner: str
+) -> None:
+    bench = make_bench(1)
+    (agent,) = run_job(bench, runner, 1, iterations=1000)
+    start_all([agent])
+    pid = training_pid(bench, "job-0")
+    agent.kill()
+    assert not agent.nic_is_home()
+    agent.start()
+    assert agent.nic_is_home()
+    until(lambda: not os.path.exists(f"/proc/{pid}"), "the worker to be gone")
+    status = agent.worker("job-0")
+    assert status["state"] == "failed"
+    assert "agent was started again" in status["message"]
+    assert bench.namespace("server1.w-job-0") not in ip("netns", "list")
+    overview = agent.client.get("/status").json()
+    assert overview["nics"][0]["state"] == "idle"
+    shaped = subprocess.run(
+        ["ip", "netns", "exec", bench.namespace("server1"), "tc", "qdisc", "show", "dev", "nic0"],
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    assert "rate 40Mbit" in shaped
+
+
+def test_an_agent_told_to_stop_stops_its_workers_first(make_bench: MakeBench, runner: str) -> None:
+    bench = make_bench(1)
+    (agent,) = run_job(bench, runner, 1, iterations=1000)
+    start_all([agent])
+    pid = training_pid(bench, "job-0")
+    agent.stop()
+    assert agent.nic_is_home()
+    assert not os.path.exists(f"/proc/{pid}")
+    assert not agent.socket.exists()
+
+
+def test_a_held_job_sends_nothing_and_goes_on_without_a_fault(
+    make_bench: MakeBench, runner: str
+) -> None:
+    bench = make_bench(2)
+    agents = run_job(bench, runner, 2, iterations=30, compute_s=0.02)
+    start_all(agents)
+    until(lambda: agents[0].worker("job-0")["iterations_done"] >= 1, "an iteration")
+    at = 15
+    for rank, agent in enumerate(agents):
+        answer = agent.client.post(f"/workers/job-{rank}/hold", json={"iteration": at})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["iteration"] <= at
+    for rank, agent in enumerate(agents):
+        assert agent.until_state(f"job-{rank}", "held")["iterations_done"] == at
+    fabric = bench.namespace("fabric")
+    # The path goes away and comes back: nobody was sending, so nobody notices.
+    ip("-n", fabric, "link", "set", "server1-1", "down")
+    ip("-n", fabric, "link", "set", "server1-1", "up")
+    late = agents[0].client.post("/workers/job-0/hold", json={"iteration": 3})
+    assert late.status_code == 409
+    assert late.json()["iteration"] == at
+    for rank, agent in enumerate(agents):
+        assert agent.client.post(f"/workers/job-{rank}/release").status_code == 200
+    for rank, agent in enumerate(agents):
+        assert agent.until_state(f"job-{rank}", "done")["iterations_done"] == 30
+    reports = agents[0].client.get("/workers/job-0/reports").json()["reports"]
+    usual = sorted(report["communication_s"] for report in reports)[15]
+    assert reports[at]["communication_s"] < usual + 0.3
+
+
+def test_a_worker_is_deleted_while_it_trains(make_bench: MakeBench, runner: str) -> None:
+    bench = make_bench(1)
+    (agent,) = run_job(bench, runner, 1, iterations=1000, compute_s=5)
+    start_all([agent])
+    status = agent.client.delete("/workers/job-0").json()
+    assert status["state"] == "stopped"
+    assert agent.nic_is_home()
+    gpu = agent.client.get("/status").json()["gpus"][0]
+    assert gpu["worker"] is None
+    assert gpu["busy_s"] < 4, "the GPU went on computing for a dead tenant"

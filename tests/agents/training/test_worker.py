@@ -1,0 +1,219 @@
+"""Whole workers as processes over loopback, spoken to through their control sockets."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agents.training
+from tests.agents.training.test_ring import free_ports
+
+TRAINING = Path(agents.training.__file__).parent
+
+
+class Worker:
+    """One worker process with nothing around it but its folder and the training code."""
+
+    def __init__(self, folder: Path, code: Path, task: dict[str, Any]) -> None:
+        self.folder = folder
+        folder.mkdir()
+        (folder / "task.json").write_text(json.dumps(task))
+        with (folder / "output.log").open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-s", "-m", "agents.training", "--task",
+                 str(folder / "task.json"), "--lifeline"],
+                cwd=folder, env={"PYTHONPATH": str(code), "PATH": os.environ["PATH"]},
+                stdin=subprocess.PIPE, stdout=output, stderr=output,
+            )  # fmt: skip
+
+    def tell(self, **request: Any) -> dict[str, Any]:
+        with socket.socket(socket.AF_UNIX) as control:
+            control.settimeout(5)
+            control.connect(str(self.folder / "control.sock"))
+            control.sendall(json.dumps(request).encode() + b"\n")
+            return dict(json.loads(control.makefile().readline()))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads((self.folder / "state.json").read_text()))
+        except FileNotFoundError:
+            return {"state": "starting", "iterations_done": 0}
+
+    def until(self, state: str, deadline_s: float = 20) -> None:
+        end = time.monotonic() + deadline_s
+        while self.state["state"] != state:
+            assert time.monotonic() < end, (self.state, self.output)
+            time.sleep(0.01)
+
+    @property
+    def reports(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "reports.jsonl").open()]
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "output.log").read_text()
+
+
+MakeJob = Callable[..., list[Worker]]
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> Iterator[MakeJob]:
+    # As in a container: only this one folder of Patchlight can be imported.
+    code = tmp_path / "code"
+    shutil.copytree(TRAINING, code / "agents" / "training")
+    made: list[Worker] = []
+
+    def make(ranks: int, *, seeds: tuple[int, ...] = (), **task: Any) -> list[Worker]:
+        ring = [
+            {"rank": r, "address": "127.0.0.1", "port": port}
+            for r, port in enumerate(free_ports(ranks))
+        ]
+        for rank in range(ranks):
+            usual = {
+                "id": f"w{rank}", "job": "j", "rank": rank, "ring": ring, "iterations": 4,
+                "gradient_bytes": 400_002, "compute_s": 0.02, "device": "sleep",
+                "seed": seeds[rank] if seeds else 5,
+            }  # fmt: skip
+            made.append(Worker(tmp_path / f"w{rank}", code, {**usual, **task}))
+        return made
+
+    yield make
+    for worker in made:
+        worker.process.kill()
+        worker.process.wait()
+        assert worker.process.stdin is not None
+        worker.process.stdin.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_job_trains_to_its_end(make_job: MakeJob, ranks: int) -> None:
+    job = make_job(ranks)
+    for worker in job:
+        worker.until("ready")
+        assert worker.tell(op="status") == {"ok": True, "iteration": 0}
+        assert worker.tell(op="dance")["ok"] is False
+    began = time.time()
+    for worker in job:
+        assert worker.tell(op="start")["ok"]
+    for worker in job:
+        assert worker.process.wait(20) == 0, worker.output
+        assert worker.state == {"state": "done", "iterations_done": 4, "message": ""}
+        assert [report["index"] for report in worker.reports] == [0, 1, 2, 3]
+        for report in worker.reports:
+            assert (report["check"], report["device"]) == ("ok", "sleep")
+            assert report["compute_s"] == pytest.approx(0.02, abs=0.2)
+            assert began < report["finished_at"] < time.time()
+    chunks = sum(report["sent_bytes"] for worker in job for report in worker.reports)
+    assert chunks == 4 * 2 * (ranks - 1) * 400_004
+
+
+def test_a_wrong_sum_fails_the_worker_loudly(make_job: MakeJob) -> None:
+    # Workers that disagree on the data are, to each other, workers whose bytes are wrong.
+    job = make_job(2, seeds=(1, 2))
+    for worker in job:
+        worker.until("ready")
+        worker.tell(op="start")
+    for worker in job:
+        assert worker.process.wait(20) == 1
+        assert worker.state["state"] == "failed"
+        assert worker.reports == []
+    assert "values are wrong" in job[0].output + job[1].output
+
+
+def test_a_killed_worker_takes_its_neighbours_down_with_its_name(make_job: MakeJob) -> None:
+    job = make_job(3, iterations=100_000, compute_s=0)
+    for worker in job:
+        worker.until("ready")
+        worker.tell(op="start")
+    end = time.monotonic() + 10
+    while job[1].state["iterations_done"] < 2:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    job[1].process.send_signal(signal.SIGKILL)
+    for rank in (0, 2):
+        assert job[rank].process.wait(20) == 1
+        assert job[rank].state["state"] == "failed"
+    assert "lost rank 1" in job[0].output + job[2].output
+
+
+def test_held_workers_have_nothing_under_way(make_job: MakeJob) -> None:
+    job = make_job(2, iterations=12, compute_s=0.05)
+    for worker in job:
+        worker.until("ready")
+        assert worker.tell(op="hold", iteration=6)["ok"]
+        worker.tell(op="start")
+    for worker in job:
+        worker.until("held")
+        assert worker.state["iterations_done"] == 6
+        refused = worker.tell(op="hold", iteration=2)
+        assert (refused["ok"], refused["iteration"]) == (False, 6)
+    # Stopping one of them altogether for longer than it would take changes nothing for the other.
+    job[0].process.send_signal(signal.SIGSTOP)
+    job[0].process.send_signal(signal.SIGCONT)
+    for worker in job:
+        assert worker.tell(op="release") == {"ok": True, "iteration": 6}
+    for worker in job:
+        assert worker.process.wait(20) == 0, worker.output
+        assert len(worker.reports) == 12
+
+
+def test_stop_ends_a_worker_in_any_state(make_job: MakeJob) -> None:
+    (worker,) = make_job(1, iterations=1000)
+    worker.until("ready")
+    worker.tell(op="stop")
+    assert worker.process.wait(10) == 0
+    assert worker.state["state"] == "stopped"
+
+
+def test_a_worker_ends_with_its_agent(make_job: MakeJob) -> None:
+    (worker,) = make_job(1, iterations=1000, compute_s=60)
+    worker.until("ready")
+    worker.tell(op="start")
+    assert worker.process.stdin is not None
+    worker.process.stdin.close()
+    assert worker.process.wait(10) == 113
+
+
+def test_a_missing_gpu_is_named(make_job: MakeJob, tmp_path: Path) -> None:
+    (worker,) = make_job(1, gpu_socket=str(tmp_path / "no.sock"))
+    assert worker.process.wait(20) == 1
+    assert "no.sock" in worker.state["message"]
+
+
+def test_the_processor_stands_in_where_there_is_no_gpu(make_job: MakeJob) -> None:
+    (worker,) = make_job(1, device="auto", iterations=2)
+    worker.until("ready")
+    worker.tell(op="start")
+    assert worker.process.wait(60) == 0, worker.output
+    device = worker.reports[0]["device"]
+    assert device == "cpu: numpy" or device.startswith("cuda: ")
+    assert worker.reports[0]["compute_s"] >= 0.02
+
+
+def test_the_training_code_stands_alone_and_is_old_enough_python() -> None:
+    allowed = {*sys.stdlib_module_names, "numpy", "torch"}
+    for path in sorted(TRAINING.glob("*.py")):
+        tree = ast.parse(path.read_text(), feature_version=(3, 9))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            else:
+                continue
+            foreign = {name.partition(".")[0] for name in names} - allowed
+            assert not foreign, f"{path.name} imports {foreign}"
