@@ -31,13 +31,17 @@ class Neighbour(_Message):
 
 
 class WorkerTask(_Message):
-    """What to train. ``gradient_bytes`` are scaled already; ``compute_s`` is for this GPU."""
+    """What to train. ``gradient_bytes`` are scaled already; ``compute_s`` is for this GPU.
+
+    ``window_bytes`` limits what a neighbour may send ahead, on links whose rate is scaled.
+    """
 
     iterations: Annotated[int, Field(ge=1)]
     gradient_bytes: Annotated[int, Field(ge=1)]
     compute_s: Annotated[float, Field(ge=0)]
     seed: Annotated[int, Field(ge=0)] = 0
     device: Literal["auto", "sleep"] = "auto"
+    window_bytes: Annotated[int, Field(ge=4096)] | None = None
 
 
 class WorkerSpec(_Message):

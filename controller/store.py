@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,15 @@ CREATE TABLE IF NOT EXISTS iterations (
 CREATE INDEX IF NOT EXISTS iterations_by_job ON iterations (job, number);
 CREATE TABLE IF NOT EXISTS events (
     number INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, record TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS reconfigurations_by_state ON reconfigurations (state);
+CREATE TABLE IF NOT EXISTS committed (ocs TEXT PRIMARY KEY, record TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS locks (
+    ocs TEXT NOT NULL, port INTEGER NOT NULL, record TEXT NOT NULL, PRIMARY KEY (ocs, port));
+CREATE TABLE IF NOT EXISTS saved (name TEXT PRIMARY KEY, record TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS marks (name TEXT PRIMARY KEY, record TEXT NOT NULL);
 """
+
+_ADD_EVENT = "INSERT INTO events (at, kind, record) VALUES (?, ?, ?)"
 
 Record = Mapping[str, Any]
 
@@ -54,9 +64,23 @@ class Store:
         with self._lock:
             return self._db.execute(sql, values).lastrowid or 0
 
+    @contextmanager
+    def _together(self) -> Iterator[sqlite3.Connection]:
+        """All that is written in the block is on disk after it, or none of it."""
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
     def _rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         with self._lock:
             return self._db.execute(sql, values).fetchall()
+
+    # -- changes of circuits -----------------------------------------------------------------
 
     def begin_reconfiguration(self, record: Record) -> int:
         """Journal an intent; the number it is known by from now on."""
@@ -64,17 +88,116 @@ class Store:
             "INSERT INTO reconfigurations (state, record) VALUES ('intent', ?)", json.dumps(record)
         )
 
-    def update_reconfiguration(self, number: int, state: str, record: Record) -> None:
-        """Write down how far a change has come."""
-        self._write(
-            "UPDATE reconfigurations SET state = ?, record = ? WHERE id = ?",
-            state, json.dumps(record), number,
-        )  # fmt: skip
+    def update_reconfiguration(
+        self,
+        number: int,
+        state: str,
+        record: Record,
+        committed: Mapping[str, Record] | None = None,
+    ) -> None:
+        """Write down how far a change has come; if it is over, that is an event as well.
 
-    def reconfigurations(self) -> list[dict[str, Any]]:
-        """Every change journalled, oldest first, with its number and state."""
-        rows = self._rows("SELECT id, state, record FROM reconfigurations ORDER BY id")
-        return [{**json.loads(record), "id": n, "state": state} for n, state, record in rows]
+        ``committed`` replaces what ``committed_maps`` gives for these OCS, all in one write.
+        """
+        with self._together() as db:
+            db.execute(
+                "UPDATE reconfigurations SET state = ?, record = ? WHERE id = ?",
+                (state, json.dumps(record), number),
+            )
+            db.executemany(
+                "INSERT OR REPLACE INTO committed VALUES (?, ?)",
+                [(ocs, json.dumps(row)) for ocs, row in (committed or {}).items()],
+            )
+            if state != "intent":
+                kept = ("message", "by", "origin", "why", "changes")
+                event = {"id": number, "state": state} | {
+                    key: record[key] for key in kept if key in record
+                }
+                at = record.get("finished_at") or time.time()
+                db.execute(_ADD_EVENT, (at, "circuits", json.dumps(event)))
+
+    def reconfigurations(self, last: int | None = None) -> list[dict[str, Any]]:
+        """Every change journalled (or the ``last`` few), oldest first, with number and state."""
+        sql = "SELECT id, state, record FROM reconfigurations ORDER BY id"
+        if last is None:
+            return [_change(row) for row in self._rows(sql)]
+        return [_change(row) for row in reversed(self._rows(f"{sql} DESC LIMIT ?", last))]
+
+    def reconfiguration(self, number: int) -> dict[str, Any] | None:
+        """One change, or ``None``."""
+        rows = self._rows("SELECT id, state, record FROM reconfigurations WHERE id = ?", number)
+        return _change(rows[0]) if rows else None
+
+    def unfinished_reconfigurations(self) -> list[dict[str, Any]]:
+        """What a controller that ended had begun."""
+        return [
+            _change(row)
+            for row in self._rows(
+                "SELECT id, state, record FROM reconfigurations WHERE state = 'intent' ORDER BY id"
+            )
+        ]
+
+    def reconfiguration_counts(self) -> dict[str, int]:
+        """How many changes there are in each state."""
+        return dict(self._rows("SELECT state, count(*) FROM reconfigurations GROUP BY state"))
+
+    def commit_maps(self, maps: Mapping[str, Record]) -> None:
+        """Replace what ``committed_maps`` gives for these OCS."""
+        with self._together() as db:
+            db.executemany(
+                "INSERT OR REPLACE INTO committed VALUES (?, ?)",
+                [(ocs, json.dumps(row)) for ocs, row in maps.items()],
+            )
+
+    def committed_maps(self) -> dict[str, dict[str, Any]]:
+        """What was last written down for each OCS by ``commit_maps`` or with a change."""
+        return {o: json.loads(r) for o, r in self._rows("SELECT ocs, record FROM committed")}
+
+    # -- what operators leave ----------------------------------------------------------------
+
+    def save_locks(self, records: Sequence[Record]) -> None:
+        """Insert or replace locks, by their ``ocs`` and ``port``."""
+        with self._together() as db:
+            db.executemany(
+                "INSERT OR REPLACE INTO locks VALUES (?, ?, ?)",
+                [(record["ocs"], record["port"], json.dumps(record)) for record in records],
+            )
+
+    def delete_locks(self, ports: Sequence[tuple[str, int]]) -> None:
+        """Forget the locks of these ports."""
+        with self._together() as db:
+            db.executemany("DELETE FROM locks WHERE ocs = ? AND port = ?", ports)
+
+    def locks(self) -> list[dict[str, Any]]:
+        """Every lock."""
+        rows = self._rows("SELECT record FROM locks ORDER BY ocs, port")
+        return [json.loads(record) for (record,) in rows]
+
+    def save_map(self, name: str, record: Record) -> None:
+        """Insert or replace maps saved under a name."""
+        self._write("INSERT OR REPLACE INTO saved VALUES (?, ?)", name, json.dumps(record))
+
+    def delete_map(self, name: str) -> None:
+        """Forget the maps of that name."""
+        self._write("DELETE FROM saved WHERE name = ?", name)
+
+    def saved_maps(self) -> dict[str, dict[str, Any]]:
+        """Everything saved, by name."""
+        return {n: json.loads(r) for n, r in self._rows("SELECT * FROM saved ORDER BY name")}
+
+    def set_mark(self, name: str, record: Record | None) -> None:
+        """Remember one thing under a name; ``None`` forgets it."""
+        if record is None:
+            self._write("DELETE FROM marks WHERE name = ?", name)
+        else:
+            self._write("INSERT OR REPLACE INTO marks VALUES (?, ?)", name, json.dumps(record))
+
+    def mark(self, name: str) -> dict[str, Any] | None:
+        """What was remembered under that name."""
+        rows = self._rows("SELECT record FROM marks WHERE name = ?", name)
+        return dict(json.loads(rows[0][0])) if rows else None
+
+    # -- jobs and events ---------------------------------------------------------------------
 
     def save_job(self, job_id: str, state: str, record: Record) -> None:
         """Insert or replace a job."""
@@ -90,13 +213,11 @@ class Store:
 
     def add_iterations(self, job_id: str, records: Sequence[Record]) -> None:
         """Append what a job's workers reported."""
-        with self._lock:
-            self._db.execute("BEGIN")
-            self._db.executemany(
+        with self._together() as db:
+            db.executemany(
                 "INSERT INTO iterations (job, record) VALUES (?, ?)",
                 [(job_id, json.dumps(record)) for record in records],
             )
-            self._db.execute("COMMIT")
 
     def iterations(self, job_id: str, after: int = 0) -> tuple[list[dict[str, Any]], int]:
         """The reports of a job's workers after number ``after``, and the last number."""
@@ -108,8 +229,7 @@ class Store:
 
     def add_event(self, at: float, kind: str, record: Record) -> int:
         """Append an event; its number."""
-        return self._write("INSERT INTO events (at, kind, record) VALUES (?, ?, ?)",
-                           at, kind, json.dumps(record))  # fmt: skip
+        return self._write(_ADD_EVENT, at, kind, json.dumps(record))
 
     def events(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         """At most ``limit`` events after number ``after``, oldest first."""
@@ -118,3 +238,12 @@ class Store:
             after, limit,
         )  # fmt: skip
         return [{**json.loads(r), "number": n, "at": at, "kind": kind} for n, at, kind, r in rows]
+
+    def last_event(self) -> int:
+        """The number of the latest event, 0 if there is none."""
+        return int(self._rows("SELECT coalesce(max(number), 0) FROM events")[0][0])
+
+
+def _change(row: tuple[Any, ...]) -> dict[str, Any]:
+    number, state, record = row
+    return {**json.loads(record), "id": number, "state": state}

@@ -162,6 +162,15 @@ class Lab:
         )
 
     @cached_property
+    def fibre_ends(self) -> Mapping[Endpoint, tuple[Endpoint, Fibre]]:
+        """For each end of each fibre: the other end, and the fibre."""
+        ends: dict[Endpoint, tuple[Endpoint, Fibre]] = {}
+        for fibre in self.fibres:
+            ends[fibre.a] = (fibre.b, fibre)
+            ends[fibre.b] = (fibre.a, fibre)
+        return ends
+
+    @cached_property
     def host_names(self) -> dict[str, Host]:
         """Every name a host answers to.
 

@@ -8,6 +8,7 @@ ports *a* and *b* is the two cross-connects ``a>b`` and ``b>a``.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -75,10 +76,14 @@ class PortMap:
     @classmethod
     def of(cls, cross_connects: Iterable[CrossConnect | tuple[int, int]]) -> PortMap:
         """A map of these cross-connects; ``BadInput`` if an input or output is used twice."""
+        pairs = [(c.inp, c.out) if isinstance(c, CrossConnect) else c for c in cross_connects]
+        once = dict(pairs)
+        if len(once) == len(pairs) == len(set(once.values())):
+            return cls(tuple(sorted(pairs)))
+        # Something is there twice: as a whole, or an input or output of it.
         out_of: dict[int, int] = {}
         taken: dict[int, int] = {}
-        for item in cross_connects:
-            inp, out = (item.inp, item.out) if isinstance(item, CrossConnect) else item
+        for inp, out in pairs:
             if out_of.get(inp, out) != out:
                 raise BadInput(f"in:{inp} is used twice: {inp}>{out_of[inp]} and {inp}>{out}")
             if taken.get(out, inp) != inp:
@@ -109,6 +114,11 @@ class PortMap:
                 written.append(f"{inp}>{out}")
         return tuple(written)
 
+    @property
+    def one_way_texts(self) -> list[str]:
+        """Every cross-connect as ``"1>7"``, in order of inputs."""
+        return [f"{inp}>{out}" for inp, out in self._out_of]
+
     def __iter__(self) -> Iterator[CrossConnect]:
         return (CrossConnect(inp, out) for inp, out in self._out_of)
 
@@ -116,7 +126,8 @@ class PortMap:
         return len(self._out_of)
 
     def __contains__(self, cross_connect: CrossConnect) -> bool:
-        return (cross_connect.inp, cross_connect.out) in set(self._out_of)
+        at = bisect_left(self._out_of, (cross_connect.inp, cross_connect.out))
+        return self._out_of[at : at + 1] == ((cross_connect.inp, cross_connect.out),)
 
     @property
     def out_of(self) -> Mapping[int, int]:
@@ -135,9 +146,10 @@ class PortMap:
     def diff(self, wanted: PortMap) -> PortMapChange:
         """The smallest change that turns this map into ``wanted``: O(circuits), not ports²."""
         have, want = set(self._out_of), set(wanted._out_of)
+        # Filtered in the order they have: sorting what is left would cost more.
         return PortMapChange(
-            breaks=tuple(CrossConnect(*c) for c in sorted(have - want)),
-            makes=tuple(CrossConnect(*c) for c in sorted(want - have)),
+            breaks=tuple(CrossConnect(*c) for c in self._out_of if c not in want),
+            makes=tuple(CrossConnect(*c) for c in wanted._out_of if c not in have),
         )
 
     def apply(self, change: PortMapChange) -> PortMap:
@@ -157,7 +169,7 @@ class PortMap:
 
     def check(self, port_count: int) -> None:
         """Raise ``BadInput`` if a cross-connect names a port outside 1…``port_count``."""
-        for c in self:
-            for port in (c.inp, c.out):
-                if not 1 <= port <= port_count:
-                    raise BadInput(f"cross-connect {c}: port {port} is outside 1–{port_count}")
+        for inp, out in self._out_of:
+            if not (1 <= inp <= port_count and 1 <= out <= port_count):
+                port = out if 1 <= inp <= port_count else inp
+                raise BadInput(f"cross-connect {inp}>{out}: port {port} is outside 1–{port_count}")

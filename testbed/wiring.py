@@ -56,28 +56,32 @@ class Links:
         return peer.device
 
 
-def fibre_ends(lab: Lab) -> dict[Endpoint, tuple[Endpoint, Fibre]]:
+def fibre_ends(lab: Lab) -> Mapping[Endpoint, tuple[Endpoint, Fibre]]:
     """For each end of each fibre: the other end, and the fibre."""
-    ends: dict[Endpoint, tuple[Endpoint, Fibre]] = {}
-    for fibre in lab.fibres:
-        ends[fibre.a] = (fibre.b, fibre)
-        ends[fibre.b] = (fibre.a, fibre)
-    return ends
+    return lab.fibre_ends
 
 
-def follow_light(lab: Lab, maps: Mapping[str, PortMap]) -> Links:
+def follow_light(lab: Lab, maps: Mapping[str, PortMap], earlier: Links | None = None) -> Links:
     """Where the light of every NIC and packet-switch port goes under these port maps.
 
     O(fibres + cross-connects). Light that ends in an unconnected input or an output
-    without a fibre arrives nowhere and gives no path.
+    without a fibre arrives nowhere and gives no path. Paths of ``earlier`` whose
+    cross-connects are all still there are taken over as the same objects.
     """
     ends = fibre_ends(lab)
     switches = {c.name: c for c in lab.circuit_switches}
     out_of = {name: maps[name].out_of for name in switches if name in maps}
-    paths = (
-        _follow(source, ends, switches, out_of) for source in ends if source.device not in switches
-    )
-    return Links({path.source: path for path in paths if path is not None})
+    before = earlier.paths if earlier is not None else {}
+    paths: dict[Endpoint, LightPath] = {}
+    for source in ends:
+        if source.device in switches:
+            continue
+        path = before.get(source)
+        if path is None or any(out_of[ocs].get(c.inp) != c.out for ocs, c in path.hops):
+            path = _follow(source, ends, switches, out_of)
+        if path is not None:
+            paths[source] = path
+    return Links(paths)
 
 
 def _follow(

@@ -109,9 +109,7 @@ class _Exchange:
                 # What comes now belongs to the next iteration, or is the end of the ring.
                 poller.unregister(self.inp)
                 listening = False
-            want = (select.POLLOUT if self._sendable() > 0 else 0) if self.clear else select.POLLIN
-            if want != wanted:
-                wanted = want
+            if wanted != (wanted := self._wanted_of_next()):
                 poller.modify(self.out, wanted)
             for descriptor, event in poller.poll():
                 if descriptor == self.inp.fileno():
@@ -120,11 +118,21 @@ class _Exchange:
                     self._receive_clear()
                 elif event & select.POLLOUT:
                     self._send()
+                elif event & _BROKEN and self.send_step == self.steps:
+                    # It has all of ours. In the last iteration it may be done and gone, NIC and
+                    # all; if it died instead, whoever waits for its bytes notices.
+                    poller.unregister(self.out)
                 elif event & _BROKEN:
                     error = self.out.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                     raise self._lost_next(os.strerror(error) if error else "it hung up")
             self._skip_empty()
         return self.sent_bytes
+
+    def _wanted_of_next(self) -> int:
+        """What to wait for on the way to the next worker: its word, room to send, or nothing."""
+        if not self.clear:
+            return select.POLLIN
+        return select.POLLOUT if self._sendable() > 0 else 0
 
     def _skip_empty(self) -> None:
         """Move past chunks without bytes: a ring can have more workers than values."""

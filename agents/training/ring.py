@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import select
 import socket
 import struct
 import termios
@@ -37,10 +38,13 @@ class Neighbours:
         """Wait until the next worker's kernel has acknowledged all that was sent.
 
         The NIC leaves the worker's namespace as soon as the worker ends, and with it
-        whatever is still in the send queue; so nobody may end before this.
+        whatever is still in the send queue; so nobody may end before this. A next worker that
+        has closed the connection had all it needed: it ends only after its last sum.
         """
         end = time.monotonic() + deadline_s
-        while True:
+        closed = select.poll()
+        closed.register(self.to_next, 0)
+        while not closed.poll(0):
             raw = fcntl.ioctl(self.to_next, termios.TIOCOUTQ, bytes(4))
             (unacknowledged,) = struct.unpack("i", raw)
             if unacknowledged == 0:
@@ -77,7 +81,7 @@ def join_ring(task: Task) -> Neighbours:
         except RingError as exc:
             failures.append(str(exc))
 
-    with _listen(me, end) as listener:
+    with _listen(me, end, task.window_bytes) as listener:
         # Both at once: a neighbour answers our hello only when it is itself past listening.
         acceptor = threading.Thread(target=accept, daemon=True)
         acceptor.start()
@@ -93,10 +97,13 @@ def join_ring(task: Task) -> Neighbours:
     return Neighbours(joined["next"], joined["previous"])
 
 
-def _listen(me: Member, end: float) -> socket.socket:
+def _listen(me: Member, end: float, window_bytes: int | None) -> socket.socket:
     while True:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if window_bytes is not None:
+            # Accepted connections inherit it. Half of what the kernel makes of it is window.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window_bytes)
         try:
             listener.bind((me.address, me.port))
             listener.listen(8)
@@ -121,6 +128,8 @@ def _connect_next(task: Task, peer: Member, end: float) -> socket.socket:
         else:
             try:
                 _tune(connection)
+                if task.window_bytes is not None:
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
                 _send_line(connection, _hello(task))
                 connection.settimeout(max(0.1, end - time.monotonic()))
                 reply = _read_line(connection)

@@ -25,7 +25,8 @@ class Task:
 
     ``gpu_socket`` is an emulated GPU's Unix socket, if the worker has such a GPU;
     ``device`` is ``"auto"`` or ``"sleep"`` (compute nothing, only let the time pass);
-    ``deadline_s`` is how long the peers may take to come up.
+    ``deadline_s`` is how long the peers may take to come up; ``window_bytes`` is how much a
+    neighbour may send ahead (``None``: as the kernel sees fit).
     """
 
     id: str
@@ -39,6 +40,7 @@ class Task:
     gpu_socket: str | None = None
     device: str = "auto"
     deadline_s: float = 60.0
+    window_bytes: int | None = None
 
     @property
     def elements(self) -> int:

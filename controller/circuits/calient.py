@@ -8,9 +8,8 @@ whole. Run against the emulated device only so far; the commands are in ``tl1/di
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from controller.circuits.calient_ports import to_aid
 from controller.circuits.calient_table import (
@@ -26,18 +25,18 @@ from controller.circuits.contract import (
     Alarm,
     Capabilities,
     DeviceRefused,
-    DeviceUnreachable,
     DirectedPort,
     Identity,
-    LoginRefused,
     Outcome,
     PortState,
-    Refusal,
     checked,
 )
-from controller.circuits.tl1.client import Session, Tl1Client
-from controller.circuits.tl1.dialects import CALIENT, CircuitDialect, corrected
-from testbed.errors import BadInput, OutcomeUnknown
+from controller.circuits.dialects import corrected
+from controller.circuits.session import Session
+from controller.circuits.tl1.client import Tl1Client
+from controller.circuits.tl1.dialects import CALIENT, CircuitDialect
+from controller.circuits.writing import Writing, outcome
+from testbed.errors import BadInput
 from testbed.lab import CircuitSwitch
 from testbed.portmap import CrossConnect, PortMap
 
@@ -52,15 +51,10 @@ class CalientTl1:
     def __init__(
         self, switch: CircuitSwitch, password: str, dialect: CircuitDialect | None = None
     ) -> None:
-        host, _, port = switch.address.rpartition(":")
-        if not host or not port.isdigit():
-            raise BadInput(f"{switch.name}: {switch.address!r} is no address: expected host:port")
         self._switch = switch
         self._dialect = dialect or corrected(switch.driver, CALIENT)
-        session = Session(switch.name, host.strip("[]"), int(port), switch.user, password)
-        self._client = Tl1Client(session, self._dialect)
-        self._writing = asyncio.Lock()
-        self._told = False  # whether the change under way has changed anything yet
+        self._client = Tl1Client(Session.of(switch, password), self._dialect)
+        self._writing = Writing(switch.name)
 
     @property
     def name(self) -> str:
@@ -129,7 +123,7 @@ class CalientTl1:
         """``ENT-CRS-BULK`` for several, else ``ENT-CRS`` and ``ACT-CRS``; then wait for light."""
         loop = asyncio.get_running_loop()
         began, wanted = loop.time(), checked(pairs, self.ports)
-        async with self._changing():
+        async with self._writing.change():
             refused: dict[CrossConnect, str] = {}
             before = await self._states(wanted)
             new = [c for c in wanted if c not in before or not before[c].matches(self._dialect.up)]
@@ -141,13 +135,13 @@ class CalientTl1:
                     await self._enter(cross_connect, refused, ours=cross_connect not in before)
             waiting = [c for c in new if c not in refused]
             await self._settle(waiting, refused, frozenset(before), in_bulk=in_bulk)
-        return _outcome(wanted, refused, loop.time() - began)
+        return outcome(wanted, refused, loop.time() - began)
 
     async def disconnect(self, pairs: Iterable[CrossConnect]) -> Outcome:
         """``DLT-CRS-BULK`` for several, else ``CANC-CRS`` and ``DLT-CRS``."""
         loop = asyncio.get_running_loop()
         began, wanted = loop.time(), checked(pairs, self.ports)
-        async with self._changing():
+        async with self._writing.change():
             refused: dict[CrossConnect, str] = {}
             going = self._going(wanted, await self._held(), refused)
             if self._dialect.bulk and len(going) > 1:
@@ -160,26 +154,11 @@ class CalientTl1:
                 except DeviceRefused as refusal:
                     words = f"{held.conn}: {refusal.words}"
                     refused.update(dict.fromkeys(held.directions, words))
-        return _outcome(wanted, refused, loop.time() - began)
-
-    @contextlib.asynccontextmanager
-    async def _changing(self) -> AsyncIterator[None]:
-        """One change at a time; once something was told, not reaching the device is no excuse."""
-        async with self._writing:
-            self._told = False
-            try:
-                yield
-            except (DeviceUnreachable, DeviceRefused, LoginRefused) as error:
-                if not self._told:
-                    raise
-                raise OutcomeUnknown(
-                    f"{self.name} was told to change, then: {error.message}",
-                    hint="read the device's map before anything else",
-                ) from error
+        return outcome(wanted, refused, loop.time() - began)
 
     async def _tell(self, template: str, values: dict[str, str]) -> None:
         await self._client.command(template, values, changes=True)
-        self._told = True
+        self._writing.told = True
 
     # --- making ----------------------------------------------------------------------------
 
@@ -193,7 +172,7 @@ class CalientTl1:
             except DeviceRefused:
                 # One bad entry may deny the list: the others are tried singly, and the
                 # device's words for each are had that way. It may have done some of it.
-                self._told = True
+                self._writing.told = True
 
     async def _enter(
         self, cross_connect: CrossConnect, refused: dict[CrossConnect, str], *, ours: bool
@@ -349,13 +328,3 @@ class CalientTl1:
 
     def _says_no_such(self, refusal: DeviceRefused) -> bool:
         return re.search(self._dialect.no_such_circuit, refusal.words, re.IGNORECASE) is not None
-
-
-def _outcome(
-    wanted: tuple[CrossConnect, ...], refused: dict[CrossConnect, str], elapsed_s: float
-) -> Outcome:
-    return Outcome(
-        done=tuple(c for c in wanted if c not in refused),
-        refused=tuple(Refusal(c, refused[c]) for c in wanted if c in refused),
-        elapsed_s=elapsed_s,
-    )

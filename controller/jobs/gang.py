@@ -22,6 +22,9 @@ RING_PORT = 29500
 _PREPARE_DEADLINE_S = 90.0
 _POLL_S = 0.2
 _FINAL = ("done", "failed", "stopped")
+_FULL_WINDOW_BYTES = 8 * 2**20
+_LEAST_WINDOW_BYTES = 12000
+_MOST_WINDOW_BYTES = 200_000
 
 
 class JobFailed(PatchlightError):
@@ -91,6 +94,7 @@ class RunningJob:
                     "task": {
                         "iterations": self.spec.iterations,
                         "gradient_bytes": scaled_gradient_bytes(self.spec, lab),
+                        "window_bytes": scaled_window_bytes(lab),
                         "compute_s": self.spec.compute_s[gpu.model] if gpu else 0.0,
                         "seed": self.spec.seed,
                     },
@@ -192,6 +196,18 @@ class RunningJob:
 def scaled_gradient_bytes(spec: JobSpec, lab: Lab) -> int:
     """The job's gradient divided by the lab's scale, in whole float32 values."""
     return max(4, round(spec.gradient_bytes / lab.scale / 4) * 4)
+
+
+def scaled_window_bytes(lab: Lab) -> int | None:
+    """How much may be on its way to a worker, or ``None`` to leave that to the kernel.
+
+    Where rates are scaled down, what is in flight must be too. The kernel's windows are made
+    for fast links: they overflow the queue of a link of a few Mb/s, and connections that lose
+    frames there share it as chance has it, which full-rate connections do not. The limit is
+    set where the kernel grants it (Linux caps what one may ask for at some 200 KB).
+    """
+    window = max(_LEAST_WINDOW_BYTES, round(_FULL_WINDOW_BYTES / lab.scale))
+    return window if window <= _MOST_WINDOW_BYTES else None
 
 
 async def _all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:

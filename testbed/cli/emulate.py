@@ -30,7 +30,7 @@ def emulate() -> None:
 @click.option("--no-controller", is_flag=True, help="Switches learn addresses by themselves.")
 @click.option(
     "--agents/--no-agents", default=None,
-    help="Run an agent on each server. [default: where there are 16 servers at most]",
+    help="Run an agent on each server. [default: for a controller, up to 16 servers]",
 )  # fmt: skip
 @click.option(
     "--workers", type=click.Choice(["auto", "docker", "process"]), default="auto",
@@ -98,7 +98,8 @@ def down(lab: str | None, every: bool) -> None:
 def status(lab: str, as_json: bool) -> None:
     """Say what of LAB is there. Exits with 0 if it is up, else with 1."""
     found = lab_status(_known(lab))
-    if found["state"] != "down":
+    found["hosts"] = []
+    if "run_dir" in found and (Path(found["run_dir"]) / "lab.yaml").exists():
         emulated = EmulatedLab.attach(found["name"], half_there=True)
         found["hosts"] = [{"name": h.name, "address": h.address} for h in emulated.hosts]
     if as_json:
@@ -114,8 +115,8 @@ def status(lab: str, as_json: bool) -> None:
 def _print_status(found: dict[str, Any]) -> None:
     from testbed.cli.rendering import console, new_table
 
-    if found["state"] == "down":
-        click.echo(f"lab {found['name']} is down")
+    if "run_dir" not in found:
+        click.echo(f"lab {found['name']} is {': '.join([found['state'], *found['missing']])}")
         return
     click.echo(
         f"lab {found['name']} is {found['state'].replace('-', ' ')}: {found['source']}, "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 
+from controller.circuits.connection import BUFFER_LIMIT, FramingError
 from controller.circuits.tl1.messages import (
     Acknowledgement,
     Autonomous,
@@ -18,10 +19,6 @@ from controller.circuits.tl1.messages import (
     Response,
 )
 from controller.circuits.tl1.telnet import TelnetFilter
-from testbed.errors import PatchlightError
-
-BUFFER_LIMIT = 1 << 20
-"""Bytes of one unfinished message (or line of noise) that are kept before giving up."""
 
 # Nothing that begins a message is longer; longer lines are noise without looking further.
 _LINE_LIMIT = 1024
@@ -41,10 +38,6 @@ _MARK = re.compile(rb'["\n;]|/\*')
 _IN_QUOTES = re.compile(rb'["\\]')
 _INDENT_LIMIT = 16
 _AFTER_NEWLINE = re.compile(rb"[ \t\r]{0,%d}" % _INDENT_LIMIT)
-
-
-class FramingError(PatchlightError):
-    """The stream cannot be TL1: an unfinished message grew past the buffer's bound."""
 
 
 class Framer:

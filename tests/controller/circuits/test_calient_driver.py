@@ -14,7 +14,8 @@ import pytest
 from controller.circuits.calient import CalientTl1
 from controller.circuits.calient_ports import to_aid, to_port
 from controller.circuits.contract import DeviceUnreachable, LoginRefused
-from controller.circuits.tl1.client import Session, Tl1Client
+from controller.circuits.session import Session
+from controller.circuits.tl1.client import Tl1Client
 from controller.circuits.tl1.dialects import CALIENT
 from testbed.errors import OutcomeUnknown
 from testbed.portmap import CrossConnect, PortMap

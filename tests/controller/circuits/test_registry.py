@@ -6,9 +6,10 @@ import pytest
 
 from controller.circuits.calient import CalientTl1
 from controller.circuits.contract import DirectedPort
+from controller.circuits.dialects import DIRECTORY_VARIABLE, corrected
 from controller.circuits.dry_run import DryRun
 from controller.circuits.registry import ENTRY_POINT_GROUP, driver_names, open_driver, password_of
-from controller.circuits.tl1.dialects import CALIENT, DIRECTORY_VARIABLE, corrected
+from controller.circuits.tl1.dialects import CALIENT
 from testbed.errors import BadInput
 from testbed.lab import CircuitSwitch
 

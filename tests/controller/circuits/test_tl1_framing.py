@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from controller.circuits.tl1.framing import BUFFER_LIMIT, Framer, FramingError
+from controller.circuits.connection import BUFFER_LIMIT, FramingError
+from controller.circuits.tl1.framing import Framer
 from controller.circuits.tl1.messages import Acknowledgement, Autonomous, Message, Response, quote
 
 # As captured from an S162 by a third-party driver.

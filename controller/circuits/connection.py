@@ -1,43 +1,63 @@
-"""One TCP connection that carries TL1: messages in, commands out, until it breaks."""
+"""One TCP connection to a device: messages in, commands out, until it breaks."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
-from controller.circuits.tl1.framing import Framer, FramingError
-from controller.circuits.tl1.messages import Acknowledgement, Autonomous, Response
+from testbed.errors import PatchlightError
+
+BUFFER_LIMIT = 1 << 20
+"""Bytes of one unfinished message (or line of noise) that are kept before giving up."""
+
+M = TypeVar("M")
+M_co = TypeVar("M_co", covariant=True)
+
+
+class FramingError(PatchlightError):
+    """The stream cannot be what it should: an unfinished message grew past the bound."""
+
+
+class Framer(Protocol[M_co]):
+    """Bytes in, messages out. ``FramingError`` past its bound: the stream is lost then."""
+
+    def feed(self, data: bytes) -> list[M_co]:
+        """Add bytes; returns the messages they complete."""
+
+    def take_telnet_replies(self) -> bytes:
+        """What to send back to a telnet server that tried to negotiate."""
 
 
 class ConnectionLost(Exception):
     """The connection ended; what that means depends on the command in flight."""
 
 
-class Connection:
+class Connection(Generic[M]):
     """Made by ``Connection.open``. ``trouble`` says why it ended; empty while it lives."""
 
     def __init__(
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        on_autonomous: Callable[[Autonomous], None],
+        framer: Framer[M],
+        unasked: Callable[[M], bool],
     ) -> None:
         self.trouble = ""
         self._reader, self._writer = reader, writer
-        self._on_autonomous = on_autonomous
-        self._framer = Framer()
-        self._inbox: asyncio.Queue[Acknowledgement | Response | None] = asyncio.Queue()
+        self._framer, self._unasked = framer, unasked
+        self._inbox: asyncio.Queue[M | None] = asyncio.Queue()
         self._listening = False
         self._task = asyncio.create_task(self._read())
 
     @classmethod
     async def open(
-        cls, host: str, port: int, on_autonomous: Callable[[Autonomous], None]
-    ) -> Connection:
-        """Connect; raises ``OSError``."""
+        cls, host: str, port: int, framer: Framer[M], unasked: Callable[[M], bool]
+    ) -> Connection[M]:
+        """Connect; raises ``OSError``. ``unasked`` takes what answers nothing, and says so."""
         reader, writer = await asyncio.open_connection(host, port)
-        return cls(reader, writer, on_autonomous)
+        return cls(reader, writer, framer, unasked)
 
     async def send(self, text: str) -> None:
         """Send a command; ``ConnectionLost`` if it cannot be known to be on its way."""
@@ -52,7 +72,7 @@ class Connection:
             self.trouble = self.trouble or str(error)
             raise ConnectionLost from error
 
-    async def receive(self) -> Acknowledgement | Response:
+    async def receive(self) -> M:
         """The next message that answers something; ``ConnectionLost`` at the end."""
         message = await self._inbox.get()
         if message is None:
@@ -82,9 +102,7 @@ class Connection:
         try:
             while data := await self._reader.read(65536):
                 for message in self._framer.feed(data):
-                    if isinstance(message, Autonomous):
-                        self._on_autonomous(message)
-                    elif self._listening:
+                    if not self._unasked(message) and self._listening:
                         self._inbox.put_nowait(message)
                 if answer := self._framer.take_telnet_replies():
                     self._writer.write(answer)

@@ -1,0 +1,39 @@
+# make demo    the OFC 2022 experiment, end to end, on this machine
+# make test    every check that CI runs
+# make bench   the benchmarks; writes benchmarks.json
+# make lint    format, lint and types only
+# make clean   removes what the others made here
+
+BIN := .venv/bin
+# Network namespaces need root; everything else runs as who called make.
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=CI,DOCKER_HOST)
+# As root, leave no root-owned bytecode in a user's checkout.
+ROOT_RUN := $(SUDO) env PYTHONDONTWRITEBYTECODE=1
+DEMO_ARGS ?=
+
+.PHONY: demo test bench lint clean
+
+demo:
+	@deploy/bootstrap.sh
+	@$(ROOT_RUN) deploy/with-docker-engine.sh $(BIN)/patchlight experiment ofc2022 $(DEMO_ARGS)
+
+test: PYTEST_ARGS ?=
+test:
+	@deploy/bootstrap.sh --test
+	@$(MAKE) --no-print-directory lint
+	$(ROOT_RUN) deploy/with-docker-engine.sh $(BIN)/python -m pytest -p no:cacheprovider $(PYTEST_ARGS)
+
+lint:
+	@deploy/bootstrap.sh
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench:
+	@deploy/bootstrap.sh --bench
+	$(ROOT_RUN) $(BIN)/python -m benchmarks --output benchmarks.json
+
+clean:
+	$(SUDO) rm -rf build dist results benchmarks.json *.egg-info \
+	    .mypy_cache .ruff_cache .pytest_cache .hypothesis .venv
+	find . -name __pycache__ -type d -prune -exec $(SUDO) rm -rf {} +

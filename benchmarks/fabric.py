@@ -1,0 +1,186 @@
+"""How fast an emulated lab comes up and goes again, beside Mininet on the same topology.
+
+A tree of 256 hosts, 16 to a switch. Ours is what a user runs: ``patchlight emulate up``, then
+``down``, each a process of its own, start-up included. CPU time is that of every process on the
+way, Open vSwitch's daemons included. Between up and down, outside the time, the first host must
+reach the last one: a lab that does not carry packets is not measured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.privateovs import PrivateOvs
+from testbed import generate
+from testbed.errors import PatchlightError
+from testbed.labfile import write_lab
+
+HOSTS, PER_SWITCH = 256, 16
+ROUNDS = 3
+_SYSTEM_PYTHON = "/usr/bin/python3"
+# What Mininet raises at its start and leaves so.
+_SYSCTLS = (
+    "fs/file-max", "kernel/pty/max", "net/core/wmem_max", "net/core/rmem_max",
+    "net/core/netdev_max_backlog", "net/ipv4/tcp_rmem", "net/ipv4/tcp_wmem",
+    "net/ipv4/route/max_size", "net/ipv4/neigh/default/gc_thresh1",
+    "net/ipv4/neigh/default/gc_thresh2", "net/ipv4/neigh/default/gc_thresh3",
+)  # fmt: skip
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds on the clock, and of all processors together."""
+
+    wall_s: float
+    cpu_s: float
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.wall_s + other.wall_s, self.cpu_s + other.cpu_s)
+
+
+def run() -> list[dict[str, Any]]:
+    """The figures; ``PatchlightError`` if a lab does not come up or does not carry packets."""
+    # Daemons that outlive the command that started them come to us, and so does their CPU time.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    with tempfile.TemporaryDirectory() as folder:
+        bridge = _median(lambda: _ours(Path(folder), "bridge"))
+        # Ours and Mininet's in turn, so that both see the machine as busy as it is.
+        ours, peers = [], []
+        for _ in range(ROUNDS):
+            ours.append(_ours(Path(folder), "openvswitch"))
+            if Path("/usr/lib/python3/dist-packages/mininet").is_dir():
+                peers.append(_mininet(Path(folder)))
+        ports = _median(lambda: _ours(Path(folder), "openvswitch", one_switch=300))
+    return list(_figures(bridge, ours, peers, ports))
+
+
+def _figures(
+    bridge: Cost, ours: list[Cost], peers: list[Cost], ports: Cost
+) -> Iterator[dict[str, Any]]:
+    what = f"{HOSTS}-host lab, up and down"
+    yield _figure(f"{what}, Linux bridges", bridge.wall_s, "s", asked="at most 4")
+    yield _figure(f"{what}, Linux bridges, CPU", bridge.cpu_s, "CPU-s", asked="at most 1.5")
+    peer = "Mininet --switch ovs,datapath=user" if peers else None
+    wall_s, peer_s = _middle(ours, "wall_s"), _middle(peers, "wall_s")
+    yield _figure(f"{what}, Open vSwitch", wall_s, "s", peer=peer, peer_value=peer_s)
+    cpu_s, peer_cpu_s = _middle(ours, "cpu_s"), _middle(peers, "cpu_s")
+    yield _figure(f"{what}, Open vSwitch, CPU", cpu_s, "CPU-s", peer=peer, peer_value=peer_cpu_s)
+    if peer_s is not None:
+        yield _figure(f"{what}, Open vSwitch, times faster than Mininet", peer_s / wall_s, "times",
+                      asked="at least 4")  # fmt: skip
+    yield _figure("one Open vSwitch with 300 ports, up and down", ports.wall_s, "s", asked="works")
+
+
+def _figure(name: str, value: float, unit: str, **more: Any) -> dict[str, Any]:
+    if more.get("peer_value") is not None:
+        more["peer_value"] = round(more["peer_value"], 3)
+    return {"name": name, "value": round(value, 3), "unit": unit, "asked": None, "peer": None,
+            "peer_value": None, **more}  # fmt: skip
+
+
+def _median(measure: Callable[[], Cost]) -> Cost:
+    costs = [measure() for _ in range(ROUNDS)]
+    return Cost(_middle(costs, "wall_s") or 0.0, _middle(costs, "cpu_s") or 0.0)
+
+
+def _middle(costs: list[Cost], which: str) -> float | Any:
+    return statistics.median(getattr(cost, which) for cost in costs) if costs else None
+
+
+def _ours(folder: Path, fabric: str, *, one_switch: int = 0) -> Cost:
+    """Bring a lab up and down by the command line."""
+    name = f"bench-{os.getpid()}"
+    lab = generate.single(one_switch) if one_switch else generate.tree(HOSTS)
+    file = folder / "lab.yaml"
+    file.write_text(write_lab(lab.with_changes(fabric=fabric, name=name)))
+    hosts = lab.hosts
+    up = _patchlight("up", str(file), "--no-controller", "--no-agents")
+    try:
+        _patchlight("exec", "--lab", name, hosts[0].name, "--",
+                    "ping", "-c", "1", "-W", "5", str(hosts[-1].nic.address))  # fmt: skip
+    finally:
+        down = _patchlight("down", name)
+    return up + down
+
+
+def _patchlight(*arguments: str) -> Cost:
+    return _run([sys.executable, "-m", "testbed.cli.main", "emulate", *arguments])
+
+
+def _run(command: list[str], **options: Any) -> Cost:
+    """Run a command and all that it leaves to us; ``PatchlightError`` if it fails."""
+    before, began = _children_cpu_s(), time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    wall_s = time.monotonic() - began
+    _reap()
+    if done.returncode:
+        raise PatchlightError(f"{' '.join(command)}: {done.stdout}{done.stderr}")
+    return Cost(wall_s, _children_cpu_s() - before)
+
+
+def _reap() -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _mininet(folder: Path) -> Cost:
+    """The same tree by Mininet, in a namespace and with an Open vSwitch of its own.
+
+    Its Open vSwitch runs before the clock starts, as the host's service would.
+    """
+    directory = Path(tempfile.mkdtemp(dir=folder))
+    before = _children_cpu_s()
+    with (
+        _restored_sysctls(),
+        PrivateOvs(f"pl.bench-{os.getpid()}-mn", directory) as ovs,
+    ):
+        script = Path(__file__).with_name("mininet_tree.py")
+        command = ["nsenter", f"--net={ovs.netns}", _SYSTEM_PYTHON, str(script)]
+        environment = {**os.environ, "OVS_RUNDIR": str(directory), "PYTHONPATH": ""}
+        began = time.monotonic()
+        done = subprocess.run(
+            [*command, str(HOSTS), str(PER_SWITCH)],
+            env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        wall_s = time.monotonic() - began
+    _reap()
+    if "reached=True" not in done.stdout:
+        raise PatchlightError(f"Mininet's tree did not work: {done.stdout}{done.stderr}"[-3000:])
+    pinging_s = float(done.stdout.rpartition("pinging_s=")[2])
+    return Cost(wall_s - pinging_s, _children_cpu_s() - before)
+
+
+@contextmanager
+def _restored_sysctls() -> Iterator[None]:
+    paths = [Path("/proc/sys") / name for name in _SYSCTLS]
+    values = {path: path.read_text() for path in paths if path.exists()}
+    try:
+        yield
+    finally:
+        for path, value in values.items():
+            if path.read_text() != value:
+                path.write_text(value)
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(), indent=2))

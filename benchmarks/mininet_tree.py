@@ -1,0 +1,40 @@
+"""A Mininet tree, brought up and taken down: the peer of ``benchmarks.fabric``.
+
+Runs under the system's Python, which has Mininet: ``mininet_tree.py HOSTS HOSTS_PER_SWITCH``.
+Prints whether the first host reached the last one.
+"""
+
+import sys
+import time
+from functools import partial
+
+from mininet.net import Mininet
+from mininet.node import OVSSwitch
+from mininet.topo import Topo
+
+
+class Tree(Topo):
+    def build(self, hosts: int, per_switch: int) -> None:
+        root = self.addSwitch("s1")
+        for first in range(1, hosts + 1, per_switch):
+            leaf = self.addSwitch(f"s{2 + first // per_switch}")
+            self.addLink(leaf, root)
+            for number in range(first, min(hosts + 1, first + per_switch)):
+                self.addLink(self.addHost(f"h{number}"), leaf)
+
+
+def main() -> None:
+    topology = Tree(hosts=int(sys.argv[1]), per_switch=int(sys.argv[2]))
+    # What `mn --switch ovs,datapath=user,failMode=standalone --controller none` makes.
+    switch = partial(OVSSwitch, datapath="user", failMode="standalone")
+    net = Mininet(topo=topology, switch=switch, controller=None)
+    net.start()
+    began = time.monotonic()
+    said = net.get("h1").cmd(f"ping -c 1 -W 5 {net.get('h' + sys.argv[1]).IP()}")
+    pinging_s = time.monotonic() - began
+    net.stop()
+    print(f"reached={' 0% packet loss' in said} pinging_s={pinging_s:.3f}")
+
+
+if __name__ == "__main__":
+    main()

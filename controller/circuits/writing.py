@@ -1,0 +1,56 @@
+"""One change of a device at a time, and what is known when it does not end well."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from controller.circuits.contract import (
+    DeviceRefused,
+    DeviceUnreachable,
+    LoginRefused,
+    Outcome,
+    Refusal,
+)
+from testbed.errors import OutcomeUnknown
+from testbed.portmap import CrossConnect
+
+
+class Writing:
+    """Serialises the changes of the device ``name``.
+
+    ``told``: whether the change under way has told the device anything yet. Whoever tells it
+    something sets that.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.told = False
+        self._name = name
+        self._lock = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def change(self) -> AsyncIterator[None]:
+        """Once something was told, not reaching the device any more is an unknown outcome."""
+        async with self._lock:
+            self.told = False
+            try:
+                yield
+            except (DeviceUnreachable, DeviceRefused, LoginRefused) as error:
+                if not self.told:
+                    raise
+                raise OutcomeUnknown(
+                    f"{self._name} was told to change, then: {error.message}",
+                    hint="read the device's map before anything else",
+                ) from error
+
+
+def outcome(
+    wanted: tuple[CrossConnect, ...], refused: dict[CrossConnect, str], elapsed_s: float
+) -> Outcome:
+    """What came of ``wanted``, given the words for those that were refused."""
+    return Outcome(
+        done=tuple(c for c in wanted if c not in refused),
+        refused=tuple(Refusal(c, refused[c]) for c in wanted if c in refused),
+        elapsed_s=elapsed_s,
+    )

@@ -1,0 +1,167 @@
+"""From measurements to figures. Pure: no clock, no network, and no expectation of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+from emulation.experiments.ofc2022.measurements import CaseRun, JobRun, Reconfiguration
+from testbed.errors import PatchlightError
+
+SAMPLE_S = 1.0  # counters and GPUs are read once a second
+
+
+@dataclass(frozen=True, slots=True)
+class CaseFigures:
+    """The figures of the first job of a case.
+
+    ``completion_s`` runs from the first worker's start of its first iteration to the last
+    worker's end of its last; ``gpu_utilization`` (0…1) and ``throughput_bps`` (received by a
+    worker, from its switch port's counter) are means over the job's workers and that time;
+    ``throughput_peak_bps`` is the highest second of any of its workers.
+    """
+
+    iterations: int
+    completion_s: float
+    iteration_s: float
+    compute_s: float
+    communication_s: float
+    gpu_utilization: float
+    throughput_bps: float
+    throughput_peak_bps: float
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFigures:
+    """What a change of the network under a running job did to it.
+
+    ``longest_gap_s`` is the longest time between two iterations of the first job ending;
+    ``iteration_before_s`` and ``iteration_after_s`` are means over the iterations that lie
+    wholly before and after the change; ``restarts`` counts workers of all jobs.
+    """
+
+    longest_gap_s: float
+    restarts: int
+    iteration_before_s: float
+    iteration_after_s: float
+    iterations_before: int
+    iterations_after: int
+    completion_s: float
+
+
+def training_window(job: JobRun) -> tuple[float, float]:
+    """Unix times between which the job trained."""
+    first = [i for i in job.iterations if i.index == 0]
+    if not first:
+        raise PatchlightError(f"job {job.status.spec.name} reported no iteration at all")
+    start = min(i.finished_at - i.compute_s - i.communication_s for i in first)
+    return start, max(i.finished_at for i in job.iterations)
+
+
+def iteration_ends(job: JobRun) -> list[float]:
+    """When each iteration ended: when the last worker had its sum.
+
+    ``PatchlightError`` if an iteration of a worker is missing or was reported twice.
+    """
+    spec = job.status.spec
+    reported = sorted((i.rank, i.index) for i in job.iterations)
+    expected = [(rank, k) for rank in range(len(spec.hosts)) for k in range(spec.iterations)]
+    if reported != expected:
+        lost = sorted(set(expected) - set(reported))
+        raise PatchlightError(
+            f"job {spec.name}: {len(reported)} reports of iterations instead of {len(expected)}; "
+            f"missing (rank, iteration): {lost[:5]}"
+        )
+    ends = [0.0] * spec.iterations
+    for iteration in job.iterations:
+        ends[iteration.index] = max(ends[iteration.index], iteration.finished_at)
+    return ends
+
+
+def _mean_over(
+    samples: Iterable[tuple[float, float]], window: tuple[float, float], what: str
+) -> float:
+    """Mean of values sampled once a second, each for the second before it.
+
+    The samples at the edges count for as much of their second as lies in the window.
+    """
+    start, end = window
+    weighted = [
+        (max(0.0, min(at, end) - max(at - SAMPLE_S, start)), value) for at, value in samples
+    ]
+    total = sum(weight for weight, _ in weighted)
+    if total <= 0:
+        raise PatchlightError(
+            f"no sample of {what} lies in the {end - start:.1f} s that the job trained",
+            hint="train longer: --iterations 12 gives some 8 seconds of the shortest run",
+        )
+    return sum(weight * value for weight, value in weighted) / total
+
+
+def case_figures(run: CaseRun) -> CaseFigures:
+    """The figures of the first job of ``run``."""
+    job = run.jobs[0]
+    hosts, window = job.status.spec.hosts, training_window(job)
+    iteration_ends(job)  # nothing lost
+    received = {h: [(p.at, p.rx_bps) for p in run.ports if p.host == h] for h in hosts}
+    busy = {h: [(g.at, g.utilization) for g in run.gpus if g.gpu == h] for h in hosts}
+    completion_s = window[1] - window[0]
+    inside = [
+        rate for s in received.values() for at, rate in s if window[0] < at < window[1] + SAMPLE_S
+    ]
+    return CaseFigures(
+        iterations=job.status.spec.iterations,
+        completion_s=completion_s,
+        iteration_s=completion_s / job.status.spec.iterations,
+        compute_s=fmean(i.compute_s for i in job.iterations),
+        communication_s=fmean(i.communication_s for i in job.iterations),
+        gpu_utilization=fmean(
+            _mean_over(s, window, f"GPU utilisation of {h}") for h, s in busy.items()
+        ),
+        throughput_bps=fmean(
+            _mean_over(s, window, f"throughput of {h}") for h, s in received.items()
+        ),
+        throughput_peak_bps=max(inside),
+    )
+
+
+def live_figures(run: CaseRun) -> LiveFigures:
+    """What the one reconfiguration during ``run`` did to its first job."""
+    change = the_change(run)
+    ends = iteration_ends(run.jobs[0])
+    gaps = list(pairwise(ends))
+    before = [b - a for a, b in gaps if b <= change.started_at]
+    after = [b - a for a, b in gaps if a >= change.finished_at]
+    if not before or not after:
+        raise PatchlightError(
+            f"the reconfiguration left {len(before)} whole iterations before and {len(after)} "
+            "after it: too few to compare",
+            hint="train longer: --iterations 12",
+        )
+    start, end = training_window(run.jobs[0])
+    return LiveFigures(
+        longest_gap_s=max(b - a for a, b in gaps),
+        restarts=sum(job.status.restarts for job in run.jobs),
+        iteration_before_s=fmean(before),
+        iteration_after_s=fmean(after),
+        iterations_before=len(before),
+        iterations_after=len(after),
+        completion_s=end - start,
+    )
+
+
+def the_change(run: CaseRun) -> Reconfiguration:
+    """The reconfiguration of a live run; ``PatchlightError`` if there was not just one."""
+    if len(run.reconfigurations) != 1:
+        raise PatchlightError(
+            f"the live run of case {run.case} had {len(run.reconfigurations)} reconfigurations "
+            "instead of one"
+        )
+    return run.reconfigurations[0]
+
+
+def reduction(static: CaseFigures, optical: CaseFigures) -> float:
+    """By what share the completion time is lower with the rewired network, 0…1."""
+    return 1 - optical.completion_s / static.completion_s

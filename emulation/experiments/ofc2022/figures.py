@@ -1,0 +1,154 @@
+"""The plots: throughput and GPU utilisation over time, as in Fig. 3 of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from emulation.experiments.ofc2022.analysis import iteration_ends, the_change, training_window
+from emulation.experiments.ofc2022.measurements import CaseRun, JobRun
+
+# One family of shades for each job, so that a plot shows who trains with whom.
+_SHADES = (
+    ("#08306b", "#2171b5", "#4fa3d1", "#7fbfa8", "#3b8f8f", "#9ecae1"),
+    ("#7f2704", "#d94801", "#fdae6b", "#b30059", "#e7298a", "#fdd0a2"),
+)
+_DPI = 130
+_AFTER_S = 1.5
+
+
+def plot_case(static: CaseRun, optical: CaseRun, path: Path) -> Path:
+    """Static on the left, optical on the right, the same axes for both."""
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    axes = figure.subplots(2, 2, sharex=True, sharey="row")
+    for column, run, title in ((0, static, "Static"), (1, optical, "Rewired by the controller")):
+        rates, busy = axes[0][column], axes[1][column]
+        _throughput(rates, run)
+        _utilization(busy, run)
+        start, end = training_window(run.jobs[0])
+        rates.set_title(f"{title}: first job done after {end - start:.1f} s")
+        busy.set_xlabel("time since training began (s)")
+        for axis in (rates, busy):
+            axis.axvline(end - start, color="#444444", linewidth=1, linestyle=":")
+    _from_zero(axes[0][0], axes[1][0])
+    axes[0][0].set_ylabel("received by each worker (Gb/s)")
+    axes[1][0].set_ylabel("GPU utilisation (%)")
+    _share_legend(figure, axes[0][0])
+    figure.suptitle(f"Case ({static.case}): {_jobs_in_words(static.jobs)}")
+    return _save(figure, path)
+
+
+def plot_live(run: CaseRun, path: Path) -> Path:
+    """Throughput, utilisation and each iteration's time, with the reconfiguration marked."""
+    change = the_change(run)
+    zero = training_window(run.jobs[0])[0]
+    figure = Figure(figsize=(9, 8), layout="constrained")
+    rates, busy, pace = figure.subplots(3, 1, sharex=True)
+    _throughput(rates, run)
+    _utilization(busy, run)
+    for number, job in enumerate(run.jobs):
+        ends = [end - zero for end in iteration_ends(job)]
+        times = [b - a for a, b in zip([training_window(job)[0] - zero, *ends], ends, strict=False)]
+        pace.plot(
+            ends, times, "o-", markersize=3, linewidth=1,
+            color=_SHADES[number % 2][0], label=job.status.spec.name,
+        )  # fmt: skip
+    for axis in (rates, busy, pace):
+        axis.axvspan(
+            change.started_at - zero, change.finished_at - zero, color="#31a354", alpha=0.35
+        )
+    rates.annotate(
+        f"reconfiguration, {change.finished_at - change.started_at:.2f} s",
+        xy=(change.finished_at - zero, 1), xycoords=("data", "axes fraction"),
+        xytext=(4, -12), textcoords="offset points", fontsize=8, color="#006d2c",
+    )  # fmt: skip
+    _from_zero(rates, busy, pace)
+    rates.set_ylabel("received by each worker (Gb/s)")
+    busy.set_ylabel("GPU utilisation (%)")
+    pace.set_ylabel("time of each iteration (s)")
+    pace.set_xlabel("time since training began (s)")
+    pace.legend(fontsize=8)
+    _share_legend(figure, rates)
+    figure.suptitle(f"Case ({run.case}), rewired while it trains: {_jobs_in_words(run.jobs)}")
+    return _save(figure, path)
+
+
+def plot_reductions(
+    measured: Mapping[str, tuple[float, float]],
+    paper: Mapping[str, tuple[float, float]],
+    path: Path,
+) -> Path:
+    """Completion times (static, optical) as shares of the static one, the paper's beside ours."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axis = figure.subplots()
+    labels: list[str] = []
+    for case, ours in measured.items():
+        for who, (static, optical) in (("paper", paper[case]), ("measured", ours)):
+            at, share = len(labels), optical / static
+            colour = "#2171b5" if who == "measured" else "#969696"
+            axis.bar(at, 1, 0.6, color="#e5e5e5")
+            axis.bar(at, share, 0.6, color=colour)
+            axis.annotate(f"−{100 * (1 - share):.1f} %", (at, share), ha="center", va="bottom")
+            labels.append(f"({case}) {who}\n{static:.3g} s → {optical:.3g} s")
+    axis.set_xticks(range(len(labels)), labels, fontsize=8)
+    axis.set_ylabel("completion time, static = 1")
+    figure.suptitle("First job's completion time: static network → rewired with light")
+    return _save(figure, path)
+
+
+def _throughput(axis: Axes, run: CaseRun) -> None:
+    series = {
+        name: [(p.at, p.rx_bps / 1e9) for p in run.ports if p.host == name] for name in _names(run)
+    }
+    _draw(axis, run, series)
+
+
+def _utilization(axis: Axes, run: CaseRun) -> None:
+    series = {
+        name: [(g.at, 100 * g.utilization) for g in run.gpus if g.gpu == name]
+        for name in _names(run)
+    }
+    _draw(axis, run, series)
+    axis.set_ylim(top=105)
+
+
+def _draw(axis: Axes, run: CaseRun, series: Mapping[str, list[tuple[float, float]]]) -> None:
+    zero = training_window(run.jobs[0])[0]
+    last = max(training_window(job)[1] for job in run.jobs) - zero + _AFTER_S
+    for number, job in enumerate(run.jobs):
+        for rank, host in enumerate(job.status.spec.hosts):
+            points = [(at - zero, v) for at, v in series[host] if 0 <= at - zero <= last]
+            axis.plot(
+                [at for at, _ in points], [value for _, value in points], linewidth=1.2,
+                color=_SHADES[number % 2][rank % 6], label=f"{host}, job {number + 1}",
+            )  # fmt: skip
+    axis.grid(alpha=0.25)
+
+
+def _from_zero(*axes: Axes) -> None:
+    """Once all is drawn: earlier, shared axes would keep the first column's limits."""
+    for axis in axes:
+        axis.set_xlim(left=0)
+        axis.set_ylim(bottom=0)
+
+
+def _names(run: CaseRun) -> list[str]:
+    return [host for job in run.jobs for host in job.status.spec.hosts]
+
+
+def _share_legend(figure: Figure, axis: Axes) -> None:
+    lines, labels = axis.get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside lower center", ncols=3, fontsize=8)
+
+
+def _jobs_in_words(jobs: Sequence[JobRun]) -> str:
+    sizes = [len(job.status.spec.hosts) for job in jobs]
+    return "jobs of " + " and ".join(str(size) for size in sizes) + " GPUs"
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    figure.savefig(path, dpi=_DPI)
+    return path

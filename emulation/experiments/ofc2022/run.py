@@ -1,0 +1,118 @@
+"""The whole experiment: a lab comes up, the cases run on it, it goes down, a report is written."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from controller.client import ControllerClient
+from emulation import containers
+from emulation.emulated_lab import EmulatedLab
+from emulation.experiments.machine import describe_machine
+from emulation.experiments.ofc2022.analysis import training_window
+from emulation.experiments.ofc2022.cases import Tell, run_case
+from emulation.experiments.ofc2022.client import ExperimentClient
+from emulation.experiments.ofc2022.measurements import CaseRun, Wiring
+from emulation.experiments.ofc2022.report import write_report
+from emulation.experiments.ofc2022.results import Setting, result_of
+from emulation.experiments.ofc2022.scenario import CASES, jobs_of
+from testbed.errors import BadInput
+from testbed.labfile import load_lab
+
+# What can be run, in the order it is: each case static and optical, then one of them live.
+PARTS = (*CASES, "live")
+LIVE_CASE = "a"
+_UP_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the user asked for. ``lab`` is a file or a built-in lab's name.
+
+    ``name`` calls the emulated lab otherwise than its file does; ``replace`` removes a lab of
+    that name first; ``workers`` is ``docker``, ``process``, or ``auto``: containers if there is
+    an engine to run them.
+    """
+
+    lab: str
+    iterations: int
+    workers: str
+    scale: float
+    output: Path
+    parts: Sequence[str] = PARTS
+    engine: str | None = None
+    name: str | None = None
+    replace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result as in ``result.json``, and the files that were written."""
+
+    result: dict[str, Any]
+    files: Sequence[Path]
+
+
+def plan_of(parts: Sequence[str]) -> list[tuple[str, Wiring]]:
+    """The runs that make up these parts; ``BadInput`` for one that there is not."""
+    if not parts:
+        raise BadInput(f"no case to run: expected some of {','.join(PARTS)}")
+    for part in parts:
+        if part not in PARTS:
+            raise BadInput(f"there is no case {part!r}: expected some of {','.join(PARTS)}")
+    plan: list[tuple[str, Wiring]] = []
+    for case in (part for part in PARTS if part in parts and part in CASES):
+        plan += [(case, "static"), (case, "optical")]
+    return [*plan, (LIVE_CASE, "live")] if "live" in parts else plan
+
+
+def run_experiment(wishes: Wishes, tell: Tell, say: Callable[[str], None]) -> Outcome:
+    """Run everything; ``tell`` hears of every iteration, ``say`` of every step between.
+
+    The lab is taken down however this ends.
+    """
+    plan = plan_of(wishes.parts)
+    model = load_lab(wishes.lab)
+    for case, _ in plan:
+        jobs_of(case, model, wishes.iterations)  # refuse what cannot work before building it
+    began, started_at = time.monotonic(), datetime.datetime.now(datetime.UTC)
+    machine = describe_machine()
+    workers = wishes.workers
+    if workers == "auto":
+        workers = "docker" if containers.engine_answers() else "process"
+    runs: list[CaseRun] = []
+    with EmulatedLab.from_file(
+        wishes.lab,
+        scale=wishes.scale,
+        name=wishes.name,
+        replace=wishes.replace,
+        workers=workers,
+        engine=wishes.engine,
+        progress=say,
+    ) as emulated:
+        lab = emulated.lab
+        with ControllerClient(lab.controller_api) as controller:
+            client = ExperimentClient(controller)
+            status = client.wait_until_complete(_UP_S)
+            for case, wiring in plan:
+                say(f"case ({case}), {wiring}")
+                runs.append(run_case(client, lab, case, wiring, wishes.iterations, tell))
+                start, end = training_window(runs[-1].jobs[0])
+                say(f"case ({case}), {wiring}: the first job took {end - start:.2f} s")
+        say("taking the lab down")
+    setting = Setting(
+        lab=model.name,
+        scale=wishes.scale,
+        iterations=wishes.iterations,
+        workers=workers,
+        engine=status["engine"],
+        started_at=started_at.isoformat(timespec="seconds"),
+        duration_s=time.monotonic() - began,
+        machine=machine,
+    )
+    result = result_of(setting, runs)
+    return Outcome(result, write_report(result, runs, wishes.output))

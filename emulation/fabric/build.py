@@ -1,0 +1,233 @@
+"""Make a planned fabric: namespaces, links, addresses, bridges, limits.
+
+Each namespace is made, entered once, and given all it needs in one batch; what belongs to
+the far end of a link waits until all namespaces are there. 256 hosts take well under a second.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+
+from emulation.fabric import ethtool, links, names, namespaces, shaping
+from emulation.fabric.netlink import Netlink, Request
+from emulation.fabric.plan import FabricPlan, PlannedEnd
+
+# Routing tables of NICs that share a server; the tables below are the kernel's own.
+_FIRST_TABLE = 1000
+
+
+def build_links(
+    plan: FabricPlan, made: Callable[[str, int], None], *, offload: bool, bridges: bool
+) -> None:
+    """Make the namespaces and links of a plan.
+
+    ``made`` is told of each namespace and its inode; ``offload`` leaves checksum offload on;
+    ``bridges`` makes the packet switches too, as Linux bridges (else the caller makes them, and
+    limits their ports with ``limit_switch_ports``). Raises ``PatchlightError``; what was made
+    so far stays for the caller to remove.
+    """
+    namespaces.prepare_directory()
+    work = _Work(plan, offload=offload)
+    try:
+        with namespaces.kept_namespace():
+            for name in plan.namespaces:
+                made(name, work.make(name))
+        fabric = work.later.setdefault(plan.fabric, [])
+        if bridges:
+            fabric[:0] = [links.add_bridge(b.name, b.index) for b in plan.bridges]
+            fabric.extend(_bridge_ports(plan))
+        for name, requests in work.later.items():
+            with Netlink(namespaces.namespace_path(name)) as netlink:
+                netlink.run(requests)
+                if name in work.limited:
+                    shaping.verify_limits(netlink, work.limited[name])
+        settle_links(plan)
+    finally:
+        work.close()
+    if bridges:
+        limit_switch_ports(plan)
+
+
+def settle_links(plan: FabricPlan) -> None:
+    """Return once every link that is up carries frames."""
+    here: dict[str, list[str]] = {}
+    for end in _ends(plan):
+        if end.up:
+            here.setdefault(end.namespace, []).append(end.name)
+    with namespaces.kept_namespace():
+        for namespace, interfaces in here.items():
+            fd = namespaces.open_namespace(namespaces.namespace_path(namespace))
+            try:
+                namespaces.enter_open(fd)
+            finally:
+                os.close(fd)
+            for interface in interfaces:
+                ethtool.settle_link(interface)
+
+
+def _bridge_ports(plan: FabricPlan) -> Iterable[Request]:
+    index_of = {bridge.name: bridge.index for bridge in plan.bridges}
+    for end in _ends(plan):
+        if end.bridge is not None:
+            yield links.set_master(end.index, index_of[end.bridge], end.name)
+
+
+def _ends(plan: FabricPlan) -> Iterable[PlannedEnd]:
+    return (end for cable in plan.cables for end in cable)
+
+
+def limit_switch_ports(plan: FabricPlan) -> None:
+    """Limit what packet-switch ports send, and read it back."""
+    limited = [
+        (end.index, end.name, end.rate_bps)
+        for end in _ends(plan)
+        if end.bridge is not None and end.rate_bps is not None
+    ]
+    if not limited:
+        return
+    with Netlink(namespaces.namespace_path(plan.fabric)) as netlink:
+        netlink.run([shaping.limit_request(*_order(item)) for item in limited])
+        shaping.verify_limits(netlink, limited)
+
+
+def verify_switch_ports(plan: FabricPlan) -> None:
+    """Raise ``NotShaped`` if a packet-switch port has lost its limit."""
+    with Netlink(namespaces.namespace_path(plan.fabric)) as netlink:
+        shaping.verify_limits(
+            netlink,
+            [
+                (end.index, end.name, end.rate_bps)
+                for end in _ends(plan)
+                if end.bridge is not None and end.rate_bps is not None
+            ],
+        )
+
+
+def _order(limited: tuple[int, str, float]) -> tuple[int, float, str]:
+    index, name, rate_bps = limited
+    return index, rate_bps, name
+
+
+class _Work:
+    """The state of one ``build_links``: which namespaces are there, and what is left to do."""
+
+    def __init__(self, plan: FabricPlan, *, offload: bool) -> None:
+        self._offload = offload
+        self._servers = set(plan.servers)
+        self._cables: dict[str, list[tuple[PlannedEnd, PlannedEnd]]] = {}
+        self._nics: dict[str, list[PlannedEnd]] = {}
+        for a, b in plan.cables:
+            self._cables.setdefault(a.namespace, []).append((a, b))
+            if b.namespace != a.namespace:
+                self._cables.setdefault(b.namespace, []).append((b, a))
+            for end in (a, b):
+                if end.address is not None:
+                    self._nics.setdefault(end.namespace, []).append(end)
+        self._open: dict[str, int] = {}
+        self._made: set[str] = set()
+        self.later: dict[str, list[Request]] = {}
+        self.limited: dict[str, list[tuple[int, str, float]]] = {}
+
+    def close(self) -> None:
+        for fd in self._open.values():
+            os.close(fd)
+
+    def make(self, name: str) -> int:
+        """Make one namespace, this thread in it, and the links to those made before."""
+        inode = namespaces.create_here(name)
+        self._made.add(name)
+        _set_sysctls(several_nics=len(self._nics.get(name, ())) > 1)
+        if name not in self._servers:
+            # Few, and each an end of many links: kept open. Servers are many, with few links.
+            self._open[name] = namespaces.open_namespace(namespaces.namespace_path(name))
+        requests = [links.set_up(links.LOOPBACK, "lo")]
+        opened: list[int] = []
+        try:
+            made_here = []
+            for near, far in self._cables.get(name, ()):
+                if far.namespace in self._made:
+                    requests.append(self._link(near, far, opened))
+                    requests.extend(self._settings(near))
+                    made_here.append(near)
+                    later = self.later.setdefault(far.namespace, [])
+                    if far.up:
+                        later.append(links.set_up(far.index, far.name))
+                    later.extend(self._settings(far))
+            with Netlink() as netlink:
+                netlink.run(requests)
+                if name in self.limited and name in self._servers:
+                    shaping.verify_limits(netlink, self.limited.pop(name))
+        finally:
+            for fd in opened:
+                os.close(fd)
+        if not self._offload:
+            for end in made_here:
+                if end.address is not None:
+                    ethtool.turn_off_tx_checksum(end.name)
+        return inode
+
+    def _link(self, near: PlannedEnd, far: PlannedEnd, opened: list[int]) -> Request:
+        namespace: int | None = None
+        if far.namespace != near.namespace:
+            namespace = self._open.get(far.namespace)
+            if namespace is None:
+                namespace = namespaces.open_namespace(namespaces.namespace_path(far.namespace))
+                opened.append(namespace)
+        return links.add_veth(
+            links.LinkEnd(near.name, near.index, near.mac, up=near.up),
+            links.LinkEnd(far.name, far.index, far.mac, namespace),
+        )
+
+    def _settings(self, end: PlannedEnd) -> list[Request]:
+        """What an end needs besides its link; a packet-switch port gets its limit later."""
+        requests: list[Request] = []
+        if end.address is not None:
+            nics = self._nics[end.namespace]
+            if len(nics) > 1:
+                requests.append(links.add_source_rule(end.address.ip, nic_table(end.index)))
+            requests.extend(nic_requests(end, end.index, several_nics=len(nics) > 1))
+        elif end.rate_bps is not None and end.bridge is None:
+            requests.append(shaping.limit_request(end.index, end.rate_bps, end.name))
+        if end.rate_bps is not None and end.bridge is None:
+            limited = self.limited.setdefault(end.namespace, [])
+            limited.append((end.index, end.name, end.rate_bps))
+        return requests
+
+
+def nic_table(index: int) -> int:
+    """The routing table for packets from the NIC with this planned index."""
+    return _FIRST_TABLE + index
+
+
+def nic_requests(end: PlannedEnd, index: int, *, several_nics: bool) -> list[Request]:
+    """Address, route of its own where NICs share a namespace, and limit of a NIC that is up."""
+    assert end.address is not None
+    requests = [links.add_address(index, end.address, end.name)]
+    if several_nics:
+        table = nic_table(end.index)
+        requests.append(links.add_subnet_route(index, end.address, table, end.name))
+    if end.rate_bps is not None:
+        requests.append(shaping.limit_request(index, end.rate_bps, end.name))
+    return requests
+
+
+def _set_sysctls(*, several_nics: bool) -> None:
+    """Settings of the namespace that this thread has just made."""
+    # No IPv6 in the data network, so none of its neighbour chatter through the switches.
+    namespaces.set_sysctl("ipv6/conf/all/disable_ipv6", 1)
+    # A new namespace takes these over from the host, where Docker turns forwarding on.
+    namespaces.set_sysctl("ipv4/ip_forward", 0)
+    if several_nics:
+        # Several NICs in one subnet: each answers for its own address alone, and takes packets
+        # in whatever the main routing table thinks is the way back.
+        namespaces.set_sysctl("ipv4/conf/all/arp_ignore", 1)
+        namespaces.set_sysctl("ipv4/conf/all/arp_announce", 2)
+        for scope in ("all", "default"):
+            namespaces.set_sysctl(f"ipv4/conf/{scope}/rp_filter", 0)
+
+
+def planned_nic(plan: FabricPlan, lab: str, server: str, nic: str) -> PlannedEnd:
+    """The planned end of a NIC."""
+    namespace = names.namespace_name(lab, server)
+    return next(e for e in _ends(plan) if e.namespace == namespace and e.name == nic)

@@ -1,0 +1,214 @@
+"""A private Open vSwitch: its own database, sockets and daemons, in the lab's fabric namespace.
+
+The host's Open vSwitch, if it runs, is never spoken to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from emulation.fabric.netlink import KernelRefused, Netlink, Request, attribute
+from emulation.fabric.plan import FabricPlan, PlannedBridge
+from emulation.processes import Service, Supervisor, unix_socket_answers
+from testbed.errors import PatchlightError
+
+_SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")
+# Ports in one ovs-vsctl call: far below the longest command line, and few calls.
+_PORTS_IN_A_CALL = 500
+_NETLINK_GENERIC, _GENL_CONTROL, _GET_FAMILY, _FAMILY_NAME = 16, 16, 3, 2
+
+
+class OpenVSwitchFailed(PatchlightError):
+    """Open vSwitch is missing, did not start, or did not take its configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenVSwitch:
+    """The private Open vSwitch whose files are in ``directory``."""
+
+    directory: Path
+    namespace: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that point Open vSwitch's tools at this one."""
+        place = str(self.directory)
+        return {"OVS_RUNDIR": place, "OVS_LOGDIR": place, "OVS_DBDIR": place}
+
+    @property
+    def _database(self) -> str:
+        return f"unix:{self.directory}/db.sock"
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Start the database and the switch daemon, and wait until both answer."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        database = self.directory / "conf.db"
+        self._tool(["ovsdb-tool", "create", str(database), str(_schema())])
+        supervisor.start([self._daemon("ovsdb-server", [
+            str(database), f"--remote=punix:{self.directory}/db.sock",
+        ], self.directory / "db.sock")])  # fmt: skip
+        # One thread of each kind: labs are many small switches on few cores.
+        settings = ["n-handler-threads=1", "n-revalidator-threads=1"]
+        self._vsctl(["init", "--", "set", "Open_vSwitch", ".",
+                     *(f"other_config:{setting}" for setting in settings)], wait=False)  # fmt: skip
+        control = self.directory / "ovs-vswitchd.ctl"
+        supervisor.start([self._daemon("ovs-vswitchd", [self._database], control)])
+
+    def _daemon(self, name: str, arguments: Sequence[str], answers: Path) -> Service:
+        return Service(
+            name=name,
+            argv=[
+                executable(name), *arguments,
+                f"--unixctl={self.directory}/{name}.ctl",
+                f"--pidfile={self.directory}/{name}.pid",
+                f"--log-file={self.directory}/{name}.log",
+                "-vconsole:err",
+            ],
+            namespace=self.namespace,
+            environment=self.environment,
+            ready=lambda: unix_socket_answers(answers),
+            abrupt=True,
+        )  # fmt: skip
+
+    def add_bridges(self, plan: FabricPlan, datapath: str, *, learning: bool) -> None:
+        """Make every packet switch with its ports, and check that each got its number.
+
+        ``learning`` switches find the way themselves; others carry nothing until a controller
+        tells them to.
+        """
+        for calls in _in_calls(plan.bridges):
+            command = ["--id=@noop", "create", "QoS", "type=linux-noop"]
+            for bridge, ports, is_first in calls:
+                if is_first:
+                    command += _new_bridge(bridge, datapath, learning=learning)
+                for number, interface in ports:
+                    command += _new_port(bridge.name, interface, number)
+            self._vsctl(command)
+        self._check_ports(plan)
+
+    def set_controller(self, plan: FabricPlan, target: str) -> None:
+        """Have every switch connect to a controller, like ``tcp:127.0.0.1:6653``.
+
+        Best once it listens: after a refusal Open vSwitch tries again in 1, 2, 4 and 8 s,
+        ``max_backoff`` or not, because it heeds that only after the first success.
+        """
+        command: list[str] = []
+        for bridge in plan.bridges:
+            command += ["--", "set-controller", bridge.name, target]
+            command += ["--", "set", "Controller", bridge.name]
+            command += ["connection_mode=out-of-band", "max_backoff=1000"]
+        self._vsctl(command[1:])
+
+    def _check_ports(self, plan: FabricPlan) -> None:
+        said = self._vsctl(["--format=json", "--columns=name,ofport,error", "list", "Interface"])
+        have = {row[0]: row[1:] for row in json.loads(said)["data"]}
+        for bridge in plan.bridges:
+            for number, interface in bridge.ports:
+                got, error = have.get(interface, (None, "it is not in the database"))
+                if got != number:
+                    raise OpenVSwitchFailed(
+                        f"making port {number} of {bridge.switch}: Open vSwitch gave {interface} "
+                        f"the number {got}: {error}",
+                        hint=f"See {self.directory}/ovs-vswitchd.log.",
+                    )
+
+    def _vsctl(self, command: Sequence[str], *, wait: bool = True) -> str:
+        options = ["--timeout=60", *([] if wait else ["--no-wait"])]
+        return self._tool(["ovs-vsctl", f"--db={self._database}", *options, *command])
+
+    def _tool(self, command: Sequence[str]) -> str:
+        done = subprocess.run(
+            [executable(command[0]), *command[1:]],
+            env={**os.environ, **self.environment}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise OpenVSwitchFailed(
+                f"{command[0]} for the fabric in {self.directory}: {done.stderr.strip()[-2000:]}",
+                hint=f"See {self.directory}/ovs-vswitchd.log.",
+            )
+        return done.stdout
+
+
+def _in_calls(
+    bridges: Sequence[PlannedBridge],
+) -> list[list[tuple[PlannedBridge, tuple[tuple[int, str], ...], bool]]]:
+    """Split the bridges' ports into calls of bounded length; ``True``: the bridge is new."""
+    calls: list[list[tuple[PlannedBridge, tuple[tuple[int, str], ...], bool]]] = [[]]
+    room = _PORTS_IN_A_CALL
+    for bridge in bridges:
+        left, is_first = bridge.ports, True
+        while left or is_first:
+            if room <= 0:
+                calls.append([])
+                room = _PORTS_IN_A_CALL
+            now, left = left[:room], left[room:]
+            calls[-1].append((bridge, now, is_first))
+            is_first = False
+            room -= len(now) + 1
+    return calls
+
+
+def _new_bridge(bridge: PlannedBridge, datapath: str, *, learning: bool) -> list[str]:
+    mode = "standalone" if learning else "secure"
+    return [
+        "--", "add-br", bridge.name,
+        "--", "set", "Bridge", bridge.name, f"datapath_type={datapath}", f"fail_mode={mode}",
+        "protocols=OpenFlow13", f"other-config:datapath-id={bridge.datapath_id:016x}",
+        "other-config:disable-in-band=true",
+    ]  # fmt: skip
+
+
+def _new_port(bridge: str, interface: str, number: int) -> list[str]:
+    # Open vSwitch takes the queue off every port it configures, again at each change, except
+    # from ports whose QoS is of this type.
+    return [
+        "--", "add-port", bridge, interface,
+        "--", "set", "Interface", interface, f"ofport_request={number}",
+        "--", "set", "Port", interface, "qos=@noop",
+    ]  # fmt: skip
+
+
+def executable(name: str) -> str:
+    """The full path of one of Open vSwitch's programs; ``OpenVSwitchFailed`` if missing."""
+    # sudo and cron may leave the sbin directories out of PATH.
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", "/sbin"])
+    found = shutil.which(name, path=path)
+    if found is None:
+        raise OpenVSwitchFailed(
+            f"this lab's packet switches are Open vSwitch, but there is no {name} here",
+            hint="Install it with: sudo apt-get install openvswitch-switch",
+        )
+    return found
+
+
+def _schema() -> Path:
+    if not _SCHEMA.exists():
+        raise OpenVSwitchFailed(
+            f"Open vSwitch's database schema is not at {_SCHEMA}",
+            hint="Install it with: sudo apt-get install openvswitch-switch",
+        )
+    return _SCHEMA
+
+
+def datapath_type() -> str:
+    """``system`` where the kernel has Open vSwitch's datapath, else ``netdev`` (userspace)."""
+    body = bytes([_GET_FAMILY, 1, 0, 0]) + attribute(_FAMILY_NAME, b"ovs_datapath\0")
+    try:
+        with Netlink(family=_NETLINK_GENERIC) as netlink:
+            netlink.ask(Request(_GENL_CONTROL, 0, body, "looking for Open vSwitch in the kernel"))
+    except KernelRefused:
+        return "netdev"
+    return "system"
+
+
+def check_installed() -> None:
+    """``OpenVSwitchFailed``, with how to install it, unless all its programs are here."""
+    for name in ("ovsdb-tool", "ovsdb-server", "ovs-vswitchd", "ovs-vsctl"):
+        executable(name)
+    _schema()

@@ -1,0 +1,205 @@
+"""What an emulated lab is made of, worked out from the lab alone: no kernel, no files.
+
+A fibre becomes a veth pair, its ends in the namespaces of its devices. A limit of a fibre,
+or of the NIC at its end, is a limit of what each end may *send*: the queue at an end shapes
+one direction, so both ends have one and nothing depends on what lies behind an OCS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import IPv4Interface
+
+from emulation.fabric import names
+from testbed.errors import BadInput
+from testbed.lab import Endpoint, Fibre, Lab, Nic, PacketSwitch, Server
+from testbed.wiring import follow_light
+
+# Indexes are given, not asked for: a namespace is new, and the kernel's own stay below.
+_FIRST_INDEX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEnd:
+    """One end of a fibre: an interface in a namespace.
+
+    ``rate_bps`` limits what it sends (already divided by the lab's scale; ``None``: no limit).
+    ``bridge`` is the packet switch that it is a port of.
+    """
+
+    namespace: str
+    name: str
+    index: int
+    mac: str | None = None
+    address: IPv4Interface | None = None
+    rate_bps: float | None = None
+    bridge: str | None = None
+    up: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBridge:
+    """A packet switch: its bridge, and which interface is which port number."""
+
+    switch: str
+    name: str
+    index: int
+    datapath_id: int
+    ports: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FabricPlan:
+    """Everything to be made, in order."""
+
+    fabric: str
+    servers: tuple[str, ...]
+    circuit_switches: tuple[str, ...]
+    cables: tuple[tuple[PlannedEnd, PlannedEnd], ...]
+    bridges: tuple[PlannedBridge, ...]
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """Every namespace, the fabric's first."""
+        return (self.fabric, *self.circuit_switches, *self.servers)
+
+
+def plan_fabric(lab: Lab) -> FabricPlan:
+    """The plan of a runtime lab; ``BadInput`` where its fabric cannot be what it asks for."""
+    indexes = _Indexes()
+    cables = [_cable(lab, fibre, indexes) for fibre in lab.fibres]
+    plugged = {end for fibre in lab.fibres for end in (fibre.a, fibre.b)}
+    for host in lab.hosts:
+        if host.endpoint not in plugged:
+            cables.append(_unplugged(lab, host.endpoint, indexes))
+    fabric = names.fabric_namespace(lab.name)
+    used: dict[str, list[int]] = {switch.name: [] for switch in lab.packet_switches}
+    for end in plugged:
+        if end.device in used:
+            used[end.device].append(int(end.port))
+    bridges = tuple(
+        _bridge(switch, used[switch.name], indexes.take(fabric)) for switch in lab.packet_switches
+    )
+    return FabricPlan(
+        fabric=fabric,
+        servers=tuple(names.namespace_name(lab.name, s.name) for s in lab.servers),
+        circuit_switches=tuple(
+            names.namespace_name(lab.name, c.name) for c in lab.circuit_switches
+        ),
+        cables=tuple(cables),
+        bridges=bridges,
+    )
+
+
+class _Indexes:
+    """The next free interface index of each namespace."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, int] = {}
+
+    def take(self, namespace: str) -> int:
+        index = self._next.get(namespace, _FIRST_INDEX)
+        self._next[namespace] = index + 1
+        return index
+
+
+def _nic(lab: Lab, endpoint: Endpoint) -> Nic | None:
+    device = lab.device(endpoint.device)
+    if not isinstance(device, Server):
+        return None
+    return next(nic for nic in device.nics if nic.name == endpoint.port)
+
+
+def _cable(lab: Lab, fibre: Fibre, indexes: _Indexes) -> tuple[PlannedEnd, PlannedEnd]:
+    nics = (_nic(lab, fibre.a), _nic(lab, fibre.b))
+    limits = [fibre.rate_bps, *(nic.rate_bps for nic in nics if nic)]
+    known = [limit for limit in limits if limit is not None]
+    rate_bps = min(known) / lab.scale if known else None
+    return (
+        _end(lab, fibre.a, nics[0], rate_bps, indexes),
+        _end(lab, fibre.b, nics[1], rate_bps, indexes),
+    )
+
+
+def _end(
+    lab: Lab, endpoint: Endpoint, nic: Nic | None, rate_bps: float | None, indexes: _Indexes
+) -> PlannedEnd:
+    is_switch = isinstance(lab.device(endpoint.device), PacketSwitch)
+    namespace = names.namespace_name(lab.name, "fabric" if is_switch else endpoint.device)
+    return PlannedEnd(
+        namespace=namespace,
+        name=names.interface_name(lab, endpoint),
+        index=indexes.take(namespace),
+        mac=nic.mac if nic else None,
+        address=nic_address(lab, nic) if nic else None,
+        rate_bps=rate_bps,
+        bridge=names.bridge_name(endpoint.device) if is_switch else None,
+    )
+
+
+def nic_address(lab: Lab, nic: Nic) -> IPv4Interface:
+    """A NIC's address with the prefix of the lab's network."""
+    return IPv4Interface((nic.address, lab.network.prefixlen))
+
+
+def _unplugged(lab: Lab, endpoint: Endpoint, indexes: _Indexes) -> tuple[PlannedEnd, PlannedEnd]:
+    """A NIC without a fibre: there, but its other end stays down, so it has no carrier."""
+    fabric = names.fabric_namespace(lab.name)
+    index = indexes.take(fabric)
+    end = _end(lab, endpoint, _nic(lab, endpoint), None, indexes)
+    return end, PlannedEnd(fabric, f"dark{index}", index, up=False)
+
+
+def _bridge(switch: PacketSwitch, numbers: list[int], index: int) -> PlannedBridge:
+    return PlannedBridge(
+        switch=switch.name,
+        name=names.bridge_name(switch.name),
+        index=index,
+        datapath_id=switch.datapath_id,
+        ports=tuple(
+            (port, names.switch_port_name(switch.name, str(port))) for port in sorted(numbers)
+        ),
+    )
+
+
+def check_without_controller(lab: Lab) -> None:
+    """Learning switches flood: ``BadInput`` if the lit links make a loop of them.
+
+    A loop means frames that go round for ever. With a controller there is no flooding.
+    """
+    switches = {switch.name for switch in lab.packet_switches}
+    group = {name: name for name in switches}
+
+    def root(name: str) -> str:
+        while group[name] != name:
+            name = group[name]
+        return name
+
+    for a, b in _switch_links(lab, switches):
+        if root(a.device) == root(b.device):
+            raise BadInput(
+                f"lab {lab.name} has a loop of packet switches (closed by {a} – {b}): learning "
+                "switches would flood it for ever",
+                hint="Run it with the controller and fabric: openvswitch, or take a fibre out.",
+            )
+        group[root(a.device)] = root(b.device)
+
+
+def _switch_links(lab: Lab, switches: set[str]) -> Iterator[tuple[Endpoint, Endpoint]]:
+    if lab.circuit_switches:
+        pairs = follow_light(lab, lab.initial_maps).pairs()
+    else:
+        pairs = tuple((fibre.a, fibre.b) for fibre in lab.fibres)
+    return ((a, b) for a, b in pairs if a.device in switches and b.device in switches)
+
+
+def check_bridge_fabric(lab: Lab) -> None:
+    """``fabric: bridge`` has neither OpenFlow nor light paths: ``BadInput`` if they are needed."""
+    if lab.circuit_switches:
+        raise BadInput(
+            f"lab {lab.name} has the circuit switch {lab.circuit_switches[0].name}, which needs "
+            "OpenFlow switches around it, but asks for fabric: bridge",
+            hint="Write fabric: openvswitch in the lab file, or pass --fabric openvswitch.",
+        )
+    check_without_controller(lab)

@@ -1,0 +1,26 @@
+"""Computation graphs of neural networks: what a training step computes, moves and keeps.
+
+Read them (``read_graph``), take built-in ones (``builtin_graph``), turn the forward pass into a
+whole training step (``mirror``) and split its operations over workers (``partition``).
+"""
+
+from testbed.graphs.builtin import BUILTIN_NAMES, builtin_graph
+from testbed.graphs.files import read_graph, write_graph
+from testbed.graphs.mirroring import TrainingGraph, mirror
+from testbed.graphs.model import ComputationGraph, GraphFileError, Operation
+from testbed.graphs.partitioning import PartitionedGraph, partition, splits_of
+
+__all__ = [
+    "BUILTIN_NAMES",
+    "ComputationGraph",
+    "GraphFileError",
+    "Operation",
+    "PartitionedGraph",
+    "TrainingGraph",
+    "builtin_graph",
+    "mirror",
+    "partition",
+    "read_graph",
+    "splits_of",
+    "write_graph",
+]

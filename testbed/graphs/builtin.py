@@ -1,0 +1,2 @@
+BUILTIN_NAMES=()
+def builtin_graph(name): raise KeyError

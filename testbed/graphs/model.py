@@ -1,0 +1,176 @@
+"""A computation graph: the operations of one forward pass and who feeds whom."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from testbed.errors import BadInput
+from testbed.mistakes import Mistake
+
+Origin = Literal["profiled", "computed"]
+
+
+class GraphFileError(BadInput):
+    """A graph file has mistakes. ``mistakes`` holds all of them, in the order of the file."""
+
+    def __init__(self, mistakes: Iterable[Mistake]) -> None:
+        self.mistakes = tuple(sorted(mistakes, key=lambda m: (m.line, m.column)))
+        super().__init__("\n".join(str(mistake) for mistake in self.mistakes))
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation: how long its two passes take, and what it keeps in memory.
+
+    Times are milliseconds for one whole mini-batch on one device. ``activation_bytes`` is the
+    output of the forward pass, ``parameter_bytes`` the weights.
+    """
+
+    name: str
+    kind: str
+    forward_ms: float
+    backward_ms: float
+    activation_bytes: int
+    parameter_bytes: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """Activations and parameters together."""
+        return self.activation_bytes + self.parameter_bytes
+
+
+@dataclass(frozen=True)
+class ComputationGraph:
+    """The forward pass of a model, as a value.
+
+    ``edges`` are pairs of places in ``operations``: the first feeds the second. ``loss`` is the
+    place of the operation after which the backward pass begins; −1, the default, is the last
+    one that feeds nothing. ``origin`` says whether the times were measured or computed, on or
+    for ``device``. Raises ``BadInput`` for a graph that is empty or has a cycle, an edge from
+    or to nothing, an edge or a name twice, or a number that is negative or not finite.
+    """
+
+    name: str
+    operations: tuple[Operation, ...]
+    edges: tuple[tuple[int, int], ...]
+    loss: int = -1
+    origin: Origin = "profiled"
+    device: str = "unknown"
+    batch: int | None = None
+    notes: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        wrong = (self._wrong_operations() or self._wrong_edges()) if self.operations else (
+            "it has no operations"
+        )  # fmt: skip
+        if wrong:
+            raise BadInput(f"{self.name!r} is not a computation graph: {wrong}")
+        if self.loss == -1:
+            fed = {source for source, _ in self.edges}
+            last = max(i for i in range(len(self.operations)) if i not in fed)
+            object.__setattr__(self, "loss", last)
+        if not 0 <= self.loss < len(self.operations):
+            raise BadInput(
+                f"{self.name!r} is not a computation graph: its loss is operation {self.loss} of "
+                f"{len(self.operations)}"
+            )
+
+    def _wrong_operations(self) -> str | None:
+        names: set[str] = set()
+        for operation in self.operations:
+            if operation.name in names:
+                return f"operation {operation.name!r} is there twice"
+            names.add(operation.name)
+            for what in ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes"):
+                value = getattr(operation, what)
+                if not (math.isfinite(value) and value >= 0):
+                    return f"{what} of {operation.name!r} is {value}, expected 0 or more"
+        return None
+
+    def _wrong_edges(self) -> str | None:
+        count, seen = len(self.operations), set[tuple[int, int]]()
+        for edge in self.edges:
+            if not all(0 <= end < count for end in edge):
+                return f"edge {edge} leads from or to an operation that is not there"
+            if edge in seen:
+                return f"edge {self._written(edge)} is there twice"
+            seen.add(edge)
+        cycle = find_cycle(count, self.edges)
+        return f"it has a cycle: {self._written(cycle)}" if cycle else None
+
+    def _written(self, places: Sequence[int]) -> str:
+        return " → ".join(self.operations[place].name for place in places)
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """The operations' places in topological order: breadth first, ties as in the file."""
+        return tuple(topological_order(len(self.operations), self.edges))
+
+    @cached_property
+    def parents(self) -> tuple[tuple[int, ...], ...]:
+        """For each operation the places of those that feed it."""
+        found: list[list[int]] = [[] for _ in self.operations]
+        for source, target in self.edges:
+            found[target].append(source)
+        return tuple(tuple(each) for each in found)
+
+    @property
+    def forward_ms(self) -> float:
+        """Time of the forward pass on one device."""
+        return sum(operation.forward_ms for operation in self.operations)
+
+    @property
+    def backward_ms(self) -> float:
+        """Time of the backward pass on one device."""
+        return sum(operation.backward_ms for operation in self.operations)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """All weights."""
+        return sum(operation.parameter_bytes for operation in self.operations)
+
+    @property
+    def activation_bytes(self) -> int:
+        """All outputs of the forward pass."""
+        return sum(operation.activation_bytes for operation in self.operations)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one device must hold to train the whole model: weights and activations."""
+        return self.parameter_bytes + self.activation_bytes
+
+
+def topological_order(count: int, edges: Iterable[tuple[int, int]]) -> list[int]:
+    """Breadth-first order of ``count`` nodes; shorter than ``count`` if there is a cycle."""
+    children: list[list[int]] = [[] for _ in range(count)]
+    waiting = [0] * count
+    for source, target in edges:
+        children[source].append(target)
+        waiting[target] += 1
+    order = [node for node in range(count) if not waiting[node]]
+    queue = deque(order)
+    while queue:
+        for child in children[queue.popleft()]:
+            waiting[child] -= 1
+            if not waiting[child]:
+                queue.append(child)
+                order.append(child)
+    return order
+
+
+def find_cycle(count: int, edges: Sequence[tuple[int, int]]) -> list[int] | None:
+    """The nodes of one cycle, the first again at the end; ``None`` if there is none."""
+    stuck = set(range(count)) - set(topological_order(count, edges))
+    if not stuck:
+        return None
+    # Every node left over is fed by another one left over: walk back until one comes again.
+    feeder = {target: source for source, target in edges if source in stuck and target in stuck}
+    path = [min(stuck)]
+    while (before := feeder[path[-1]]) not in path:
+        path.append(before)
+    return [before, *reversed(path[path.index(before) :])]

@@ -1,0 +1,161 @@
+"""What each marked test needs, and a look at what the tests left behind.
+
+A test marked ``root``, ``ovs``, ``docker``, ``sshd`` or ``browser`` is skipped with the reason
+where its need is not met. Under CI (``CI=true``) it fails instead: there a skip would be a check
+that silently stopped being made. A test that finds out on the way that the machine cannot do a
+thing at all (a kernel module that is not there) calls ``pytest.skip`` itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+NAMESPACES = Path("/run/netns")
+LABS = Path("/run/patchlight")
+# Children inherit it, so that a process can be told to be ours whatever became of its parent.
+MARK = f"PATCHLIGHT_TEST_SESSION={uuid.uuid4().hex}"
+GRACE_S = float(os.environ.get("PATCHLIGHT_TEST_GRACE_S", "10"))
+
+
+def _docker_url() -> str:
+    return os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+
+
+@functools.cache
+def _no_root() -> str | None:
+    return None if os.geteuid() == 0 else "not root: run 'sudo make test'"
+
+
+@functools.cache
+def _no_ovs() -> str | None:
+    missing = [n for n in ("ovs-vswitchd", "ovsdb-server", "ovs-vsctl") if not shutil.which(n)]
+    return f"no {', '.join(missing)}: apt install openvswitch-switch" if missing else None
+
+
+@functools.cache
+def _no_docker() -> str | None:
+    url = _docker_url()
+    if not url.startswith("unix://"):
+        return None  # an engine elsewhere, chosen by hand
+    try:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=url.removeprefix("unix://"))) as client:
+            client.get("http://docker/_ping", timeout=5).raise_for_status()
+    except httpx.HTTPError as error:
+        return f"no Docker engine at {url} ({error}): 'make test' starts one"
+    return None
+
+
+@functools.cache
+def _no_sshd() -> str | None:
+    found = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    return None if found else "no sshd: apt install openssh-server"
+
+
+@functools.cache
+def _no_browser() -> str | None:
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    return None if found else "no chromium: apt install chromium"
+
+
+NEEDS: dict[str, Callable[[], str | None]] = {
+    "root": _no_root,
+    "ovs": _no_ovs,
+    "docker": _no_docker,
+    "sshd": _no_sshd,
+    "browser": _no_browser,
+}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    lacking = [
+        reason
+        for marker, need in NEEDS.items()
+        if item.get_closest_marker(marker) and (reason := need())
+    ]
+    if lacking and os.environ.get("CI", "").lower() in ("true", "1"):
+        pytest.fail(f"CI must be able to run this: {'; '.join(lacking)}", pytrace=False)
+    if lacking:
+        pytest.skip("; ".join(lacking))
+
+
+@pytest.fixture(scope="session")
+def docker_host() -> str:
+    """The URL of a Docker engine that answers."""
+    if reason := _no_docker():
+        pytest.skip(reason)
+    return _docker_url()
+
+
+def _marked(process: Path) -> bool:
+    try:
+        return MARK.encode() in (process / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False  # gone, or not ours to read
+
+
+def _command(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _processes() -> list[Path]:
+    return [path for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _ancestors() -> set[int]:
+    found, pid = set(), os.getpid()
+    while pid > 0:
+        found.add(pid)
+        # After the command's closing bracket: state, parent, …
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def _labs_made() -> set[str]:
+    spaces = NAMESPACES.glob("pl.*") if NAMESPACES.is_dir() else ()
+    folders = LABS.iterdir() if LABS.is_dir() else ()
+    return {f"namespace {path.name}" for path in spaces} | {f"folder {path}" for path in folders}
+
+
+def _left_behind(before: set[str]) -> list[str]:
+    kin = _ancestors()
+    strangers, left = [], []
+    for process in _processes():
+        command = _command(process)
+        if not command or int(process.name) in kin:
+            continue
+        if _marked(process):
+            left.append(f"process {process.name}: {command}")
+        else:
+            strangers.append(command)
+    for made in sorted(_labs_made() - before):
+        # A lab that somebody else is running meanwhile has processes that name it.
+        name = made.rpartition("/")[2] if "/" in made else made.split(".")[1]
+        if not any(f"/{name}/" in command or f"pl.{name}." in command for command in strangers):
+            left.append(made)
+    return left
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    """Fails the session if a process, namespace or lab folder outlives the tests."""
+    variable, _, value = MARK.partition("=")
+    os.environ[variable] = value
+    before = _labs_made()
+    yield
+    deadline = time.monotonic() + GRACE_S
+    while (left := _left_behind(before)) and time.monotonic() < deadline:
+        time.sleep(0.1)  # namespaces and killed processes go asynchronously
+    if left:
+        pytest.fail("the tests left behind: " + "; ".join(left), pytrace=False)

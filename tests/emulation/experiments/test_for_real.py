@@ -1,0 +1,97 @@
+"""The experiment with real packets: a private Open vSwitch, Ryu or OS-Ken, TL1, real workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.root, pytest.mark.ovs]
+PATCHLIGHT = [sys.executable, "-m", "testbed.cli.main"]
+
+
+def experiment(lab: str, output: Path, *options: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [*PATCHLIGHT, "experiment", "ofc2022", "--name", lab, "--output", str(output), *options],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "completion time lower by" in done.stdout
+    assert nothing_of(lab)
+    found: dict[str, Any] = json.loads((output / "result.json").read_text())
+    return found
+
+
+def nothing_of(lab: str) -> bool:
+    return not Path("/run/patchlight", lab).exists() and not [
+        *Path("/run/netns").glob(f"pl.{lab}.*")
+    ]
+
+
+@pytest.mark.timeout(400)
+def test_all_cases_with_processes_reach_what_was_asked(tmp_path: Path) -> None:
+    result = experiment("exp-all", tmp_path / "out", "--workers", "process", "--iterations", "6")
+    assert result["workers"] == "process"
+    missed = [target for target in result["targets"] if not target["met"]]
+    assert missed == []
+    assert len(result["targets"]) == 5
+    # It is the network that changed, and nothing else: computing took as long.
+    for case in ("a", "b"):
+        static, optical = result["cases"][case]["static"], result["cases"][case]["optical"]
+        assert optical["compute_s"] == pytest.approx(static["compute_s"], rel=0.1)
+        assert optical["communication_s"] < static["communication_s"] / 3
+    assert set(result["reconfiguration"]["stages_s"]) >= {"read", "plan", "drain", "make", "verify"}
+    assert (tmp_path / "out" / "live.png").stat().st_size > 10_000
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("engine", ["ryu", "os-ken"])
+def test_containers_train_under_both_engines(tmp_path: Path, docker_host: str, engine: str) -> None:
+    options = ["--workers", "docker", "--iterations", "4", "--cases", "a", "--engine", engine]
+    result = experiment(f"exp-{engine}", tmp_path, *options)
+    assert (result["workers"], result["engine"]) == ("docker", engine)
+    assert [t for t in result["targets"] if not t["met"]] == []
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_experiment_leaves_nothing(tmp_path: Path, how: signal.Signals) -> None:
+    lab = f"exp-{how.name.lower()}"
+    process = subprocess.Popen(
+        [*PATCHLIGHT, "experiment", "ofc2022", "--name", lab, "--workers", "process",
+         "--output", str(tmp_path / "out")],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        # A shell that runs tests in the background has them ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    started = Path("/run/patchlight", lab, "lab.yaml")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "case (a), static" in line:
+            break
+    assert time.monotonic() < deadline
+    assert started.exists()
+    os.kill(process.pid, how)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, output
+    assert nothing_of(lab)
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_root_it_says_what_to_run() -> None:
+    done = subprocess.run(
+        [*PATCHLIGHT, "experiment", "ofc2022", "--iterations", "6"],
+        capture_output=True, text=True, check=False, user=65534, group=65534, extra_groups=[],
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "needs root" in done.stderr
+    assert "sudo patchlight experiment ofc2022 --iterations 6" in done.stderr

@@ -1,0 +1,103 @@
+"""Namespaces, links and limits, as the kernel then shows them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from ipaddress import IPv4Interface
+
+import pytest
+
+from emulation.fabric import links, namespaces, shaping
+from emulation.fabric.ethtool import settle_link, turn_off_tx_checksum
+from emulation.fabric.namespaces import NamespaceError
+from emulation.fabric.netlink import KernelRefused, Netlink
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Netlink, Netlink]]:
+    """Two namespaces with a veth pair between them, as sockets: ``a`` index 100, ``b`` 100."""
+    names = [f"pl.test-{os.getpid()}-{n}.x" for n in ("a", "b")]
+    namespaces.prepare_directory()
+    with namespaces.kept_namespace():
+        for name in names:
+            namespaces.create_here(name)
+    paths = [namespaces.namespace_path(name) for name in names]
+    with Netlink(paths[0]) as a, Netlink(paths[1]) as b:
+        fd = namespaces.open_namespace(paths[1])
+        a.run([links.add_veth(links.LinkEnd("a", 100, up=True), links.LinkEnd("b", 100, None, fd))])
+        os.close(fd)
+        b.run([links.set_up(100, "b")])
+        yield a, b
+    for name in names:
+        namespaces.delete(name)
+
+
+def test_a_pair_is_made_across_namespaces(pair: tuple[Netlink, Netlink]) -> None:
+    a, b = pair
+    assert set(links.list_links(a)) == {"lo", "a"}
+    link = links.list_links(b)["b"]
+    assert (link.index, link.kind, link.up, link.peer_index) == (100, "veth", True, 100)
+
+
+def test_a_batch_says_which_request_the_kernel_refused(pair: tuple[Netlink, Netlink]) -> None:
+    a, _ = pair
+    address = IPv4Interface("10.9.9.1/24")
+    requests = [
+        links.add_address(100, address, "a"),
+        links.set_up(4711, "nobody"),
+        links.set_alias(100, "after"),
+    ]
+    with pytest.raises(KernelRefused, match=r"bringing nobody up.*No such device") as caught:
+        a.run(requests)
+    assert caught.value.code == errno.ENODEV
+    a.run(requests[:1])  # The socket is still in step.
+
+
+def test_long_batches_are_answered(pair: tuple[Netlink, Netlink]) -> None:
+    a, _ = pair
+    a.run([links.set_alias(100, f"alias {n}") for n in range(1000)])
+
+
+@pytest.mark.parametrize("rate_bps", [1e6, 10e6, 40e9, 400e9])
+def test_limits_are_read_back_as_set(pair: tuple[Netlink, Netlink], rate_bps: float) -> None:
+    a, _ = pair
+    a.run([shaping.limit_request(100, rate_bps, "a")])
+    shaping.verify_limits(a, [(100, "a", rate_bps)])
+    a.run([shaping.limit_request(100, rate_bps / 2, "a")])
+    with pytest.raises(shaping.NotShaped, match="instead of"):
+        shaping.verify_limits(a, [(100, "a", rate_bps)])
+
+
+def test_an_unlimited_link_is_not_taken_for_a_limited_one(pair: tuple[Netlink, Netlink]) -> None:
+    with pytest.raises(shaping.NotShaped, match="no limit instead of 10Mbps"):
+        shaping.verify_limits(pair[1], [(100, "b", 10e6)])
+
+
+def test_a_limit_on_nothing_is_an_error(pair: tuple[Netlink, Netlink]) -> None:
+    with pytest.raises(KernelRefused, match="limiting ghost to 10Mbps"):
+        pair[0].run([shaping.limit_request(4711, 10e6, "ghost")])
+
+
+def test_checksum_offload_goes_off_and_links_carry_at_once(pair: tuple[Netlink, Netlink]) -> None:
+    name = f"pl.test-{os.getpid()}-a.x"
+    with namespaces.entered(namespaces.namespace_path(name)):
+        turn_off_tx_checksum("a")
+        assert settle_link("a")
+
+
+def test_a_name_that_is_taken_is_refused_and_not_touched() -> None:
+    name = f"pl.test-{os.getpid()}-c.x"
+    own = namespaces.own_inode()
+    namespaces.prepare_directory()
+    with namespaces.kept_namespace():
+        made = namespaces.create_here(name)
+        with pytest.raises(NamespaceError, match="is there already"):
+            namespaces.create_here(name)
+    assert namespaces.own_inode() == own
+    assert namespaces.inode(namespaces.namespace_path(name)) == made
+    namespaces.delete(name)
+    assert not namespaces.namespace_path(name).exists()

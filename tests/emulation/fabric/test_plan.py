@@ -1,0 +1,88 @@
+"""What a lab's fabric is made of: names, limits, loops. No kernel needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emulation.fabric import names
+from emulation.fabric.plan import check_bridge_fabric, check_without_controller, plan_fabric
+from emulation.fabric.shaping import token_bucket, wrong_limits
+from testbed import generate
+from testbed.errors import BadInput
+from testbed.labfile import load_lab, parse_lab
+
+NIC_ON_SWITCH = """
+name: small
+network: 10.0.0.0/24
+servers:
+  - {name: a, gpus: [{name: gpu0, model: M}], nics: [
+      {name: nic0, address: 10.0.0.1, rate: 40Gbps, gpu: gpu0},
+      {name: nic1, address: 10.0.0.2, rate: 1Gbps}]}
+packet_switches: [{name: tor1, datapath_id: 1, ports: 4}, {name: tor2, datapath_id: 2, ports: 4}]
+fibres:
+  - {ends: [a.nic0, tor1.3], rate: 10Gbps}
+  - {ends: [tor1.4, tor2.4], rate: 100Gbps}
+"""
+
+
+def test_every_name_fits_the_kernel_and_no_two_are_the_same() -> None:
+    lab = generate.tree(40)
+    long = "a-switch-with-a-name-far-too-long-for-an-interface"
+    assert len(names.switch_port_name(long, "300")) <= 15
+    assert names.switch_port_name(long, "1") != names.switch_port_name(long + "2", "1")
+    plan = plan_fabric(lab)
+    ends = [end for cable in plan.cables for end in cable]
+    assert all(len(end.name) <= 15 for end in ends)
+    assert max(Counter((e.namespace, e.name) for e in ends).values()) == 1
+    indexes = [(e.namespace, e.index) for e in ends] + [
+        (plan.fabric, b.index) for b in plan.bridges
+    ]
+    assert max(Counter(indexes).values()) == 1
+
+
+def test_a_link_is_limited_by_its_slowest_part_divided_by_the_scale() -> None:
+    plan = plan_fabric(parse_lab(NIC_ON_SWITCH).with_changes(scale=1000.0))
+    rates = {end.name: end.rate_bps for cable in plan.cables for end in cable}
+    assert rates["nic0"] == rates["tor1-3"] == 10e6
+    assert rates["tor1-4"] == rates["tor2-4"] == 100e6
+
+
+def test_a_nic_without_a_fibre_is_there_and_dark() -> None:
+    plan = plan_fabric(parse_lab(NIC_ON_SWITCH))
+    (cable,) = [c for c in plan.cables if c[0].name == "nic1"]
+    assert cable[0].up
+    assert not cable[1].up
+    assert cable[1].bridge is None
+
+
+def test_a_loop_is_refused_where_switches_learn() -> None:
+    with pytest.raises(BadInput, match="loop of packet switches"):
+        check_without_controller(generate.fat_tree(16))
+    check_without_controller(generate.tree(40))
+
+
+def test_bridges_cannot_be_a_lab_with_an_optical_switch() -> None:
+    with pytest.raises(BadInput, match="ocs1"):
+        check_bridge_fabric(load_lab("ofc2022"))
+
+
+@given(st.floats(min_value=1e3, max_value=8e11))
+def test_a_token_bucket_can_reach_its_rate(rate_bps: float) -> None:
+    bucket = token_bucket(rate_bps)
+    assert bucket.rate_bytes_per_s == pytest.approx(rate_bps / 8, rel=0.01)
+    # Two full frames, or what the rate sends in a 4 ms tick (up to 1 GiB).
+    assert bucket.burst_bytes >= min(max(2 * 1514, bucket.rate_bytes_per_s * 0.0039), 1 << 30)
+    assert bucket.limit_bytes - bucket.burst_bytes >= 64 * 1024
+    assert bucket.limit_bytes < 1 << 32
+
+
+def test_a_limit_that_is_missing_or_other_is_told() -> None:
+    wanted = [(1, "a", 40e6), (2, "b", 10e6), (3, "c", 10e6)]
+    assert wrong_limits({1: 40e6, 2: 20e6}, wanted) == {
+        "b": "20Mbps instead of 10Mbps",
+        "c": "no limit instead of 10Mbps",
+    }

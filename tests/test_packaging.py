@@ -1,0 +1,74 @@
+"""What `pip install .` would install."""
+
+from __future__ import annotations
+
+import configparser
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("testbed", "controller", "agents", "emulation")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """A wheel built from a copy, so that nothing stale in build/ gets into it."""
+    source = tmp_path_factory.mktemp("source") / "patchlight"
+    source.mkdir()
+    for name in (*PACKAGES, "tests", "benchmarks"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    wheels = tmp_path_factory.mktemp("wheels")
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", str(wheels)]
+    done = subprocess.run([*pip, str(source)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (built,) = wheels.glob("patchlight-*.whl")
+    return zipfile.ZipFile(built)
+
+
+def test_every_module_and_lab_file_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
+    wanted = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if (path.parent / "__init__.py").exists()
+    }
+    labs = {p.relative_to(ROOT).as_posix() for p in (ROOT / "testbed/labs").glob("*.yaml")}
+    assert "testbed/labs/ofc2022.yaml" in labs
+    inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert inside == wanted | labs
+
+
+def test_every_folder_with_modules_is_a_package() -> None:
+    folders = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    without = [str(f.relative_to(ROOT)) for f in folders if not (f / "__init__.py").exists()]
+    assert without == []
+
+
+def test_the_wheel_has_a_licence_and_a_command(wheel: zipfile.ZipFile) -> None:
+    names = wheel.namelist()
+    assert any(name.endswith("LICENSE") for name in names)
+    (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
+    scripts = configparser.ConfigParser()
+    scripts.read_string(wheel.read(entry_points).decode())
+    module, _, function = scripts["console_scripts"]["patchlight"].partition(":")
+    assert f"{module.replace('.', '/')}.py" in names
+    assert function == "main"
+
+
+def test_a_plain_install_asks_for_os_ken_and_not_for_ryu(wheel: zipfile.ZipFile) -> None:
+    (metadata,) = (name for name in wheel.namelist() if name.endswith("METADATA"))
+    required = [
+        line.partition(":")[2].strip()
+        for line in wheel.read(metadata).decode().splitlines()
+        if line.startswith("Requires-Dist:") and "extra ==" not in line
+    ]
+    names = {line.split(">")[0].split("=")[0].strip() for line in required}
+    assert "os-ken" in names
+    assert "ryu" not in names
