@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,44 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from pyroute2 import IPRoute, NetlinkError
-from pyroute2.netlink.rtnl.tcmsg.common import tick_in_usec
 
 from agents import ethtool, netns
 from agents.errors import NicError
+from agents.qdiscs import TokenBucket, read_token_bucket, set_token_bucket
 
 _IFF_UP = 1
 _NUD_PERMANENT = 0x80
 _PROTO_KERNEL = 2
-_TC_ROOT = 0xFFFFFFFF
-# Qdiscs the kernel chooses by itself: it will choose them again.
-_KERNEL_QDISCS = {"mq", "fq", "fq_codel", "pfifo", "pfifo_fast", "noqueue", "noop"}
 # What decides which of several NICs of one server answers for an address.
 _DEVICE_SYSCTLS = ("arp_announce", "arp_filter", "arp_ignore", "accept_local", "rp_filter")
-
-
-@dataclass(frozen=True, slots=True)
-class Shaping:
-    """A token bucket (``tc-tbf``): rate and limit, and the bucket as the kernel counts it."""
-
-    rate_bytes_s: int
-    limit_bytes: int
-    bucket_ticks: int
-
-    @property
-    def burst_bytes(self) -> int:
-        """A bucket size that the kernel turns into at least ``bucket_ticks``."""
-        microseconds: int = math.ceil(self.bucket_ticks / tick_in_usec)
-        burst = -(-self.rate_bytes_s * microseconds // 1_000_000)
-        # pyroute2 counts whole microseconds, rounded down.
-        return burst if int(1e6 * (burst / self.rate_bytes_s)) >= microseconds else burst + 1
-
-    def holds(self, applied: Shaping | None) -> bool:
-        """Whether ``applied`` shapes the same: equal but for rounding of the bucket."""
-        return (
-            applied is not None
-            and (applied.rate_bytes_s, applied.limit_bytes) == (self.rate_bytes_s, self.limit_bytes)
-            and self.bucket_ticks <= applied.bucket_ticks <= self.bucket_ticks * 1.02 + 100
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +40,7 @@ class NicState:
     addresses: tuple[tuple[str, int], ...] = ()
     neighbours: tuple[tuple[str, str], ...] = ()
     routes: tuple[dict[str, Any], ...] = ()
-    shaping: Shaping | None = None
+    shaping: TokenBucket | None = None
     tx_checksum: bool | None = None
     sysctls: Mapping[str, str] | None = None
 
@@ -86,7 +57,7 @@ class NicState:
                 "addresses": tuple((a, int(n)) for a, n in data["addresses"]),
                 "neighbours": tuple((a, m) for a, m in data["neighbours"]),
                 "routes": tuple(data["routes"]),
-                "shaping": Shaping(**data["shaping"]) if data["shaping"] else None,
+                "shaping": TokenBucket(**data["shaping"]) if data["shaping"] else None,
             }
         )
 
@@ -191,7 +162,7 @@ def _read(ip: Any, interface: str) -> NicState:
         addresses=tuple(addresses),
         neighbours=tuple(sorted(neighbours)),
         routes=tuple(routes),
-        shaping=_shaping(ip, interface, index),
+        shaping=read_token_bucket(interface, index),
         tx_checksum=ethtool.tx_checksum(interface),
         sysctls={name: _sysctl(interface, name).read_text().strip() for name in _DEVICE_SYSCTLS},
     )
@@ -209,29 +180,6 @@ def _route(message: Any) -> dict[str, Any]:
         "proto": message["proto"],
     }
     return {key: value for key, value in route.items() if value is not None}
-
-
-def _shaping(ip: Any, interface: str, index: int) -> Shaping | None:
-    """The root token bucket; ``NicError`` for a qdisc that would be lost on the way."""
-    shaping = None
-    for message in ip.get_qdiscs(index=index):
-        kind = message.get_attr("TCA_KIND")
-        if message["handle"] == 0 or kind in _KERNEL_QDISCS:
-            continue
-        if kind != "tbf" or message["parent"] != _TC_ROOT:
-            raise NicError(
-                f"{interface} has a {kind} queueing discipline, which would be lost when the "
-                f"NIC moves to a worker",
-                hint=f"only a tbf at the root can be carried over: tc qdisc show dev {interface}",
-            )
-        parameters = message.get_attr("TCA_OPTIONS").get_attr("TCA_TBF_PARMS")
-        if parameters["rate"] >= 0xFFFFFFFF or parameters["peak"]:
-            raise NicError(
-                f"{interface} has a tbf above 34 Gb/s or with a peak rate, which cannot be "
-                f"carried over to a worker"
-            )
-        shaping = Shaping(parameters["rate"], parameters["limit"], parameters["buffer"])
-    return shaping
 
 
 def _move(ip: Any, interface: str, namespace: Path) -> None:
@@ -253,7 +201,8 @@ def _restore(state: NicState, *, loopback_up: bool = False) -> None:
             ip.link("set", index=index, address=state.mac, mtu=state.mtu)
         if state.tx_checksum is not None and ethtool.tx_checksum(interface) != state.tx_checksum:
             ethtool.set_tx_checksum(interface, state.tx_checksum)
-        _shape(ip, interface, index, state.shaping)
+        if state.shaping is not None:
+            set_token_bucket(interface, index, state.shaping)
         for name, value in (state.sysctls or {}).items():
             _sysctl(interface, name).write_text(value, encoding="ascii")
         if loopback_up:
@@ -271,25 +220,6 @@ def _restore(state: NicState, *, loopback_up: bool = False) -> None:
         now = _read(ip, interface)
     if now.mac != state.mac or not set(state.addresses) <= set(now.addresses):
         raise NicError(f"{interface} did not take its address: wanted {state}, got {now}")
-
-
-def _shape(ip: Any, interface: str, index: int, wanted: Shaping | None) -> None:
-    if wanted is None or wanted.holds(_shaping(ip, interface, index)):
-        return
-    ip.tc(
-        "replace",
-        "tbf",
-        index=index,
-        handle=0x10000,
-        rate=wanted.rate_bytes_s,
-        burst=wanted.burst_bytes,
-        limit=wanted.limit_bytes,
-    )
-    applied = _shaping(ip, interface, index)
-    if not wanted.holds(applied):
-        raise NicError(
-            f"limiting the rate of {interface}: asked for {wanted}, the kernel has {applied}"
-        )
 
 
 def _index(ip: Any, interface: str) -> int:

@@ -129,6 +129,8 @@ def _connect_next(task: Task, peer: Member, end: float) -> socket.socket:
             try:
                 _tune(connection)
                 if task.window_bytes is not None:
+                    # The window alone is to set the pace. Some kernels' default (BBR) paces by
+                    # what it once measured; Reno is there for everybody, everywhere.
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
                 _send_line(connection, _hello(task))
                 connection.settimeout(max(0.1, end - time.monotonic()))

@@ -9,7 +9,8 @@ import pytest
 from agents.errors import AgentError, Conflict
 from agents.leases import Holders, Lease, LeaseBook
 from agents.messages import WorkerSpec, WorkerState
-from agents.nics import NicState, Shaping
+from agents.nics import NicState
+from agents.qdiscs import TokenBucket
 from agents.workerfiles import Saying, verdict
 from agents.workers.contract import Ending, Trace
 
@@ -26,7 +27,7 @@ def lease(worker: str) -> Lease:
     state = NicState(
         interface="nic0", mac="02:00:00:00:00:01", mtu=9000, up=True,
         addresses=(("10.0.0.1", 24),), neighbours=(("10.0.0.2", "02:00:00:00:00:02"),),
-        routes=({"dst": "0.0.0.0/0", "table": 254},), shaping=Shaping(5_000_000, 266_384, 51_203),
+        routes=({"dst": "0.0.0.0/0", "table": 254},), shaping=TokenBucket("0400017f"),
         tx_checksum=False, sysctls={"arp_ignore": "1"},
     )  # fmt: skip
     return Lease(spec, f"pl.lab.server1.w-{worker}", state, "process")
