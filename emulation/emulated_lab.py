@@ -21,6 +21,7 @@ from emulation.fabric.plan import (
     check_without_controller,
     plan_fabric,
 )
+from emulation.hostnames import write_hosts_file
 from emulation.hosts import EmulatedHost
 from emulation.processes import Supervisor
 from emulation.removal import is_there, remove_lab
@@ -199,6 +200,7 @@ class EmulatedLab:
         state.save()
         self._state = state
         (self.run_dir / "lab.yaml").write_text(write_lab(self.lab))
+        write_hosts_file(self.lab, self.run_dir)
         self._say(f"making {len(self.plan.namespaces)} namespaces, {len(self.plan.cables)} links")
         build.build_links(
             self.plan,

@@ -21,6 +21,7 @@ from typing import IO, Any
 from emulation.fabric import build, ethtool, links, names, namespaces
 from emulation.fabric.netlink import KernelRefused, Netlink
 from emulation.fabric.plan import FabricPlan, PlannedEnd
+from emulation.hostnames import names_for_child
 from emulation.state import MARK, LabState
 from testbed.errors import PatchlightError
 from testbed.lab import Host
@@ -59,7 +60,10 @@ class HostProcess(subprocess.Popen[str]):
         try:
             # The child begins in the namespace that this thread is in when it forks.
             with namespaces.entered(borrowed.namespace):
-                super().__init__(arguments, env=environment, text=True, **options)
+                super().__init__(
+                    arguments, env=environment, text=True,
+                    preexec_fn=names_for_child(borrowed.run_dir), **options,
+                )  # fmt: skip
         except FileNotFoundError as error:
             borrowed.give_back()
             raise HostUnreachable(f"running {arguments[0]}: there is no such command") from error

@@ -16,8 +16,8 @@ from pathlib import Path
 from testbed.errors import PatchlightError
 
 DIRECTORY = Path("/run/netns")
-_CLONE_NEWNET = 0x40000000
-_MS_BIND, _MS_REC, _MS_SHARED = 0x1000, 0x4000, 0x100000
+_CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
+_MS_BIND, _MS_REC, _MS_SLAVE, _MS_SHARED = 0x1000, 0x4000, 0x80000, 0x100000
 _MNT_DETACH = 2
 _OWN = "/proc/thread-self/ns/net"
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -173,6 +173,15 @@ def set_sysctl(key: str, value: str | int) -> bool:
             f"setting the sysctl net/{key} to {value}: {error.strerror}"
         ) from error
     return True
+
+
+def see_file_at(file: Path, place: Path) -> None:
+    """Have this process, and those it starts, see ``file`` in ``place``; nobody else does."""
+    if _libc.unshare(_CLONE_NEWNS):
+        raise _failed("making a mount namespace")
+    # Without this the mount would show outside too.
+    if _mount("none", "/", _MS_REC | _MS_SLAVE) or _mount(str(file), str(place), _MS_BIND):
+        raise _failed(f"showing {file} as {place}")
 
 
 def _mount(source: str | None, target: str, flags: int) -> int:

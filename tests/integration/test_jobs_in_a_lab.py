@@ -202,3 +202,12 @@ def test_ports_and_gpus_are_sampled_while_a_job_runs(lab, client):
     assert max(rate["tx_bps"] for rate in rates) < 42e9
     assert {sample["gpu"] for sample in client.gpus(since)} == {h.name for h in lab.lab.hosts}
     assert max(s["utilization"] for s in client.gpus(since) if s["gpu"] in names) > 0.2
+
+
+def test_hosts_know_each_other_by_name_and_the_machine_does_not(lab):
+    before = Path("/etc/hosts").read_bytes()
+    answer = lab.host("gpu0").run("ping -c 1 -W 2 server1.gpu1")
+    assert answer.exit_status == 0, answer.output
+    assert "192.168.10.12" in answer.output
+    assert Path("/etc/hosts").read_bytes() == before
+    assert "gpu1" not in before.decode()
