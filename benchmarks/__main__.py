@@ -59,6 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("modules", nargs="*", default=list(MODULES), help="default: all")
     options = parser.parse_args(arguments)
     console = Console()
+    if not console.is_terminal:
+        console.width = 130
     before = describe_machine()  # the load before we make some of our own
     figures: list[dict[str, Any]] = []
     failures: list[dict[str, str]] = []

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from controller.checks import POWER_CEILING_DBM
 from controller.service import Controller, Settings
 from testbed.errors import PatchlightError
 from testbed.lab import Lab
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--openflow-netns", type=Path, help="namespace the speaker listens in")
     parser.add_argument("--engine", choices=["ryu", "os-ken"])
     parser.add_argument("--ryu-app", action="append", default=[], metavar="MODULE:CLASS")
+    parser.add_argument("--power-ceiling", type=float, default=POWER_CEILING_DBM, metavar="DBM")
     options = parser.parse_args(arguments)
     try:
         lab = load_lab(options.lab)
@@ -48,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 engine=options.engine,
                 ryu_apps=options.ryu_app,
                 token=os.environ.get("PATCHLIGHT_TOKEN"),
+                power_ceiling_dbm=options.power_ceiling,
             ),
         )
     except PatchlightError as error:

@@ -13,6 +13,8 @@ from testbed.jobs import JobSpec
 
 Answer = dict[str, Any]
 
+USER_HEADER = "X-Patchlight-User"
+
 
 class ControllerError(PatchlightError):
     """The controller refused, or did not answer."""
@@ -25,13 +27,22 @@ class ControllerClient:
     request wrong, ``ControllerError`` where it could not do it or does not answer.
     """
 
-    def __init__(self, address: str, deadline_s: float = 120.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        deadline_s: float = 120.0,
+        *,
+        user: str = "",
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """``user`` is the name that the history gets; ``transport`` replaces the network."""
         self.address = address
         # The server drops idle connections after 5 s: a request must not race that.
         limits = httpx.Limits(keepalive_expiry=2.0)
         self._http = httpx.Client(
-            base_url=f"http://{address}/v1", timeout=deadline_s, limits=limits
-        )
+            base_url=f"http://{address}/v1", timeout=deadline_s, limits=limits,
+            headers={USER_HEADER: user}, transport=transport,
+        )  # fmt: skip
 
     def __enter__(self) -> ControllerClient:
         return self
@@ -71,26 +82,110 @@ class ControllerClient:
         """The map of each OCS, as ``{"ocs1": {"map": ["1>7", …]}}``."""
         return self._call("GET", "/circuits")
 
+    # -- changing circuits ---------------------------------------------------------------------
+    # Each of these takes ``why``, ``dry_run``, ``spare_jobs`` and ``planned_from`` (see
+    # ``controller.api.models.ChangeRequest``) and answers with the record of the change, or
+    # with what would change.
+
     def reconfigure(
         self,
         maps: Mapping[str, Sequence[str]],
         *,
         only: bool = False,
         disconnect: Mapping[str, Sequence[int]] | None = None,
-        why: str = "",
+        **terms: Any,
     ) -> Answer:
         """Ask for cross-connects to be made and ports to be freed; what became of it."""
         body = {
             "maps": {name: list(texts) for name, texts in maps.items()},
             "disconnect": {name: list(ports) for name, ports in (disconnect or {}).items()},
             "only": only,
-            "why": why,
         }
-        return self._call("POST", "/reconfigurations", body)
+        return self._call("POST", "/reconfigurations", body | terms)
 
-    def reconfigurations(self) -> list[Answer]:
-        """Every change so far, oldest first."""
-        return list(self._call("GET", "/reconfigurations")["reconfigurations"])
+    def roll_back(self, number: int, **terms: Any) -> Answer:
+        """Undo one change, and nothing that other changes did."""
+        return self._call("POST", f"/reconfigurations/{number}/rollback", terms)
+
+    def restore(self, name: str, **terms: Any) -> Answer:
+        """Bring about the maps saved under a name."""
+        return self._call("POST", f"/maps/{name}/restore", terms)
+
+    def repair(self, names: Sequence[str], **terms: Any) -> Answer:
+        """Bring the devices back to their last committed maps."""
+        return self._call("POST", "/drift/repair", {"ocs": list(names)} | terms)
+
+    def adopt(self, names: Sequence[str], why: str = "") -> Answer:
+        """Take what the devices have as their committed maps."""
+        return self._call("POST", "/drift/adopt", {"ocs": list(names), "why": why})
+
+    def reconfigurations(self, last: int | None = None) -> list[Answer]:
+        """Every change so far (or the ``last`` few), oldest first."""
+        query = {} if last is None else {"last": last}
+        return list(self._call("GET", "/reconfigurations", **query)["reconfigurations"])
+
+    def reconfiguration(self, number: int) -> Answer:
+        """One change."""
+        return self._call("GET", f"/reconfigurations/{number}")
+
+    # -- looking at circuits -------------------------------------------------------------------
+
+    def light(self, name: str) -> Answer:
+        """The light of each cross-connect of an OCS, and its ports that are not ready."""
+        return self._call("GET", f"/circuits/{name}/light")
+
+    def alarms(self, names: Sequence[str] = ()) -> list[Answer]:
+        """What the devices reported by themselves, since the controller runs."""
+        return list(self._call("GET", "/alarms", ocs=list(names))["alarms"])
+
+    def drift(self) -> Answer:
+        """How each device differs from its last committed map."""
+        return dict(self._call("GET", "/drift")["drift"])
+
+    # -- what operators leave ------------------------------------------------------------------
+
+    def locks(self) -> list[Answer]:
+        """Every locked port."""
+        return list(self._call("GET", "/locks")["locks"])
+
+    def lock(
+        self, name: str, ports: Sequence[int], *, keep: bool = False, why: str = ""
+    ) -> list[Answer]:
+        """Lock ports for everybody, or with ``keep`` for everybody else."""
+        body = {"ocs": name, "ports": list(ports), "keep": keep, "why": why}
+        return list(self._call("POST", "/locks", body)["locks"])
+
+    def unlock(self, name: str, ports: Sequence[int], why: str = "") -> list[Answer]:
+        """Take locks away; those that there were."""
+        body = {"ocs": name, "ports": list(ports), "why": why}
+        return list(self._call("POST", "/locks/release", body)["locks"])
+
+    def saved_maps(self) -> list[Answer]:
+        """The maps that were saved."""
+        return list(self._call("GET", "/maps")["maps"])
+
+    def save_map(self, name: str, names: Sequence[str] = (), why: str = "") -> Answer:
+        """Keep the present maps under a name."""
+        return self._call("PUT", f"/maps/{name}", {"ocs": list(names), "why": why})
+
+    def forget_map(self, name: str) -> Answer:
+        """Forget saved maps."""
+        return self._call("DELETE", f"/maps/{name}")
+
+    def stop_button(self) -> Answer | None:
+        """Who pressed the stop button, when and why; ``None`` if it is not pressed."""
+        pressed = self._call("GET", "/stop")["pressed"]
+        return None if pressed is None else dict(pressed)
+
+    def press_stop(self, why: str = "") -> Answer:
+        """Halt the change under way, and refuse new ones."""
+        return self._call("POST", "/stop", {"why": why})
+
+    def clear_stop(self, why: str = "") -> Answer:
+        """Let changes begin again."""
+        return self._call("POST", "/stop/clear", {"why": why})
+
+    # -- jobs and samples ----------------------------------------------------------------------
 
     def submit(self, jobs: Sequence[JobSpec], topology: str = "keep") -> list[Answer]:
         """Queue jobs that start together; their statuses."""
@@ -129,3 +224,7 @@ class ControllerClient:
     def events(self, after: int = 0) -> list[Answer]:
         """What happened, after event number ``after``."""
         return list(self._call("GET", "/events", after=after)["events"])
+
+    def last_event(self) -> int:
+        """The number of the latest event."""
+        return int(self._call("GET", "/events", after=1 << 62)["last"])

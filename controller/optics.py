@@ -34,12 +34,19 @@ def launch_power_dbm(lab: Lab, source: Endpoint) -> float:
     return device.launch_power_dbm
 
 
-def expected_powers(lab: Lab, links: Links) -> dict[tuple[str, CrossConnect], Expected]:
-    """For each cross-connect that light passes on its way to a receiver: what to expect."""
+def expected_powers(
+    lab: Lab, links: Links, asked: frozenset[tuple[str, CrossConnect]] | None = None
+) -> dict[tuple[str, CrossConnect], Expected]:
+    """For each cross-connect that light passes on its way to a receiver: what to expect.
+
+    With ``asked`` only along paths that pass one of these.
+    """
     ends = fibre_ends(lab)
     loss_of = {c.name: c.insertion_loss_db for c in lab.circuit_switches}
     expected: dict[tuple[str, CrossConnect], Expected] = {}
     for path in links.paths.values():
+        if asked is not None and asked.isdisjoint(path.hops):
+            continue
         power_dbm = launch_power_dbm(lab, path.source)
         at = path.source
         for ocs, cross_connect in path.hops:

@@ -37,26 +37,29 @@ class Plan:
     def moved(self) -> frozenset[Endpoint]:
         """The ports that lose or gain light, or see another one at the far end."""
         ends = self.links_before.paths.keys() | self.links_after.paths.keys()
-        return frozenset(
-            end
-            for end in ends
-            if self.links_before.paths.get(end) != self.links_after.paths.get(end)
-        )
+        return frozenset(ends - self.links_staying.paths.keys())
 
 
-def plan(lab: Lab, before: Mapping[str, PortMap], wanted: Mapping[str, PortMap]) -> Plan:
+def plan(
+    lab: Lab,
+    before: Mapping[str, PortMap],
+    wanted: Mapping[str, PortMap],
+    earlier: Links | None = None,
+) -> Plan:
     """The plan that turns the maps ``before`` into ``wanted``.
 
     ``before`` holds every circuit switch of the lab; ``wanted`` those that should change.
-    ``BadInput`` where a wanted map names a switch or port that the lab does not have.
+    ``earlier``: the links of some earlier maps, which spares following light that goes where
+    it went. ``BadInput`` where a wanted map names a switch or port that the lab does not have.
     """
     for name, port_map in wanted.items():
         port_map.check(lab.circuit_switch(name).ports)
     after = {**before, **wanted}
     changes = {name: before[name].diff(after[name]) for name in before}
-    links_before, links_after = follow_light(lab, before), follow_light(lab, after)
+    links_before = follow_light(lab, before, earlier)
+    links_after = follow_light(lab, after, links_before)
     staying = {
-        end: path for end, path in links_before.paths.items() if links_after.paths.get(end) == path
+        end: path for end, path in links_before.paths.items() if links_after.paths.get(end) is path
     }
     return Plan(
         before=dict(before),

@@ -47,8 +47,9 @@ class Terms:
 class Reconfiguration:
     """What became of one change. ``stages_s`` gives the seconds spent in each stage.
 
-    ``commits`` has the committed map of an OCS after this change where that is not what the
-    device was to have: what differed before without being asked for goes on to differ.
+    ``commits`` has the committed map of an OCS after this change where that is not ``wanted``:
+    what differed before without being asked for goes on to differ. ``adopted`` names those
+    whose committed map is new although nothing changes on the device.
     """
 
     why: str
@@ -63,6 +64,7 @@ class Reconfiguration:
     before: dict[str, list[str]] = field(default_factory=dict)
     wanted: dict[str, list[str]] = field(default_factory=dict)
     commits: dict[str, list[str]] = field(default_factory=dict)
+    adopted: list[str] = field(default_factory=list)
     stages_s: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     finished_at: float | None = None

@@ -15,14 +15,16 @@ from typing import Any
 import uvicorn
 
 from controller.api.app import create_app
+from controller.checks import POWER_CEILING_DBM
 from controller.circuits.contract import CircuitDriver
 from controller.circuits.registry import open_driver, password_of
+from controller.claims import claimed
 from controller.fleet.fleet import Fleet
 from controller.jobs.scheduler import Scheduler
 from controller.openflow.child import SpeakerOptions
 from controller.openflow.client import Speaker
 from controller.openflow.listening import listen
-from controller.reconfiguration import Reconfigurer
+from controller.plant import Plant
 from controller.store import Store
 from controller.switches import Switches
 from testbed.lab import Lab
@@ -33,7 +35,8 @@ class Settings:
     """What the controller is told beside the lab file.
 
     ``openflow_netns`` is the network namespace that the OpenFlow speaker listens in (a path;
-    ``None``: the controller's own). ``token`` opens agents that listen on TCP.
+    ``None``: the controller's own). ``token`` opens agents that listen on TCP. Light stronger
+    than ``power_ceiling_dbm`` is not switched.
     """
 
     state_dir: Path
@@ -43,6 +46,7 @@ class Settings:
     engine: str | None = None
     ryu_apps: Sequence[str] = ()
     token: str | None = None
+    power_ceiling_dbm: float = POWER_CEILING_DBM
 
 
 class _Server(uvicorn.Server):
@@ -76,9 +80,11 @@ class Controller:
         )
         self.switches = Switches(lab, self.speaker)
         self.scheduler = Scheduler(lab, self.fleet, self.store)
-        self.reconfigurer = Reconfigurer(
-            lab, self.drivers, self.switches, self.scheduler, self.store
-        )
+        self.plant = Plant(
+            lab, self.drivers, self.switches, self.scheduler, self.store,
+            settings.power_ceiling_dbm,
+        )  # fmt: skip
+        self.reconfigurer = self.plant.reconfigurer
         self.scheduler.reconfigurer = self.reconfigurer
 
     def status(self) -> dict[str, Any]:
@@ -111,6 +117,8 @@ class Controller:
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.store.close)
             stack.push_async_callback(self.fleet.close)
+            holder = f"the controller of lab {self.lab.name}"
+            stack.enter_context(claimed(self.lab.circuit_switches, holder))
             for driver in self.drivers.values():
                 stack.push_async_callback(driver.close)
                 await driver.open()
@@ -119,14 +127,14 @@ class Controller:
             await self.speaker.start()
             stack.push_async_callback(self.switches.close)
             await self.switches.look()
-            for record in await self.reconfigurer.resume():
-                self.store.add_event(time.time(), "resumed", {"reconfiguration": record.id,
-                                     "state": record.state, "message": record.message})  # fmt: skip
+            stack.push_async_callback(self.reconfigurer.close)
+            await self.plant.begin()
             await self.reconfigurer.settle_flows()
             stack.push_async_callback(self.scheduler.close)
             background = [
                 asyncio.create_task(self.scheduler.run(), name="scheduler"),
                 asyncio.create_task(self.fleet.watch(), name="fleet"),
+                asyncio.create_task(self.plant.watch(), name="plant"),
             ]
             serving = asyncio.create_task(server.serve(sockets=[api]), name="api")
             stopping = asyncio.create_task(told_to_stop.wait(), name="stop")

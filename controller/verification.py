@@ -56,7 +56,7 @@ async def judge_light(
     if driver.capabilities.power_in:
         ports += [p for c in asked if (p := DirectedPort("in", c.inp)) not in known]
     known |= await driver.power(ports)
-    everywhere = expected_powers(lab, links)
+    everywhere = expected_powers(lab, links, frozenset((driver.name, c) for c in asked))
     expected = {c: e for c in asked if (e := everywhere.get((driver.name, c))) is not None}
     found = []
     for c in asked:

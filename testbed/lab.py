@@ -171,6 +171,17 @@ class Lab:
         return ends
 
     @cached_property
+    def circuit_fibres(self) -> Mapping[str, Mapping[int, tuple[Endpoint, Fibre]]]:
+        """For each OCS, by port number: the other end of the fibre plugged in, and the fibre."""
+        found: dict[str, dict[int, tuple[Endpoint, Fibre]]] = {
+            c.name: {} for c in self.circuit_switches
+        }
+        for end, other in self.fibre_ends.items():
+            if end.device in found:
+                found[end.device][int(end.port)] = other
+        return found
+
+    @cached_property
     def host_names(self) -> dict[str, Host]:
         """Every name a host answers to.
 

@@ -19,7 +19,7 @@ MOST_PACKET_PORTS = 65279
 MOST_CIRCUIT_PORTS = 4096
 FABRICS = ("openvswitch", "bridge")
 # What ships with Patchlight, for editors; others come by entry point, so any name is taken here.
-KNOWN_DRIVERS = ("calient-tl1", "polatis-scpi")
+KNOWN_DRIVERS = ("calient-tl1", "polatis-scpi", "polatis-tl1", "glimmerglass-tl1")
 
 _NAME = "[A-Za-z][A-Za-z0-9_-]*"
 _MAC = "(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}"

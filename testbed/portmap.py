@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from testbed.errors import BadInput
 
+_ONE_WAY = re.compile(r"[0-9]{1,9}>[0-9]{1,9}")
 _WRITTEN = re.compile(r"(?P<inp>[0-9]{1,9})\s*(?P<way>[->])\s*(?P<out>[0-9]{1,9})")
 
 
@@ -99,7 +100,14 @@ class PortMap:
     @classmethod
     def parse(cls, texts: Iterable[str]) -> PortMap:
         """The map written as ``["1-7", "2>8"]``: ``a-b`` both ways, ``a>b`` one way."""
-        return cls.of(c for text in texts for c in parse_cross_connects(text))
+        found: list[CrossConnect | tuple[int, int]] = []
+        for text in texts:
+            if _ONE_WAY.fullmatch(text):
+                inp, _, out = text.partition(">")
+                found.append((int(inp), int(out)))
+            else:
+                found += parse_cross_connects(text)
+        return cls.of(found)
 
     @property
     def texts(self) -> tuple[str, ...]:

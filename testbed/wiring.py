@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from testbed.lab import CircuitSwitch, Endpoint, Fibre, Lab, PacketSwitch
+from testbed.lab import Endpoint, Fibre, Lab, PacketSwitch
 from testbed.portmap import CrossConnect, PortMap
 
 
@@ -68,49 +69,57 @@ def follow_light(lab: Lab, maps: Mapping[str, PortMap], earlier: Links | None = 
     without a fibre arrives nowhere and gives no path. Paths of ``earlier`` whose
     cross-connects are all still there are taken over as the same objects.
     """
-    ends = fibre_ends(lab)
-    switches = {c.name: c for c in lab.circuit_switches}
-    out_of = {name: maps[name].out_of for name in switches if name in maps}
+    switches = {
+        c.name: _Passing(maps[c.name].out_of, c.insertion_loss_db, lab.circuit_fibres[c.name])
+        if c.name in maps
+        else _Passing({}, c.insertion_loss_db, {})
+        for c in lab.circuit_switches
+    }
     before = earlier.paths if earlier is not None else {}
     paths: dict[Endpoint, LightPath] = {}
-    for source in ends:
+    for source, (arrived, fibre) in lab.fibre_ends.items():
         if source.device in switches:
             continue
         path = before.get(source)
-        if path is None or any(out_of[ocs].get(c.inp) != c.out for ocs, c in path.hops):
-            path = _follow(source, ends, switches, out_of)
+        if path is None or not _stands(path, switches):
+            path = _follow(source, arrived, fibre, switches)
         if path is not None:
             paths[source] = path
     return Links(paths)
 
 
+class _Passing(NamedTuple):
+    """What light meets in an OCS: where inputs lead, what it loses, the fibres at its ports."""
+
+    out_of: Mapping[int, int]
+    loss_db: float
+    fibres: Mapping[int, tuple[Endpoint, Fibre]]
+
+
+def _stands(path: LightPath, switches: Mapping[str, _Passing]) -> bool:
+    for ocs, c in path.hops:  # noqa: SIM110 - done for every port of a plan: all() takes longer
+        if switches[ocs].out_of.get(c.inp) != c.out:
+            return False
+    return True
+
+
 def _follow(
-    source: Endpoint,
-    ends: Mapping[Endpoint, tuple[Endpoint, Fibre]],
-    switches: Mapping[str, CircuitSwitch],
-    out_of: Mapping[str, Mapping[int, int]],
+    source: Endpoint, arrived: Endpoint, fibre: Fibre, switches: Mapping[str, _Passing]
 ) -> LightPath | None:
     hops: list[tuple[str, CrossConnect]] = []
-    rates: list[int] = []
-    at, loss_db = source, 0.0
-    while True:
-        if at not in ends:
-            return None
-        arrived, fibre = ends[at]
-        loss_db += fibre.loss_db
-        if fibre.rate_bps is not None:
-            rates.append(fibre.rate_bps)
-        switch = switches.get(arrived.device)
-        if switch is None:
-            return LightPath(source, arrived, tuple(hops), min(rates, default=None), loss_db)
+    rate_bps, loss_db = fibre.rate_bps, fibre.loss_db
+    # A port map is injective, so light never comes round: the loop ends.
+    while (switch := switches.get(arrived.device)) is not None:
         inp = int(arrived.port)
-        out = out_of.get(switch.name, {}).get(inp)
-        # A port map is injective, so light never comes round: the loop ends.
-        if out is None:
+        out = switch.out_of.get(inp)
+        if out is None or out not in switch.fibres:
             return None
-        hops.append((switch.name, CrossConnect(inp, out)))
-        loss_db += switch.insertion_loss_db
-        at = Endpoint(switch.name, str(out))
+        hops.append((arrived.device, CrossConnect(inp, out)))
+        arrived, fibre = switch.fibres[out]
+        loss_db += switch.loss_db + fibre.loss_db
+        if fibre.rate_bps is not None:
+            rate_bps = fibre.rate_bps if rate_bps is None else min(rate_bps, fibre.rate_bps)
+    return LightPath(source, arrived, tuple(hops), rate_bps, loss_db)
 
 
 def circuit_ports(lab: Lab, endpoints: Iterable[Endpoint]) -> dict[Endpoint, tuple[str, int]]:

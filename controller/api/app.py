@@ -5,19 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse
 from prometheus_client import generate_latest
 
+from controller.api.circuits import circuit_routes, explain
 from controller.api.metrics import registry_of
-from controller.api.models import (
-    GangRequest,
-    ReconfigurationRequest,
-    RegroupRequest,
-)
-from controller.planning import wanted_maps
-from testbed.errors import BadInput, PatchlightError
-from testbed.portmap import PortMap
+from controller.api.models import GangRequest, RegroupRequest
+from testbed.errors import PatchlightError
 
 if TYPE_CHECKING:
     from controller.service import Controller
@@ -29,58 +24,13 @@ def create_app(controller: Controller) -> FastAPI:
     """The API of one controller."""
     app = FastAPI(title="Patchlight controller", version="1")
 
-    @app.exception_handler(PatchlightError)
-    async def explain(_: Request, error: PatchlightError) -> JSONResponse:
-        status = 422 if isinstance(error, BadInput) else 502
-        return JSONResponse({"error": error.message, "hint": error.hint}, status_code=status)
+    app.exception_handler(PatchlightError)(explain)
 
     @app.get("/v1/status")
     async def status() -> Answer:
         return controller.status()
 
-    @app.get("/v1/links")
-    async def links() -> Answer:
-        found = await controller.reconfigurer.links()
-        return {
-            "links": [
-                {
-                    "a": str(a),
-                    "b": str(b),
-                    "rate_bps": found.paths[a].rate_bps,
-                    "via": [
-                        {"ocs": ocs, "inp": c.inp, "out": c.out} for ocs, c in found.paths[a].hops
-                    ],
-                }
-                for a, b in found.pairs()
-            ]
-        }
-
-    @app.get("/v1/circuits")
-    async def circuits() -> Answer:
-        maps = await controller.reconfigurer.read_maps()
-        return {name: {"map": [str(c) for c in port_map]} for name, port_map in maps.items()}
-
-    @app.post("/v1/reconfigurations")
-    async def reconfigure(request: ReconfigurationRequest) -> Answer:
-        asked = {name: PortMap.parse(texts) for name, texts in request.maps.items()}
-        record = await controller.reconfigurer.change(
-            lambda maps: wanted_maps(
-                controller.lab, maps, asked, request.disconnect, only=request.only
-            ),
-            request.why,
-        )
-        return asdict(record)
-
-    @app.get("/v1/reconfigurations")
-    async def reconfigurations() -> Answer:
-        return {"reconfigurations": controller.store.reconfigurations()}
-
-    @app.get("/v1/reconfigurations/{number}")
-    async def reconfiguration(number: int) -> Answer:
-        for record in controller.store.reconfigurations():
-            if record["id"] == number:
-                return record
-        raise BadInput(f"no reconfiguration {number}")
+    app.include_router(circuit_routes(controller.plant))
 
     @app.post("/v1/jobs", status_code=201)
     async def submit(request: GangRequest) -> Answer:
@@ -116,10 +66,6 @@ def create_app(controller: Controller) -> FastAPI:
     @app.get("/v1/gpus")
     async def gpus(since: float = 0.0) -> Answer:
         return {"gpus": [s for s in controller.fleet.gpu_samples if s["at"] > since]}
-
-    @app.get("/v1/events")
-    async def events(after: int = 0) -> Answer:
-        return {"events": controller.store.events(after)}
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> str:

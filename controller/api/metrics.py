@@ -28,8 +28,7 @@ class _State:
         changes = GaugeMetricFamily(
             "patchlight_reconfigurations", "Changes of circuits by outcome.", labels=["state"]
         )
-        states = Counter(r["state"] for r in controller.store.reconfigurations())
-        for state, count in states.items():
+        for state, count in controller.store.reconfiguration_counts().items():
             changes.add_metric([state], count)
         yield changes
         gpus = GaugeMetricFamily(

@@ -13,7 +13,21 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class ReconfigurationRequest(_Strict):
+class ChangeRequest(_Strict):
+    """What every change may be asked with.
+
+    ``dry_run``: answer what would change, and change nothing. ``spare_jobs``: refuse where a
+    running job's traffic rides on what changes. ``planned_from``: refuse unless the maps are
+    still those that a dry run gave this for.
+    """
+
+    why: str = ""
+    dry_run: bool = False
+    spare_jobs: bool = False
+    planned_from: str = ""
+
+
+class ReconfigurationRequest(ChangeRequest):
     """Cross-connects by OCS: ``"1-7"`` both ways, ``"1>7"`` one way.
 
     They are added to what is there; with ``only`` they replace the whole map. Ports under
@@ -23,7 +37,49 @@ class ReconfigurationRequest(_Strict):
     maps: dict[str, list[str]] = {}
     disconnect: dict[str, list[int]] = {}
     only: bool = False
-    why: str = "asked by the user"
+
+
+class RepairRequest(ChangeRequest):
+    """Circuit switches to bring back to their committed maps; all if none are named."""
+
+    ocs: list[str] = []
+
+
+class AdoptRequest(_Strict):
+    """Circuit switches whose present maps are to be the committed ones; all if none are named."""
+
+    ocs: list[str] = []
+    why: str = ""
+
+
+class LockRequest(_Strict):
+    """Ports of one OCS to lock for everybody, or with ``keep`` for all but who asks."""
+
+    ocs: str
+    ports: list[int] = Field(min_length=1)
+    keep: bool = False
+    why: str = ""
+
+
+class UnlockRequest(_Strict):
+    """Ports of one OCS whose locks are to go."""
+
+    ocs: str
+    ports: list[int] = Field(min_length=1)
+    why: str = ""
+
+
+class SaveRequest(_Strict):
+    """Circuit switches whose present maps are to be kept; all if none are named."""
+
+    ocs: list[str] = []
+    why: str = ""
+
+
+class StopRequest(_Strict):
+    """Why the stop button is pressed or cleared."""
+
+    why: str = ""
 
 
 class JobRequest(_Strict):

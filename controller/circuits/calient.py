@@ -143,7 +143,7 @@ class CalientTl1:
         began, wanted = loop.time(), checked(pairs, self.ports)
         async with self._writing.change():
             refused: dict[CrossConnect, str] = {}
-            going = self._going(wanted, await self._held(), refused)
+            going = self._going(wanted, await self._table(wanted), refused)
             if self._dialect.bulk and len(going) > 1:
                 await self._in_bulk(self._dialect.delete_bulk, [held.conn for held in going])
                 left = {held.conn for held in await self._held()}
@@ -296,18 +296,20 @@ class CalientTl1:
         return read_circuits(reply.lines, self._dialect)
 
     async def _states(self, wanted: Sequence[CrossConnect]) -> dict[CrossConnect, Held]:
+        """What the device's table has on ``wanted``, by direction."""
+        return {c: held for held in await self._table(wanted) for c in held.directions}
+
+    async def _table(self, wanted: Sequence[CrossConnect]) -> list[Held]:
         """The device's table as far as it concerns ``wanted``."""
         table: list[Held] = []
-        if len(wanted) <= _FEW:
-            for c in wanted:
-                found = await self._ask(c)
-                if found is None:
-                    table = await self._held()
-                    break
-                table += found
-        else:
-            table = await self._held()
-        return {c: held for held in table for c in held.directions}
+        if len(wanted) > _FEW:
+            return await self._held()
+        for c in wanted:
+            found = await self._ask(c)
+            if found is None:
+                return await self._held()
+            table += found
+        return table
 
     async def _ask(self, c: CrossConnect) -> list[Held] | None:
         """The circuit of ``c``, if there is one; ``None`` if the question is not understood."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 from testbed.errors import BadInput
@@ -12,6 +13,7 @@ MODULES_PER_SHELF = 8
 _AID = re.compile(r"([1-9]\d{0,3})\.([1-8])\.([1-8])")
 
 
+@functools.lru_cache(maxsize=4096)
 def to_aid(port: int) -> str:
     """Canonical port 1, 2, … → ``1.1.1``, ``1.1.2``, …; port 65 is ``2.1.1``."""
     if port < 1:
@@ -21,6 +23,7 @@ def to_aid(port: int) -> str:
     return f"{shelf + 1}.{module + 1}.{index + 1}"
 
 
+@functools.lru_cache(maxsize=4096)
 def to_port(aid: str) -> int | None:
     """``2.1.1`` → 65; ``None`` if it is not such a number."""
     match = _AID.fullmatch(aid)

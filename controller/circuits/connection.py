@@ -13,17 +13,16 @@ BUFFER_LIMIT = 1 << 20
 """Bytes of one unfinished message (or line of noise) that are kept before giving up."""
 
 M = TypeVar("M")
-M_co = TypeVar("M_co", covariant=True)
 
 
 class FramingError(PatchlightError):
     """The stream cannot be what it should: an unfinished message grew past the bound."""
 
 
-class Framer(Protocol[M_co]):
+class Framer(Protocol[M]):
     """Bytes in, messages out. ``FramingError`` past its bound: the stream is lost then."""
 
-    def feed(self, data: bytes) -> list[M_co]:
+    def feed(self, data: bytes) -> list[M]:
         """Add bytes; returns the messages they complete."""
 
     def take_telnet_replies(self) -> bytes:

@@ -24,6 +24,9 @@ DriverFactory = Callable[[CircuitSwitch, str], CircuitDriver]
 # Loaded when first asked for: a driver's libraries need not be there for the others.
 _OURS = {
     "calient-tl1": "controller.circuits.calient:CalientTl1",
+    "polatis-scpi": "controller.circuits.polatis_scpi:PolatisScpi",
+    "polatis-tl1": "controller.circuits.polatis_tl1:PolatisTl1",
+    "glimmerglass-tl1": "controller.circuits.glimmerglass:GlimmerglassTl1",
     "dry-run": "controller.circuits.dry_run:DryRun",
 }
 

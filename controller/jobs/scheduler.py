@@ -13,7 +13,8 @@ from controller.fleet.fleet import Fleet
 from controller.jobs.gang import JobFailed, RunningJob
 from controller.policies.placement import consolidated
 from controller.policies.regroup import regroup
-from controller.reconfiguration import Reconfiguration, Reconfigurer
+from controller.reconfiguration import Reconfigurer
+from controller.record import Reconfiguration
 from controller.store import Store
 from testbed.errors import BadInput, PatchlightError
 from testbed.jobs import JobSpec, JobState, JobStatus
@@ -142,16 +143,22 @@ class Scheduler:
 
     # -- the traffic that a reconfiguration holds ----------------------------------------
 
-    async def hold(self, moved: frozenset[Endpoint]) -> list[str]:
-        """Pause the jobs that ride on these ports; in words, which did not in time."""
-        riding = [
+    def riding(self, moved: frozenset[Endpoint]) -> list[str]:
+        """The running jobs whose traffic uses these ports, by id."""
+        return [job.id for job in self._riding(moved)]
+
+    def _riding(self, moved: frozenset[Endpoint]) -> list[RunningJob]:
+        return [
             job
             for gang in self._active
             for job in gang.running
             if self._jobs[job.id].state is JobState.RUNNING
             and any(host.endpoint in moved for host in job.hosts)
         ]
-        self._held = riding
+
+    async def hold(self, moved: frozenset[Endpoint]) -> list[str]:
+        """Pause the jobs that ride on these ports; in words, which did not in time."""
+        self._held = riding = self._riding(moved)
         held = await asyncio.gather(*(job.hold(self._hold_deadline_s(job)) for job in riding))
         return [
             f"job {job.id} did not pause in time: its packets wait for the light"

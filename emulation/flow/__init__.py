@@ -1,1 +1,28 @@
-""""""
+"""The flow-level simulator: clusters, networks and jobs as values, time as a number.
+
+``ramp`` is the optical cluster of PAC-ML, ``steps`` simulates one training step on it, and
+``lossnetwork`` jobs that come, are accepted or blocked, and go.
+"""
+
+from emulation.flow.counting import EpisodeResult, blocking_rates
+from emulation.flow.lossnetwork import Episode, Outcome, View, run_episode
+from emulation.flow.placement import PlacementRule
+from emulation.flow.ramp import PAC_ML_SHAPE, Ramp, RampShape
+from emulation.flow.scenario import Scenario, pac_ml_scenario
+from emulation.flow.workloads import Workloads
+
+__all__ = [
+    "PAC_ML_SHAPE",
+    "Episode",
+    "EpisodeResult",
+    "Outcome",
+    "PlacementRule",
+    "Ramp",
+    "RampShape",
+    "Scenario",
+    "View",
+    "Workloads",
+    "blocking_rates",
+    "pac_ml_scenario",
+    "run_episode",
+]

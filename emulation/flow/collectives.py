@@ -44,7 +44,8 @@ class RampTiming:
         for members in steps:
             message = math.ceil(message / members)
             if members > 1:
-                transceivers = min(self.groups, self.groups // (members - 1))
+                # At least one, also where there are more racks than groups.
+                transceivers = max(1, self.groups // (members - 1))
                 moving += self.latency_s + message / (rate * transceivers)
                 adding += self._adding_s(message * members, members)
         return 2 * moving + adding

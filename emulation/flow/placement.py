@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from functools import lru_cache
+from functools import cache
 
 from emulation.flow.ramp import Block, Ramp
 from testbed.graphs.partitioning import PartitionedGraph
@@ -31,7 +31,7 @@ def place(
     ramp: Ramp, rule: PlacementRule, splits: tuple[int, ...], occupied: int
 ) -> tuple[Block, ...] | None:
     """A block for each number of parts in ``splits`` (ascending); ``None`` if one is missing."""
-    if rule is PlacementRule.RAMP_BLOCK:
+    if rule == PlacementRule.RAMP_BLOCK:
         whole = ramp.first_free(splits[-1], occupied)
         return None if whole is None else sub_blocks(ramp, whole, splits)
     found = []
@@ -43,7 +43,7 @@ def place(
     return tuple(found)
 
 
-@lru_cache(maxsize=None)
+@cache
 def sub_blocks(ramp: Ramp, whole: Block, splits: tuple[int, ...]) -> tuple[Block, ...]:
     """For each number of parts the first block within ``whole``.
 
@@ -55,7 +55,7 @@ def sub_blocks(ramp: Ramp, whole: Block, splits: tuple[int, ...]) -> tuple[Block
 def _within(ramp: Ramp, whole: Block, count: int) -> Block:
     if count == len(whole.servers):
         return whole
-    fitting = (block for block in ramp.blocks[count] if not block.mask & ~whole.mask)
+    fitting = (block for block in ramp.blocks(count) if not block.mask & ~whole.mask)
     first = whole.servers[:count]
     return next(fitting, Block(sum(1 << server for server in first), first))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 from testbed.errors import BadInput
@@ -44,6 +44,18 @@ class Block(NamedTuple):
     servers: tuple[int, ...]
 
 
+class _Masks(dict[int, tuple[tuple[int, Block], ...]]):
+    """Blocks by their number of servers, made when first asked for: a plain look-up after."""
+
+    def __init__(self, ramp: Ramp) -> None:
+        super().__init__()
+        self._ramp = ramp
+
+    def __missing__(self, count: int) -> tuple[tuple[int, Block], ...]:
+        made = self[count] = tuple((block.mask, block) for block in _blocks(self._ramp, count))
+        return made
+
+
 @dataclass(frozen=True)
 class Ramp:
     """A RAMP cluster of one GPU a server."""
@@ -60,10 +72,9 @@ class Ramp:
         """The number of the server at these coordinates."""
         return (group * self.shape.racks + rack) * self.shape.servers + place
 
-    @cached_property
-    def blocks(self) -> dict[int, tuple[Block, ...]]:
-        """For each number of servers, the blocks in the order in which first fit tries them."""
-        return {n: _blocks(self, n) for n in range(1, self.shape.size + 1)}
+    def blocks(self, count: int) -> tuple[Block, ...]:
+        """The blocks of ``count`` servers in the order in which first fit tries them."""
+        return tuple(block for _, block in self._masks[count])
 
     @cached_property
     def degrees(self) -> tuple[int, ...]:
@@ -72,19 +83,19 @@ class Ramp:
         return (1, *even)
 
     @cached_property
-    def _block_masks(self) -> dict[int, tuple[tuple[int, Block], ...]]:
-        return {n: tuple((b.mask, b) for b in blocks) for n, blocks in self.blocks.items()}
+    def _masks(self) -> _Masks:
+        return _Masks(self)
 
     def first_free(self, count: int, occupied: int) -> Block | None:
         """The first block of ``count`` servers that are all free; ``None`` if there is none."""
-        for mask, block in self._block_masks[count]:
+        for mask, block in self._masks[count]:
             if not mask & occupied:
                 return block
         return None
 
     def free_blocks(self, count: int, occupied: int) -> list[Block]:
         """All blocks of ``count`` servers that are free, in first fit's order."""
-        return [block for mask, block in self._block_masks[count] if not mask & occupied]
+        return [block for mask, block in self._masks[count] if not mask & occupied]
 
 
 def block_shapes(count: int, within: RampShape) -> list[tuple[int, int, int]]:
@@ -108,7 +119,6 @@ def block_shapes(count: int, within: RampShape) -> list[tuple[int, int, int]]:
     return list(found)
 
 
-@lru_cache(maxsize=None)
 def _blocks(ramp: Ramp, count: int) -> tuple[Block, ...]:
     """Every block of this many servers: the shapes at each origin, the diagonals, a column."""
     groups, racks, servers = ramp.shape.groups, ramp.shape.racks, ramp.shape.servers

@@ -20,18 +20,30 @@ from testbed.graphs.partitioning import PartitionedGraph
 Servers = Sequence[tuple[int, ...]]
 
 
-def step_time(graph: PartitionedGraph, ramp: Ramp, timing: RampTiming, servers: Servers) -> float:
-    """Time of one step, in the unit of the graph's compute times as the peer takes them.
+def step_time(
+    graph: PartitionedGraph,
+    ramp: Ramp,
+    timing: RampTiming,
+    servers: Servers,
+    seconds_per_ms: float = 1e-3,
+) -> float:
+    """Seconds that one step takes.
 
     ``servers[i]`` are those of operation i's parts (places as in the training graph, 2n of
-    them). Compute times count as seconds: PAC-ML's simulator takes PipeDream's milliseconds so.
+    them). With ``seconds_per_ms`` 1 the graph's milliseconds count as seconds, as PAC-ML's
+    simulator takes them.
     """
-    return _Step(graph, ramp, timing, servers).run()
+    return _Step(graph, ramp, timing, servers, seconds_per_ms).run()
 
 
 class _Step:
     def __init__(
-        self, graph: PartitionedGraph, ramp: Ramp, timing: RampTiming, servers: Servers
+        self,
+        graph: PartitionedGraph,
+        ramp: Ramp,
+        timing: RampTiming,
+        servers: Servers,
+        seconds_per_ms: float,
     ) -> None:
         self.ramp, self.timing, self.servers, self.graph = ramp, timing, servers, graph
         edges, splits = graph.training.edges, graph.splits
@@ -45,7 +57,7 @@ class _Step:
         self.missing = [parents[i] for i, n in enumerate(splits) for _ in range(n)]
         self.owner = [i for i, n in enumerate(splits) for _ in range(n)]
         self.home = [server for each in servers for server in each]
-        cost = graph.part_ms.tolist()
+        cost = (graph.part_ms * seconds_per_ms).tolist()
         self.left = [cost[i] for i in self.owner]
         # Ties go to the part placed last: those of later operations.
         rank = {op: -turn for turn, op in enumerate(_placed(graph))}

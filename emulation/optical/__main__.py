@@ -14,13 +14,15 @@ from pathlib import Path
 from emulation.fabric.names import namespace_name
 from emulation.fabric.namespaces import namespace_path
 from emulation.optical.arriving import arriving_dbm
+from emulation.optical.clients import Clients
 from emulation.optical.crossbar import Crossbar, KernelCrossbar, NoCrossbar
 from emulation.optical.device import EmulatedOcs, LoopClock
-from emulation.optical.faults import ControlSocket
-from emulation.optical.fronts import front_of
+from emulation.optical.faults import Action, ControlSocket
+from emulation.optical.fronts import Front, front_of
 from testbed.errors import BadInput, PatchlightError
 from testbed.lab import Lab
 from testbed.labfile import read_lab
+from testbed.portmap import parse_cross_connects
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -70,6 +72,7 @@ async def _run(lab: Lab, options: argparse.Namespace) -> None:
         switch, arriving_dbm(lab, switch), crossbar, LoopClock(), state_file=options.state
     )
     front = front_of(device)
+    clients = Clients(front.serve)
     host, port = _address(options.listen or switch.address)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -78,7 +81,7 @@ async def _run(lab: Lab, options: argparse.Namespace) -> None:
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(device.close)
         try:
-            server = await asyncio.start_server(front.serve, host, port)
+            server = await asyncio.start_server(clients.serve, host, port)
         except OSError as error:
             raise PatchlightError(
                 f"listening on {host}:{port} for {switch.name}: {error.strerror}",
@@ -86,13 +89,31 @@ async def _run(lab: Lab, options: argparse.Namespace) -> None:
             ) from error
         stack.callback(server.close)
         if options.control is not None:
-            control = ControlSocket(device.faults, device.faults_changed, front.report)
+            actions = _actions(device, front, clients)
+            control = ControlSocket(device.faults, device.faults_changed, actions)
             await control.open(options.control)
             stack.push_async_callback(control.close)
         if options.ready_file is not None:
             bound = server.sockets[0].getsockname()
             await asyncio.to_thread(_announce, options.ready_file, f"{bound[0]}:{bound[1]}\n")
         await stop.wait()
+
+
+def _actions(device: EmulatedOcs, front: Front, clients: Clients) -> dict[str, Action]:
+    def report(text: object) -> None:
+        front.report(str(text))
+
+    async def lose(text: object) -> None:
+        for c in parse_cross_connects(str(text)):
+            await device.lose(c)
+
+    async def reboot(how: object) -> None:
+        if how not in ("keep", "forget"):
+            raise BadInput(f"reboot cannot be {how!r}: 'keep' or 'forget', meaning the map")
+        clients.cut()
+        await device.reboot(keep_map=how == "keep")
+
+    return {"report": report, "lose": lose, "reboot": reboot}
 
 
 def _announce(path: Path, text: str) -> None:

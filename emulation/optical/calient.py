@@ -7,13 +7,13 @@ denial, so those are GR-831's.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 
 from controller.circuits.calient_ports import to_aid, to_port
 from emulation.optical.device import EmulatedOcs
 from emulation.optical.mirrors import Circuit, Phase, Reason, Refused
-from emulation.optical.tl1_server import Answer, Command, Connection, Tl1Server, deny
+from emulation.optical.tl1_front import Tl1Front, Users
+from emulation.optical.tl1_server import Answer, Command, Connection, deny
 from testbed.portmap import CrossConnect
 
 _STATES = {
@@ -25,26 +25,14 @@ _STATES = {
 _MODELS = ((160, "S160"), (320, "S320"))
 _LARGEST_MODEL = "EDGE640"
 _GROUP = "SYSTEM"
-_OPEN_TO_ALL = ("ACT-USER", "RTRV-HDR")
-
-Handler = Callable[[Connection, Command], Answer | Awaitable[Answer]]
 
 
-class CalientFront:
-    """Speaks for one device. ``users`` maps each user to a password, ``None`` for any."""
+class CalientFront(Tl1Front):
+    """Speaks for one device."""
 
-    def __init__(self, device: EmulatedOcs, users: dict[str, str | None]) -> None:
-        self._device = device
-        self._users = users
-        self._server = Tl1Server(device.switch.name.upper(), self._execute, device.faults)
-        self._handlers: dict[str, Handler] = {
-            "ACT-USER": self._log_in,
-            "CANC-USER": self._log_out,
-            "INH-MSG": self._inhibit,
-            "INH-MSG-ALL": self._inhibit,
-            "ALW-MSG": self._allow,
-            "ALW-MSG-ALL": self._allow,
-            "RTRV-HDR": lambda connection, command: Answer(),
+    def __init__(self, device: EmulatedOcs, users: Users) -> None:
+        super().__init__(device, users)
+        self._handlers |= {
             "RTRV-NE": self._identity,
             "RTRV-CRS": self._circuits,
             "RTRV-PORT": self._ports,
@@ -58,54 +46,8 @@ class CalientFront:
             "DLT-CRS-BULK": self._delete_bulk,
         }
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client, until it goes; the circuits stay."""
-        await self._server.serve(reader, writer)
-
-    def report(self, text: str) -> None:
-        """Say ``"*C EQPT: 1.1.1: mirror stuck"`` as an alarm to all clients."""
-        code, _, rest = text.partition(" ")
-        modifier, _, line = rest.partition(":")
-        self._server.report(code, f"REPT ALM {modifier.strip()}", (line.strip(),))
-
-    async def _execute(self, connection: Connection, command: Command) -> Answer:
-        handler = self._handlers.get(command.verb)
-        if not connection.user and command.verb not in _OPEN_TO_ALL:
-            return deny("PLNA", "Login Not Active")
-        if handler is None:
-            return deny("IICM", f"Invalid command {command.verb}")
-        await self._device.settle()
-        try:
-            answer = handler(connection, command)
-            answer = answer if isinstance(answer, Answer) else await answer
-        except Refused as refusal:
-            answer = _denial(refusal)
-        await self._device.settle()
-        return answer
-
-    # --- the session ------------------------------------------------------------------------
-
-    def _log_in(self, connection: Connection, command: Command) -> Answer:
-        if connection.user:
-            return deny("PICC", "Already logged in")
-        password = self._users.get(command.aid, "")
-        given = command.params[0] if command.params else ""
-        if command.aid not in self._users or (password is not None and given != password):
-            return deny("PIUI", "Failed: invalid user or password")
-        connection.user = command.aid
-        return Answer(lines=(f"{command.aid}:{command.aid},2",), comment="NOTICE emulated device")
-
-    def _log_out(self, connection: Connection, command: Command) -> Answer:
-        connection.user = ""
-        return Answer(bye=True)
-
-    def _inhibit(self, connection: Connection, command: Command) -> Answer:
-        connection.inhibited = True
-        return Answer()
-
-    def _allow(self, connection: Connection, command: Command) -> Answer:
-        connection.inhibited = False
-        return Answer()
+    def _denial(self, refusal: Refused) -> Answer:
+        return _denial(refusal)
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -324,6 +266,7 @@ def _denial(refusal: Refused) -> Answer:
         Reason.BUSY: deny("SNVS", f"Invalid Connection: {port} is in use by {there}"),
         Reason.EXISTS: deny("SNVS", f"Invalid: {there} is entered already"),
         Reason.LOCKED: deny("SROF", f"Failed: port {port} is locked"),
+        Reason.FAILED: deny("SROF", f"Failed: port {port}"),
         Reason.ACTIVE: deny("SNVS", f"Failed: {there} is in service already"),
         Reason.NOT_FOUND: deny("IIAC", "Invalid Connection: no such connection"),
     }[refusal.reason]

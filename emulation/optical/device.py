@@ -7,6 +7,8 @@ then the crossbar has done what the answer says. It awaits ``settle`` before rea
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import json
 import logging
 import os
@@ -144,6 +146,53 @@ class EmulatedOcs:
             due = self.mirrors.next_due()
             self._timer = None if due is None else self._clock.call_at(due, self._on_due)
 
+    async def light(self, pairs: Iterable[CrossConnect]) -> list[Circuit]:
+        """Make these one-way circuits, all or none, and wait until their mirrors rest.
+
+        Raises ``Refused``. One whose mirrors fail is in the table all the same: look at the
+        phases of the circuits returned.
+        """
+        made: list[Circuit] = []
+        try:
+            for c in pairs:
+                made.append(self.enter((c,)))
+                self.activate(made[-1])
+        except Refused:
+            for circuit in made:
+                self.remove(circuit)
+            raise
+        await self.come_to_rest()
+        return made
+
+    async def come_to_rest(self) -> None:
+        """Wait until no mirror turns any more."""
+        while True:
+            await self.settle()
+            due = self.mirrors.next_due()
+            if due is None:
+                return
+            await asyncio.sleep(max(due - self._clock.now(), 0.0))
+
+    async def lose(self, cross_connect: CrossConnect) -> None:
+        """Let a cross-connect be gone without a word, with its whole circuit if it has one."""
+        circuit = self.mirrors.find(cross_connect)
+        if circuit is not None:
+            self.remove(circuit)
+            await self.settle()
+
+    async def reboot(self, *, keep_map: bool) -> None:
+        """Power off and on: everything dark, then what was active turns anew, or nothing."""
+        for circuit in tuple(self.mirrors):
+            active = circuit.phase is not Phase.PARKED
+            self.deactivate(circuit)
+            if not keep_map:
+                self.remove(circuit)
+            elif active:
+                # A port locked meanwhile leaves its circuit entered and dark.
+                with contextlib.suppress(Refused):
+                    self.activate(circuit)
+        await self.settle()
+
     async def faults_changed(self) -> None:
         """Take over what ``faults`` says of ports."""
         self._apply_faults()
@@ -160,7 +209,7 @@ class EmulatedOcs:
 
     def loss_db(self, cross_connect: CrossConnect) -> float:
         """The insertion loss of one path: nearly the device's, a little off for each pair."""
-        own = random.Random(f"{self.seed}/{cross_connect}").uniform(-_VARIATION_DB, _VARIATION_DB)
+        own = _own_loss_db(f"{self.seed}/{cross_connect}")
         return max(self.switch.insertion_loss_db + own, 0.0)
 
     async def power(self, ports: Iterable[int]) -> dict[int, tuple[float | None, float | None]]:
@@ -176,6 +225,7 @@ class EmulatedOcs:
             dbm = None if inp is None else arriving[inp]
             if inp is not None and dbm is not None:
                 dbm -= self.loss_db(CrossConnect(inp, port))
+                dbm -= self.faults.drift_db.get(str(port), 0.0)
             readings[port] = (arriving[port], dbm)
         return readings
 
@@ -227,3 +277,8 @@ class EmulatedOcs:
                 f"{self.switch.name}: reading its circuits from {path}: {error}",
                 hint="delete the file to begin with the lab file's cross-connects",
             ) from error
+
+
+@functools.lru_cache(maxsize=1 << 17)
+def _own_loss_db(path: str) -> float:
+    return random.Random(path).uniform(-_VARIATION_DB, _VARIATION_DB)

@@ -1,39 +1,68 @@
 """Faults that an emulated OCS shows on demand, and the socket by which they are asked for.
 
 The control socket takes one JSON object a line and answers each with one. Keys are the
-fields of ``Faults`` (present ones replace what was), and ``report`` (see ``ControlSocket``).
+fields of ``Faults`` (present ones replace what was), and the actions that the device knows:
+``report`` (say an alarm), ``lose`` (a cross-connect) and ``reboot``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from testbed.errors import BadInput
 
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "cut": ("", "before", "after"),
+    "monitors": ("both", "out", "none"),
+}
+
+
+@dataclass(frozen=True)
+class Mishap:
+    """What befalls one command; see the fields of ``Faults``."""
+
+    refusal: str = ""
+    cut: str = ""
+    stall_s: float = 0.0
+
 
 @dataclass
 class Faults:
-    """What goes wrong. The last three are used up by the next command that changes something.
+    """What goes wrong, and what the device lacks.
 
-    ``refuse_ports``: locked, refuse every circuit. ``fail_ports``: mirrors stuck, circuits
-    fail. ``repeat_pages``: long replies come as whole replies one after another.
-    ``refuse_next``: the words to refuse with. ``cut``: drop the connection ``"before"`` or
-    ``"after"`` doing it. ``stall_s``: do it so much later; ``acknowledge``: and keep
-    saying that it is in progress.
+    For as long as they are set: ``refuse_ports``: locked, refuse every circuit.
+    ``fail_ports``: mirrors stuck, circuits fail. ``drift_db``: more loss at these outputs.
+    ``read_only``: whoever logs in may only look. ``repeat_pages``: long replies come as whole
+    replies one after another. ``monitors``: power monitors ``"both"``, ``"out"`` (on outputs
+    only) or ``"none"``, where a vendor sells such models.
+
+    Used up by the next command that changes something: ``refuse_next``: the words to refuse
+    with. ``cut``: drop the connection ``"before"`` or ``"after"`` doing it. ``stall_s``: do
+    it so much later; ``acknowledge``: and keep saying that it is in progress.
+
+    Used up by the next answers, whatever to: ``garble`` and ``answer_twice``: so many come
+    broken, or twice. ``flood``: so many alarms come before the next one.
     """
 
     refuse_ports: list[int] = field(default_factory=list)
     fail_ports: list[int] = field(default_factory=list)
+    drift_db: dict[str, float] = field(default_factory=dict)
+    read_only: bool = False
     repeat_pages: bool = False
+    monitors: str = "both"
     acknowledge: bool = False
     refuse_next: str = ""
     cut: str = ""
     stall_s: float = 0.0
+    garble: int = 0
+    answer_twice: int = 0
+    flood: int = 0
 
     def update(self, wanted: dict[str, Any]) -> None:
         """Replace fields; ``BadInput`` names the first that is not one or has a wrong type."""
@@ -43,40 +72,66 @@ class Faults:
                 raise BadInput(f"no fault is called {key!r}: known are {', '.join(known)}")
             if not _fits(value, known[key]):
                 raise BadInput(f"{key} cannot be {value!r}: like {known[key]!r}")
-        if wanted.get("cut", "") not in ("", "before", "after"):
-            raise BadInput(f"cut cannot be {wanted['cut']!r}: 'before', 'after' or ''")
+        for key, choices in _CHOICES.items():
+            if key in wanted and wanted[key] not in choices:
+                raise BadInput(f"{key} cannot be {wanted[key]!r}: one of {choices}")
         for key, value in wanted.items():
             setattr(self, key, value)
 
-    def take(self, name: str) -> Any:
-        """The value of a fault that happens once; it is over after that."""
-        value = getattr(self, name)
-        setattr(self, name, type(value)())
-        return value
+    def mishap(self, *, changes: bool) -> Mishap:
+        """What befalls the next command. What happens once is over after that."""
+        if not changes:
+            return Mishap()
+        happens = Mishap(self.refuse_next, self.cut, self.stall_s)
+        self.refuse_next, self.cut, self.stall_s = "", "", 0.0
+        return happens
+
+    def spoilt(self, answer: bytes) -> bytes:
+        """An answer as it leaves the device."""
+        if self.garble > 0:
+            self.garble -= 1
+            answer = bytes(b ^ 0x15 if at % 5 == 2 else b for at, b in enumerate(answer))
+        if self.answer_twice > 0:
+            self.answer_twice -= 1
+            answer *= 2
+        return answer
+
+    def take_flood(self) -> int:
+        """How many alarms come now."""
+        count, self.flood = self.flood, 0
+        return count
 
 
 def _fits(value: object, like: object) -> bool:
     if isinstance(like, list):
         return isinstance(value, list) and all(type(item) is int for item in value)
+    if isinstance(like, dict):
+        return isinstance(value, dict) and all(
+            key.isdigit() and type(item) in (int, float) for key, item in value.items()
+        )
     if isinstance(like, float):
         return type(value) in (int, float)
     return type(value) is type(like)
 
 
+Action = Callable[[Any], Awaitable[None] | None]
+
+
 class ControlSocket:
     """Serves a ``Faults`` on a Unix socket.
 
-    ``applied`` is called after each change. ``report`` is given the text of
-    ``{"report": "*C EQPT: 1.1.1: mirror stuck"}``, to be said as an autonomous message.
+    ``applied`` is called after each change. ``actions`` do at once what is asked for by their
+    name, with its value, like ``{"report": "*C EQPT: 1.1.1: mirror stuck"}``; they raise
+    ``BadInput``.
     """
 
     def __init__(
         self,
         faults: Faults,
         applied: Callable[[], Awaitable[None]],
-        report: Callable[[str], None],
+        actions: Mapping[str, Action],
     ) -> None:
-        self._faults, self._applied, self._report = faults, applied, report
+        self._faults, self._applied, self._actions = faults, applied, actions
         self._server: asyncio.Server | None = None
 
     async def open(self, path: Path) -> None:
@@ -107,11 +162,13 @@ class ControlSocket:
             wanted = json.loads(line)
             if not isinstance(wanted, dict):
                 raise BadInput("expected a JSON object")
-            report = wanted.pop("report", None)
+            asked = {name: wanted.pop(name) for name in self._actions if name in wanted}
             self._faults.update(wanted)
+            await self._applied()
+            for name, value in asked.items():
+                done = self._actions[name](value)
+                if inspect.isawaitable(done):
+                    await done
         except (BadInput, ValueError) as error:
             return {"ok": False, "error": str(error)}
-        await self._applied()
-        if isinstance(report, str):
-            self._report(report)
         return {"ok": True, "faults": asdict(self._faults)}

@@ -9,6 +9,9 @@ from typing import Protocol
 
 from emulation.optical.calient import CalientFront
 from emulation.optical.device import EmulatedOcs
+from emulation.optical.glimmerglass import GlimmerglassFront
+from emulation.optical.polatis_scpi import PolatisScpiFront
+from emulation.optical.polatis_tl1 import PolatisTl1Front
 from testbed.errors import BadInput
 from testbed.lab import CircuitSwitch
 
@@ -27,6 +30,9 @@ class Front(Protocol):
 
 FRONTS: dict[str, Callable[[EmulatedOcs, Users], Front]] = {
     "calient-tl1": CalientFront,
+    "polatis-scpi": PolatisScpiFront,
+    "polatis-tl1": PolatisTl1Front,
+    "glimmerglass-tl1": GlimmerglassFront,
 }
 
 

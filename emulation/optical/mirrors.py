@@ -30,6 +30,7 @@ class Reason(Enum):
     NO_PORT = "no such port"
     BUSY = "port in use"
     LOCKED = "port locked"
+    FAILED = "port failed"
     EXISTS = "circuit exists"
     ACTIVE = "circuit is active"
     NOT_FOUND = "no such circuit"

@@ -14,8 +14,9 @@ from emulation.optical.faults import Faults
 
 _COMMAND_LIMIT = 65536
 _ACKNOWLEDGE_EVERY_S = 0.2
-_QUIET = re.compile(rb'(?:[^";]+|"(?:[^"\\]|\\.)*")*+', re.DOTALL)
+_QUIET = re.compile(rb'(?:[^";]+|"(?:[^"\\]|\\.)*")*', re.DOTALL)
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[^"]', re.DOTALL)
+_READING = ("RTRV-", "ACT-USER", "CANC-USER", "INH-", "ALW-")
 _CTAG = re.compile(r"\w{1,6}", re.ASCII)
 
 
@@ -34,7 +35,7 @@ class Command:
         fields = _split(text.strip(), ":")
         fields += [""] * (6 - len(fields))
         # Some drivers put the payload one field early; there is no general block to miss.
-        payload = ":".join(fields[5:]) or fields[4]
+        payload = ":".join(fields[5:]).lstrip(":") or fields[4]
         params = tuple(_unquoted(param) for param in _split(payload, ","))
         return cls(fields[0].upper(), _unquoted(fields[2]), fields[3] or "0", params)
 
@@ -114,21 +115,28 @@ class Tl1Server:
             command = Command(command.verb, command.aid, "0", command.params)
             answer = deny("IICT", "Invalid correlation tag")
         else:
-            reads = command.verb.startswith(("RTRV-", "ACT-USER", "CANC-USER", "INH-", "ALW-"))
-            cut = "" if reads else self.faults.take("cut")
-            stall_s = 0.0 if reads else self.faults.take("stall_s")
-            refusal = "" if reads else self.faults.take("refuse_next")
-            if cut == "before":
+            changes = not command.verb.startswith(_READING)
+            mishap = self.faults.mishap(changes=changes)
+            if mishap.cut == "before":
                 return False
-            while stall_s > 0:
+            left_s = mishap.stall_s
+            while left_s > 0:
                 if self.faults.acknowledge:
                     connection.writer.write(f"\r\nIP {command.ctag}\r\n<".encode())
-                await asyncio.sleep(min(stall_s, _ACKNOWLEDGE_EVERY_S))
-                stall_s -= _ACKNOWLEDGE_EVERY_S
-            answer = deny("SROF", refusal) if refusal else await self.execute(connection, command)
-            if cut == "after":
+                await asyncio.sleep(min(left_s, _ACKNOWLEDGE_EVERY_S))
+                left_s -= _ACKNOWLEDGE_EVERY_S
+            if mishap.refusal:
+                answer = deny("SROF", mishap.refusal)
+            elif changes and self.faults.read_only and connection.user:
+                answer = deny("PLNA", "Failed: this user may only look")
+            else:
+                answer = await self.execute(connection, command)
+            if mishap.cut == "after":
                 return False
-        connection.writer.write("".join(self._pages(command.ctag, answer)).encode())
+        for number in range(self.faults.take_flood()):
+            self.report("*", "REPT ALM EQPT", (f"SYSTEM:MN,FLOOD,NSA,{number}",))
+        pages = "".join(self._pages(command.ctag, answer)).encode()
+        connection.writer.write(self.faults.spoilt(pages))
         await connection.writer.drain()
         return not answer.bye
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,4 +50,14 @@ def running_lab(lab_name: str | None) -> Lab:
 
 def connect(lab_name: str | None, address: str | None) -> ControllerClient:
     """A client of the controller meant."""
-    return ControllerClient(address or running_lab(lab_name).controller_api)
+    return ControllerClient(address or running_lab(lab_name).controller_api, user=user_name())
+
+
+def user_name() -> str:
+    """Who works here: the history of changes gets this name."""
+    if os.environ.get("SUDO_USER"):
+        return os.environ["SUDO_USER"]
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name
+        return f"uid {os.getuid()}"

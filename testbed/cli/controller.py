@@ -41,6 +41,8 @@ def controller() -> None:
 )
 @click.option("--ryu-app", "ryu_apps", multiple=True, metavar="MODULE:CLASS",
               help="A Ryu application of yours, run beside ours; may be given again.")  # fmt: skip
+@click.option("--power-ceiling", default=13.0, show_default=True, metavar="DBM",
+              help="Stronger light at an OCS input is not switched.")  # fmt: skip
 def run(
     lab_name: str,
     state: Path | None,
@@ -49,6 +51,7 @@ def run(
     openflow_netns: Path | None,
     engine: str | None,
     ryu_apps: tuple[str, ...],
+    power_ceiling: float,
 ) -> None:
     """Run the controller of LAB until Ctrl-C; circuits and flows outlive it."""
     from controller.__main__ import serve
@@ -64,6 +67,7 @@ def run(
         engine=engine,
         ryu_apps=ryu_apps,
         token=os.environ.get("PATCHLIGHT_TOKEN"),
+        power_ceiling_dbm=power_ceiling,
     )
     click.echo(f"controller of {lab.name}: API on http://{settings.api}, OpenFlow on "
                f"{settings.openflow}", err=True)  # fmt: skip

@@ -166,7 +166,7 @@ def stop(job_id: str, lab_name: str | None, address: str | None) -> None:
 @controller_options
 def regroup(job_ids: tuple[str, ...], lab_name: str | None, address: str | None) -> None:
     """Bring running jobs under one packet switch each, without stopping them."""
-    from testbed.cli.ocs import print_record
+    from testbed.cli.ocs_output import print_record
 
     with connect(lab_name, address) as client:
         print_record(client.regroup(job_ids))

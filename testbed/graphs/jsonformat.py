@@ -49,7 +49,9 @@ def graph_to_json(graph: ComputationGraph) -> str:
         for o in graph.operations
     ]
     edges = [[names[source], names[target]] for source, target in graph.edges]
-    lines = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in head.items() if v not in (None, "")]
+    if graph.batch is None:
+        del head["batch"]
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
     for key, items in (("operations", operations), ("edges", edges)):
         body = ",\n".join(f"    {json.dumps(item)}" for item in items)
         lines.append(f'  "{key}": [\n{body}\n  ]' if items else f'  "{key}": []')
@@ -115,7 +117,7 @@ class _Reader:
         places = {operation.name: place for place, operation in reversed([*enumerate(operations)])}
         edges = self._edges(document.get("edges", []), places)
         loss = document.get("loss")
-        if loss is not None and loss not in places:
+        if loss is not None and not (isinstance(loss, str) and loss in places):
             self._wrong(("loss",), f"loss is {loss!r}: no operation has that name")
         cycle = find_cycle(len(operations), list(edges))
         if cycle:

@@ -8,6 +8,7 @@ parts of a backward operation exchange what they hold.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,13 +62,16 @@ class PartitionedGraph:
 
 
 def splits_of(
-    training: TrainingGraph, degree: int, quantum_ms: float = QUANTUM_MS
+    training: TrainingGraph,
+    degree: int,
+    quantum_ms: float = QUANTUM_MS,
+    served: Collection[int] | None = None,
 ) -> tuple[int, ...]:
     """How many parts each of the 2n operations gets at this degree.
 
     No part of a forward operation is made shorter than about ``quantum_ms``; the number is even
-    or 1. ``BadInput`` if ``degree`` is neither 1 nor even and positive, or the quantum not
-    positive.
+    or 1. Where the cluster serves only some numbers (``served``), it is the next lower of them.
+    ``BadInput`` if ``degree`` is neither 1 nor even and positive, or the quantum not positive.
     """
     if degree < 1 or (degree > 1 and degree % 2):
         raise BadInput(f"cannot partition by degree {degree}: expected 1 or an even number")
@@ -75,17 +79,22 @@ def splits_of(
         raise BadInput(f"cannot partition with a quantum of {quantum_ms} ms: expected more than 0")
     times = training.compute_ms[: training.half].tolist()
     forward = [max(1, min(2 * math.ceil(math.ceil(t / quantum_ms) / 2), degree)) for t in times]
+    if served is not None:
+        forward = [max((n for n in served if n <= parts), default=1) for parts in forward]
     return tuple(forward * 2)
 
 
 def partition(
-    training: TrainingGraph, degree: int, quantum_ms: float = QUANTUM_MS
+    training: TrainingGraph,
+    degree: int,
+    quantum_ms: float = QUANTUM_MS,
+    served: Collection[int] | None = None,
 ) -> PartitionedGraph:
     """The training step with its operations split up to ``degree`` ways.
 
-    ``BadInput`` as ``splits_of``.
+    ``served`` and ``BadInput`` as ``splits_of``.
     """
-    splits = splits_of(training, degree, quantum_ms)
+    splits = splits_of(training, degree, quantum_ms, served)
     counts = np.array(splits, dtype=float)
     part_bytes = training.memory_bytes / counts
     part_ms = training.compute_ms / counts
@@ -95,7 +104,9 @@ def partition(
     return PartitionedGraph(training, degree, splits, part_ms, part_bytes, edge_bytes)
 
 
-def _edge_bytes(training: TrainingGraph, splits: tuple[int, ...], source: int, target: int) -> float:
+def _edge_bytes(
+    training: TrainingGraph, splits: tuple[int, ...], source: int, target: int
+) -> float:
     """Bytes on each edge between a part of ``source`` and a part of ``target``.
 
     Operations are split one after the other as they stand in the file, forward before backward.

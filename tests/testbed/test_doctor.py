@@ -85,8 +85,10 @@ def test_without_root_the_kernel_is_untested() -> None:
         checks = list(examine())
     else:
         code = (
-            "import os, json; os.setgid(65534); os.setuid(65534)\n"
+            # Imported first: nobody may not be allowed to read the checkout.
+            "import os, json\n"
             "from testbed.cli.machine import _kernel, _KERNEL, _root\n"
+            "os.setgid(65534); os.setuid(65534)\n"
             "print(json.dumps([[c.name, c.ok] for c in "
             "(_root(), *(_kernel(*k) for k in _KERNEL))]))"
         )

@@ -85,3 +85,86 @@ class CircuitDialect(SessionDialect):
 
 
 CALIENT = CircuitDialect()
+
+
+@dataclass(frozen=True)
+class ListDialect(SessionDialect):
+    """What a device takes that makes cross-connects in one step, in lists.
+
+    ``{ins}`` and ``{outs}`` are the device's port numbers joined with ``list_separator``,
+    ``{ports}`` is one, such a list, or a range joined with ``range_separator``. Patterns
+    match the beginning of one quoted line of a reply each and name their groups as below.
+    At or below ``dark_dbm`` a port is dark.
+    """
+
+    FIELDS: ClassVar[frozenset[str]] = SessionDialect.FIELDS | {"ins", "outs", "ports"}
+
+    enter: Template = "ENT-PATCH::{ins},{outs}:{ctag}:;"
+    delete: Template = "DLT-PATCH::{ins}:{ctag}:;"
+    retrieve: Template = "RTRV-PATCH:::{ctag}:;"
+    size: Template = "RTRV-EQPT::SYSTEM:{ctag}:::PARAMETER=SIZE;"
+    identity: Template = "RTRV-NETYPE:::{ctag}:;"
+    list_separator: str = "&"
+    range_separator: str = "&&"
+    list_limit: int = 256
+    vendor: str = "Polatis"
+    circuit_line: Pattern = r"(?P<in>\d+),(?P<out>\d+)"
+    size_line: Pattern = r"SYSTEM:SIZE=(?P<ins>\d{1,9})x(?P<outs>\d{1,9})"
+    port_line: Pattern = r"(?P<port>\d+):(?P<state>\w+)"
+    port_ready: Pattern = r"OPEN"
+    dark_dbm: float = -50.0
+
+
+@dataclass(frozen=True)
+class PolatisDialect(ListDialect):
+    """What a Polatis switch takes; its shutters are what switches a port off."""
+
+    serial: Template = "RTRV-INV::OCS:{ctag}:;"
+    ports: Template = "RTRV-PORT-SHUTTER::{ports}:{ctag}:;"
+    power: Template = "RTRV-PORT-POWER::{ports}:{ctag}:;"
+    enable: Template = "RLS-PORT-SHUTTER::{ports}:{ctag}:;"
+    disable: Template = "OPR-PORT-SHUTTER::{ports}:{ctag}:;"
+    identity_line: Pattern = (
+        r"(?P<vendor>[^,]*),(?P<model>[^,]*),(?P<type>[^,]*),(?P<software>[^,]*)"
+    )
+    serial_line: Pattern = r".*\bSN=(?P<serial>\w+)"
+    any_to_any: Pattern = r"\d+xCC\b"
+    port_closed: Pattern = r"CLOSED"
+    power_line: Pattern = r"(?P<port>\d+):(?P<power>[^,]*)"
+
+
+@dataclass(frozen=True)
+class GlimmerglassDialect(ListDialect):
+    """What a Glimmerglass switch takes. ``up`` and ``failed`` match ``CONNSTATE,CONNCAUSE``.
+
+    Without light at its input a circuit cannot be fine-tuned, and the switch says *fault*
+    once its timer has run out; the mirrors stand all the same, so that it counts as up.
+    """
+
+    enter: Template = "ent-crs-fiber::{ins},{outs}:{ctag}:::opmode=sync;"
+    delete: Template = "dlt-crs-fiber::{ins},{outs}:{ctag}:::opmode=sync;"
+    retrieve: Template = "rtrv-crs-fiber::all:{ctag};"
+    size: Template = "rtrv-system-info:::{ctag};"
+    identity: Template = "rtrv-system-info:::{ctag};"
+    ports: Template = "rtrv-cfg-fiber::all:{ctag};"
+    vendor: str = "Glimmerglass"
+    in_base: int = 10000
+    out_base: int = 20000
+    circuit_line: Pattern = (
+        r"[^:]*:IPORTID=(?P<in>\d+),.*?OPORTID=(?P<out>\d+),.*?CONNSTATE=(?P<state>[^,]*),"
+        r"CONNCAUSE=(?P<cause>[^,]*),INPWR=(?P<inpwr>[^,]*),OUTPWR=(?P<outpwr>[^,]*)"
+    )
+    size_line: Pattern = r".*LicensedPortMatrix=(?P<ins>\d{1,9})x(?P<outs>\d{1,9})"
+    identity_item: Pattern = (
+        r"[^:]*:(?:ChassisType=(?P<model>.*)|SerialNumber=(?P<serial>.*)"
+        r"|SoftwareActiveVersion=(?P<software>.*))"
+    )
+    port_line: Pattern = r"[^:]*:PORTID=(?P<port>\d+),.*?PORTHEALTH=(?P<state>\w+)"
+    port_ready: Pattern = r"good"
+    up: Pattern = r"steady,.*|fault,initial_connection_timer_expired"
+    failed: Pattern = r"fault,.*"
+    dark_dbm: float = -45.0
+
+
+POLATIS = PolatisDialect()
+GLIMMERGLASS = GlimmerglassDialect()

@@ -35,6 +35,10 @@ _AUTONOMOUS = re.compile(
 )
 _LINE_END = re.compile(rb"[\r\n;]")
 _MARK = re.compile(rb'["\n;]|/\*')
+# What in a text needs no second look: whole quoted lines, line ends before something that is
+# not a prompt, and everything else that holds no mark. Long tables pass through here. (Not
+# possessive: CPython 3.11 then ends the match inside a branch that failed.)
+_QUIET = re.compile(rb'(?:[^"\n;/]+|"[^"\\]*"|/(?=[^*])|\n[ \t\r]{0,15}(?=[^ \t\r>]))*')
 _IN_QUOTES = re.compile(rb'["\\]')
 _INDENT_LIMIT = 16
 _AFTER_NEWLINE = re.compile(rb"[ \t\r]{0,%d}" % _INDENT_LIMIT)
@@ -146,6 +150,8 @@ class Framer:
         return True
 
     def _step_text(self, messages: list[Message]) -> bool:
+        if quiet := _QUIET.match(self._buffer, self._scan):
+            self._scan = quiet.end()
         mark = _MARK.search(self._buffer, self._scan)
         if mark is None:
             # The last byte may be the first half of "/*".

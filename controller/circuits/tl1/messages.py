@@ -24,6 +24,10 @@ class Body:
 
     @cached_property
     def _parts(self) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+        if "/*" not in self.text and "\\" not in self.text and self.text.count('"') % 2 == 0:
+            # Nothing but quoted lines and bare words, as in every long table.
+            pieces = self.text.split('"')
+            return tuple(pieces[1::2]), (), " ".join(" ".join(pieces[::2]).split())
         quoted: list[str] = []
         comments: list[str] = []
         bare: list[str] = []

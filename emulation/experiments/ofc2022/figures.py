@@ -56,14 +56,15 @@ def plot_live(run: CaseRun, path: Path) -> Path:
             ends, times, "o-", markersize=3, linewidth=1,
             color=_SHADES[number % 2][0], label=job.status.spec.name,
         )  # fmt: skip
+    began, ended = change.started_at - zero, change.finished_at - zero
+    drained = ended - change.switching_s
     for axis in (rates, busy, pace):
-        axis.axvspan(
-            change.started_at - zero, change.finished_at - zero, color="#31a354", alpha=0.35
-        )
+        axis.axvspan(began, drained, color="#31a354", alpha=0.15)
+        axis.axvspan(drained, ended, color="#31a354", alpha=0.8)
     rates.annotate(
-        f"reconfiguration, {change.finished_at - change.started_at:.2f} s",
-        xy=(change.finished_at - zero, 1), xycoords=("data", "axes fraction"),
-        xytext=(4, -12), textcoords="offset points", fontsize=8, color="#006d2c",
+        f"reconfiguration: drain {drained - began:.2f} s, switching {change.switching_s:.2f} s",
+        xy=(began, 1), xycoords=("data", "axes fraction"), ha="right",
+        xytext=(-4, -12), textcoords="offset points", fontsize=8, color="#006d2c",
     )  # fmt: skip
     _from_zero(rates, busy, pace)
     rates.set_ylabel("received by each worker (Gb/s)")

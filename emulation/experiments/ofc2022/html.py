@@ -15,8 +15,8 @@ _CAPTIONS = {
     "case-a.png": "Case (a): a job of four GPUs beside one of two. What each worker's switch port "
     "counted and how busy its GPU was, second by second; the dotted line is the first job's end.",
     "case-b.png": "Case (b): two jobs of three GPUs.",
-    "live.png": "Case (a), started static and regrouped half way while it trained. Green: the "
-    "reconfiguration, from reading the optical switch to letting the jobs go on.",
+    "live.png": "Case (a), started static and regrouped half way while it trained. Light "
+    "green: the jobs finish the iteration they are in; dark green: the light is switched.",
 }
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
@@ -40,8 +40,8 @@ def page(result: dict[str, Any], rows: Sequence[Sequence[str]], plots: Sequence[
         f"<p>The experiment of {escape(SOURCE)}, run with packets on "
         f"lab {escape(result['lab'])} on {escape(result['started_at'])}. "
         f"OpenFlow engine: {escape(result['engine'])}. Workers: {escape(result['workers'])}. "
-        f"Rates and bytes are those of the lab divided by {result['scale']:g}, times are not; all "
-        f"figures here are the lab's. Machine: {escape(machine)}.</p>",
+        f"Rates, bytes and TCP windows are those of the lab divided by {result['scale']:g}, times "
+        f"are not; all figures here are the lab's. Machine: {escape(machine)}.</p>",
         _table(("case", "first job", "paper", "measured", "asked for"), rows),
         f"<p>{escape(PHYSICS)}</p><p>{escape(STANDING)}</p>",
         *(_figure(plot) for plot in plots),

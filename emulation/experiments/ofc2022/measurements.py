@@ -42,6 +42,14 @@ class Reconfiguration:
     finished_at: float
     cross_connects_changed: int = 0
 
+    @property
+    def switching_s(self) -> float:
+        """How long it took once the traffic was held: all that came after the drain."""
+        names = list(self.stages_s)
+        until = names.index("drain") + 1 if "drain" in names else 0
+        held = sum(self.stages_s[name] for name in names[:until])
+        return self.finished_at - self.started_at - held
+
 
 @dataclass(frozen=True, slots=True)
 class JobRun:

@@ -106,8 +106,8 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
     if "reconfiguration" in result:
         change = result["reconfiguration"]
         rows.append(
-            ("", "reconfiguration", "", f"{change['total_s']:.2f} s for "
-             f"{change['cross_connects_changed']} cross-connects", "")
+            ("", f"reconfiguration, {change['cross_connects_changed']} cross-connects", "",
+             f"{change['total_s']:.2f} s, {change['switching_s']:.2f} s of it after the drain", "")
         )  # fmt: skip
     return rows
 

@@ -78,6 +78,7 @@ def result_of(setting: Setting, runs: Sequence[CaseRun]) -> dict[str, Any]:
         result["reconfiguration"] = {
             "stages_s": dict(shown.stages_s),
             "total_s": shown.finished_at - shown.started_at,
+            "switching_s": shown.switching_s,
             "cross_connects_changed": shown.cross_connects_changed,
         }
     return result

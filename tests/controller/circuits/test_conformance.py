@@ -16,7 +16,26 @@ from tests.controller.circuits.emulated import lab_file, running
 
 INITIAL_TEXTS = tuple(str(c) for c in INITIAL)
 # Dialects of one vendor's firmware: what the device does the same and the table says otherwise.
-DEVICES = ("calient-tl1", "calient-tl1 without bulk", "calient-tl1 in pages", "dry-run")
+DEVICES = (
+    "calient-tl1",
+    "calient-tl1 without bulk",
+    "calient-tl1 in pages",
+    "polatis-scpi",
+    "polatis-scpi without monitors",
+    "polatis-scpi in one message",
+    "polatis-tl1",
+    "polatis-tl1 with monitors on outputs",
+    "polatis-tl1 in pages",
+    "glimmerglass-tl1",
+    "dry-run",
+)
+
+DIALECTS = {"without bulk": "bulk = false\n", "in one message": 'then = ";"\n'}
+TRAITS = {
+    "in pages": {"repeat_pages": True},
+    "without monitors": {"monitors": "none"},
+    "with monitors on outputs": {"monitors": "out"},
+}
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -31,11 +50,13 @@ def switch(
         yield read_lab(lab).circuit_switch("ocs1")
         return
     with pytest.MonkeyPatch.context() as patch, running(folder, lab, "--no-fabric") as device_:
-        if device.endswith("without bulk"):
-            (folder / "calient-tl1.toml").write_text("bulk = false\n")
-            patch.setenv("PATCHLIGHT_DIALECTS", str(folder))
-        if device.endswith("in pages"):
-            assert device_.fault(repeat_pages=True)["ok"]
+        for variant, table in DIALECTS.items():
+            if device.endswith(variant):
+                (folder / f"{driver}.toml").write_text(table)
+                patch.setenv("PATCHLIGHT_DIALECTS", str(folder))
+        for variant, traits in TRAITS.items():
+            if device.endswith(variant):
+                assert device_.fault(**traits)["ok"]
         yield device_.switch
 
 

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from controller.circuits.calient import CalientTl1
 from controller.circuits.contract import DirectedPort
-from controller.circuits.dialects import DIRECTORY_VARIABLE, corrected
+from controller.circuits.dialects import DIRECTORY_VARIABLE, Dialect, corrected
 from controller.circuits.dry_run import DryRun
 from controller.circuits.registry import ENTRY_POINT_GROUP, driver_names, open_driver, password_of
+from controller.circuits.scpi import dialects as scpi
+from controller.circuits.tl1 import dialects as tl1
 from controller.circuits.tl1.dialects import CALIENT
 from testbed.errors import BadInput
 from testbed.lab import CircuitSwitch
@@ -63,6 +67,42 @@ def test_a_user_corrects_a_dialect(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     dialect = corrected("calient-tl1", CALIENT)
     assert dialect.delete == "DLT-CRS:::{ctag}::{conn};"
     assert (dialect.bulk_limit, dialect.enter) == (16, CALIENT.enter)
+
+
+DIALECTS: dict[str, Dialect] = {
+    "calient-tl1": CALIENT,
+    "polatis-scpi": scpi.POLATIS,
+    "polatis-tl1": tl1.POLATIS,
+    "glimmerglass-tl1": tl1.GLIMMERGLASS,
+}
+
+
+@pytest.mark.parametrize("driver", DIALECTS)
+def test_every_built_in_dialect_can_be_written_down_and_read_back(
+    driver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    built_in = DIALECTS[driver]
+    lines = [f"{key} = {json.dumps(value)}" for key, value in asdict(built_in).items()]
+    (tmp_path / f"{driver}.toml").write_text("\n".join(lines))
+    assert corrected(driver, built_in) == built_in
+    # What cannot be said in a table is told for every one of them.
+    for key, value in asdict(built_in).items():
+        if isinstance(value, str) and "{ctag}" in value:
+            (tmp_path / f"{driver}.toml").write_text(f'{key} = "{{nonsense}}"')
+            with pytest.raises(BadInput, match=f"{key}: no such field: nonsense"):
+                corrected(driver, built_in)
+
+
+def test_whole_numbers_do_for_powers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    table = tmp_path / "polatis-scpi.toml"
+    table.write_text("dark_dbm = -45\nask_limit = 100\n")
+    dialect = corrected("polatis-scpi", scpi.POLATIS)
+    assert (dialect.dark_dbm, dialect.ask_limit) == (-45, 100)
+    table.write_text("ask_limit = -1\ndark_dbm = true\n")
+    with pytest.raises(BadInput, match=r"expected more than -1\n.*expected a float"):
+        corrected("polatis-scpi", scpi.POLATIS)
 
 
 def test_every_mistake_of_a_dialect_is_told(

@@ -1,0 +1,174 @@
+"""What a change of circuits costs beside the device's own switching time, and planning one.
+
+An emulated 320-port Calient (25 ms) as a process of its own on this machine, every port in use
+and plugged; a pair that is moved is one circuit broken and one made. The whole transaction is
+timed, journalling, read-back and power included; medians of the rounds. Then the campaign of
+``benchmarks.ocsfaults``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ocsfaults import Nobody, campaign
+from controller.circuits.registry import open_driver
+from controller.planning import plan
+from controller.reconfiguration import Reconfigurer
+from controller.store import Store
+from testbed.errors import PatchlightError
+from testbed.lab import (
+    CircuitSwitch,
+    Endpoint,
+    Fibre,
+    Gpu,
+    Lab,
+    Nic,
+    PacketSwitch,
+    Server,
+    default_mac,
+)
+from testbed.labfile import write_lab
+from testbed.portmap import PortMap
+from tests.controller.circuits.emulated import Running, running
+
+PORTS, SWITCHING_S, ROUNDS, CAMPAIGN = 320, 0.025, 11, 1000
+ASKED_MS = {1: 10, 16: 15, 320: 60}
+DRIVERS = ("calient-tl1",)
+
+
+def run() -> list[dict[str, Any]]:
+    """The figures; ``PatchlightError`` if a change does not come about."""
+    found: list[dict[str, Any]] = []
+    for driver in DRIVERS:
+        lab = lab_of(PORTS, driver)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "lab.yaml"
+            file.write_text(write_lab(lab))
+            with running(Path(folder), file, "--no-fabric") as device:
+                found += asyncio.run(_overheads(lab, device, Path(folder)))
+    found += [_planning(PORTS, "≤ 5 ms"), _planning(65536, "≤ 1000 ms")]
+    with tempfile.TemporaryDirectory() as folder:
+        ended = campaign(Path(folder), CAMPAIGN, seed=int(time.time()))
+        found.append({
+            "name": f"changes with a fault or kill -9 that ended in the old map or the new: "
+            f"{', '.join(f'{n} {kind}' for kind, n in sorted(ended.items()))}",
+            "value": sum(ended.values()), "unit": "", "asked": f"{CAMPAIGN}",
+        })  # fmt: skip
+    return found
+
+
+def lab_of(ports: int, driver: str) -> Lab:
+    """A lab with NICs on one half of an OCS's ports and ToR ports on the other."""
+    half, on_tor = ports // 2, 32
+    addresses = [IPv4Address("10.0.0.1") + n for n in range(half)]
+    return Lab(
+        name="bench",
+        network=IPv4Network("10.0.0.0/8"),
+        servers=tuple(
+            Server(
+                f"s{n}", None, (Gpu("gpu0", "M"),), (Nic("nic0", a, default_mac(a), gpu="gpu0"),)
+            )
+            for n, a in enumerate(addresses)
+        ),
+        packet_switches=tuple(
+            PacketSwitch(f"tor{n}", n + 1, on_tor) for n in range(-(-half // on_tor))
+        ),
+        circuit_switches=(CircuitSwitch("ocs1", driver, "127.0.0.1:1", ports, SWITCHING_S),),
+        fibres=tuple(
+            Fibre(end, Endpoint("ocs1", str(port)))
+            for n in range(half)
+            for end, port in (
+                (Endpoint(f"s{n}", "nic0"), n + 1),
+                (Endpoint(f"tor{n // on_tor}", str(n % on_tor + 1)), half + n + 1),
+            )
+        ),
+    )
+
+
+async def _overheads(lab: Lab, device: Running, folder: Path) -> list[dict[str, Any]]:
+    driver = open_driver(device.switch)
+    await driver.open()
+    nobody, rng = Nobody(), random.Random(1)
+    store = Store(folder / "journal.db")
+    reconfigurer = Reconfigurer(lab, {"ocs1": driver}, nobody, nobody, store)
+    figures = []
+    for pairs, asked_ms in ASKED_MS.items():
+        # One pair needs a free output to move to; more of them change places.
+        used = PORTS - 1 if pairs == 1 else PORTS
+        outputs = rng.sample(range(1, PORTS + 1), used)
+        await reconfigurer.change(lambda _, o=outputs: {"ocs1": _map(o)}, "benchmark")
+        spent, stages = [], []
+        for _ in range(ROUNDS):
+            gc.collect()
+            moved = rng.sample(range(used), pairs)
+            wanted = _moved(outputs, moved)
+            begun = time.perf_counter()
+            record = await reconfigurer.change(lambda _, w=wanted: {"ocs1": _map(w)}, "benchmark")
+            spent.append(1e3 * (time.perf_counter() - begun - SWITCHING_S))
+            stages.append(record.stages_s)
+            made = len(record.changes["ocs1"]["makes"])
+            if record.state != "committed" or made != pairs:
+                raise PatchlightError(f"moving {pairs} pairs made {made}: {record.message}")
+            outputs = wanted
+        figures.append({
+            "name": f"control overhead, {pairs} pairs of {PORTS} moved, {device.switch.driver}: "
+            + _stages(stages),
+            "value": statistics.median(spent), "unit": "ms", "asked": f"≤ {asked_ms} ms",
+        })  # fmt: skip
+    await driver.close()
+    store.close()
+    return figures
+
+
+def _map(outputs: list[int]) -> PortMap:
+    return PortMap.of(enumerate(outputs, 1))
+
+
+def _moved(outputs: list[int], moved: list[int]) -> list[int]:
+    wanted = list(outputs)
+    if len(moved) == 1:
+        wanted[moved[0]] = next(iter(set(range(1, PORTS + 1)) - set(outputs)))
+    for here, there in zip(moved, [*moved[1:], moved[0]], strict=True):
+        if len(moved) > 1:
+            wanted[here] = outputs[there]
+    return wanted
+
+
+def _stages(stages: list[Mapping[str, float]]) -> str:
+    medians = {name: statistics.median(1e3 * s[name] for s in stages) for name in stages[0]}
+    return ", ".join(f"{name} {spent:.1f}" for name, spent in medians.items() if spent >= 0.05)
+
+
+def _planning(ports: int, asked: str) -> dict[str, Any]:
+    rng = random.Random(2)
+    lab = lab_of(ports, "dry-run")
+    numbers = range(1, ports + 1)
+    maps = [_map(rng.sample(numbers, ports)) for _ in range(2)]
+    plan(lab, {"ocs1": maps[0]}, {})  # what is made once for a lab is made
+    spent = []
+    for before, wanted in (maps, maps[::-1], maps):
+        gc.collect()
+        begun = time.perf_counter()
+        steps = plan(lab, {"ocs1": before}, {"ocs1": wanted})
+        spent.append(1e3 * (time.perf_counter() - begun))
+        if len(steps.changes["ocs1"].makes) < ports - 20:
+            raise PatchlightError("two random maps cannot be so much alike")
+    return {
+        "name": f"planning the change between two random maps of {ports} ports, all plugged, "
+        "light followed through both",
+        "value": statistics.median(spent), "unit": "ms", "asked": asked,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(), indent=2, ensure_ascii=False))

@@ -1,0 +1,78 @@
+"""How fast the flow-level simulator decides on jobs, on one core.
+
+A constant degree of 8 on law A at the paper's horizon, under both placement rules: whole
+episodes, drawing the jobs, making the views and counting included. The first episodes, in which
+completion times are simulated, are measured apart. PipeDream's profiles are used where they are
+at hand (``PATCHLIGHT_DATA`` or ``../shared/data``), else the built-in computed ones.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from emulation.flow import PlacementRule, Workloads, pac_ml_scenario, run_episode
+from emulation.flow.degrees import constant
+from testbed.graphs import ComputationGraph, builtin_graph, read_graph
+
+NAMES = ("alexnet", "resnet18", "squeezenet1_0", "vgg16", "gnmt")
+ROUNDS, EPISODES = 5, 10
+_ASKED = {PlacementRule.RAMP_BLOCK: 25_000, PlacementRule.RAMP_FIRST_FIT: 5_000}
+_PROJECT = Path(__file__).resolve().parent.parent
+
+
+def run() -> list[dict[str, Any]]:
+    """The figures. The peer's are too slow to measure in the same run: 0.07 to 2.3 s a job."""
+    graphs, source = _graphs()
+    found: list[dict[str, Any]] = []
+    started = time.process_time()
+    table = Workloads(graphs)
+    for graph in range(len(graphs)):
+        for degree in table.degrees:
+            table.expected_s(graph, degree, PlacementRule.RAMP_FIRST_FIT)
+    found.append({
+        "name": f"simulator: the table of completion times, {len(graphs)} models × "
+                f"{len(table.degrees)} degrees, each step simulated ({source})",
+        "value": time.process_time() - started, "unit": "CPU s",
+    })  # fmt: skip
+    for rule, asked in _ASKED.items():
+        scenario = pac_ml_scenario(Workloads(graphs), "A", rule)
+        policy = constant(8)
+        first = _rate(lambda s=scenario, p=policy: run_episode(s, p, 0).decisions)
+        rates = []
+        for turn in range(ROUNDS):
+            seeds = range(1 + turn * EPISODES, 1 + (turn + 1) * EPISODES)
+            rates.append(_rate(lambda s=scenario, p=policy, among=seeds: sum(
+                run_episode(s, p, seed).decisions for seed in among
+            )))  # fmt: skip
+        found += [
+            {"name": f"simulator: job decisions, constant degree 8, {rule} ({source})",
+             "value": statistics.median(rates), "unit": "decisions/CPU s",
+             "asked": f"at least {asked}"},
+            {"name": f"simulator: the same, first episode with nothing known, {rule}",
+             "value": first, "unit": "decisions/CPU s"},
+        ]  # fmt: skip
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found.append({
+        "name": "simulator: peak memory of the benchmarking process", "value": peak_kib / 1024,
+        "unit": "MiB", "asked": "at most 500",
+    })  # fmt: skip
+    return found
+
+
+def _rate(work: Any) -> float:
+    started = time.process_time()
+    done: int = work()
+    return done / (time.process_time() - started)
+
+
+def _graphs() -> tuple[list[ComputationGraph], str]:
+    beside = _PROJECT.parent / "shared" / "data"
+    folder = Path(os.environ.get("PATCHLIGHT_DATA", beside)) / "pipedream"
+    if folder.is_dir():
+        return [read_graph(folder / f"{name}.txt") for name in NAMES], "PipeDream's profiles"
+    return [builtin_graph(name) for name in NAMES], "built-in computed profiles"

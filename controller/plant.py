@@ -1,0 +1,239 @@
+"""The optical plant as its operators see it: light, drift, saved maps, undoing, watching."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from controller.checks import POWER_CEILING_DBM
+from controller.circuits.contract import Alarm, CircuitDriver
+from controller.commitments import Drift
+from controller.planning import Plan
+from controller.reconfiguration import Decide, Flows, Reconfigurer, Traffic
+from controller.record import Refused, as_texts, fingerprint
+from controller.store import Store
+from controller.verification import Judged, judge_light
+from testbed.errors import BadInput, PatchlightError
+from testbed.lab import Lab
+from testbed.portmap import PortMap
+from testbed.wiring import follow_light
+
+log = logging.getLogger("patchlight.circuits")
+
+_ALARMS_EVERY_S = 0.5
+_LOOK_EVERY_S = 30.0
+
+
+class Plant:
+    """The circuit switches of a lab, their changes, and what is remembered of them."""
+
+    def __init__(
+        self,
+        lab: Lab,
+        drivers: Mapping[str, CircuitDriver],
+        flows: Flows,
+        traffic: Traffic,
+        store: Store,
+        power_ceiling_dbm: float = POWER_CEILING_DBM,
+    ) -> None:
+        self.lab, self.drivers, self.store, self.traffic = lab, drivers, store, traffic
+        self.reconfigurer = Reconfigurer(lab, drivers, flows, traffic, store, power_ceiling_dbm)
+        self.locks, self.stop = self.reconfigurer.locks, self.reconfigurer.stop
+        self._said: dict[str, Drift] = {}
+        self._heard: dict[str, Alarm | None] = {}
+
+    # -- on start and meanwhile ----------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Finish or undo what a dead controller left, then say how the devices differ.
+
+        A difference is an event and stays: nothing is repaired unasked. What a device that
+        was never seen before has counts as committed.
+        """
+        for record in await self.reconfigurer.resume():
+            self.store.add_event(time.time(), "resumed", {
+                "reconfiguration": record.id, "state": record.state, "message": record.message,
+            })  # fmt: skip
+        self.reconfigurer.commitments.begin_with(await self.reconfigurer.read_maps())
+        await self._look()
+
+    async def watch(self) -> None:
+        """Make events of alarms and of drift, for ever."""
+        looked = time.monotonic()
+        while True:
+            await asyncio.sleep(_ALARMS_EVERY_S)
+            for name, driver in self.drivers.items():
+                await self._listen(name, driver)
+            if time.monotonic() - looked > _LOOK_EVERY_S:
+                try:
+                    await self._look()
+                    for name in self.drivers:
+                        await self.reconfigurer.conditions.read(name)
+                except PatchlightError as error:
+                    log.warning("looking at the circuit switches: %s", error.message)
+                looked = time.monotonic()
+
+    async def _listen(self, name: str, driver: CircuitDriver) -> None:
+        alarms = await driver.alarms()
+        last = self._heard.get(name)
+        new = alarms[alarms.index(last) + 1 :] if last in alarms else alarms
+        self._heard[name] = alarms[-1] if alarms else None
+        for alarm in new:
+            # Notices tell what we did ourselves; ``patchlight ocs alarms`` shows them.
+            if alarm.severity != "notice":
+                self.reconfigurer.conditions.forget(name)
+                self.store.add_event(alarm.at, "alarm", {"ocs": name, **asdict(alarm)})
+
+    async def _look(self) -> None:
+        for name, drift in (await self.reconfigurer.drift()).items():
+            if drift != self._said.get(name, Drift((), ())):
+                self.store.add_event(time.time(), "drift", {"ocs": name, **_drift_as_json(drift)})
+            self._said[name] = drift
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def named(self, names: Collection[str]) -> list[str]:
+        """These circuit switches, or all if none are named; ``BadInput`` if one is not there."""
+        return [self.lab.circuit_switch(name).name for name in names] or list(self.drivers)
+
+    async def drift(self) -> dict[str, Any]:
+        """How each device differs from its last committed map, and since which change."""
+        committed = self.store.committed_maps()
+        return {
+            name: {
+                **_drift_as_json(drift),
+                "reconfiguration": committed[name]["reconfiguration"],
+                "committed_at": committed[name]["at"],
+            }
+            for name, drift in (await self.reconfigurer.drift()).items()
+            if name in committed
+        }
+
+    async def light(self, name: str) -> dict[str, Any]:
+        """The light of each cross-connect of one OCS, and the ports that cannot carry any."""
+        driver = self.drivers[self.lab.circuit_switch(name).name]
+        maps = await self.reconfigurer.read_maps()
+        monitored = driver.capabilities.power_out or driver.capabilities.power_in
+        links = follow_light(self.lab, maps)
+        judged = await judge_light(self.lab, links, driver, maps[name]) if monitored else []
+        rows = [_light_as_json(each, monitored=driver.capabilities.power_out) for each in judged]
+        states = await self.reconfigurer.conditions.read(name)
+        return {
+            "monitored": driver.capabilities.power_out,
+            "circuits": rows or [_dark_as_json(text) for text in as_texts(maps[name])],
+            "ports": {
+                str(port): {"condition": state.condition, "words": state.words}
+                for port, state in states.items()
+                if state.condition != "ready"
+            },
+        }
+
+    def preview_as_json(self, steps: Plan, objections: list[str]) -> dict[str, Any]:
+        """A plan as people and programs read it."""
+        before, after = set(steps.links_before.pairs()), set(steps.links_after.pairs())
+        return {
+            "state": "planned",
+            "changes": {
+                name: {"breaks": [str(c) for c in x.breaks], "makes": [str(c) for c in x.makes]}
+                for name, x in steps.changes.items()
+            },
+            "links_down": [f"{a}:{b}" for a, b in sorted(before - after)],
+            "links_up": [f"{a}:{b}" for a, b in sorted(after - before)],
+            "jobs": self.traffic.riding(steps.moved),
+            # Cross-connects that go without another in their place.
+            "lost": {
+                name: len(x.breaks) - len(x.makes)
+                for name, x in steps.changes.items()
+                if len(x.breaks) > len(x.makes)
+            },
+            "cleared": [n for n in steps.changes if steps.before[n] and not len(steps.wanted[n])],
+            "objections": objections,
+            "planned_from": fingerprint(steps.before),
+        }
+
+    # -- what can be asked for -----------------------------------------------------------------
+
+    def undoing(self, number: int) -> tuple[Decide, dict[str, PortMap]]:
+        """What undoes one change and nothing else, and the cross-connects it asks for.
+
+        Its ``Decide`` raises ``Refused`` where later changes took the ports. ``BadInput`` for
+        a change that is not there or did not come about.
+        """
+        record = self.store.reconfiguration(number)
+        if record is None:
+            raise BadInput(f"there is no change {number}: 'patchlight ocs history' shows them")
+        if record["state"] != "committed":
+            raise BadInput(f"change {number} is {record['state']}: there is nothing to undo")
+        made = {n: PortMap.parse(c["makes"]) for n, c in record["changes"].items()}
+        broken = {n: PortMap.parse(c["breaks"]) for n, c in record["changes"].items()}
+
+        def decide(maps: Mapping[str, PortMap]) -> dict[str, PortMap]:
+            wanted, clashes = {}, []
+            for name in made:
+                here = frozenset(maps[name])
+                clashes += [f"{name} {c} is gone" for c in made[name] if c not in here]
+                kept = PortMap.of(c for c in maps[name] if c not in frozenset(made[name]))
+                inputs, outputs = kept.out_of, kept.in_of
+                clashes += [
+                    f"{name} {c.inp} or {c.out} is in use"
+                    for c in broken[name]
+                    if (c.inp in inputs or c.out in outputs) and c not in here
+                ]
+                wanted[name] = kept.joined(broken[name])
+            if clashes:
+                raise Refused(
+                    f"change {number} cannot be undone by itself: {'; '.join(clashes)}",
+                    hint="undo the later changes of these ports first: patchlight ocs history",
+                )
+            return wanted
+
+        return decide, broken
+
+    def repairing(self, names: Collection[str]) -> dict[str, PortMap]:
+        """The committed maps of these circuit switches, to be brought about."""
+        committed = self.reconfigurer.commitments.maps
+        return {name: committed[name] for name in self.named(names)}
+
+    async def save(self, name: str, names: Collection[str], by: str, why: str) -> dict[str, Any]:
+        """Keep the present maps under a name."""
+        maps = await self.reconfigurer.read_maps()
+        kept = {ocs: as_texts(maps[ocs]) for ocs in self.named(names)}
+        record = {"name": name, "maps": kept, "by": by, "why": why, "at": time.time()}
+        self.store.save_map(name, record)
+        return record
+
+    def saved(self, name: str) -> dict[str, PortMap]:
+        """The maps kept under a name; ``BadInput`` if there are none."""
+        found = self.store.saved_maps()
+        if name not in found:
+            raise BadInput(f"no maps are saved as {name!r}: there are {', '.join(found) or 'none'}")
+        return {ocs: PortMap.parse(texts) for ocs, texts in found[name]["maps"].items()}
+
+
+def _drift_as_json(drift: Drift) -> dict[str, list[str]]:
+    return {
+        "missing": [str(c) for c in drift.missing],
+        "unknown": [str(c) for c in drift.unknown],
+    }
+
+
+def _light_as_json(judged: Judged, *, monitored: bool) -> dict[str, Any]:
+    expected = judged.expected
+    words = judged.words if monitored else "unverified, no power monitor at the outputs"
+    verdict = "failed" if judged.failed and monitored else "unverified" if words else "ok"
+    return {
+        "cross_connect": str(judged.cross_connect), "in_dbm": judged.in_dbm,
+        "out_dbm": judged.out_dbm, "expected_dbm": expected.power_dbm if expected else None,
+        "source": str(expected.source) if expected else None, "verdict": verdict, "words": words,
+    }  # fmt: skip
+
+
+def _dark_as_json(text: str) -> dict[str, Any]:
+    return {
+        "cross_connect": text, "in_dbm": None, "out_dbm": None, "expected_dbm": None,
+        "source": None, "verdict": "unverified", "words": "unverified, no power monitor",
+    }  # fmt: skip

@@ -1,0 +1,214 @@
+"""A cluster that accepts or blocks each job when it comes: no queue, no second try.
+
+An ``Episode`` stands still at each arrival until it is told the job's partition degree
+(``decide``), and can be copied there (``fork``) by who wants to look ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from emulation.flow.arrivals import Job
+from emulation.flow.counting import Accepted, EpisodeResult
+from emulation.flow.failures import ServerEvent
+from emulation.flow.placement import place
+from emulation.flow.scenario import Scenario
+from testbed.errors import BadInput
+
+EPSILON_S = 1e-7
+# A job that ends at its limit but for rounding is in time.
+_ROUNDING = 1 + 1e-12
+
+
+class Outcome(IntEnum):
+    """What became of a job: accepted, or blocked and why."""
+
+    ACCEPTED = 0
+    REFUSED = 1
+    """The policy chose 0."""
+    ILLEGAL = 2
+    """The policy chose a degree that the mask forbids."""
+    NO_BLOCK = 3
+    """No free servers in the shapes that the degree needs."""
+    NO_MEMORY = 4
+    """At this degree the job may not fit into a server's memory."""
+    LATE = 5
+    """It would have taken longer than its requirement allows."""
+
+
+class View(NamedTuple):
+    """All that a policy sees when a job comes.
+
+    ``occupied`` has a bit for each server that is busy or broken, ``broken`` for the latter;
+    ``running`` is the (end, servers) of each running job, the next to end first; ``legal`` the
+    degrees that the mask allows, 0 first: those that some shape serves and that are no more
+    than the free servers. A legal degree can still find no free block.
+    """
+
+    now_s: float
+    job: Job
+    occupied: int
+    free: int
+    legal: tuple[int, ...]
+    running: tuple[tuple[float, int], ...]
+    broken: int = 0
+
+
+DegreePolicy = Callable[[View], int]
+"""Chooses a job's partition degree; 0 refuses it."""
+
+
+class Episode:
+    """One run of a scenario. Deterministic: the seed and the decisions fix everything."""
+
+    __slots__ = ("_completion", "_events", "_heap", "_jobs", "_legal", "_next", "_next_event",
+                 "accepted", "broken", "busy", "causes", "now_s", "scenario", "seed")  # fmt: skip
+
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        self.scenario, self.seed = scenario, seed
+        self._jobs = scenario.jobs(seed)
+        self._next = 0
+        self.now_s = self._jobs[0].arrived_s if self._jobs else scenario.horizon_s
+        self.busy = self.broken = 0
+        self._events = scenario.server_events(seed)
+        self._next_event = 0
+        self._heap: list[tuple[float, int]] = []
+        self._completion: dict[tuple[int, int], float] = {}
+        self.accepted: list[Accepted] = []
+        self.causes = [0] * len(Outcome)
+        degrees, size = scenario.workloads.degrees, scenario.workloads.ramp.shape.size
+        self._legal = [(0, *(d for d in degrees if d <= free)) for free in range(size + 1)]
+        if self._events:
+            self._until(self.now_s)
+
+    @property
+    def job(self) -> Job | None:
+        """The job that waits for a decision; ``None`` when the episode is over."""
+        if self._next < len(self._jobs):
+            job = self._jobs[self._next]
+            if job.arrived_s < self.scenario.horizon_s:
+                return job
+        return None
+
+    def view(self) -> View:
+        """What a policy may see now; ``BadInput`` when the episode is over."""
+        job = self._waiting()
+        occupied = self.busy | self.broken
+        free = len(self._legal) - 1 - occupied.bit_count()
+        running = tuple(sorted(self._heap))
+        return View(self.now_s, job, occupied, free, self._legal[free], running, self.broken)
+
+    def decide(self, degree: int) -> Outcome:
+        """Place the waiting job at this degree, or block it, and go on to the next arrival."""
+        outcome = self._place(self._waiting(), degree)
+        self.causes[outcome] += 1
+        self._next += 1
+        self._advance()
+        return outcome
+
+    def _waiting(self) -> Job:
+        job = self.job
+        if job is None:
+            raise BadInput("the episode is over: there is no job to decide on")
+        return job
+
+    def _place(self, job: Job, degree: int) -> Outcome:
+        if degree == 0:
+            return Outcome.REFUSED
+        occupied = self.busy | self.broken
+        if degree not in self._legal[len(self._legal) - 1 - occupied.bit_count()]:
+            return Outcome.ILLEGAL
+        scenario = self.scenario
+        workloads = scenario.workloads
+        plan = workloads.plans[job.graph][degree]
+        if not plan.fits_memory:
+            return Outcome.NO_MEMORY
+        blocks = place(workloads.ramp, scenario.rule, plan.splits, occupied)
+        if blocks is None:
+            return Outcome.NO_BLOCK
+        if scenario.reuse_first_time:
+            key = (job.graph, plan.max_split)
+            completion = self._completion.get(key)
+            if completion is None:
+                completion = workloads.completion_s(job.graph, degree, blocks)
+                self._completion[key] = completion
+        else:
+            completion = workloads.completion_s(job.graph, degree, blocks)
+        if completion > job.limit_s * _ROUNDING:
+            return Outcome.LATE
+        mask = 0
+        for block in blocks:
+            mask |= block.mask
+        self.busy |= mask
+        heappush(self._heap, (self.now_s + completion, mask))
+        self.accepted.append(Accepted(job, degree, completion, mask))
+        return Outcome.ACCEPTED
+
+    def _advance(self) -> None:
+        """To the next arrival, or to the horizon after the last; jobs that end give back."""
+        jobs = self._jobs
+        now = jobs[self._next].arrived_s if self._next < len(jobs) else self.scenario.horizon_s
+        self._until(now)
+
+    def _until(self, now: float) -> None:
+        self.now_s = now
+        limit = now + EPSILON_S
+        events = self._events
+        while self._next_event < len(events) and events[self._next_event].at_s <= limit:
+            event = events[self._next_event]
+            self._next_event += 1
+            self._end_jobs(event.at_s)
+            self.broken ^= 1 << event.server
+            if event.broken and self.busy >> event.server & 1:
+                self._lose_job(event)
+        self._end_jobs(limit)
+
+    def _end_jobs(self, limit_s: float) -> None:
+        heap = self._heap
+        while heap and heap[0][0] <= limit_s:
+            self.busy ^= heappop(heap)[1]
+
+    def _lose_job(self, event: ServerEvent) -> None:
+        """The job on the server that just broke is gone; its other servers are free."""
+        lost = next(entry for entry in self._heap if entry[1] >> event.server & 1)
+        self._heap.remove(lost)
+        heapify(self._heap)
+        self.busy ^= lost[1]
+        # Its record is the last one with these servers.
+        place = max(i for i, a in enumerate(self.accepted) if a.servers == lost[1])
+        self.accepted[place] = self.accepted[place]._replace(lost_s=event.at_s)
+
+    def fork(self) -> Episode:
+        """A copy that goes its own way from here."""
+        twin = Episode.__new__(Episode)
+        twin.scenario, twin.seed, twin._jobs = self.scenario, self.seed, self._jobs
+        twin._next, twin.now_s, twin._legal = self._next, self.now_s, self._legal
+        twin.busy, twin.broken = self.busy, self.broken
+        twin._events, twin._next_event = self._events, self._next_event
+        twin._heap, twin._completion = self._heap.copy(), self._completion.copy()
+        twin.accepted, twin.causes = self.accepted.copy(), self.causes.copy()
+        return twin
+
+    def result(self) -> EpisodeResult:
+        """What came of it; ``BadInput`` while a job still waits."""
+        if self.job is not None:
+            raise BadInput("the episode is not over: a job waits for a decision")
+        return EpisodeResult.of(
+            arrivals=len(self._jobs),
+            causes={outcome.name.lower(): self.causes[outcome] for outcome in Outcome if outcome},
+            accepted=tuple(self.accepted),
+            horizon_s=self.scenario.horizon_s + EPSILON_S,
+            servers=len(self._legal) - 1,
+            demand_bytes=self.scenario.workloads.demand_bytes,
+        )
+
+
+def run_episode(scenario: Scenario, policy: DegreePolicy, seed: int) -> EpisodeResult:
+    """One whole episode under a policy."""
+    episode = Episode(scenario, seed)
+    while episode.job is not None:
+        episode.decide(policy(episode.view()))
+    return episode.result()

@@ -1,0 +1,154 @@
+"""Builds a computation graph from layer shapes: arithmetic, bytes and parameters of each layer.
+
+All numbers are float32. The forward pass of a layer reads its inputs and weights and writes its
+output; the backward pass moves twice as much, and computes twice as much where there are two
+gradients (of the inputs, and of weights or of a second input), else as much.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from testbed.graphs.gpumodel import GpuModel
+from testbed.graphs.model import ComputationGraph, Operation
+
+BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """The output of a layer: which operation makes it, and its shape for one sample."""
+
+    place: int
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Numbers for one sample."""
+        return math.prod(self.shape)
+
+
+class Layers:
+    """A model in the making. Each method adds one operation and gives its output."""
+
+    def __init__(self, name: str, batch: int, gpu: GpuModel) -> None:
+        self.name, self.batch, self.gpu = name, batch, gpu
+        self.operations: list[Operation] = []
+        self.edges: list[tuple[int, int]] = []
+        self.macs = 0
+
+    def add(
+        self,
+        kind: str,
+        inputs: tuple[Tensor, ...],
+        shape: tuple[int, ...],
+        macs: int = 0,
+        flops: int = 0,
+        parameters: int = 0,
+        read: int | None = None,
+    ) -> Tensor:
+        """An operation. ``macs`` (multiply-adds) and other ``flops`` are for one sample.
+
+        ``read`` is how many parameters a pass touches, if not all (an embedding's rows).
+        """
+        output = Tensor(len(self.operations), shape)
+        moved = self.batch * (output.size + sum(each.size for each in inputs))
+        moved_bytes = BYTES * (moved + (parameters if read is None else read)) if inputs else 0
+        forward_flops = self.batch * (2 * macs + flops)
+        self.macs += macs
+        self.operations.append(Operation(
+            f"{len(self.operations) + 1}", kind,
+            round(self.gpu.time_ms(forward_flops, moved_bytes), 6),
+            round(self.gpu.time_ms(2 * forward_flops if macs else forward_flops,
+                                   2 * moved_bytes), 6),
+            BYTES * self.batch * output.size, BYTES * parameters,
+        ))  # fmt: skip
+        self.edges += [(each.place, output.place) for each in dict.fromkeys(inputs)]
+        return output
+
+    def graph(self) -> ComputationGraph:
+        """The finished model."""
+        return ComputationGraph(
+            self.name, tuple(self.operations), tuple(self.edges), len(self.operations) - 1,
+            "computed", self.gpu.name, self.batch,
+            f"computed from layer shapes, not measured; {self.gpu.statement}",
+        )  # fmt: skip
+
+    def input(self, *shape: int) -> Tensor:
+        """The data, already on the GPU: no time."""
+        return self.add("Input", (), shape)
+
+    def linear(self, x: Tensor, outputs: int, bias: bool = True, tied: bool = False) -> Tensor:
+        """A dense layer over the last dimension; ``tied`` weights belong to another layer."""
+        *rest, inputs = x.shape
+        weights = inputs * outputs + (outputs if bias else 0)
+        return self.add(
+            f"Linear({inputs}, {outputs})", (x,), (*rest, outputs),
+            macs=math.prod(rest) * inputs * outputs, parameters=0 if tied else weights,
+            read=weights,
+        )  # fmt: skip
+
+    def pointwise(self, kind: str, *inputs: Tensor, flops: int = 1) -> Tensor:
+        """An operation number by number: activation, dropout, sum."""
+        return self.add(kind, inputs, inputs[0].shape, flops=flops * inputs[0].size)
+
+    def convolution(
+        self, x: Tensor, outputs: int, kernel: int, stride: int = 1, padding: int = 0,
+        bias: bool = True,
+    ) -> Tensor:  # fmt: skip
+        """A square two-dimensional convolution of (channels, height, width)."""
+        inputs, height, width = x.shape
+        shape = (outputs, _slid(height, kernel, stride, padding),
+                 _slid(width, kernel, stride, padding))  # fmt: skip
+        weights = inputs * outputs * kernel * kernel
+        return self.add(
+            f"Conv2d({inputs}, {outputs}, kernel_size={kernel}, stride={stride})", (x,), shape,
+            macs=weights * shape[1] * shape[2], parameters=weights + (outputs if bias else 0),
+        )  # fmt: skip
+
+    def pool(
+        self, kind: str, x: Tensor, kernel: int, stride: int, padding: int = 0, ceil: bool = False
+    ) -> Tensor:
+        """Pooling over a square window."""
+        channels, height, width = x.shape
+        shape = (channels, _slid(height, kernel, stride, padding, ceil),
+                 _slid(width, kernel, stride, padding, ceil))  # fmt: skip
+        return self.add(kind, (x,), shape, flops=math.prod(shape) * kernel * kernel)
+
+    def average(self, x: Tensor, side: int = 1) -> Tensor:
+        """Adaptive average pooling to ``side`` × ``side``."""
+        return self.add(f"AdaptiveAvgPool2d({side})", (x,), (x.shape[0], side, side), flops=x.size)
+
+    def batch_norm(self, x: Tensor) -> Tensor:
+        """Batch normalisation of each channel."""
+        kind = f"BatchNorm2d({x.shape[0]})"
+        return self.add(kind, (x,), x.shape, flops=4 * x.size, parameters=2 * x.shape[0])
+
+    def layer_norm(self, x: Tensor) -> Tensor:
+        """Layer normalisation over the last dimension."""
+        width = x.shape[-1]
+        return self.add(
+            f"LayerNorm({width})", (x,), x.shape, flops=8 * x.size, parameters=2 * width
+        )
+
+    def reshape(self, kind: str, x: Tensor, *shape: int) -> Tensor:
+        """The same numbers in another shape; moves them."""
+        return self.add(kind, (x,), shape)
+
+    def concatenate(self, *inputs: Tensor) -> Tensor:
+        """Joined along the first dimension (channels)."""
+        first = sum(each.shape[0] for each in inputs)
+        return self.add("Concat", inputs, (first, *inputs[0].shape[1:]))
+
+    def embedding(self, tokens: Tensor, entries: int, width: int) -> Tensor:
+        """A row of a table for each token."""
+        return self.add(
+            f"Embedding({entries}, {width})", (tokens,), (*tokens.shape, width),
+            parameters=entries * width, read=self.batch * tokens.size * width,
+        )  # fmt: skip
+
+
+def _slid(length: int, kernel: int, stride: int, padding: int, ceil: bool = False) -> int:
+    room = length + 2 * padding - kernel
+    return (-(-room // stride) if ceil else room // stride) + 1

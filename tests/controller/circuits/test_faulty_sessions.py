@@ -1,0 +1,153 @@
+"""Random faulty sessions: a line to the emulated device that garbles, cuts and repeats.
+
+Whatever comes over it: a driver ends within its deadlines, raises nothing but our errors,
+keeps at most the bound of bytes, and works again as soon as the line does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from controller.circuits.connection import BUFFER_LIMIT
+from controller.circuits.contract import DirectedPort
+from controller.circuits.registry import open_driver
+from emulation.optical.crossbar import NoCrossbar
+from emulation.optical.device import EmulatedOcs, LoopClock
+from emulation.optical.fronts import FRONTS
+from testbed.errors import PatchlightError
+from testbed.lab import CircuitSwitch
+from testbed.portmap import CrossConnect, PortMap
+
+SESSIONS = 100
+TIMEOUT_S = 0.15
+AT_ONCE = 25
+# An operation takes some exchanges, each at most two timeouts and a reconnect.
+LONGEST_S = 60 * TIMEOUT_S
+
+
+@dataclass
+class BadLine:
+    """Between a client and a front: what the front says is spoilt as long as ``bad``."""
+
+    front: Any
+    rng: random.Random
+    bad: bool = True
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        here, there = socket.socketpair()
+        theirs, ours = await asyncio.open_connection(sock=here)
+        front = asyncio.create_task(self.front.serve(*await asyncio.open_connection(sock=there)))
+        back = asyncio.create_task(self._back(theirs, writer))
+        # The event loop holds neither: streams of our own making keep only weak references.
+        self.tasks += front, back
+        try:
+            while data := await reader.read(65536):
+                ours.write(data)
+                await ours.drain()
+        except OSError:
+            pass
+        finally:
+            ours.close()
+            await asyncio.gather(front, back)
+
+    async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                if self.bad and self.rng.random() < 0.1:
+                    if (spoilt := self._spoil(data)) is None:
+                        break
+                    data = spoilt
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    def _spoil(self, data: bytes) -> bytes | None:
+        """The bytes as they arrive; ``None`` cuts the line."""
+        rng, at = self.rng, self.rng.randrange(len(data) + 1)
+        match rng.randrange(9):
+            case 0:
+                return None
+            case 1:
+                return b""
+            case 2:
+                return data[:at]
+            case 3:
+                return data * rng.randrange(2, 5)
+            case 4:
+                return data[:at] + rng.randbytes(rng.randrange(1, 40)) + data[at:]
+            case 5:
+                return bytes(b ^ (rng.random() < 0.05) * rng.randrange(256) for b in data)
+            case 6:
+                return data[:at] + rng.choice([b'"', b"\n", b";", b"(", b"/*", b"\xff", b">"]) * 50
+            case 7:
+                return b"x" * (BUFFER_LIMIT + 10)
+            case _:
+                return data + b'\r\n\n   X 01-01-01 00:00:00\r\nM  1 COMPLD\r\n;0,"No error"\n1\n'
+
+
+async def session(driver_name: str, seed: int) -> str:
+    """One session: operations over the bad line, then over the good one. How it went."""
+    rng = random.Random(seed)
+    switch = CircuitSwitch("ocs1", driver_name, "", 16, 0.0, initial=PortMap.of([(1, 7)]))
+    device = EmulatedOcs(switch, {1: 0.0}, NoCrossbar(), LoopClock())
+    await device.open()
+    line = BadLine(FRONTS[driver_name](device, {"admin": None}), rng)
+    server = await asyncio.start_server(line.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    driver: Any = open_driver(replace(switch, address=f"127.0.0.1:{port}"), "pw")
+    driver._client._session = replace(driver._client._session, timeout_s=TIMEOUT_S)
+    ended = "well"
+    for _ in range(4):
+        pairs = [CrossConnect(n, rng.randrange(1, 17)) for n in rng.sample(range(1, 17), 1)]
+        operations = (
+            driver.open, driver.identify, driver.read_map, driver.port_states, driver.alarms,
+            lambda: driver.power([DirectedPort("out", 7)]),
+            lambda pairs=pairs: driver.connect(pairs),
+            lambda pairs=pairs: driver.disconnect(pairs),
+        )  # fmt: skip
+        began = time.monotonic()
+        try:
+            await rng.choice(operations)()
+        except PatchlightError:
+            ended = "badly"
+        assert time.monotonic() - began < LONGEST_S
+        connection = driver._client._connection
+        assert connection is None or connection._framer.buffered <= BUFFER_LIMIT
+    line.bad = False
+    # Only what was learnt on the bad line may be wrong: a new driver sees what is so.
+    await driver.close()
+    fresh = open_driver(replace(switch, address=f"127.0.0.1:{port}"), "pw")
+    await fresh.open()
+    assert await fresh.read_map() == device.map
+    await fresh.close()
+    server.close()
+    await asyncio.gather(*line.tasks)
+    await device.close()
+    return ended
+
+
+@pytest.mark.parametrize(
+    "driver", ["calient-tl1", "polatis-scpi", "polatis-tl1", "glimmerglass-tl1"]
+)
+def test_faulty_sessions_end_in_time_and_in_our_errors(driver: str) -> None:
+    async def go() -> list[str]:
+        ended: list[str] = []
+        for start in range(0, SESSIONS, AT_ONCE):
+            seeds = range(start, min(start + AT_ONCE, SESSIONS))
+            ended += await asyncio.gather(*(session(driver, seed) for seed in seeds))
+        return ended
+
+    ended = asyncio.run(go())
+    # The line is bad enough to matter, and not so bad that nothing passes.
+    assert min(ended.count("well"), ended.count("badly")) > SESSIONS // 20
