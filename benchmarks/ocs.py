@@ -1,6 +1,6 @@
 """What a change of circuits costs beside the device's own switching time, and planning one.
 
-An emulated 320-port Calient (25 ms) as a process of its own on this machine, every port in use
+An emulated 320-port OCS (25 ms) as a process of its own on this machine, every port in use
 and plugged; a pair that is moved is one circuit broken and one made. The whole transaction is
 timed, journalling, read-back and power included; medians of the rounds. Then the campaign of
 ``benchmarks.ocsfaults``.
@@ -43,7 +43,7 @@ from tests.controller.circuits.emulated import Running, running
 
 PORTS, SWITCHING_S, ROUNDS, CAMPAIGN = 320, 0.025, 11, 1000
 ASKED_MS = {1: 10, 16: 15, 320: 60}
-DRIVERS = ("calient-tl1",)
+DRIVERS = ("calient-tl1", "polatis-scpi")
 
 
 def run() -> list[dict[str, Any]]:

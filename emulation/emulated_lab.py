@@ -130,7 +130,13 @@ class EmulatedLab:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.down()
+        try:
+            self.down()
+        except PatchlightError as failure:
+            if error is None:
+                raise
+            # What went wrong first is what the user has to know.
+            self._say(f"taking the lab down failed too: {failure}")
 
     @property
     def plan(self) -> FabricPlan:

@@ -116,7 +116,8 @@ class CalientTl1:
             ]
         else:
             replies = [await self._client.command(self._dialect.power_all, paged=True)]
-        found = read_power((line for reply in replies for line in reply.lines), self._dialect)
+        lines = (line for reply in replies for line in reply.lines)
+        found = read_power(lines, self._dialect, frozenset(numbers))
         return {port: found[port] for port in sorted(wanted) if port in found}
 
     async def connect(self, pairs: Iterable[CrossConnect]) -> Outcome:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from controller.circuits.calient_ports import to_aid, to_port
@@ -26,7 +27,7 @@ class Held:
 
     def matches(self, pattern: str) -> bool:
         """Whether its state is one of those a dialect's pattern describes."""
-        return re.fullmatch(pattern, self.state) is not None
+        return _matches(pattern, self.state)
 
     @property
     def words(self) -> str:
@@ -56,20 +57,29 @@ def command_values(
 
 def read_circuits(lines: Iterable[str], dialect: CircuitDialect) -> list[Held]:
     """The circuits that a reply to ``RTRV-CRS`` lists."""
-    pattern, table = re.compile(dialect.circuit_line), []
-    for line in lines:
-        if (match := pattern.match(line)) is None:
-            continue
-        src, dst = to_port(match["src"]), to_port(match["dst"])
-        if src is None or dst is None:
-            continue
-        there = CrossConnect(src, dst)
-        two_way = match["kind"] == "2"
-        directions = (there, there.reverse) if two_way and src != dst else (there,)
-        conn = f"{match['src']}{'-' if two_way else '>'}{match['dst']}"
-        state = f"{match['AS']},{match['OS']},{match['OC']}"
-        table.append(Held(directions, conn, match["group"], match["name"], state))
-    return table
+    found = (_read_circuit(dialect.circuit_line, line) for line in lines)
+    return [held for held in found if held is not None]
+
+
+# A table is read again and again, and few of its lines are new.
+@functools.lru_cache(maxsize=2048)
+def _read_circuit(pattern: str, line: str) -> Held | None:
+    if (match := re.match(pattern, line)) is None:
+        return None
+    src, dst = to_port(match["src"]), to_port(match["dst"])
+    if src is None or dst is None:
+        return None
+    there = CrossConnect(src, dst)
+    two_way = match["kind"] == "2"
+    directions = (there, there.reverse) if two_way and src != dst else (there,)
+    conn = f"{match['src']}{'-' if two_way else '>'}{match['dst']}"
+    state = f"{match['AS']},{match['OS']},{match['OC']}"
+    return Held(directions, conn, match["group"], match["name"], state)
+
+
+@functools.lru_cache(maxsize=256)
+def _matches(pattern: str, state: str) -> bool:
+    return re.fullmatch(pattern, state) is not None
 
 
 def read_port_states(
@@ -87,10 +97,16 @@ def read_port_states(
     return states
 
 
-def read_power(lines: Iterable[str], dialect: CircuitDialect) -> dict[DirectedPort, float | None]:
-    """Both sides' power (dBm) of the ports that a reply to ``RTRV-PORT-SUM`` lists."""
+def read_power(
+    lines: Iterable[str], dialect: CircuitDialect, asked: Container[int]
+) -> dict[DirectedPort, float | None]:
+    """Both sides' power (dBm) of the ports ``asked`` that a reply to ``RTRV-PORT-SUM`` lists."""
     pattern, found = re.compile(dialect.power_line), {}
     for line in lines:
+        # Few of a long table's lines are wanted, and a pattern costs more than a look.
+        first = to_port(line.partition(":")[0])
+        if first is not None and first not in asked:
+            continue
         if (match := pattern.match(line)) and (number := to_port(match["port"])):
             for side in _SIDES:
                 found[DirectedPort(side, number)] = _dbm(match[side])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -17,11 +18,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from controller.circuits.connection import Connection, ConnectionLost, Framer, FramingError
-from controller.circuits.contract import Alarm, DeviceRefused, DeviceUnreachable
+from controller.circuits.contract import Alarm, DeviceRefused, DeviceUnreachable, Severity
 from testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from testbed.lab import CircuitSwitch
 
 _ALARMS_KEPT = 1000
+_ALARM_WORDS_KEPT = 500  # characters of each, so that a flood of long ones stays bounded
 _LOGIN_SETTLES_S = 0.5  # some units answer "not logged in" for a moment after the login
 
 M = TypeVar("M")
@@ -97,6 +99,12 @@ class DeviceSession(ABC, Generic[M]):
     def alarms(self) -> tuple[Alarm, ...]:
         """What the device said unasked, oldest first (the last 1000)."""
         return tuple(self._alarms)
+
+    def _alarm(self, severity: Severity, subject: str, words: str) -> None:
+        words, subject = self._mask(words)[:_ALARM_WORDS_KEPT], subject[:_ALARM_WORDS_KEPT]
+        self._alarms.append(Alarm(time.time(), severity, subject, words))
+        level = logging.DEBUG if severity == "notice" else logging.WARNING
+        self.log.log(level, "%s > %s %s", self._session.name, severity, words)
 
     async def open(self) -> None:
         """Connect and log in, and keep the session alive until ``close``."""

@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from collections.abc import Sequence
 
 from controller.circuits.connection import BUFFER_LIMIT, Connection, FramingError
-from controller.circuits.contract import Alarm, DeviceRefused, LoginRefused
+from controller.circuits.contract import DeviceRefused, LoginRefused
 from controller.circuits.scpi.dialects import ScpiDialect
 from controller.circuits.scpi.framing import LineFramer, units
 from controller.circuits.session import DeviceSession, Session, shortened
@@ -159,6 +158,7 @@ class ScpiClient(DeviceSession[str]):
     def _refused(self, command: str, errors: Errors) -> DeviceRefused:
         words = _words(errors)
         shown = self._mask(shortened(command))
+        self.log.info("%s > %s", self._session.name, shortened(words))
         return DeviceRefused(
             f"{self._session.name} refused {shown}: {words}", code=errors[0][0], words=words
         )
@@ -166,8 +166,7 @@ class ScpiClient(DeviceSession[str]):
     def _note(self, errors: Errors) -> None:
         """Errors that no command of ours explains: the device tells of itself."""
         for code, words in errors:
-            self._alarms.append(Alarm(time.time(), "minor", "", f"{code},{words}"))
-            self.log.warning("%s > %s,%s", self._session.name, code, words)
+            self._alarm("minor", "", f"{code},{words}")
 
 
 def _words(errors: Errors) -> str:

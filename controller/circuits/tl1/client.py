@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from dataclasses import dataclass
 
 from controller.circuits.connection import BUFFER_LIMIT, Connection, FramingError
-from controller.circuits.contract import Alarm, DeviceRefused, LoginRefused
+from controller.circuits.contract import DeviceRefused, LoginRefused
 from controller.circuits.session import DeviceSession, Session, shortened
 from controller.circuits.tl1.dialects import SessionDialect
 from controller.circuits.tl1.framing import Framer
@@ -193,12 +192,9 @@ class Tl1Client(DeviceSession[Message]):
         return ctag
 
     def _note(self, message: Autonomous) -> None:
-        severity = SEVERITIES[message.alarm_code]
         subject, _, _ = (message.body.quoted or ("",))[0].partition(":")
-        words = self._mask(f"{message.verb}: {message.body.words}")
-        self._alarms.append(Alarm(time.time(), severity, subject, words))
-        level = logging.DEBUG if severity == "notice" else logging.WARNING
-        self.log.log(level, "%s > %s %s", self._session.name, severity, words)
+        words = f"{message.verb}: {message.body.words}"
+        self._alarm(SEVERITIES[message.alarm_code], subject, words)
 
     # --- words ---------------------------------------------------------------------------
 

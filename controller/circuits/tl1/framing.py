@@ -34,6 +34,7 @@ _AUTONOMOUS = re.compile(
     _LEAD + rb"(\*C|\*\*|\*|A)[ \t]+(\d[\d.]*)[ \t]+([A-Z][A-Z0-9 -]*?)[ \t]*$"
 )
 _LINE_END = re.compile(rb"[\r\n;]")
+_BLANK = re.compile(rb"[\r\n]+")
 _MARK = re.compile(rb'["\n;]|/\*')
 # What in a text needs no second look: whole quoted lines, line ends before something that is
 # not a prompt, and everything else that holds no mark. Long tables pass through here. (Not
@@ -102,6 +103,8 @@ class Framer:
         return self._step_text(messages)
 
     def _step_noise(self, messages: list[Message]) -> bool:
+        if self._scan == 0 and (blank := _BLANK.match(self._buffer)):
+            del self._buffer[: blank.end()]
         end = _LINE_END.search(self._buffer, self._scan)
         if end is None:
             self._scan = len(self._buffer)

@@ -200,11 +200,13 @@ def test_a_flood_of_alarms_is_heard_and_bounded(device: Running) -> None:
         alarms = await driver.alarms()
         assert 0 < len(alarms) <= 1000
         assert any("FLOOD" in a.words or "Alarm" in a.words for a in alarms)
-        device.fault(report="*C EQPT: 7: PWR below limit")
+        assert device.fault(report=f"*C EQPT: 7: {'long ' * 1000}")["ok"]
+        assert device.fault(report="*C EQPT: 7: PWR below limit")["ok"]
         deadline = time.monotonic() + 5
         while "PWR below limit" not in (await driver.alarms())[-1].words:
             assert time.monotonic() < deadline
             await driver.read_map()
+        assert max(len(alarm.words) for alarm in await driver.alarms()) == 500
 
     drive(device, act)
 

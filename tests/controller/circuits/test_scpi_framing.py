@@ -82,7 +82,7 @@ def read_by_hand(text: str) -> list[tuple[str, str]] | None:
 @example("0,", '"No error"')
 @example("-222,", '"Data out of range; port ""9""",100,"x"')
 def test_the_error_queue_is_read_as_by_hand(head: str, tail: str) -> None:
-    client = ScpiClient(Session("ocs1", "h", 1, "u", "p"), POLATIS)
+    client = ScpiClient(Session("ocs1", "h", 1, "u", ""), POLATIS)
     assert client._errors(head + tail) == read_by_hand(head + tail)
 
 
@@ -101,7 +101,7 @@ def test_whatever_comes_is_split_or_refused(text: str) -> None:
     assert _bare("".join(found)) == _bare(text)
     with contextlib.suppress(ValueError):
         channels(text)
-    client = ScpiClient(Session("ocs1", "h", 1, "u", "p"), POLATIS)
+    client = ScpiClient(Session("ocs1", "h", 1, "u", ""), POLATIS)
     for unit in found:
         errors = client._errors(unit)
         assert errors is None or all(int(code) != 0 for code, _ in errors)
@@ -133,7 +133,7 @@ def test_an_endless_line_ends_in_our_error_at_once() -> None:
 @pytest.mark.parametrize("piece", ['"', "(", '""', ";", ")(", '("', '0,"a",'])
 def test_long_lines_take_linear_time(piece: str) -> None:
     line, began = piece * (200_000 // len(piece)), time.monotonic()
-    client = ScpiClient(Session("ocs1", "h", 1, "u", "p"), POLATIS)
+    client = ScpiClient(Session("ocs1", "h", 1, "u", ""), POLATIS)
     for unit in units(line):
         client._errors(unit)
     assert time.monotonic() - began < 5
