@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -41,7 +42,8 @@ class ControllerClient:
         limits = httpx.Limits(keepalive_expiry=2.0)
         self._http = httpx.Client(
             base_url=f"http://{address}/v1", timeout=deadline_s, limits=limits,
-            headers={USER_HEADER: user}, transport=transport,
+            # Headers are ASCII; names need not be.
+            headers={USER_HEADER: user.encode("ascii", "replace").decode()}, transport=transport,
         )  # fmt: skip
 
     def __enter__(self) -> ControllerClient:
@@ -109,7 +111,7 @@ class ControllerClient:
 
     def restore(self, name: str, **terms: Any) -> Answer:
         """Bring about the maps saved under a name."""
-        return self._call("POST", f"/maps/{name}/restore", terms)
+        return self._call("POST", f"/maps/{quote(name, safe='')}/restore", terms)
 
     def repair(self, names: Sequence[str], **terms: Any) -> Answer:
         """Bring the devices back to their last committed maps."""
@@ -166,11 +168,11 @@ class ControllerClient:
 
     def save_map(self, name: str, names: Sequence[str] = (), why: str = "") -> Answer:
         """Keep the present maps under a name."""
-        return self._call("PUT", f"/maps/{name}", {"ocs": list(names), "why": why})
+        return self._call("PUT", f"/maps/{quote(name, safe='')}", {"ocs": list(names), "why": why})
 
     def forget_map(self, name: str) -> Answer:
         """Forget saved maps."""
-        return self._call("DELETE", f"/maps/{name}")
+        return self._call("DELETE", f"/maps/{quote(name, safe='')}")
 
     def stop_button(self) -> Answer | None:
         """Who pressed the stop button, when and why; ``None`` if it is not pressed."""

@@ -41,13 +41,14 @@ class _Nobody:
         return None
 
 
-class _InProcess(httpx.BaseTransport):
-    """Requests to an application on an event loop of ours that runs while one is answered."""
+class InProcess(httpx.BaseTransport):
+    """Requests to an application in this process, on a loop that runs while it answers."""
 
     def __init__(self, app: FastAPI, loop: asyncio.AbstractEventLoop) -> None:
         self._inner, self._loop = httpx.ASGITransport(app, client=("direct", 0)), loop
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Have the application answer."""
         return self._loop.run_until_complete(self._answer(request))
 
     async def _answer(self, request: httpx.Request) -> httpx.Response:
@@ -90,7 +91,7 @@ def direct_client(lab: Lab, state_dir: Path, user: str = "") -> Iterator[Control
         app = FastAPI()
         app.exception_handler(PatchlightError)(explain)
         app.include_router(circuit_routes(plant))
-        transport = _InProcess(app, loop)
+        transport = InProcess(app, loop)
         yield stack.enter_context(ControllerClient("direct", user=user, transport=transport))
 
 

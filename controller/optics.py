@@ -68,7 +68,7 @@ def judge(
     that is unverified, not failed.
     """
     if made not in expected:
-        return f"{made}: unverified, no known transmitter sends light into in:{made.inp}", False
+        return f"{made}: unverified, it is on no way from a transmitter to a receiver", False
     want = expected[made].power_dbm
     if out_dbm is None:
         if in_dbm is None:

@@ -95,3 +95,16 @@ def wanted_maps(
         additions = asked.get(name, PortMap())
         wanted[name] = additions if only and name in asked else kept.joined(additions)
     return wanted
+
+
+def difference(before: Mapping[str, PortMap], now: Mapping[str, PortMap]) -> str:
+    """In words, how the maps ``now`` differ from those ``before``; empty if they do not."""
+    return "; ".join(
+        f"the map of {name} changed meanwhile: "
+        + ", ".join(
+            [f"{c} is gone" for c in earlier.diff(now[name]).breaks]
+            + [f"{c} is new" for c in earlier.diff(now[name]).makes]
+        )
+        for name, earlier in before.items()
+        if now[name] != earlier
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Collection, Mapping
@@ -67,7 +68,8 @@ class Plant:
         while True:
             await asyncio.sleep(_ALARMS_EVERY_S)
             for name, driver in self.drivers.items():
-                await self._listen(name, driver)
+                with contextlib.suppress(PatchlightError):  # who is gone has no alarms to tell
+                    await self._listen(name, driver)
             if time.monotonic() - looked > _LOOK_EVERY_S:
                 try:
                     await self._look()

@@ -18,7 +18,7 @@ from controller.checks import POWER_CEILING_DBM, Checked, Checks, Conditions
 from controller.circuits.contract import CircuitDriver
 from controller.commitments import Commitments, Drift
 from controller.locks import Locks
-from controller.planning import Plan, plan
+from controller.planning import Plan, difference, plan
 from controller.record import Reconfiguration, Terms, as_stored, as_texts, fingerprint
 from controller.recovery import is_done, raise_refusals, restore
 from controller.stop import StopButton
@@ -203,7 +203,7 @@ class Reconfigurer:
                     record.note(await self._traffic.hold(steps.moved))
                     record.note(await self._flows.follow(steps.links_staying))
                 with record.stage("check"):
-                    differs = await self._differs_from(steps)
+                    differs = difference(steps.before, await self.read_maps())
             except PatchlightError as error:
                 differs, from_memory = error.message, False
             if differs and from_memory:
@@ -229,19 +229,6 @@ class Reconfigurer:
             with record.stage("undrain"):
                 await self._traffic.release()
 
-    async def _differs_from(self, steps: Plan) -> str:
-        """Compare-and-set: in words, how the devices differ from the plan's start."""
-        now = await self.read_maps()
-        return "; ".join(
-            f"the map of {name} changed meanwhile: "
-            + ", ".join(
-                [f"{c} is gone" for c in steps.before[name].diff(now[name]).breaks]
-                + [f"{c} is new" for c in steps.before[name].diff(now[name]).makes]
-            )
-            for name in steps.before
-            if now[name] != steps.before[name]
-        )
-
     async def _write(self, steps: Plan, checked: Checked, record: Reconfiguration) -> None:
         """Device after device: what goes wrong on one does not reach the next."""
         several, maps = len(steps.changes) > 1, dict(steps.before)
@@ -260,12 +247,20 @@ class Reconfigurer:
                 self.stop.check()
             maps[name] = steps.wanted[name]
             with record.stage("verify"):
-                await read_back(driver, steps.wanted[name])
                 # Paths through a device that is still to change are not there yet: of these
                 # only what is plainly wrong counts, the rest is looked at in the end.
                 here = follow_light(self._lab, maps) if several else steps.links_after
                 arriving = checked.arriving_dbm.get(name)
-                notes = await verify_light(self._lab, here, driver, change.makes, arriving)
+                # Both at once: the device answers the one while the other is understood.
+                read, lit = await asyncio.gather(
+                    read_back(driver, steps.wanted[name]),
+                    verify_light(self._lab, here, driver, change.makes, arriving),
+                    return_exceptions=True,
+                )
+                for found in (read, lit):
+                    if isinstance(found, BaseException):
+                        raise found
+                notes = lit if isinstance(lit, list) else []
             if not several:
                 record.note(notes)
         if several:

@@ -19,7 +19,16 @@ MOST_PACKET_PORTS = 65279
 MOST_CIRCUIT_PORTS = 4096
 FABRICS = ("openvswitch", "bridge")
 # What ships with Patchlight, for editors; others come by entry point, so any name is taken here.
-KNOWN_DRIVERS = ("calient-tl1", "polatis-scpi", "polatis-tl1", "glimmerglass-tl1")
+KNOWN_DRIVERS = (
+    "calient-tl1",
+    "calient-rest",
+    "polatis-scpi",
+    "polatis-tl1",
+    "polatis-restconf",
+    "glimmerglass-tl1",
+    "polatis-netconf",
+    "telescent-ssh",
+)
 
 _NAME = "[A-Za-z][A-Za-z0-9_-]*"
 _MAC = "(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}"

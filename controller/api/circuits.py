@@ -44,7 +44,8 @@ async def explain(_: Request, error: Exception) -> JSONResponse:
 
 def _caller(request: Request) -> Terms:
     """Who asks, as the client says, and from where, as the connection shows."""
-    origin = f"{request.client.host}:{request.client.port}" if request.client else ""
+    host, port = request.client or ("", 0)
+    origin = f"{host}:{port}" if port else host
     return Terms(by=request.headers.get(USER_HEADER, "")[:80], origin=origin)
 
 

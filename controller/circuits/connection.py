@@ -34,7 +34,10 @@ class ConnectionLost(Exception):
 
 
 class Connection(Generic[M]):
-    """Made by ``Connection.open``. ``trouble`` says why it ended; empty while it lives."""
+    """Made by ``Connection.open``. ``trouble`` says why it ended; empty while it lives.
+
+    ``ending``: what ends each command.
+    """
 
     def __init__(
         self,
@@ -42,10 +45,12 @@ class Connection(Generic[M]):
         writer: asyncio.StreamWriter,
         framer: Framer[M],
         unasked: Callable[[M], bool],
+        *,
+        ending: bytes = b"\r\n",
     ) -> None:
         self.trouble = ""
         self._reader, self._writer = reader, writer
-        self._framer, self._unasked = framer, unasked
+        self._framer, self._unasked, self._ending = framer, unasked, ending
         self._inbox: asyncio.Queue[M | None] = asyncio.Queue()
         self._listening = False
         self._task = asyncio.create_task(self._read())
@@ -65,11 +70,15 @@ class Connection(Generic[M]):
         # Replies are kept only from the first command on and while somebody reads them.
         self._listening = True
         try:
-            self._writer.write(text.encode() + b"\r\n")
+            self._writer.write(text.encode() + self._ending)
             await self._writer.drain()
         except OSError as error:
             self.trouble = self.trouble or str(error)
             raise ConnectionLost from error
+
+    def listen(self) -> None:
+        """Keep what comes before the first command, too."""
+        self._listening = True
 
     async def receive(self) -> M:
         """The next message that answers something; ``ConnectionLost`` at the end."""

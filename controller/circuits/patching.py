@@ -96,7 +96,7 @@ class PatchingDriver(ABC):
             words = await self._send(self._break, going)
             left = await self._table() if going else {}
             again = [c for c in going if c in left]
-            if again and len(going) > 1:
+            if again and len(going) > 1 and self._list_limit > 1:
                 words = await self._send(self._break, again, most=1)
                 left = await self._table()
             refused = {
@@ -147,7 +147,7 @@ class PatchingDriver(ABC):
         """Poll until every circuit is up or known not to come up, and clear those away."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._switch.switching_time_s + _SETTLE_S
-        step, singly = _FIRST_POLL_S, len(waiting) > 1
+        step, singly = _FIRST_POLL_S, len(waiting) > 1 and self._list_limit > 1
         while waiting:
             table = await self._table()
             missing = [c for c in waiting if c not in table]

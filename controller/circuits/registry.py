@@ -24,9 +24,13 @@ DriverFactory = Callable[[CircuitSwitch, str], CircuitDriver]
 # Loaded when first asked for: a driver's libraries need not be there for the others.
 _OURS = {
     "calient-tl1": "controller.circuits.calient:CalientTl1",
+    "calient-rest": "controller.circuits.calient_rest:CalientRest",
     "polatis-scpi": "controller.circuits.polatis_scpi:PolatisScpi",
     "polatis-tl1": "controller.circuits.polatis_tl1:PolatisTl1",
+    "polatis-restconf": "controller.circuits.polatis_restconf:PolatisRestconf",
     "glimmerglass-tl1": "controller.circuits.glimmerglass:GlimmerglassTl1",
+    "polatis-netconf": "controller.circuits.polatis_netconf:PolatisNetconf",
+    "telescent-ssh": "controller.circuits.telescent:TelescentSsh",
     "dry-run": "controller.circuits.dry_run:DryRun",
 }
 

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from controller.circuits.connection import Connection, ConnectionLost, Framer, FramingError
 from controller.circuits.contract import Alarm, DeviceRefused, DeviceUnreachable, Severity
@@ -26,6 +26,19 @@ _ALARMS_KEPT = 1000
 _ALARM_WORDS_KEPT = 500  # characters of each, so that a flood of long ones stays bounded
 _LOGIN_SETTLES_S = 0.5  # some units answer "not logged in" for a moment after the login
 
+
+class Line(Protocol):
+    """What a session talks over. ``trouble`` says why it ended; empty while it lives."""
+
+    @property
+    def trouble(self) -> str:
+        """Why it ended."""
+
+    async def close(self) -> None:
+        """Let go of it."""
+
+
+L = TypeVar("L", bound=Line)
 M = TypeVar("M")
 R = TypeVar("R")
 
@@ -52,8 +65,8 @@ class Session:
         return cls(switch.name, host.strip("[]"), int(port), switch.user, password)
 
 
-class DeviceSession(ABC, Generic[M]):
-    """One login on one device. All methods belong to one event loop."""
+class KeptSession(ABC, Generic[L]):
+    """One login on one device, over whatever line. All methods belong to one event loop."""
 
     protocol: ClassVar[str]
     log: ClassVar[logging.Logger]
@@ -61,7 +74,7 @@ class DeviceSession(ABC, Generic[M]):
     def __init__(self, session: Session) -> None:
         self._session = session
         self._lock = asyncio.Lock()
-        self._connection: Connection[M] | None = None
+        self._connection: L | None = None
         self._keep_alive_task: asyncio.Task[None] | None = None
         self._last_used = 0.0
         self._logged_in_at = 0.0
@@ -70,8 +83,8 @@ class DeviceSession(ABC, Generic[M]):
     # --- what a protocol adds ---------------------------------------------------------------
 
     @abstractmethod
-    def _framer(self) -> Framer[M]:
-        """A new parser for a new connection."""
+    async def _connect(self) -> L:
+        """A new line to the device; raises ``OSError``, or ``LoginRefused`` if that comes first."""
 
     @abstractmethod
     async def _log_in(self) -> None:
@@ -84,10 +97,6 @@ class DeviceSession(ABC, Generic[M]):
     @abstractmethod
     async def _say_something(self) -> None:
         """What keeps an idle session alive."""
-
-    def _unasked(self, message: M) -> bool:
-        """Take a message that answers nothing; ``False`` if it may be an answer."""
-        return False
 
     def _wants_login(self, refusal: DeviceRefused) -> bool:
         """Whether that was refused for want of a login."""
@@ -128,7 +137,7 @@ class DeviceSession(ABC, Generic[M]):
 
     async def _run(
         self,
-        exchange: Callable[[Connection[M]], Awaitable[R]],
+        exchange: Callable[[L], Awaitable[R]],
         shown: str,
         timeout_s: float,
         *,
@@ -169,14 +178,14 @@ class DeviceSession(ABC, Generic[M]):
                     else:
                         await self._disconnect()
 
-    async def _ensure_session(self) -> Connection[M]:
+    async def _ensure_session(self) -> L:
         if self._connection is not None and not self._connection.trouble:
             return self._connection
         await self._disconnect()
         host, port, wait_s = self._session.host, self._session.port, self._session.connect_timeout_s
         try:
             async with asyncio.timeout(wait_s):
-                self._connection = await Connection.open(host, port, self._framer(), self._unasked)
+                self._connection = await self._connect()
         except (OSError, TimeoutError) as error:
             raise DeviceUnreachable(
                 f"connecting to {self._session.name} at {host}:{port}: "
@@ -198,7 +207,7 @@ class DeviceSession(ABC, Generic[M]):
         self._logged_in_at = asyncio.get_running_loop().time()
         return self._connection
 
-    def _connected(self) -> Connection[M]:
+    def _connected(self) -> L:
         if self._connection is None:
             raise ConnectionLost
         return self._connection
@@ -232,6 +241,22 @@ class DeviceSession(ABC, Generic[M]):
             return f"nothing came back within {timeout_s:g} s"
         trouble = self._connection.trouble if self._connection else ""
         return self._mask(str(error) or trouble or "the connection was lost")
+
+
+class DeviceSession(KeptSession[Connection[M]], Generic[M]):
+    """A session over a connection of messages: TCP, if ``_connect`` is not replaced."""
+
+    @abstractmethod
+    def _framer(self) -> Framer[M]:
+        """A new parser for a new connection."""
+
+    def _unasked(self, message: M) -> bool:
+        """Take a message that answers nothing; ``False`` if it may be an answer."""
+        return False
+
+    async def _connect(self) -> Connection[M]:
+        host, port = self._session.host, self._session.port
+        return await Connection.open(host, port, self._framer(), self._unasked)
 
 
 def shortened(text: str) -> str:

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
-import signal
 import sys
 from pathlib import Path
 
 from emulation.fabric.names import namespace_name
 from emulation.fabric.namespaces import namespace_path
 from emulation.optical.arriving import arriving_dbm
-from emulation.optical.clients import Clients
 from emulation.optical.crossbar import Crossbar, KernelCrossbar, NoCrossbar
 from emulation.optical.device import EmulatedOcs, LoopClock
-from emulation.optical.faults import Action, ControlSocket
-from emulation.optical.fronts import Front, front_of
-from testbed.errors import BadInput, PatchlightError
+from emulation.optical.fronts import front_of
+from emulation.optical.serving import serve_until_stopped
+from testbed.errors import PatchlightError
 from testbed.lab import Lab
 from testbed.labfile import read_lab
-from testbed.portmap import parse_cross_connects
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,49 +67,15 @@ async def _run(lab: Lab, options: argparse.Namespace) -> None:
     device = EmulatedOcs(
         switch, arriving_dbm(lab, switch), crossbar, LoopClock(), state_file=options.state
     )
-    front = front_of(device)
-    clients = Clients(front.serve)
-    host, port = _address(options.listen or switch.address)
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await device.open()
-    async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(device.close)
-        try:
-            server = await asyncio.start_server(clients.serve, host, port)
-        except OSError as error:
-            raise PatchlightError(
-                f"listening on {host}:{port} for {switch.name}: {error.strerror}",
-                hint="stop what listens there, or choose another port with --listen",
-            ) from error
-        stack.callback(server.close)
-        if options.control is not None:
-            actions = _actions(device, front, clients)
-            control = ControlSocket(device.faults, device.faults_changed, actions)
-            await control.open(options.control)
-            stack.push_async_callback(control.close)
+
+    async def ready(host: str, port: int) -> None:
         if options.ready_file is not None:
-            bound = server.sockets[0].getsockname()
-            await asyncio.to_thread(_announce, options.ready_file, f"{bound[0]}:{bound[1]}\n")
-        await stop.wait()
+            await asyncio.to_thread(_announce, options.ready_file, f"{host}:{port}\n")
 
-
-def _actions(device: EmulatedOcs, front: Front, clients: Clients) -> dict[str, Action]:
-    def report(text: object) -> None:
-        front.report(str(text))
-
-    async def lose(text: object) -> None:
-        for c in parse_cross_connects(str(text)):
-            await device.lose(c)
-
-    async def reboot(how: object) -> None:
-        if how not in ("keep", "forget"):
-            raise BadInput(f"reboot cannot be {how!r}: 'keep' or 'forget', meaning the map")
-        clients.cut()
-        await device.reboot(keep_map=how == "keep")
-
-    return {"report": report, "lose": lose, "reboot": reboot}
+    address = options.listen or switch.address
+    await serve_until_stopped(
+        device, front_of(device), address, control=options.control, ready=ready
+    )
 
 
 def _announce(path: Path, text: str) -> None:
@@ -122,13 +84,6 @@ def _announce(path: Path, text: str) -> None:
     beside = path.with_name(path.name + ".new")
     beside.write_text(text)
     os.replace(beside, path)
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise BadInput(f"{text!r} is no address to listen on: expected host:port")
-    return host.strip("[]"), int(port)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from emulation.optical.tl1_front import Tl1Front, Users
 from emulation.optical.tl1_server import Answer, Command, Connection, deny
 from testbed.portmap import CrossConnect
 
-_STATES = {
+STATES = {
     Phase.PARKED: ("UMA", "RDY", "OK"),
     Phase.SWITCHING: ("IS", "OOS", "INIT"),
     Phase.LIT: ("IS", "IS", "OK"),
@@ -24,7 +24,8 @@ _STATES = {
 }
 _MODELS = ((160, "S160"), (320, "S320"))
 _LARGEST_MODEL = "EDGE640"
-_GROUP = "SYSTEM"
+GROUP = "SYSTEM"
+SOFTWARE = "6.0-3-emulated"
 
 
 class CalientFront(Tl1Front):
@@ -53,10 +54,10 @@ class CalientFront(Tl1Front):
 
     def _identity(self, connection: Connection, command: Command) -> Answer:
         switch = self._device.switch
-        model = next((name for ports, name in _MODELS if switch.ports <= ports), _LARGEST_MODEL)
+        model = model_of(switch.ports)
         return Answer(
             lines=(
-                f"{switch.name.upper()}:SERIALNUMBER=EMU-{switch.name},SWPACKAGE=6.0-3-emulated,"
+                f"{switch.name.upper()}:SERIALNUMBER=EMU-{switch.name},SWPACKAGE={SOFTWARE},"
                 f"STATUS=OK,CHASSISTYPE={model},PLATFORM=VERSION2",
             )
         )
@@ -88,7 +89,7 @@ class CalientFront(Tl1Front):
         for port in ports:
             here = dict.fromkeys((mirrors.at_input(port), mirrors.at_output(port)))
             held = [circuit for circuit in here if circuit is not None]
-            names = [(_conn(circuit), _in_use(circuit)) for circuit in held]
+            names = [(circuit_id(circuit), _in_use(circuit)) for circuit in held]
             names += [("NONE", "NONE")] * (2 - len(names))
             arriving, leaving = readings[port]
             lines.append(
@@ -113,7 +114,7 @@ class CalientFront(Tl1Front):
         there = CrossConnect(src, dst)
         two_way = kind == "2WAY" and src != dst
         directions = (there, there.reverse) if two_way else (there,)
-        circuit = self._device.enter(directions, given[2], given[0] or _GROUP)
+        circuit = self._device.enter(directions, given[2], given[0] or GROUP)
         self._changed("ENT-CRS", circuit)
         return Answer()
 
@@ -132,7 +133,7 @@ class CalientFront(Tl1Front):
     def _delete(self, connection: Connection, command: Command) -> Answer:
         circuit = self._named(command)
         if circuit.phase is not Phase.PARKED:
-            return deny("SNVS", f"Failed: {_conn(circuit)} is in service, cancel it first")
+            return deny("SNVS", f"Failed: {circuit_id(circuit)} is in service, cancel it first")
         self._device.remove(circuit)
         self._changed("DLT-CRS", circuit)
         return Answer()
@@ -142,7 +143,7 @@ class CalientFront(Tl1Front):
     def _enter_bulk(self, connection: Connection, command: Command) -> Answer:
         def enter(conn: str) -> None:
             directions = _directions(conn)
-            circuit = self._device.enter(directions, "", _GROUP)
+            circuit = self._device.enter(directions, "", GROUP)
             try:
                 self._device.activate(circuit)
             except Refused:
@@ -181,16 +182,16 @@ class CalientFront(Tl1Front):
 
     def _named(self, command: Command) -> Circuit:
         """The circuit that a command means: by its ports, else by its id or name."""
-        conns = [param for param in command.params if param not in ("", _GROUP)]
+        conns = [param for param in command.params if param not in ("", GROUP)]
         if command.aid:
             circuit = self._device.mirrors.find(CrossConnect(*_pair(command.aid)))
             # An id that says one-way does not mean a two-way circuit.
-            if circuit is not None and _conn(circuit) not in conns and any(map(_is_id, conns)):
+            if circuit is not None and circuit_id(circuit) not in conns and any(map(_is_id, conns)):
                 circuit = None
         else:
             wanted = set(conns)
             circuits = self._device.mirrors
-            circuit = next((c for c in circuits if {_conn(c), c.name} & wanted), None)
+            circuit = next((c for c in circuits if {circuit_id(c), c.name} & wanted), None)
         if circuit is None:
             raise Refused(Reason.NOT_FOUND)
         return circuit
@@ -210,7 +211,7 @@ class CalientFront(Tl1Front):
         return found
 
     def _changed(self, verb: str, circuit: Circuit) -> None:
-        self._server.report("A", "REPT DBCHG", (f"{verb}:{_conn(circuit)}",))
+        self._server.report("A", "REPT DBCHG", (f"{verb}:{circuit_id(circuit)}",))
 
 
 def _pair(aid: str) -> tuple[int, int]:
@@ -234,17 +235,23 @@ def _is_id(text: str) -> bool:
     return False
 
 
-def _conn(circuit: Circuit) -> str:
+def model_of(ports: int) -> str:
+    """The smallest model with so many ports."""
+    return next((name for most, name in _MODELS if ports <= most), _LARGEST_MODEL)
+
+
+def circuit_id(circuit: Circuit) -> str:
+    """Its id on the device: ``1.1.1>1.1.2``, or with ``-`` where it is two-way."""
     c = circuit.directions[0]
     return f"{to_aid(c.inp)}{'-' if circuit.two_way else '>'}{to_aid(c.out)}"
 
 
 def _circuit_line(circuit: Circuit) -> str:
-    c, conn = circuit.directions[0], _conn(circuit)
+    c, conn = circuit.directions[0], circuit_id(circuit)
     kind = "2WAY" if circuit.two_way else "1WAY"
-    states: Iterable[str] = _STATES[circuit.phase]
+    states: Iterable[str] = STATES[circuit.phase]
     return (
-        f"{conn}:SRCPORT={to_aid(c.inp)},DSTPORT={to_aid(c.out)},GRPNAME={circuit.group or _GROUP},"
+        f"{conn}:SRCPORT={to_aid(c.inp)},DSTPORT={to_aid(c.out)},GRPNAME={circuit.group or GROUP},"
         f"CONNNAME={circuit.name or conn},CONNTYPE={kind},"
         + "AS={},OS={},OC={},PS=UPR,AL=CL".format(*states)
     )
@@ -260,7 +267,7 @@ def _dbm(power: float | None) -> str:
 
 def _denial(refusal: Refused) -> Answer:
     port = to_aid(refusal.port) if refusal.port is not None and refusal.port > 0 else "port"
-    there = _conn(refusal.circuit) if refusal.circuit else ""
+    there = circuit_id(refusal.circuit) if refusal.circuit else ""
     return {
         Reason.NO_PORT: deny("IIAC", f"Invalid port {port}" if refusal.port else "Invalid AID"),
         Reason.BUSY: deny("SNVS", f"Invalid Connection: {port} is in use by {there}"),

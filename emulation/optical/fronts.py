@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from collections.abc import Callable
 from typing import Protocol
 
 from emulation.optical.calient import CalientFront
+from emulation.optical.calient_rest import CalientRestFront
 from emulation.optical.device import EmulatedOcs
 from emulation.optical.glimmerglass import GlimmerglassFront
+from emulation.optical.http_server import HttpFront
+from emulation.optical.polatis_restconf import PolatisRestconfFront
+from emulation.optical.polatis_netconf import PolatisNetconfFront
 from emulation.optical.polatis_scpi import PolatisScpiFront
 from emulation.optical.polatis_tl1 import PolatisTl1Front
+from emulation.optical.telescent import TelescentFront
 from testbed.errors import BadInput
 from testbed.lab import CircuitSwitch
 
@@ -30,9 +36,13 @@ class Front(Protocol):
 
 FRONTS: dict[str, Callable[[EmulatedOcs, Users], Front]] = {
     "calient-tl1": CalientFront,
+    "calient-rest": CalientRestFront,
     "polatis-scpi": PolatisScpiFront,
     "polatis-tl1": PolatisTl1Front,
+    "polatis-restconf": PolatisRestconfFront,
     "glimmerglass-tl1": GlimmerglassFront,
+    "polatis-netconf": PolatisNetconfFront,
+    "telescent-ssh": TelescentFront,
 }
 
 
@@ -45,6 +55,11 @@ def front_of(device: EmulatedOcs) -> Front:
             f"there are {', '.join(FRONTS)}"
         )
     return make(device, users_of(device.switch))
+
+
+def tls_of(front: Front) -> ssl.SSLContext | None:
+    """What its clients connect with; ``None`` for plain TCP."""
+    return front.tls if isinstance(front, HttpFront) else None
 
 
 def users_of(switch: CircuitSwitch) -> Users:

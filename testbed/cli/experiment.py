@@ -1,4 +1,4 @@
-"""``patchlight experiment``: a paper's experiment, run on an emulated lab."""
+"""``patchlight experiment``: a paper's experiment, on an emulated lab or in the simulator."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from testbed.cli.errors import require_root
+from testbed.cli.pac_ml import pac_ml
 from testbed.jobs import JobStatus
 
 _LOG_WIDTH = 130  # where there is no terminal to ask
@@ -25,7 +26,10 @@ _LOG_WIDTH = 130  # where there is no terminal to ask
 
 @click.group()
 def experiment() -> None:
-    """Run a paper's experiment on an emulated lab."""
+    """Run a paper's experiment on an emulated lab, or in the simulator."""
+
+
+experiment.add_command(pac_ml)
 
 
 @experiment.command()

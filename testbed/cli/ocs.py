@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from testbed.cli import ocs_change, ocs_guard, ocs_view
+from testbed.cli import ocs_change, ocs_emulate, ocs_guard, ocs_view
 
 
 @click.group(
@@ -20,3 +20,4 @@ def ocs() -> None:
 
 for command in (*ocs_view.COMMANDS, *ocs_change.COMMANDS, *ocs_guard.COMMANDS):
     ocs.add_command(command)
+ocs.add_command(ocs_emulate.emulate)

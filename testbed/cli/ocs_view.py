@@ -171,7 +171,7 @@ def verify(switches: tuple[str, ...], target: Target, as_json: bool) -> None:
     if not as_json:
         rows = [row for answer in found.values() for row in answer["circuits"]]
         sure = sum(row["verdict"] == "ok" for row in rows)
-        click.echo(f"{sure} of {len(rows)} circuits verified, the others unverified; none failed")
+        click.echo(f"{sure} circuits verified, {len(rows) - sure} unverified, none failed")
 
 
 @click.command()

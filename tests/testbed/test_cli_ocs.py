@@ -1,14 +1,26 @@
 """``patchlight ocs`` as an operator uses it: against a running controller, and without one."""
 
+import asyncio
+import functools
 import json
 
 import click
 import pytest
 from click.testing import CliRunner
+from fastapi import FastAPI
 
+from benchmarks.ocsfaults import Nobody
+from controller.api.circuits import circuit_routes
+from controller.circuits.registry import open_driver
+from controller.claims import claimed
+from controller.client import ControllerClient
+from controller.direct import InProcess
+from controller.plant import Plant
+from controller.store import Store
 from testbed.cli.main import cli
 from testbed.cli.ocs_maps import read_map_file
-from testbed.cli.ocs_output import confirm
+from testbed.cli.ocs_options import Manner
+from testbed.cli.ocs_output import carry_out, confirm
 from testbed.errors import BadInput, PatchlightError
 from testbed.labfile import read_lab
 from tests.controller.circuits.emulated import lab_file
@@ -212,8 +224,6 @@ def preview(**given):
     ],
 )
 def test_questions_are_asked_where_something_in_use_or_much_goes(given, yes, text, agreed):
-    from testbed.cli.ocs_options import Manner
-
     @click.command()
     def asking():
         click.echo(f"agreed {confirm(preview(**given), Manner(False, yes, '', False))}")
@@ -224,6 +234,52 @@ def test_questions_are_asked_where_something_in_use_or_much_goes(given, yes, tex
         assert "nothing was changed" in result.exception.message
     else:
         assert f"agreed {agreed}" in result.output
+
+
+class Busy(Nobody):
+    """Jobs that ride on whatever moves."""
+
+    def __init__(self):
+        self.jobs, self.next = ["train-1"], []
+
+    def riding(self, moved):
+        return self.next.pop(0) if self.next else self.jobs
+
+
+def test_a_circuit_that_a_job_uses_is_shown_and_asked_for(tmp_path):
+    (tmp_path / "lab.yaml").write_text(LAB.format(api=1, openflow=2))
+    lab, busy = read_lab(tmp_path / "lab.yaml"), Busy()
+    with asyncio.Runner() as runner:
+        drivers = {"o1": open_driver(lab.circuit_switch("o1"))}
+        plant = Plant(lab, drivers, busy, busy, Store(":memory:"))
+        app = FastAPI()
+        app.include_router(circuit_routes(plant))
+        transport = InProcess(app, runner.get_loop())
+        client = ControllerClient("test", transport=transport)
+        ask = functools.partial(client.reconfigure, {"o1": ["2-4"]})
+
+        @click.command()
+        @click.option("--yes", is_flag=True)
+        def asking(yes):
+            carry_out(ask, Manner(False, int(yes), "why", False))
+
+        def told(*words, text=""):
+            result = CliRunner().invoke(asking, words, input=text)
+            return f"{result.output}{result.exception or ''}"
+
+        start = client.circuits()
+        shown = told(text="n\n")
+        for line in ("o1 - 2>5", "o1 + 2>4", "in use by job train-1", "link goes: b.n1:t2.1"):
+            assert line in shown
+        assert client.circuits() == start
+        assert "committed" in told(text="y\n")
+        client.reconfigure({"o1": ["2-5"]})
+        assert "committed" in told("--yes")
+        client.reconfigure({"o1": ["2-5"]})
+        # Nobody rides when it is looked at, somebody does when it is to be done.
+        busy.next = [[]]
+        assert "the traffic of train-1 rides on what would change" in told()
+        assert client.circuits() == start
 
 
 def completions(running, words, incomplete):
@@ -256,8 +312,6 @@ def test_direct_is_refused_beside_a_controller(ocs, running, tmp_path):
 
 
 def test_direct_talks_to_the_device_and_remembers(tmp_path):
-    from controller.claims import claimed
-
     with running_device(tmp_path, lab_file(tmp_path, initial=("1-2",)), "--no-fabric") as device:
         lab = tmp_path / "lab.yaml"
         text = lab.read_text().replace("127.0.0.1:3082", device.switch.address)
@@ -279,7 +333,7 @@ def test_direct_talks_to_the_device_and_remembers(tmp_path):
         # The NIC's light arrives; nobody is plugged in where it goes.
         shown = direct("verify")
         assert "-0.3 dBm" in shown
-        assert "0 of 4 circuits verified, the others unverified" in shown
+        assert "0 circuits verified, 4 unverified, none failed" in shown
         with claimed([read_lab(lab).circuit_switch("ocs1")], "somebody"):
             assert "is held by somebody (pid" in direct("show", code=1)
         device.fault(report="*C EQPT: 1.1.1: mirror stuck")

@@ -26,11 +26,23 @@ DEVICES = (
     "polatis-tl1",
     "polatis-tl1 with monitors on outputs",
     "polatis-tl1 in pages",
+    "calient-rest",
+    "calient-rest without bulk",
+    "polatis-restconf",
+    "polatis-restconf with monitors on outputs",
+    "polatis-restconf on one connection",
     "glimmerglass-tl1",
+    "polatis-netconf",
+    "polatis-netconf without monitors",
+    "telescent-ssh",
     "dry-run",
 )
 
-DIALECTS = {"without bulk": "bulk = false\n", "in one message": 'then = ";"\n'}
+DIALECTS = {
+    "without bulk": "bulk = false\n",
+    "in one message": 'then = ";"\n',
+    "on one connection": "keep_connection = true\n",
+}
 TRAITS = {
     "in pages": {"repeat_pages": True},
     "without monitors": {"monitors": "none"},

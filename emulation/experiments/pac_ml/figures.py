@@ -1,0 +1,89 @@
+"""The plots: blocking rate, completion time and throughput by law and policy, as in the paper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from emulation.experiments.pac_ml.policies import ROLL_OUT
+
+_DPI = 130
+_CONSTANT_SHADES = ("#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594")
+_COLOURS = {
+    "maximum": "#fdae6b", "minimum": "#e6550d", "sufficient": "#a63603", "random": "#bdbdbd",
+    ROLL_OUT: "#31a354",
+}  # fmt: skip
+_PAC_ML = "PAC-ML, best checkpoint"
+
+
+def plot_rule(result: dict[str, Any], rule: str, output: Path) -> list[Path]:
+    """Two pictures of a placement rule, written into ``output``."""
+    laws: dict[str, Any] = result["rules"][rule]
+    blocking = Figure(figsize=(11, 4.5), layout="constrained")
+    axis = blocking.subplots()
+    _bars(axis, laws, "blocking_rate", 1.0, error="ci95")
+    _reference_lines(axis, result, laws)
+    axis.set_ylabel("blocking rate")
+    axis.set_ylim(bottom=0)
+    blocking.legend(loc="outside right upper", fontsize=8)
+    blocking.suptitle(f"Jobs blocked, {rule}, {len(result['seeds'])} seeds, 95 % intervals")
+
+    work = Figure(figsize=(11, 7), layout="constrained")
+    times, moved = work.subplots(2, 1, sharex=True)
+    _bars(times, laws, "jct_mean_s", 1e-3)
+    times.set_ylabel("mean completion time (1,000 s)")
+    _bars(moved, laws, "throughput_bytes_per_s", 1e-6)
+    moved.set_ylabel("demand throughput (MB/s)")
+    handles, labels = times.get_legend_handles_labels()
+    work.legend(handles, labels, loc="outside right upper", fontsize=8)
+    work.suptitle(f"Completed jobs, {rule}, {len(result['seeds'])} seeds")
+
+    paths = [output / f"blocking-{rule}.png", output / f"completion-{rule}.png"]
+    for figure, path in zip((blocking, work), paths, strict=True):
+        figure.savefig(path, dpi=_DPI)
+    return paths
+
+
+def _bars(
+    axis: Axes, laws: dict[str, Any], key: str, factor: float, error: str | None = None
+) -> None:
+    names = list(next(iter(laws.values()))["policies"])
+    width = 0.8 / len(names)
+    for number, name in enumerate(names):
+        found = [cell["policies"][name] for cell in laws.values()]
+        at = [place - 0.4 + width * (number + 0.5) for place in range(len(laws))]
+        heights = [(figures[key] or 0.0) * factor for figures in found]
+        spread = [figures[error] or 0.0 for figures in found] if error else None
+        axis.bar(
+            at, heights, width, yerr=spread, label=name, color=_colour(name),
+            error_kw={"linewidth": 0.8},
+        )  # fmt: skip
+    axis.set_xticks(range(len(laws)), [f"law {law}" for law in laws])
+    axis.grid(axis="y", alpha=0.25)
+
+
+def _reference_lines(axis: Axes, result: dict[str, Any], laws: dict[str, Any]) -> None:
+    for number, (law, cell) in enumerate(laws.items()):
+        bound = cell["hindsight_bound"]["blocking_rate"]
+        # Matplotlib leaves labels that begin with an underscore out of the legend.
+        first = "_" if number else ""
+        axis.hlines(
+            bound, number - 0.4, number + 0.4, "#000000", linewidth=1,
+            label=f"{first}bound in hindsight (no policy is below)",
+        )  # fmt: skip
+        if result["comparable"]:
+            published = result["published"]["blocking_rate"][_PAC_ML][law]["blocking_rate"]
+            axis.hlines(
+                published, number - 0.4, number + 0.4, "#d62728", linestyle="--", linewidth=1.2,
+                label=f"{first}{_PAC_ML} (published)",
+            )  # fmt: skip
+
+
+def _colour(name: str) -> str:
+    constants = [f"constant-{degree}" for degree in (1, 2, 4, 6, 8, 16)]
+    if name in constants:
+        return _CONSTANT_SHADES[constants.index(name)]
+    return _COLOURS.get(name, "#756bb1")

@@ -1,0 +1,126 @@
+"""PipeDream's profiles on the user's disk: they are not part of the project.
+
+``fetch_profiles`` copies them from a folder into the user's cache; ``find_profiles`` reads all
+five from the cache or from a folder of the user's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from testbed.errors import BadInput, PatchlightError
+from testbed.graphs.files import read_graph
+from testbed.graphs.model import ComputationGraph
+
+_VISION = "image_classification/profiles/{}/graph.txt"
+SOURCES: Mapping[str, tuple[str, str]] = {
+    "alexnet": (
+        _VISION.format("alexnet"),
+        "e9a0bb73a0929b03be3a23cbcdf224c03ae39123bed685de4f1e17b65014d26b",
+    ),
+    "resnet18": (
+        _VISION.format("resnet18"),
+        "9514adf4714f637ebf45d614f61a79dac315ae6aaacbfa3f5a851a6531c863c4",
+    ),
+    "squeezenet1_0": (
+        _VISION.format("squeezenet1_0"),
+        "78938a95d1ca0fee63d9459271ec93761bd5c97e31c0ade8229a8fec0aedf830",
+    ),
+    "vgg16": (
+        _VISION.format("vgg16"),
+        "3e914ff5290644c6b1c871002d278e57fcc486c22ac07283480b7779f28e5b08",
+    ),
+    "gnmt": (
+        "translation/profiles/gnmt/graph.txt",
+        "2c5b8415ed45b34b7530d051023de388a7e0dbc02cec38f9e43610f29211dc5a",
+    ),
+}
+"""The five profiles of PAC-ML: name → (path under ``profiler/`` in PipeDream, SHA-256)."""
+
+REPOSITORY = "https://github.com/msr-fiddle/pipedream"
+_GET = (
+    f"clone {REPOSITORY}, then run: patchlight graph fetch pipedream --from CLONE "
+    "(the clone's folder)"
+)
+
+
+def profile_cache() -> Path:
+    """Where the user's copies lie: ``$XDG_CACHE_HOME/patchlight/pipedream``, else in ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification has relative paths ignored.
+    root = Path(base) if base.startswith("/") else Path.home() / ".cache"
+    return root / "patchlight" / "pipedream"
+
+
+def profile_in(folder: Path, name: str) -> Path | None:
+    """The file of this profile in a folder: ``NAME.txt``, or as in a clone of PipeDream."""
+    path = SOURCES[name][0]
+    found = (folder / f"{name}.txt", folder / path, folder / "profiler" / path)
+    return next((each for each in found if each.is_file()), None)
+
+
+def is_published(path: Path, name: str) -> bool:
+    """Whether a file is, byte for byte, the profile that PAC-ML's experiments used."""
+    return hashlib.sha256(_bytes(path)).hexdigest() == SOURCES[name][1]
+
+
+def fetch_profiles(source: Path, cache: Path | None = None) -> list[Path]:
+    """Copy the five profiles from ``source`` (a folder of them, or a clone) into the cache.
+
+    All are checked first: ``BadInput`` names each that is missing or is another file, and then
+    nothing is written. The files written.
+    """
+    cache = cache or profile_cache()
+    files, wrong = _all_in(source)
+    contents = {name: _bytes(path) for name, path in files.items()}
+    for name, content in contents.items():
+        found, expected = hashlib.sha256(content).hexdigest(), SOURCES[name][1]
+        if found != expected:
+            wrong.append(f"{files[name]} is not PipeDream's {name}: its SHA-256 is {found}, "
+                         f"expected {expected}")  # fmt: skip
+    if wrong:
+        raise BadInput(f"cannot take PipeDream's profiles from {source}: " + "; ".join(wrong),
+                       hint=_GET)  # fmt: skip
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            # Renamed when whole, so that a reader never sees half a profile.
+            part = cache / f".{name}.{os.getpid()}"
+            part.write_bytes(content)
+            part.replace(cache / f"{name}.txt")
+    except OSError as error:
+        raise PatchlightError(
+            f"writing the profiles to {cache}: {error.strerror or error}",
+            hint="choose another place with XDG_CACHE_HOME",
+        ) from error
+    return [cache / f"{name}.txt" for name in contents]
+
+
+def read_profiles(folder: Path) -> tuple[list[ComputationGraph], bool]:
+    """The five profiles in a folder, and whether they are the published ones.
+
+    ``BadInput`` if one is missing, ``GraphFileError`` for the mistakes in one.
+    """
+    files, wrong = _all_in(folder)
+    if wrong:
+        raise BadInput(f"cannot read the profiles in {folder}: " + "; ".join(wrong), hint=_GET)
+    graphs = [read_graph(path) for path in files.values()]
+    return graphs, all(is_published(path, name) for name, path in files.items())
+
+
+def _all_in(folder: Path) -> tuple[dict[str, Path], list[str]]:
+    if not folder.is_dir():
+        raise BadInput(f"cannot read PipeDream's profiles: {folder} is not a folder", hint=_GET)
+    files = {name: profile_in(folder, name) for name in SOURCES}
+    missing = [f"no {name}.txt and no {SOURCES[name][0]}" for name, at in files.items() if not at]
+    return {name: at for name, at in files.items() if at}, missing
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"reading the profile {path}: {error.strerror}") from error

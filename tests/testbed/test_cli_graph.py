@@ -1,0 +1,135 @@
+"""``patchlight graph``: what it prints, fetches and refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from testbed.cli.graph import graph
+from testbed.errors import BadInput
+from testbed.graphs import BUILTIN_NAMES, builtin_graph, read_graph
+from testbed.graphs.profiles import SOURCES, fetch_profiles, profile_cache, read_profiles
+
+CHAIN = "node1 -- Input -- forward_compute_time=1.5, backward_compute_time=0.0, "
+CHAIN += "activation_size=8.0, parameter_size=0.0\n"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return profile_cache()
+
+
+@pytest.fixture
+def pipedream() -> Path:
+    beside = Path(__file__).resolve().parents[3] / "shared" / "data"
+    folder = Path(os.environ.get("PATCHLIGHT_DATA", beside)) / "pipedream"
+    if not folder.is_dir():
+        pytest.skip(f"no PipeDream profiles in {folder}: set PATCHLIGHT_DATA to their folder")
+    return folder
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(graph, arguments)
+
+
+def test_list_has_every_built_in_graph() -> None:
+    found = json.loads(run("list", "--json").output)
+    assert [each["name"] for each in found] == list(BUILTIN_NAMES)
+    vgg = next(each for each in found if each["name"] == "vgg16")
+    assert vgg["origin"] == "computed"
+    assert vgg["parameter_bytes"] == 4 * 138_357_544
+    assert "computed" in run("list").output
+
+
+def test_show_prints_operations_and_totals() -> None:
+    output = run("show", "alexnet", "--backward").output
+    assert output.startswith("alexnet: computed on NVIDIA A100")
+    assert "Linear(9216, 4096)" in output
+    assert "23 operations, 22 edges" in output
+    assert "A training step: 46 operations, 45 edges" in output
+
+
+def test_what_show_writes_as_json_reads_back(tmp_path: Path) -> None:
+    file = tmp_path / "copy.json"
+    file.write_text(run("show", "gnmt", "--json").output)
+    assert read_graph(file) == builtin_graph("gnmt")
+    assert run("show", str(file), "--json").output == file.read_text()
+
+
+def test_a_file_comes_before_a_name_and_brackets_are_no_markup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "[red]").write_text(CHAIN.replace("Input", "[bold]odd[/bold]"))
+    monkeypatch.chdir(tmp_path)
+    output = run("show", "[red]").output
+    assert output.startswith("[red]: measured")
+    assert "[bold]odd[/bold]" in output
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("vgg61", "did you mean 'vgg16'"), (".", "it is a folder")]
+)
+def test_what_is_no_graph_is_said(name: str, message: str) -> None:
+    error = run("show", name).exception
+    assert isinstance(error, BadInput)
+    assert message in str(error)
+
+
+def test_mistakes_in_a_file_are_named_with_their_place(tmp_path: Path) -> None:
+    file = tmp_path / "graph.txt"
+    file.write_text(CHAIN + "\tnode1 -- node7\n")
+    error = run("show", str(file)).exception
+    assert isinstance(error, BadInput)
+    assert f"{file}:2:11: node7 is not there" in str(error)
+
+
+def test_fetch_brings_the_five_profiles_into_the_cache(pipedream: Path, cache: Path) -> None:
+    result = run("fetch", "pipedream", "--from", str(pipedream))
+    assert result.exit_code == 0
+    assert sorted(path.name for path in cache.iterdir()) == sorted(f"{n}.txt" for n in SOURCES)
+    graphs, published = read_profiles(cache)
+    assert published
+    assert [each.name for each in graphs] == list(SOURCES)
+    assert "pipedream/gnmt" in run("list").output
+    assert "48 operations, 58 edges" in run("show", "pipedream/gnmt").output
+
+
+def test_fetch_takes_a_clone_too(pipedream: Path, cache: Path, tmp_path: Path) -> None:
+    for name, (path, _) in SOURCES.items():
+        target = tmp_path / "clone" / "profiler" / path
+        target.parent.mkdir(parents=True)
+        shutil.copy(pipedream / f"{name}.txt", target)
+    assert run("fetch", "pipedream", "--from", str(tmp_path / "clone")).exit_code == 0
+    assert read_profiles(tmp_path / "clone")[1]
+    assert len(list(cache.iterdir())) == 5
+
+
+def test_fetch_refuses_other_files_and_writes_nothing(
+    pipedream: Path, cache: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(pipedream, other)
+    (other / "vgg16.txt").write_text(CHAIN)
+    (other / "gnmt.txt").unlink()
+    with pytest.raises(BadInput) as caught:
+        fetch_profiles(other)
+    assert "vgg16.txt is not PipeDream's vgg16: its SHA-256 is" in str(caught.value)
+    assert "no gnmt.txt" in str(caught.value)
+    assert not cache.exists()
+    error = run("fetch", "pipedream", "--from", str(tmp_path / "nowhere")).exception
+    assert "is not a folder" in str(error)
+
+
+def test_ones_own_profiles_are_read_but_not_called_the_published_ones(
+    pipedream: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(pipedream, mine)
+    (mine / "vgg16.txt").write_text(CHAIN)
+    assert not read_profiles(mine)[1]
