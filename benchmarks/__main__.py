@@ -21,7 +21,13 @@ from rich.table import Table
 from emulation.experiments.machine import describe_machine
 from testbed.errors import PatchlightError
 
-MODULES = ("benchmarks.fabric", "benchmarks.openflow", "benchmarks.ocs", "benchmarks.simulator")
+MODULES = (
+    "benchmarks.fabric",
+    "benchmarks.experiment",
+    "benchmarks.openflow",
+    "benchmarks.ocs",
+    "benchmarks.simulator",
+)
 _KEYS = ("name", "value", "unit", "asked", "peer", "peer_value")
 
 

@@ -43,6 +43,11 @@ class Service:
     abrupt: bool = False
 
 
+# A lab keeps real time: what else runs on the machine should disturb its switches and its
+# workers' clocks as little as may be. What an agent starts inherits this.
+_NICENESS = -10
+
+
 class Supervisor:
     """Starts services and records them in the lab's state."""
 
@@ -85,13 +90,16 @@ class Supervisor:
         place = entered(service.namespace) if service.namespace else nullcontext()
         try:
             with log.open("ab") as output, place:
-                return subprocess.Popen(
+                process = subprocess.Popen(
                     service.argv,
                     stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                     env=environment, start_new_session=True, cwd="/",
                 )  # fmt: skip
         except OSError as error:
             raise DidNotStart(f"starting {service.name}: {error}") from error
+        with suppress(OSError):  # some containers do not let root do that either
+            os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
+        return process
 
     def wait(self) -> None:
         """Wait until everything launched is ready; ``DidNotStart`` names the first that is not."""

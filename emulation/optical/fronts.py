@@ -13,8 +13,8 @@ from emulation.optical.calient_rest import CalientRestFront
 from emulation.optical.device import EmulatedOcs
 from emulation.optical.glimmerglass import GlimmerglassFront
 from emulation.optical.http_server import HttpFront
-from emulation.optical.polatis_restconf import PolatisRestconfFront
 from emulation.optical.polatis_netconf import PolatisNetconfFront
+from emulation.optical.polatis_restconf import PolatisRestconfFront
 from emulation.optical.polatis_scpi import PolatisScpiFront
 from emulation.optical.polatis_tl1 import PolatisTl1Front
 from emulation.optical.telescent import TelescentFront

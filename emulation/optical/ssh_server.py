@@ -64,9 +64,13 @@ class SshServer:
             # With an event it returns at once; the handshake goes on in paramiko's thread.
             transport.start_server(event=threading.Event(), server=door)
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            # What was said last may still be on its way through paramiko.
+            if tasks[2].done():
+                # What was said last is still on its way through paramiko's threads.
+                await asyncio.wait(tasks[1:2], timeout=1)
             transport.close()
-            await asyncio.wait(tasks[1:2], timeout=1)
+            # A device goes on with what it was told, whether or not anybody waits for it.
+            if opened.done():
+                await tasks[2]
         finally:
             for task in tasks:
                 task.cancel()

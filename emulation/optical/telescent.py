@@ -135,7 +135,7 @@ class TelescentFront:
                 if any(self._is_locked(side) for side in both):
                     return [f"ERROR: port {port.number - 1} is locked"]
                 if circuit := self._circuit(port):
-                    self._let_go(circuit)
+                    self._device.remove(circuit)
             await self._device.settle()
         return []
 
@@ -149,21 +149,19 @@ class TelescentFront:
                 raise Refused(Reason.LOCKED, port=port.number)
             if self._is_locked(port):
                 raise Refused(Reason.ACTIVE, port=port.number)
-        if self._device.mirrors.find(c) is None:
-            there = {circuit for port in ends if (circuit := self._circuit(port))}
-            if there and not force:
-                raise Refused(Reason.BUSY, port=c.inp)
+        new = self._device.mirrors.find(c) is None
+        there = {circuit for port in ends if (circuit := self._circuit(port))}
+        if new and there and not force:
+            raise Refused(Reason.BUSY, port=c.inp)
+        self._unlocked -= set(ends)
+        if new:
             for circuit in there:
-                self._let_go(circuit)
+                self._device.remove(circuit)
             (made,) = await self._device.light([c])
             if made.phase is Phase.FAILED:
                 self._device.remove(made)
                 await self._device.settle()
                 raise Refused(Reason.FAILED, port=c.out)
-        self._unlocked -= set(ends)
-
-    def _let_go(self, circuit: Circuit) -> None:
-        self._device.remove(circuit)
 
     def _check(self, port: DirectedPort) -> None:
         if not 1 <= port.number <= self._device.switch.ports:

@@ -71,8 +71,8 @@ def show(name: str, as_json: bool, backward: bool) -> None:
         out.print(found.notes, markup=False)
     out.print(_operations(found))
     out.print(
-        f"{len(found.operations)} operations, {len(found.edges)} edges; forward "
-        f"{_ms(found.forward_ms)}, backward {_ms(found.backward_ms)}; activations "
+        f"{_count(len(found.operations), 'operation')}, {_count(len(found.edges), 'edge')}; "
+        f"forward {_ms(found.forward_ms)}, backward {_ms(found.backward_ms)}; activations "
         f"{_size(found.activation_bytes)}, weights {_size(found.parameter_bytes)}"
     )
     if backward:
@@ -166,6 +166,10 @@ def _totals(found: ComputationGraph) -> dict[str, Any]:
 
 def _origin(found: ComputationGraph) -> str:
     return "measured" if found.origin == "profiled" else "computed"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _ms(value: float) -> str:

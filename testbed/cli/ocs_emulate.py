@@ -22,11 +22,15 @@ from testbed.units import parse_loss, parse_time
 
 _TL1 = 'printf "ACT-USER::{user}:1::{password};%s" | nc -q 2 {host} {port}'
 
+_HTTPS = 'curl -sk -u "{user}:{password}" "https://{host}:{port}%s"'
+
 # Where each vendor's device listens, and a command line that reads its map by hand.
 _DEVICES = {
     "calient-tl1": (3082, _TL1 % "RTRV-CRS:::2::ALL;"),
+    "calient-rest": (443, _HTTPS % "/rest/crossconnects/?id=list"),
     "polatis-scpi": (5025, "printf ':oxc:swit:conn:stat?\\n' | nc -q 1 {host} {port}"),
     "polatis-tl1": (3082, _TL1 % "RTRV-PATCH:::2:;"),
+    "polatis-restconf": (443, _HTTPS % "/api/data/cross-connects/pair"),
     "glimmerglass-tl1": (10034, _TL1 % "RTRV-CRS-FIBER:::2:;"),
     "polatis-netconf": (830, "ssh -s -p {port} {user}@{host} netconf"),
     "telescent-ssh": (9861, "ssh -t -p {port} {user}@{host}, then: switchstate"),

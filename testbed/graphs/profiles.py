@@ -115,7 +115,7 @@ def _all_in(folder: Path) -> tuple[dict[str, Path], list[str]]:
     if not folder.is_dir():
         raise BadInput(f"cannot read PipeDream's profiles: {folder} is not a folder", hint=_GET)
     files = {name: profile_in(folder, name) for name in SOURCES}
-    missing = [f"no {name}.txt and no {SOURCES[name][0]}" for name, at in files.items() if not at]
+    missing = [f"there is no {name}.txt" for name, at in files.items() if not at]
     return {name: at for name, at in files.items() if at}, missing
 
 

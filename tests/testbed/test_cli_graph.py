@@ -73,7 +73,7 @@ def test_a_file_comes_before_a_name_and_brackets_are_no_markup(
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("vgg61", "did you mean 'vgg16'"), (".", "it is a folder")]
+    ("name", "message"), [("alexnte", "did you mean 'alexnet'"), (".", "it is a folder")]
 )
 def test_what_is_no_graph_is_said(name: str, message: str) -> None:
     error = run("show", name).exception

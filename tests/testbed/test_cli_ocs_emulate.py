@@ -60,6 +60,7 @@ def switch_at(driver: str, where: str, ports: int = 32) -> CircuitSwitch:
 @pytest.fixture(autouse=True)
 def _own_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATCHLIGHT_KNOWN_HOSTS", str(tmp_path / "known_hosts"))
+    monkeypatch.setenv("PATCHLIGHT_TLS_PINS", str(tmp_path / "tls-pins"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state-home"))
 
 

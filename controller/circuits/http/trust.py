@@ -4,7 +4,8 @@ Switches in labs have certificates that they signed themselves, so no authority 
 them. ``verify`` in the driver's dialect says what is asked for instead:
 
 ``first-use`` (built in): as SSH does it. The certificate that an address shows first is
-written into the file of pins, with a warning in the log; from then on that address must show the same one.
+written into the file of pins, with a warning in the log; from then on that address must show
+the same one.
 ``pinned``: only certificates that are in the file already.
 ``ca``: signed by an authority that this machine trusts, for that host.
 ``off``: none is checked. Whoever stands between reads the password.

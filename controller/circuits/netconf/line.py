@@ -1,7 +1,4 @@
-"""One NETCONF session over SSH. ncclient works in threads and blocks; here it is awaited.
-
-ncclient looks for something to send ten times a second: each request takes up to 0.1 s more.
-"""
+"""One NETCONF session over SSH. ncclient works in threads and blocks; here it is awaited."""
 
 from __future__ import annotations
 
@@ -24,7 +21,8 @@ try:
     from ncclient.devices.default import DefaultDeviceHandler
     from ncclient.manager import Manager
     from ncclient.operations import RPCError, TimeoutExpiredError
-    from ncclient.transport import AuthenticationError, SSHSession
+    from ncclient.transport import AuthenticationError, SSHSession, TransportError
+    from ncclient.transport import session as ncclient_session
 except ImportError as error:
     raise PatchlightError(
         f"NETCONF needs the Python package ncclient, which is not installed: {error}",
@@ -33,6 +31,11 @@ except ImportError as error:
 
 __all__ = ["NetconfLine", "RPCError"]
 
+# ncclient looks this often for something to send: by itself each request would take up to
+# 0.1 s more than the device does.
+ncclient_session.TICK = 0.01
+
+_LOOK_S = 0.25
 _GRACE_S = 1.0  # ncclient's own deadline comes first: it leaves nothing waiting behind
 T = TypeVar("T")
 
@@ -68,7 +71,7 @@ class NetconfLine:
     @property
     def trouble(self) -> str:
         """Why it ended."""
-        if not self._trouble and not self._manager.connected:
+        if not self._trouble and not self._alive:
             self._trouble = "the device closed the session"
         return self._trouble
 
@@ -85,7 +88,7 @@ class NetconfLine:
         self._manager.timeout = timeout_s
         try:
             async with asyncio.timeout(timeout_s + _GRACE_S):
-                return await finished(functools.partial(ask, self._manager), lambda late: None)
+                return await self._answer(functools.partial(ask, self._manager))
         except TimeoutExpiredError as error:
             raise TimeoutError from error
         except RPCError:
@@ -109,7 +112,31 @@ class NetconfLine:
     async def close(self) -> None:
         """End it without a word."""
         self._trouble = self._trouble or "it was closed"
-        await finished(self._manager._session.close, lambda late: None)
+        session = self._manager._session
+        # Whoever still waits for an answer in a thread is told that none will come.
+        session._dispatch_error(TransportError(self._trouble))
+        await finished(session.close, lambda late: None)
+
+    @property
+    def _alive(self) -> bool:
+        transport = self._manager._session.transport
+        return bool(self._manager.connected and transport and transport.is_active())
+
+    async def _answer(self, ask: Callable[[], T]) -> T:
+        """What ``ask`` gives; ``ConnectionLost`` as soon as the session is dead.
+
+        ncclient may miss that for a request made in the moment in which it dies.
+        """
+        task = asyncio.ensure_future(finished(ask, lambda late: None))
+        try:
+            while True:
+                alive = self._alive
+                if (await asyncio.wait({task}, timeout=_LOOK_S))[0]:
+                    return task.result()
+                if not alive:
+                    raise ConnectionLost
+        finally:
+            task.cancel()
 
 
 def _establish(session: Session, sock: socket.socket) -> Any:

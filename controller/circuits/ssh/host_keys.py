@@ -16,6 +16,7 @@ import os
 from pathlib import Path
 
 import paramiko
+from paramiko.hostkeys import InvalidHostKey
 
 from controller.circuits.contract import LoginRefused
 
@@ -45,7 +46,7 @@ def check_host_key(name: str, host: str, port: int, key: paramiko.PKey) -> None:
     shown = f"{key.get_name()} {fingerprint(key)}"
     try:
         pins = paramiko.HostKeys(str(path)) if path.exists() else paramiko.HostKeys()
-    except (OSError, ValueError, paramiko.SSHException) as error:
+    except (OSError, ValueError, paramiko.SSHException, InvalidHostKey) as error:
         raise HostKeyRefused(
             f"the host key of {name} at {where} cannot be checked: reading {path}: {error}",
             hint="correct or remove that file",

@@ -155,4 +155,5 @@ def _in_pool(
             for future in as_completed(futures):
                 yield futures[future], future.result()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            # Before the with block waits: what has not begun is not wanted any more.
+            pool.shutdown(wait=True, cancel_futures=True)

@@ -24,7 +24,15 @@ from controller.circuits.contract import (
 from controller.circuits.http.dialects import CALIENT, POLATIS
 from controller.circuits.polatis_restconf import PolatisRestconf
 from controller.circuits.registry import open_driver
+from emulation.optical.calient_rest import CalientRestFront
+from emulation.optical.certificate import server_context
+from emulation.optical.crossbar import NoCrossbar
+from emulation.optical.device import EmulatedOcs, LoopClock
+from emulation.optical.http_server import Request
+from emulation.optical.mirrors import Circuit, Reason, Refused
 from testbed.errors import OutcomeUnknown, PatchlightError
+from testbed.lab import CircuitSwitch
+from testbed.labfile import read_lab
 from testbed.portmap import CrossConnect, PortMap
 from tests.controller.circuits.emulated import Running, lab_file, running
 
@@ -38,6 +46,10 @@ CALM: dict[str, Any] = {
 }  # fmt: skip
 
 Act = Callable[[Any], Awaitable[None]]
+
+
+calient_only = pytest.mark.parametrize("shared", ["calient-rest"], indirect=True)
+polatis_only = pytest.mark.parametrize("shared", ["polatis-restconf"], indirect=True)
 
 
 @pytest.fixture(scope="module", params=DRIVERS)
@@ -85,7 +97,7 @@ def by_hand(device: Running) -> httpx.Client:
     return httpx.Client(
         base_url=f"https://{device.switch.address}{base}",
         auth=("admin", SECRET),
-        verify=False,  # noqa: S501
+        verify=False,
         trust_env=False,
     )
 
@@ -273,8 +285,6 @@ def test_a_device_that_went_is_unreachable_and_its_return_is_noticed(tmp_path: P
 
 @pytest.mark.parametrize("noise", ["bytes", "body", "silence", "drip", "redirect", "html"])
 def test_what_answers_but_is_no_switch(noise: str, tmp_path: Path) -> None:
-    from emulation.optical.certificate import server_context
-
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
 
     async def chatter(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -301,8 +311,6 @@ def test_what_answers_but_is_no_switch(noise: str, tmp_path: Path) -> None:
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         for name in DRIVERS:
             lab = lab_file(tmp_path, driver=name)
-            from testbed.labfile import read_lab
-
             switch = replace(read_lab(lab).circuit_switch("ocs1"), address=address)
             driver: Any = open_driver(switch, SECRET)
             session = replace(driver._client._session, timeout_s=0.2, connect_timeout_s=0.3)
@@ -319,9 +327,8 @@ def test_what_answers_but_is_no_switch(noise: str, tmp_path: Path) -> None:
     asyncio.run(go())
 
 
+@calient_only
 def test_two_way_and_parked_circuits_of_others(device: Running) -> None:
-    if device.switch.driver != "calient-rest":
-        pytest.skip("a Polatis knows neither")
     there, back = one("17>18"), one("18>17")
     row = {"in": "1.3.1", "out": "1.3.2", "group": "their lab", "conn": "a & b", "dir": "bi"}
     with by_hand(device) as client:
@@ -350,33 +357,49 @@ def test_two_way_and_parked_circuits_of_others(device: Running) -> None:
     drive(device, act)
 
 
-def test_a_unit_that_parks_what_is_added(device: Running) -> None:
-    if device.switch.driver != "calient-rest":
-        pytest.skip("a Polatis has no such state")
+class ParkingFront(CalientRestFront):
+    """Firmware that leaves dark what is added until it is told to activate it."""
 
-    async def act(driver: CalientRest) -> None:
-        # As such a unit looks: what was added stays dark until it is activated.
-        pairs = [one("3>9"), one("4>10")]
-        assert (await driver.connect(pairs)).complete
-        with by_hand(device) as client:
-            for conn in ("1.1.3>1.2.1", "1.1.4>1.2.2"):
-                said = {"id": "deactivate", "conn": conn}
-                client.post("/crossconnects/", params=said).raise_for_status()
-        assert await driver.read_map() == FIRST_MAP
-        device.fault(refuse_ports=[9])
+    def _added(self, wanted: Any) -> Circuit:
+        circuit = super()._added(wanted)
+        self._device.deactivate(circuit)
+        return circuit
+
+    async def _activate(self, request: Request) -> dict[str, str]:
+        if request.query["conn"] == "1.1.5>1.2.3":
+            raise Refused(Reason.FAILED, port=5)
+        return await super()._activate(request)
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+def test_a_unit_that_parks_what_is_added(bulk: bool) -> None:
+    pairs = [one("3>9"), one("4>10"), one("5>11")]
+
+    async def go() -> None:
+        switch = CircuitSwitch("ocs1", "calient-rest", "", 16, 0.005, initial=FIRST_MAP)
+        emulated = EmulatedOcs(switch, {1: 0.0}, NoCrossbar(), LoopClock())
+        await emulated.open()
+        front = ParkingFront(emulated, {"admin": None})
+        server = await asyncio.start_server(front.serve, "127.0.0.1", 0, ssl=front.tls)
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        driver = CalientRest(replace(switch, address=address), "", replace(CALIENT, bulk=bulk))
         outcome = await driver.connect(pairs)
-        assert outcome.done == (one("4>10"),)
-        assert "port 1.2.1 is locked" in outcome.refused[0].words
-        device.fault(refuse_ports=[])
-        assert (await driver.connect(pairs)).complete
+        assert outcome.done == (pairs[0], pairs[1])
+        assert outcome.refused[0].words == "409: Failed: port 1.1.5"
+        # What could not be activated was ours: nothing of it is left.
+        assert PortMap.of(c for circuit in emulated.mirrors for c in circuit.directions) == (
+            PortMap.of([*FIRST_MAP, *pairs[:2]])
+        )
+        assert await driver.read_map() == emulated.map
+        await driver.close()
+        server.close()
+        await emulated.close()
 
-    drive(device, act)
+    asyncio.run(go())
 
 
+@polatis_only
 def test_a_map_that_changed_meanwhile_is_left_alone(device: Running) -> None:
-    if device.switch.driver != "polatis-restconf":
-        pytest.skip("a Calient gives no ETag")
-
     async def act(driver: PolatisRestconf) -> None:
         await driver._table()
         with by_hand(device) as client:
@@ -397,9 +420,8 @@ def test_a_map_that_changed_meanwhile_is_left_alone(device: Running) -> None:
     drive(device, act)
 
 
+@polatis_only
 def test_ports_are_switched_off_and_on(device: Running) -> None:
-    if device.switch.driver != "polatis-restconf":
-        pytest.skip("the Calient driver does not do that")
     port = DirectedPort("out", 9)
 
     async def act(driver: PolatisRestconf) -> None:

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from controller.circuits import polatis_netconf, telescent
 from controller.circuits.calient import CalientTl1
 from controller.circuits.contract import DirectedPort
 from controller.circuits.dialects import DIRECTORY_VARIABLE, Dialect, corrected
 from controller.circuits.dry_run import DryRun
+from controller.circuits.http import dialects as http
 from controller.circuits.registry import ENTRY_POINT_GROUP, driver_names, open_driver, password_of
 from controller.circuits.scpi import dialects as scpi
 from controller.circuits.tl1 import dialects as tl1
@@ -74,6 +76,10 @@ DIALECTS: dict[str, Dialect] = {
     "polatis-scpi": scpi.POLATIS,
     "polatis-tl1": tl1.POLATIS,
     "glimmerglass-tl1": tl1.GLIMMERGLASS,
+    "calient-rest": http.CALIENT,
+    "polatis-restconf": http.POLATIS,
+    "polatis-netconf": polatis_netconf.POLATIS,
+    "telescent-ssh": telescent.TELESCENT,
 }
 
 

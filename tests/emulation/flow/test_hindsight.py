@@ -38,10 +38,10 @@ def tiny(seconds: tuple[float, ...], betas: tuple[float, ...], jobs: int) -> Sce
 
 def best_possible(scenario: Scenario, seed: int, counting: str) -> float:
     """Tries every sequence of decisions."""
-    count = Episode(scenario, seed).scenario.workloads.degrees
+    degrees_there = scenario.workloads.degrees
     jobs = len(scenario.jobs(seed)) - 1
     rates = []
-    for degrees in itertools.product((0, *count), repeat=jobs):
+    for degrees in itertools.product((0, *degrees_there), repeat=jobs):
         episode = Episode(scenario, seed)
         for degree in degrees:
             episode.decide(degree)

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from emulation.flow import Episode, Outcome, Scenario, View, Workloads, pac_ml_scenario, run_episode
+from emulation.flow import (
+    Episode,
+    Outcome,
+    Scenario,
+    View,
+    Workloads,
+    blocking_rates,
+    pac_ml_scenario,
+    run_episode,
+)
 from emulation.flow.degrees import constant
+from emulation.flow.lossnetwork import DegreePolicy
 from emulation.flow.rollout import LookAhead, RollOut, Rule, candidates, constant_rules, tuned
 from testbed.errors import BadInput
 from testbed.graphs.profiles import read_profiles
@@ -16,8 +27,8 @@ FEW = LookAhead(futures=6, arrivals=30)
 
 
 @pytest.fixture(scope="module")
-def workloads(pipedream: object) -> Workloads:
-    return Workloads(read_profiles(pipedream)[0])  # type: ignore[arg-type]
+def workloads(pipedream: Path) -> Workloads:
+    return Workloads(read_profiles(pipedream)[0])
 
 
 def short(workloads: Workloads, law: str = "D", rule: str = "ramp-block") -> Scenario:
@@ -71,28 +82,28 @@ def test_it_decides_by_the_view_alone(workloads: Workloads) -> None:
         seen.append(taken)
     same = next((k for k, (a, b) in enumerate(zip(*seen, strict=False)) if a[0] != b[0]), 150)
     assert [d for _, d in seen[0][:same]] == [d for _, d in seen[1][:same]]
-    assert same > 0
+    assert same > 100
 
 
 def test_whatever_it_chooses_is_accepted(workloads: Workloads) -> None:
     """It refuses on purpose, or is right: no job is blocked for a degree that could not be."""
     scenario = short(workloads, "B", "ramp-block")
     result = run_episode(scenario, RollOut(scenario, 0, FEW), 2)
-    assert set(k for k, n in result.blocked.items() if n) <= {"refused"}
+    assert {k for k, n in result.blocked.items() if n} <= {"refused"}
     assert result.completed > 100
 
 
 def test_looking_ahead_blocks_fewer_than_any_constant(workloads: Workloads) -> None:
     scenario = replace(pac_ml_scenario(workloads, "C", "ramp-block"), horizon_s=4e5)
     look = LookAhead(futures=12, arrivals=40)
-    mean = lambda make: (
-        sum(  # noqa: E731
-            run_episode(scenario, make(seed), seed).blocking_rate("corrected") for seed in range(2)
-        )
-        / 2
-    )
-    planned = mean(lambda seed: RollOut(scenario, seed, look))
-    assert planned < min(mean(lambda _, d=d: constant(d)) for d in workloads.degrees) - 0.005
+
+    def blocked(policies: list[DegreePolicy]) -> float:
+        results = [run_episode(scenario, each, seed) for seed, each in enumerate(policies)]
+        return blocking_rates(results, "corrected").mean
+
+    constants = [blocked([constant(degree)] * 2) for degree in workloads.degrees]
+    planned = blocked([RollOut(scenario, seed, look) for seed in range(2)])
+    assert planned < min(constants) - 0.005
 
 
 def test_tuning_takes_the_better_way_to_look(workloads: Workloads) -> None:

@@ -1,0 +1,231 @@
+"""PAC-ML's experiment end to end, on few arrivals: results, report, processes, wrong input."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from emulation.experiments.pac_ml import paper, run
+from emulation.experiments.pac_ml.episodes import Bench, Bound, Place, Ran, Run, do_all
+from emulation.experiments.pac_ml.policies import NAMES, ROLL_OUT, check_names
+from emulation.experiments.pac_ml.report import tables_of, verdicts_of, write_report
+from emulation.experiments.pac_ml.run import Wishes, find_profiles, run_experiment
+from emulation.flow.degrees import constant
+from emulation.flow.lossnetwork import run_episode
+from testbed.cli.experiment import experiment
+from testbed.errors import BadInput, PatchlightError
+from testbed.graphs import builtin_graph
+
+SHORT = Wishes(
+    seeds=2, quick=True, laws=("A", "D"), rules=("ramp-block",), horizon_s=6e4,
+    policies=("constant-8", "random", ROLL_OUT),
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_tracker_left() -> Iterator[None]:
+    """Python keeps a process that tracks semaphores until it ends itself: end it here."""
+    yield
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def pipedream() -> Path:
+    beside = Path(__file__).resolve().parents[4] / "shared" / "data"
+    folder = Path(os.environ.get("PATCHLIGHT_DATA", beside)) / "pipedream"
+    if not folder.is_dir():
+        pytest.skip(f"no PipeDream profiles in {folder}: set PATCHLIGHT_DATA to their folder")
+    return folder
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A roll-out that is quick and no good."""
+    monkeypatch.setattr(run, "_QUICK_FUTURES", 2)
+    monkeypatch.setattr(run, "_AHEAD", 5)
+
+
+def quietly(wishes: Wishes) -> dict[str, Any]:
+    return run_experiment(wishes, lambda words: None, lambda done, total: None)
+
+
+def without_clocks(result: dict[str, Any]) -> dict[str, Any]:
+    kept = {k: v for k, v in result.items() if k not in
+            ("started_at", "duration_s", "machine", "processes")}  # fmt: skip
+    for laws in kept["rules"].values():
+        for cell in laws.values():
+            for figures in cell["policies"].values():
+                assert figures.pop("decisions_per_s") > 0
+    return kept
+
+
+@pytest.mark.usefixtures("small")
+def test_results_are_the_same_on_any_number_of_processes() -> None:
+    alone, together = quietly(SHORT), quietly(replace(SHORT, processes=2))
+    assert together["processes"] == 2
+    assert without_clocks(alone) == without_clocks(together)
+
+
+@pytest.mark.usefixtures("small")
+def test_figures_are_those_of_the_episodes() -> None:
+    result = quietly(SHORT)
+    cell = result["rules"]["ramp-block"]["A"]
+    bench = Bench([builtin_graph(name) for name in result["profiles"]["models"]], 6e4)
+    scenario = bench.scenario(Place("ramp-block", "A"))
+    episodes = [run_episode(scenario, constant(8), seed) for seed in range(2)]
+    figures = cell["policies"]["constant-8"]
+    rates = [each.blocking_rate() for each in episodes]
+    assert figures["blocking_rate"] == pytest.approx(sum(rates) / 2)
+    # Student's t for two episodes.
+    assert figures["ci95"] == pytest.approx(12.706 * abs(rates[0] - rates[1]) / 2, rel=1e-6)
+    assert [each["blocking_rate"] for each in figures["episodes"]] == rates
+    assert sum(figures["causes"].values()) == pytest.approx(figures["blocking_rate"])
+    assert figures["jct_mean_s"] == pytest.approx(sum(e.jct_mean_s for e in episodes) / 2)
+    assert cell["hindsight_bound"]["blocking_rate"] <= cell["target"]["best"]
+
+
+@pytest.mark.usefixtures("small")
+def test_the_report_is_json_tables_and_pictures(tmp_path: Path) -> None:
+    # One job of 1,000 s's worth of arrivals: no job is completed, one seed has no interval.
+    nothing = quietly(replace(SHORT, seeds=1, horizon_s=2e3, policies=("constant-1", "maximum")))
+    files = write_report(nothing, tmp_path / "out")
+    read = json.loads((tmp_path / "out" / "result.json").read_text(), parse_constant=pytest.fail)
+    assert read == json.loads(json.dumps(nothing))
+    figures = read["rules"]["ramp-block"]["A"]["policies"]["constant-1"]
+    assert figures["ci95"] is None
+    assert figures["jct_mean_s"] is None
+    assert [file.name for file in files[1:]] == [
+        "blocking-ramp-block.png", "completion-ramp-block.png"
+    ]  # fmt: skip
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in files[1:])
+    assert len(tables_of(nothing)) == 2
+    assert not nothing["comparable"]
+    assert verdicts_of(nothing) == []  # Nothing is claimed beside figures that do not compare.
+
+
+def test_published_figures_stand_beside_only_with_the_published_profiles(
+    tmp_path: Path, pipedream: Path
+) -> None:
+    wishes = replace(SHORT, policies=("maximum",), seeds=1, horizon_s=1e6, laws=("A",))
+    assert not quietly(wishes)["comparable"]
+    result = quietly(replace(wishes, profiles=pipedream))
+    assert result["comparable"]
+    figures = result["rules"]["ramp-block"]["A"]["policies"]["maximum"]
+    assert figures["published"] == {"blocking_rate": 0.2624, "source": paper.NOTEBOOK}
+    rate = figures["blocking_rate"]
+    words = f"ramp-block, law A: below 0.1250 not reached (maximum {rate:.4f})"
+    assert verdicts_of(result) == [(False, words)]
+
+
+class _DiesOnce(Bench):
+    """Kills the process that first does a task, unless it is the one it was made in."""
+
+    marker = ""
+    home = 0
+
+    def do(self, task: Any) -> Any:
+        if os.getpid() != self.home:
+            try:
+                Path(self.marker).touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+            except FileExistsError:
+                pass
+        return super().do(task)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench([builtin_graph("alexnet"), builtin_graph("gnmt")], 2e4)
+
+
+def test_a_process_that_dies_loses_no_result(bench: Bench, tmp_path: Path) -> None:
+    tasks = [Run(Place("ramp-block", "A"), "random", seed) for seed in range(6)]
+    dying = _DiesOnce(bench.graphs, bench.horizon_s)
+    dying.marker, dying.home = str(tmp_path / "died"), os.getpid()
+    told: list[int] = []
+    found = do_all(dying, tasks, 2, lambda: told.append(1))
+    assert (tmp_path / "died").exists()
+    alone = do_all(bench, tasks, 1, lambda: None)
+    assert [_result(each) for each in found] == [_result(each) for each in alone]
+    assert len(told) == len(tasks)
+
+
+def _result(done: Any) -> Any:
+    assert isinstance(done, Ran)
+    return done.result
+
+
+class _DiesAlways(Bench):
+    home = 0
+
+    def do(self, task: Any) -> Any:
+        if os.getpid() != self.home:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().do(task)
+
+
+def test_processes_that_always_die_are_an_error(bench: Bench) -> None:
+    tasks = [Bound(Place("ramp-block", "A"), seed) for seed in range(2)]
+    dying = _DiesAlways(bench.graphs, bench.horizon_s)
+    dying.home = os.getpid()
+    with pytest.raises(PatchlightError, match="processes died 3 times"):
+        do_all(dying, tasks, 2, lambda: None)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Wishes(laws=("A", "E")), "no requirement law 'E'"),
+        (lambda: Wishes(laws=()), "no laws to run"),
+        (lambda: Wishes(rules=("ramp-blok",)), "did you mean 'ramp-block'"),
+        (lambda: Wishes(policies=("constant-3",)), "no policy 'constant-3'"),
+        (lambda: Wishes(seeds=0), "cannot run 0 seeds"),
+        (lambda: Wishes(processes=0), "cannot run on 0 processes"),
+        (lambda: find_profiles(Path("/nowhere")), "/nowhere is not a folder"),
+    ],
+)
+def test_wishes_that_cannot_be(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        make()
+
+
+def test_names_come_once() -> None:
+    assert check_names(["random", "maximum", "random"]) == ["random", "maximum"]
+    assert len(set(NAMES)) == len(NAMES) == 11
+
+
+@pytest.mark.usefixtures("small")
+def test_the_command_without_profiles(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    result = CliRunner().invoke(experiment, [
+        "pac-ml", "--seeds", "1", "--laws", "B", "--rules", "ramp-block", "--processes", "1",
+        "--policies", "constant-4,maximum", "--output", str(output),
+    ])  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "its figures are then no comparison" in result.output
+    assert "publ." not in result.output
+    assert json.loads((output / "result.json").read_text())["rules"]["ramp-block"]["B"]
+
+
+def test_wrong_input_leaves_no_folder_behind(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    for wrong in (["--laws", "Z"], ["--profiles", str(tmp_path)], ["--policies", "best"]):
+        result = CliRunner().invoke(experiment, ["pac-ml", *wrong, "--output", str(output)])
+        assert isinstance(result.exception, BadInput)
+        assert not output.exists()
