@@ -145,6 +145,7 @@ class TelescentFront:
         ends = DirectedPort("in", c.inp), DirectedPort("out", c.out)
         for port in ends:
             self._check(port)
+        for port in ends:
             if port.number in self._device.mirrors.locked:
                 raise Refused(Reason.LOCKED, port=port.number)
             if self._is_locked(port):

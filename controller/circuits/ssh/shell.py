@@ -8,6 +8,7 @@ session stays usable, and what an unanswered command becomes: see ``DeviceSessio
 from __future__ import annotations
 
 import asyncio
+import codecs
 import logging
 import re
 from dataclasses import dataclass
@@ -47,10 +48,12 @@ class ShellFramer:
         self._first = re.compile(rf"(?:^|\n)({prompt})$")
         self._next: re.Pattern[str] | None = None
         self._text, self._limit = "", limit
+        # A letter may come in two pieces.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, data: bytes) -> list[str]:
         """Add bytes; returns the texts that they complete."""
-        added = data.decode("utf-8", "replace").replace("\r", "")
+        added = self._decoder.decode(data).replace("\r", "")
         self._text = _ESCAPES.sub("", self._text + added)
         if self._next is None:
             found = self._first.search(self._text)
