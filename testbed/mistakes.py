@@ -38,12 +38,16 @@ class Mistake:
         return f"{self.file}:{self.line}:{self.column}: {self.message}"
 
 
-class LabFileError(BadInput):
-    """A lab file has mistakes. ``mistakes`` holds all of them, in the order of the file."""
+class FileError(BadInput):
+    """A file has mistakes. ``mistakes`` holds all of them, in the order of the file."""
 
     def __init__(self, mistakes: Iterable[Mistake]) -> None:
         self.mistakes = tuple(sorted(mistakes, key=lambda m: (m.line, m.column)))
         super().__init__("\n".join(str(mistake) for mistake in self.mistakes))
+
+
+class LabFileError(FileError):
+    """A lab file has mistakes."""
 
 
 class Mistakes:

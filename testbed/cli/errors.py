@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import click
 
 from testbed.errors import PatchlightError
-from testbed.mistakes import LabFileError
+from testbed.mistakes import FileError
 
 INTERRUPTED = 130
 
@@ -39,7 +39,7 @@ def report(error: BaseException, settings: CrashReport) -> int:
         return error.exit_code
     if settings.traceback:
         traceback.print_exception(error)
-    if isinstance(error, LabFileError):
+    if isinstance(error, FileError):
         # One line each and nothing before it, so that editors can jump to the place.
         click.echo(str(error), err=True)
         return error.exit_code

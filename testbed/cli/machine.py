@@ -72,7 +72,6 @@ _PACKAGES = (
     ("fastapi", "fastapi", DEMO),
     ("httpx", "httpx", DEMO),
     ("matplotlib", "matplotlib", DEMO),
-    ("networkx", "networkx", DEMO),
     ("numpy", "numpy", DEMO),
     ("os_ken", "os-ken", DEMO),
     ("paramiko", "paramiko", DEMO),

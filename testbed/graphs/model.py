@@ -10,17 +10,13 @@ from functools import cached_property
 from typing import Literal
 
 from testbed.errors import BadInput
-from testbed.mistakes import Mistake
+from testbed.mistakes import FileError
 
 Origin = Literal["profiled", "computed"]
 
 
-class GraphFileError(BadInput):
-    """A graph file has mistakes. ``mistakes`` holds all of them, in the order of the file."""
-
-    def __init__(self, mistakes: Iterable[Mistake]) -> None:
-        self.mistakes = tuple(sorted(mistakes, key=lambda m: (m.line, m.column)))
-        super().__init__("\n".join(str(mistake) for mistake in self.mistakes))
+class GraphFileError(FileError):
+    """A graph file has mistakes."""
 
 
 @dataclass(frozen=True, slots=True)
