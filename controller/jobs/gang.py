@@ -23,7 +23,7 @@ _PREPARE_DEADLINE_S = 90.0
 _POLL_S = 0.2
 _FINAL = ("done", "failed", "stopped")
 _FULL_WINDOW_BYTES = 8 * 2**20
-_LEAST_WINDOW_BYTES = 8 * 2**10
+_LEAST_WINDOW_BYTES = 16 * 2**10
 _MOST_WINDOW_BYTES = 200_000
 
 
@@ -204,8 +204,9 @@ def scaled_window_bytes(lab: Lab) -> int | None:
     Where rates are scaled down, what is in flight must be too. The kernel's windows are made
     for fast links: they overflow the queue of a link of a few Mb/s, and connections that lose
     frames there share it as chance has it, which those of a full-rate network do not. 8 MiB
-    fill a link of 40 Gb/s over 1.6 ms. Linux grants some 200 KB to who asks: above that the
-    kernel's own choice is better.
+    fill a link of 40 Gb/s over 1.6 ms. Frames do not scale: with fewer than some ten of them on
+    their way (16 KiB) a connection feels every delay of a frame. Linux grants some 200 KB to who
+    asks: above that the kernel's own choice is better.
     """
     window = max(_LEAST_WINDOW_BYTES, round(_FULL_WINDOW_BYTES / lab.scale))
     return window if window <= _MOST_WINDOW_BYTES else None
