@@ -101,7 +101,7 @@ class RunningJob:
                 }
             )  # fmt: skip
 
-        await _all(create(worker) for worker in self.workers)
+        await run_all(create(worker) for worker in self.workers)
         await self._until("ready", _PREPARE_DEADLINE_S)
 
     async def _until(self, state: str, deadline_s: float) -> None:
@@ -122,12 +122,12 @@ class RunningJob:
 
     async def start(self) -> None:
         """Let every worker train."""
-        await _all(worker.agent.start(worker.id) for worker in self.workers)
+        await run_all(worker.agent.start(worker.id) for worker in self.workers)
         self.on_state(JobState.RUNNING)
 
     async def refresh(self) -> None:
         """Ask for every worker's state; ``JobFailed`` as soon as one has failed."""
-        await _all(worker.refresh() for worker in self.workers)
+        await run_all(worker.refresh() for worker in self.workers)
         for worker in self.workers:
             if worker.state in ("failed", "stopped"):
                 code = worker.status.get("exit_code")
@@ -143,7 +143,7 @@ class RunningJob:
         while True:
             await self.refresh()
             done = all(worker.state == "done" for worker in self.workers)
-            await _all(self._collect(worker) for worker in self.workers)
+            await run_all(self._collect(worker) for worker in self.workers)
             if done:
                 return
             await asyncio.sleep(_POLL_S)
@@ -162,7 +162,7 @@ class RunningJob:
         """
         deadline = time.monotonic() + deadline_s
         while time.monotonic() < deadline:
-            await _all(worker.refresh() for worker in self.workers)
+            await run_all(worker.refresh() for worker in self.workers)
             alive = [worker for worker in self.workers if worker.state not in _FINAL]
             target = 1 + max((int(w.status.get("iterations_done", 0)) for w in alive), default=0)
             answers = await asyncio.gather(
@@ -173,7 +173,7 @@ class RunningJob:
             await self.release()
             await asyncio.sleep(_POLL_S / 4)
         while time.monotonic() < deadline:
-            await _all(worker.refresh() for worker in self.workers)
+            await run_all(worker.refresh() for worker in self.workers)
             if all(worker.state == "held" or worker.state in _FINAL for worker in self.workers):
                 return True
             await asyncio.sleep(_POLL_S / 8)
@@ -212,7 +212,7 @@ def scaled_window_bytes(lab: Lab) -> int | None:
     return window if window <= _MOST_WINDOW_BYTES else None
 
 
-async def _all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def run_all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Run all to their end, then raise the first error there was."""
     for answer in await asyncio.gather(*coroutines, return_exceptions=True):
         if isinstance(answer, BaseException):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from controller.fleet.fleet import Fleet
-from controller.jobs.gang import JobFailed, RunningJob
+from controller.jobs.gang import JobFailed, RunningJob, run_all
 from controller.policies.placement import consolidated
 from controller.policies.regroup import regroup
 from controller.reconfiguration import Reconfigurer
@@ -19,7 +19,6 @@ from controller.store import Store
 from testbed.errors import BadInput, PatchlightError
 from testbed.jobs import JobSpec, JobState, JobStatus
 from testbed.lab import Endpoint, Lab
-from testbed.portmap import PortMap
 
 Topology = Literal["keep", "regroup"]
 
@@ -101,6 +100,12 @@ class Scheduler:
                         f"job {spec.name}: no compute time for {model} ({host.name})",
                         hint=f"add it to compute_s, which has {', '.join(spec.compute_s)}",
                     )
+            able = sum(h.gpu is not None and h.gpu.model in spec.compute_s for h in self._lab.hosts)
+            if not spec.hosts and spec.workers > able:
+                raise BadInput(
+                    f"job {spec.name}: {spec.workers} workers asked for: the lab has {able} GPUs "
+                    f"of the models in its compute_s, which has {', '.join(spec.compute_s)}"
+                )
         usable = [h.name for h in self._lab.hosts if h.gpu is not None]
         asked = sum(len(spec.hosts) or spec.workers for spec in specs)
         if asked > len(usable):
@@ -186,10 +191,20 @@ class Scheduler:
             await self._changed.wait()
             self._changed.clear()
             while self._queue:
-                placed = await self._place(self._queue[0])
+                gang = self._queue[0]
+                try:
+                    placed = await self._place(gang)
+                except PatchlightError as error:
+                    # A device that does not answer just now is this gang's trouble alone.
+                    self._end(gang, JobState.FAILED, f"no hosts could be chosen: {error}")
+                    if gang in self._queue:
+                        self._queue.remove(gang)
+                    continue
+                if gang not in self._queue:
+                    continue  # stopped by the user meanwhile
                 if placed is None:
                     break
-                gang = self._queue.pop(0)
+                self._queue.remove(gang)
                 self._active.append(gang)
                 gang.running = placed
                 gang.task = asyncio.create_task(self._live(gang))
@@ -242,8 +257,9 @@ class Scheduler:
                 await self._regroup_first(gang)
             for job in gang.running:
                 self._set(job.id, JobState.PREPARING)
-            await asyncio.gather(*(j.prepare(self._lab, self._fleet) for j in gang.running))
-            await asyncio.gather(*(job.start() for job in gang.running))
+            # To the end, also if one fails: no worker may be made after all were given back.
+            await run_all(job.prepare(self._lab, self._fleet) for job in gang.running)
+            await run_all(job.start() for job in gang.running)
             # One job of a gang failing does not end the others: they share only the start.
             await asyncio.gather(*(self._see_through(job) for job in gang.running))
         except asyncio.CancelledError:
@@ -267,23 +283,18 @@ class Scheduler:
         for job in gang.running:
             self._set(job.id, JobState.RECONFIGURING)
         change = await self.reconfigurer.change(
-            lambda maps: self._regrouped(maps, groups), f"regroup {', '.join(gang.ids)}"
+            lambda maps: regroup(self._lab, maps, groups), f"regroup {', '.join(gang.ids)}"
         )
         if change.state != "committed":
             raise JobFailed(f"the circuits could not be switched ({change.state}): "
                             f"{change.message}")  # fmt: skip
-
-    def _regrouped(
-        self, maps: Mapping[str, PortMap], groups: Sequence[Sequence[str]]
-    ) -> Mapping[str, PortMap]:
-        return regroup(self._lab, maps, groups)
 
     async def _see_through(self, job: RunningJob) -> None:
         try:
             await job.watch()
             self._set(job.id, JobState.DONE)
         except PatchlightError as error:
-            self._fail(job.id, str(error), getattr(error, "last_lines", ()))
+            self._set(job.id, JobState.FAILED, str(error), getattr(error, "last_lines", ()))
             await job.give_back()
 
     # -- bookkeeping ---------------------------------------------------------------------
@@ -294,9 +305,6 @@ class Scheduler:
         for job_id in gang.ids:
             if not self._jobs[job_id].state.is_final:
                 self._set(job_id, state, message, last_lines)
-
-    def _fail(self, job_id: str, message: str, last_lines: Sequence[str]) -> None:
-        self._set(job_id, JobState.FAILED, message, last_lines)
 
     def _set(
         self, job_id: str, state: JobState, message: str = "", last_lines: Sequence[str] = ()

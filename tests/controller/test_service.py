@@ -15,6 +15,8 @@ from controller.client import ControllerClient, ControllerError
 from testbed.cli.main import cli
 from testbed.errors import BadInput
 from testbed.jobs import JobSpec
+from tests.controller.circuits.emulated import lab_file
+from tests.controller.circuits.emulated import running as emulated_ocs
 
 LAB = """
 name: dry
@@ -125,6 +127,7 @@ def test_wrong_requests_change_nothing_and_say_what_was_expected(running):
         (JobSpec("j", 1, 400, {"other": 0.1}, hosts=("a",)), "no compute time for M"),
         (JobSpec("j", 1, 400, {"M": 0.1}, hosts=("a", "g0")), "asked for twice"),
         (JobSpec("j", 1, 400, {"M": 0.1}, workers=3), "the lab has 2 GPUs"),
+        (JobSpec("j", 1, 400, {"other": 0.1}, workers=1), "the lab has 0 GPUs of the models"),
         (JobSpec("j", 1, 400, {"M": 0.1}), "expected 'workers'"),
         (JobSpec("j/../k", 1, 400, {"M": 0.1}, workers=1), "does not take that"),
     ):
@@ -187,3 +190,24 @@ def test_metrics_are_what_prometheus_reads(running):
         for s in family.samples
     }
     assert found["patchlight_reconfigurations", (("state", "committed"),)] == 1
+
+
+def test_a_circuit_switch_that_is_gone_fails_the_job_and_not_the_controller(tmp_path):
+    (tmp_path / "device").mkdir()
+    device_lab = lab_file(tmp_path / "device", ports=16)
+    with emulated_ocs(tmp_path / "device", device_lab, "--no-fabric") as device:
+        controller = Running(tmp_path)
+        text = controller.lab.read_text().replace("driver: dry-run", "driver: calient-tl1")
+        controller.lab.write_text(text.replace('"127.0.0.1:1"', f'"{device.switch.address}"'))
+        controller.start()
+        try:
+            device.kill()
+            job = controller.client.submit([JobSpec("j", 1, 400, {"M": 0.1}, workers=2)])[0]
+            deadline = time.monotonic() + 60
+            while controller.client.job(job["id"])["state"] != "failed":
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert "no hosts could be chosen" in controller.client.job(job["id"])["message"]
+            assert controller.client.status()["lab"] == "dry"
+        finally:
+            controller.stop()
