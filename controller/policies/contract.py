@@ -1,0 +1,194 @@
+"""What a policy sees and what it answers.
+
+A policy is a small object with one method. There are four kinds: *partition* (into how many
+parts a job is split), *placement* (which GPUs it gets), *order* (which waiting job is next) and
+*topology* (which circuits are lit). All see the cluster as frozen values and return a value: no
+I/O and no clock; time comes in as ``ClusterView.now_s``. So the same object decides in the lab,
+in its emulation and in the simulator.
+
+GPUs are numbered from 0 in the order of ``ClusterShape.gpus``; a set of GPUs is an integer with
+a bit for each, as sets of thousands of GPUs are compared and joined in one step that way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+from testbed.graphs.model import ComputationGraph
+from testbed.lab import Lab
+from testbed.portmap import PortMap
+
+Kind = Literal["partition", "placement", "order", "topology"]
+KINDS: tuple[Kind, ...] = ("partition", "placement", "order", "topology")
+
+
+class GpuSite(NamedTuple):
+    """One GPU and where it is: places in the shape's ``servers`` and ``racks``.
+
+    A rack is what hangs under one packet switch. Where an OCS decides that, it is the switch
+    that the GPU's NIC is lit onto now; −1 if it is dark.
+    """
+
+    name: str
+    server: int
+    rack: int
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class ClusterShape:
+    """The cluster as it is wired now. ``ramp``: groups × racks × servers, if it is a RAMP."""
+
+    gpus: tuple[GpuSite, ...]
+    servers: tuple[str, ...]
+    racks: tuple[str, ...]
+    ramp: tuple[int, int, int] | None = None
+
+    @cached_property
+    def everything(self) -> int:
+        """All GPUs as a set."""
+        return (1 << len(self.gpus)) - 1
+
+    @cached_property
+    def server_gpus(self) -> tuple[int, ...]:
+        """For each server the set of its GPUs."""
+        return self._sets(len(self.servers), [gpu.server for gpu in self.gpus])
+
+    @cached_property
+    def rack_gpus(self) -> tuple[int, ...]:
+        """For each rack the set of its GPUs."""
+        return self._sets(len(self.racks), [gpu.rack for gpu in self.gpus])
+
+    @staticmethod
+    def _sets(count: int, places: Sequence[int]) -> tuple[int, ...]:
+        found = [0] * count
+        for gpu, place in enumerate(places):
+            if place >= 0:
+                found[place] |= 1 << gpu
+        return tuple(found)
+
+
+class JobView(NamedTuple):
+    """A job as it was asked for. Nothing in it changes while the job waits or runs.
+
+    ``workers`` is how many GPUs it wants, 0 if the partition policy is to say. ``requirement``
+    is the part of ``sequential_s``, its time on one GPU, within which it must complete, and
+    ``limit_s`` the same in seconds. ``expected_s`` gives, for a partition degree, about how
+    long the job takes; empty where nobody knows. ``gpu_models`` are those that it can run on, empty
+    for any.
+    """
+
+    name: str
+    workers: int = 0
+    graph: ComputationGraph | None = None
+    arrived_s: float = 0.0
+    sequential_s: float = math.nan
+    requirement: float = math.inf
+    limit_s: float = math.inf
+    expected_s: Mapping[int, float] = {}
+    gpu_models: frozenset[str] = frozenset()
+
+
+class Running(NamedTuple):
+    """A running job's (expected) end in seconds of the view's clock, and its GPUs as a set.
+
+    The end is infinity where nobody knows it.
+    """
+
+    ends_s: float
+    gpus: int
+    name: str = ""
+
+
+Preview = Callable[[JobView, int], int | None]
+"""Where the cluster would put a job at a degree now: a set of GPUs, ``None`` if nowhere."""
+
+
+def _nowhere(job: JobView, degree: int) -> int | None:
+    return None
+
+
+class ClusterView(NamedTuple):
+    """The cluster at one moment.
+
+    ``occupied`` are the GPUs that are busy or broken, ``broken`` the latter. ``running`` has
+    the job that ends next first. ``recent`` are the jobs that came before, the latest last,
+    64 at most, run or not. ``lab``, ``circuits`` (the present map of each OCS) and ``barred``
+    (OCS ports that may not be touched) are there where there is a network to rewire.
+    """
+
+    now_s: float
+    shape: ClusterShape
+    occupied: int
+    broken: int = 0
+    running: Sequence[Running] = ()
+    recent: Sequence[JobView] = ()
+    preview: Preview = _nowhere
+    lab: Lab | None = None
+    circuits: Mapping[str, PortMap] = {}
+    barred: Mapping[str, frozenset[int]] = {}
+
+    @property
+    def free(self) -> int:
+        """The GPUs that a job can have, as a set."""
+        return self.shape.everything & ~self.occupied
+
+
+class Progress(NamedTuple):
+    """How far a waiting or preempted job is: GPU-seconds had, and seconds left if known."""
+
+    attained_gpu_s: float = 0.0
+    remaining_s: float = math.nan
+
+
+@runtime_checkable
+class PartitionPolicy(Protocol):
+    """Says into how many parts a job is split."""
+
+    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
+        """One of ``legal`` (ascending, 0 first); 0 refuses the job."""
+
+
+@runtime_checkable
+class PlacementPolicy(Protocol):
+    """Says which GPUs a job gets."""
+
+    def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
+        """``workers`` different free GPUs, the ring in its order; ``None`` lets the job wait."""
+
+
+@runtime_checkable
+class OrderPolicy(Protocol):
+    """Says which waiting job is next."""
+
+    def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+        """The lowest is next; of equals the one that came first."""
+
+
+@runtime_checkable
+class TopologyPolicy(Protocol):
+    """Says which circuits are lit while some jobs run together."""
+
+    def circuits(
+        self, cluster: ClusterView, groups: Sequence[Sequence[int]]
+    ) -> Mapping[str, PortMap]:
+        """The wanted map of each OCS that changes, for these jobs' GPUs; empty changes none."""
+
+
+Policy = PartitionPolicy | PlacementPolicy | OrderPolicy | TopologyPolicy
+METHODS: Mapping[Kind, str] = {
+    "partition": "degree",
+    "placement": "place",
+    "order": "priority",
+    "topology": "circuits",
+}
+
+
+def kind_of(policy: object) -> Kind | None:
+    """Which kind of policy an object is, by its method; ``None`` if it is none."""
+    found = [kind for kind, method in METHODS.items() if callable(getattr(policy, method, None))]
+    return found[0] if len(found) == 1 else None
