@@ -71,7 +71,9 @@ class CircuitSwitch:
     """An optical circuit switch (OCS); duplex ports are 1…``ports``.
 
     ``password_env`` names the environment variable that holds the password: lab files
-    are shared, passwords are not. ``initial`` is the map the lab starts with.
+    are shared, passwords are not. ``initial`` is the map the lab starts with. An OCS that
+    speaks OpenFlow does not answer at ``address``: it connects there, and says its
+    ``datapath_id``.
     """
 
     name: str
@@ -83,6 +85,7 @@ class CircuitSwitch:
     user: str = "admin"
     password_env: str | None = None
     initial: PortMap = field(default_factory=PortMap)
+    datapath_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -133,6 +136,10 @@ class Host:
         return Endpoint(self.server.name, self.nic.name)
 
 
+NO_NETWORK = IPv4Network("0.0.0.0/32")
+"""The network of a lab without servers, and so without NICs."""
+
+
 @dataclass(frozen=True)
 class Lab:
     """A whole lab. ``scale`` divides rates and workload bytes alike, so times stay true.
@@ -142,7 +149,7 @@ class Lab:
     """
 
     name: str
-    network: IPv4Network
+    network: IPv4Network = NO_NETWORK
     servers: tuple[Server, ...] = ()
     packet_switches: tuple[PacketSwitch, ...] = ()
     circuit_switches: tuple[CircuitSwitch, ...] = ()

@@ -11,6 +11,7 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 from testbed.lab import Endpoint, default_mac
+from testbed.labschema import KNOWN_DRIVERS
 from testbed.mistakes import At, Mistakes, nearest
 from testbed.portmap import CrossConnect
 from testbed.yamlkinds import Fields
@@ -19,7 +20,8 @@ from testbed.yamlkinds import Fields
 def check_lab(lab: Fields, mistakes: Mistakes) -> None:
     """Note every mistake that only shows when parts of the file are seen together."""
     _once("device", "name", _devices(lab), mistakes)
-    _once("datapath id", "datapath_id", _items(lab, "packet_switches"), mistakes, show=hex)
+    switches = [*_items(lab, "packet_switches"), *_items(lab, "circuit_switches")]
+    _once("datapath id", "datapath_id", switches, mistakes, show=hex)
     _once("address of a circuit switch", "address", _items(lab, "circuit_switches"), mistakes)
     _once("management address", "management", _items(lab, "servers"), mistakes)
     for server in _items(lab, "servers"):
@@ -32,7 +34,14 @@ def check_lab(lab: Fields, mistakes: Mistakes) -> None:
     if "network" in lab:
         for nic in nics:
             _check_address(nic, lab["network"].value, mistakes)
+    elif nics and "network" not in lab.broken:
+        mistakes.at(
+            lab["servers"],
+            "a lab with servers lacks 'network': expected the IPv4 network of their NICs, like "
+            "'192.168.10.0/24'",
+        )
     for switch in _items(lab, "circuit_switches"):
+        _check_datapath_id(switch, mistakes)
         _check_cross_connects(switch, mistakes)
     _check_fibres(lab, mistakes)
     _check_controller(lab, mistakes)
@@ -128,6 +137,18 @@ def _check_address(nic: Fields, network: IPv4Network, mistakes: Mistakes) -> Non
     else:
         return
     mistakes.at(found, message)
+
+
+def _check_datapath_id(switch: Fields, mistakes: Mistakes) -> None:
+    if "driver" not in switch or "datapath_id" in switch.broken:
+        return
+    driver = switch["driver"]
+    if driver.value == "openflow" and "datapath_id" not in switch:
+        message = "a switch with driver openflow lacks 'datapath_id'"
+        mistakes.at(driver, f"{message}: expected the id that it says, like 0x51")
+    elif driver.value in KNOWN_DRIVERS and driver.value != "openflow" and "datapath_id" in switch:
+        message = f"driver {driver.value} knows no datapath id: expected one with driver openflow"
+        mistakes.at(switch["datapath_id"], message)
 
 
 def _check_cross_connects(switch: Fields, mistakes: Mistakes) -> None:

@@ -28,6 +28,7 @@ KNOWN_DRIVERS = (
     "glimmerglass-tl1",
     "polatis-netconf",
     "telescent-ssh",
+    "openflow",
 )
 
 _NAME = "[A-Za-z][A-Za-z0-9_-]*"
@@ -203,7 +204,10 @@ CIRCUIT_SWITCH = Group(
             "calient-tl1", 63).take, {"pattern": "^[a-z][a-z0-9_-]*$", "maxLength": 63,
                                       "examples": list(KNOWN_DRIVERS)}),
             "the driver that speaks to it, like 'calient-tl1'", required=True),
-        Key("address", HOST_PORT, "where it answers: host:port", required=True),
+        Key("address", HOST_PORT, "where it answers: host:port; with driver openflow, where "
+            "Patchlight listens for it", required=True),
+        Key("datapath_id", Whole("an OpenFlow datapath id", 1, 2**64 - 1),
+            "its OpenFlow datapath id, like 0x51; only with driver openflow"),
         Key("ports", Whole("how many duplex ports it has", 1, MOST_CIRCUIT_PORTS),
             "how many duplex ports it has", required=True),
         Key("switching_time", TIME, "how long a new circuit stays dark", default="25ms"),
@@ -243,14 +247,15 @@ LAB = Group(
         Key("name", LAB_NAME, "what the lab is called", required=True),
         Key("network", Text("a network, like '192.168.10.0/24'", _network,
                             {"examples": ["192.168.10.0/24"]}),
-            "the IPv4 network of the NICs, like '192.168.10.0/24'", required=True),
+            "the IPv4 network of the NICs, like '192.168.10.0/24'; needed with servers",
+            default="none"),
         Key("fabric", Text("a fabric", _fabric, {"enum": list(FABRICS)}),
             "what an emulation makes packet switches of", default="openvswitch"),
         Key("scale", Positive("a scale"), "what an emulation divides rates and bytes by",
             default="1"),
         Key("controller", CONTROLLER, "where the controller answers"),
         Key("servers", ListOf(SERVER, "servers"), "the servers, with their GPUs and NICs",
-            required=True),
+            default="none: a lab of switches alone"),
         Key("packet_switches", ListOf(PACKET_SWITCH, "packet switches"),
             "the switches that forward packets (ToR, aggregator, core)", default="none"),
         Key("circuit_switches", ListOf(CIRCUIT_SWITCH, "circuit switches"),

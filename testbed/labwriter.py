@@ -8,7 +8,16 @@ from typing import Any, TypeVar
 
 import yaml
 
-from testbed.lab import CircuitSwitch, Fibre, Lab, Nic, PacketSwitch, Server, default_mac
+from testbed.lab import (
+    NO_NETWORK,
+    CircuitSwitch,
+    Fibre,
+    Lab,
+    Nic,
+    PacketSwitch,
+    Server,
+    default_mac,
+)
 from testbed.units import write_loss, write_power, write_rate, write_time
 from testbed.yamlkinds import is_bare_text
 
@@ -64,7 +73,9 @@ _Dumper.add_representer(_Hex, lambda d, v: d.represent_scalar(_INT, hex(v)))
 
 def write_lab(lab: Lab) -> str:
     """YAML text that ``parse_lab`` reads back equal; what has its default is left out."""
-    document: dict[str, Any] = {"name": lab.name, "network": str(lab.network)}
+    document: dict[str, Any] = {"name": lab.name}
+    if lab.network != NO_NETWORK:
+        document["network"] = str(lab.network)
     document |= _set(lab, "fabric")
     if lab.scale != 1:
         document["scale"] = int(lab.scale) if float(lab.scale).is_integer() else lab.scale
@@ -74,7 +85,8 @@ def write_lab(lab: Lab) -> str:
     }
     if controller:
         document["controller"] = _OnOneLine(controller)
-    document["servers"] = [_server(server) for server in lab.servers]
+    if lab.servers:
+        document["servers"] = [_server(server) for server in lab.servers]
     if lab.packet_switches:
         document["packet_switches"] = [_packet_switch(switch) for switch in lab.packet_switches]
     if lab.circuit_switches:
@@ -123,6 +135,8 @@ def _packet_switch(switch: PacketSwitch) -> dict[str, Any]:
 def _circuit_switch(switch: CircuitSwitch) -> dict[str, Any]:
     keys = ("name", "driver", "address", "ports", "switching_time", "insertion_loss", "user")
     written = _set(switch, *keys, "password_env")
+    if switch.datapath_id is not None:
+        written["datapath_id"] = _Hex(switch.datapath_id)
     if switch.initial:
         written["cross_connects"] = _Listed(switch.initial.texts)
     return written

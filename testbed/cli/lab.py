@@ -112,7 +112,8 @@ def show(name: str, as_json: bool, map_file: str | None) -> None:
         print_json(describe_lab(found, maps))
         return
     out = console()
-    out.print(f"[bold]{found.name}[/bold]: network {found.network}, {_counted(found)}\n")
+    network = f", network {found.network}" if found.hosts else ""
+    out.print(f"[bold]{found.name}[/bold]{network}: {_counted(found)}\n")
     for table in tables(found, maps):
         out.print(table)
     out.print(dark_line(found, maps))

@@ -128,9 +128,10 @@ def _say(switch: CircuitSwitch, host: str, port: int, control: Path | None) -> N
     click.echo(f"an emulated switch of {switch.ports} ports speaks {switch.driver} at "
                f"{shown}:{port}; Ctrl-C ends it")  # fmt: skip
     click.echo(f"by hand:     {by_hand(switch, host, port)}")
-    click.echo(f'in a lab:    {{name: {switch.name}, driver: {switch.driver}, '
-               f'address: "{shown}:{port}", ports: {switch.ports}, user: {switch.user}'
-               f"{password}}}")  # fmt: skip
+    click.echo(f"lab file:    {{name: bench, circuit_switches: [{{name: {switch.name}, "
+               f'driver: {switch.driver}, address: "{shown}:{port}", ports: {switch.ports}, '
+               f"user: {switch.user}{password}}}]}}")  # fmt: skip
+    click.echo("with it:     patchlight ocs show --lab FILE --direct")
     if control is not None:
         click.echo(f"faults:      echo '{{\"refuse_next\": \"busy\"}}' | "
                    f"nc -U {shlex.quote(str(control))}")  # fmt: skip

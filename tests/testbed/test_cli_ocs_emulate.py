@@ -37,7 +37,7 @@ def emulated(*options: str, **environment: str) -> Iterator[tuple[subprocess.Pop
     try:
         assert process.stdout is not None
         printed = ""
-        while "in a lab:" not in printed:
+        while "with it:" not in printed:
             line = process.stdout.readline()
             assert line, f"it ended: {process.communicate()[1]}"
             printed += line

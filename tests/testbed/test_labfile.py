@@ -6,6 +6,7 @@ import pytest
 
 from testbed.errors import BadInput
 from testbed.labfile import LabFileError, builtin_labs, find_lab, load_lab, parse_lab, read_lab
+from testbed.labwriter import write_lab
 
 GOOD = """\
 name: small
@@ -271,7 +272,7 @@ def test_the_good_file_is_good() -> None:
 def test_all_mistakes_come_at_once_in_the_order_of_the_file() -> None:
     text = GOOD.replace("0x1", "0").replace("40Gbps, gpu", "fast, gpu").replace("tor2.1", "tor9.1")
     found = mistakes_of(text.replace("network: ", "netwrk: "))
-    assert [line for line, _, _ in found] == [1, 2, 10, 16, 30]
+    assert [line for line, _, _ in found] == [2, 7, 10, 16, 30]
 
 
 def test_mistakes_are_lines_that_editors_understand() -> None:
@@ -288,9 +289,9 @@ def test_mistakes_are_lines_that_editors_understand() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "column", "message"),
     [
-        ("", 1, 1, "the file is empty: expected a lab with keys name, network, servers"),
+        ("", 1, 1, "the file is empty: expected a lab with keys name"),
         ("# only a comment\n", 1, 1, "the file is empty"),
-        ("- a\n- b\n", 1, 1, "expected a lab with keys name, network, servers, found a list"),
+        ("- a\n- b\n", 1, 1, "expected a lab with keys name, found a list"),
         ("hello", 1, 1, "found the text 'hello'"),
         ("name: [x\n", 2, 1, "not YAML: "),
         ("name: x\n\tnetwork: y\n", 2, 1, "not YAML: "),
@@ -348,3 +349,22 @@ def test_a_lab_is_found_by_path_or_by_name(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("name", builtin_labs())
 def test_every_built_in_lab_is_good(name: str) -> None:
     assert load_lab(name).name == name
+
+
+LONE_SWITCH = """
+name: bench
+circuit_switches: [{name: ocs1, driver: polatis-scpi, address: "127.0.0.1:5025", ports: 32}]
+"""
+
+
+def test_a_lab_may_be_one_switch_alone() -> None:
+    lab = parse_lab(LONE_SWITCH)
+    assert [switch.name for switch in lab.circuit_switches] == ["ocs1"]
+    assert lab.hosts == ()
+    assert parse_lab(write_lab(lab)) == lab
+
+
+def test_servers_need_a_network() -> None:
+    text = GOOD.replace("network: 192.168.10.0/24\n", "")
+    with pytest.raises(LabFileError, match="lacks 'network'"):
+        parse_lab(text)
