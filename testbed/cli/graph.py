@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from testbed.errors import BadInput
+from testbed.cli.graph_profile import profile
+from testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,7 +20,10 @@ _NAME_HELP = "A graph file (PipeDream's graph.txt or Patchlight's JSON), or a na
 
 @click.group()
 def graph() -> None:
-    """Show and fetch computation graphs: what a model's training step computes and moves."""
+    """Show, measure and fetch computation graphs: what a training step computes and moves."""
+
+
+graph.add_command(profile)
 
 
 @graph.command("list")
@@ -51,14 +55,24 @@ def list_graphs(as_json: bool) -> None:
 @click.argument("name", metavar="FILE|NAME")
 @click.option("--json", "as_json", is_flag=True, help="Print it in Patchlight's format (JSON).")
 @click.option("--backward", is_flag=True, help="Mirror it: show the training step's totals too.")
-def show(name: str, as_json: bool, backward: bool) -> None:
-    """Print a graph's operations, who feeds whom, and the totals."""
+@click.option(
+    "--draw",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw it instead: a picture to write, .svg, .png or .pdf.",
+)
+def show(name: str, as_json: bool, backward: bool, draw: Path | None) -> None:
+    """Print a graph's operations, who feeds whom, and the totals; or draw it."""
     from rich.markup import escape
 
     from testbed.cli.rendering import console
     from testbed.graphs import mirror
     from testbed.graphs.jsonformat import graph_to_json
 
+    if draw is not None:
+        if as_json or backward:
+            raise click.UsageError("--draw draws instead: leave out --json and --backward")
+        _draw(name, draw)
+        return
     found = _load(name)
     if as_json:
         click.echo(graph_to_json(found), nl=False)
@@ -88,22 +102,42 @@ def show(name: str, as_json: bool, backward: bool) -> None:
 @click.option(
     "--from",
     "source",
-    required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="A folder with alexnet.txt, … or a clone of PipeDream's repository.",
+    help="Copy from a folder with alexnet.txt, … or from a clone of the repository.",
 )
-def fetch(what: str, source: Path) -> None:
-    """Copy PipeDream's five profiles of PAC-ML's experiments into your cache.
+@click.option(
+    "--url",
+    envvar="PATCHLIGHT_PIPEDREAM_URL",
+    show_envvar=True,
+    help="Download from this mirror of the repository's folder profiler/.",
+)
+def fetch(what: str, source: Path | None, url: str | None) -> None:
+    """Bring PipeDream's five profiles of PAC-ML's experiments into your cache.
 
-    Each is checked by its SHA-256; if one is missing or another file, nothing is written. The
-    command does not download: clone https://github.com/msr-fiddle/pipedream (MIT licence)
-    yourself and give the clone with --from. They are then found by name (list, show) and by
-    patchlight experiment pac-ml.
+    They are downloaded from https://github.com/msr-fiddle/pipedream (MIT licence), or copied
+    with --from. Each is checked by its SHA-256; if one is missing or another file, nothing is
+    written. They are then found by name (list, show) and by patchlight experiment pac-ml.
     """
-    from testbed.graphs.profiles import fetch_profiles
+    from testbed.graphs.profiles import download_profiles, fetch_profiles
 
-    for path in fetch_profiles(source):
+    for path in fetch_profiles(source) if source else download_profiles(url):
         click.echo(f"wrote {path}")
+
+
+def _draw(name: str, file: Path) -> None:
+    from testbed.graphs.drawing import FORMATS, draw_graph
+
+    suffix = file.suffix.lower().lstrip(".")
+    if suffix not in FORMATS:
+        expected = ", .".join(FORMATS)
+        raise BadInput(f"cannot draw {str(file)!r}: expected a name ending in .{expected}")
+    figure = draw_graph(_load(name))
+    try:
+        figure.savefig(file, format=suffix)
+    except OSError as error:
+        message = f"cannot write the picture {file}: {error.strerror}"
+        raise PatchlightError(message, hint="name a file in a folder you can write to") from error
+    click.echo(f"wrote {file}")
 
 
 def _names() -> list[str]:
@@ -133,7 +167,7 @@ def _load(name: str) -> ComputationGraph:
     raise BadInput(
         f"no graph {name!r}: there is no such file, and no graph has that name "
         f"({nearest(name, _names(), 'the names are')})",
-        hint="PipeDream's profiles come by: patchlight graph fetch pipedream --from FOLDER",
+        hint="PipeDream's profiles come by: patchlight graph fetch pipedream",
     )
 
 

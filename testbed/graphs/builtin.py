@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from testbed.errors import BadInput
 from testbed.graphs import convnets, sequencenets
@@ -11,6 +12,8 @@ from testbed.graphs.gpumodel import A100, GpuModel
 from testbed.graphs.layers import Layers
 from testbed.graphs.model import ComputationGraph
 from testbed.mistakes import nearest
+
+L = TypeVar("L", bound=Layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +40,17 @@ BUILTIN_NAMES = tuple(_RECIPES)
 
 def layers_of(name: str, batch: int | None = None, gpu: GpuModel = A100) -> Layers:
     """The layers of a built-in model; ``BadInput`` for an unknown name or a batch under 1."""
+    return build(name, Layers, batch, gpu)
+
+
+def build(name: str, builder: type[L], batch: int | None = None, gpu: GpuModel = A100) -> L:
+    """As ``layers_of``, put together by a ``builder`` that makes more of them than a graph."""
     recipe = _RECIPES.get(name)
     if recipe is None:
         raise BadInput(f"no built-in graph {name!r}: {nearest(name, BUILTIN_NAMES)}")
     if batch is not None and batch < 1:
         raise BadInput(f"cannot compute {name!r} for a batch of {batch}: expected 1 or more")
-    net = Layers(name, batch or recipe.batch, gpu)
+    net = builder(name, batch or recipe.batch, gpu)
     recipe.build(net)
     return net
 

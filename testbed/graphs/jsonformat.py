@@ -20,11 +20,16 @@ left out (without ``loss``, it is the last operation that feeds nothing).
 from __future__ import annotations
 
 import json
-import math
 import re
 from typing import Any
 
-from testbed.graphs.model import ComputationGraph, GraphFileError, Operation, find_cycle
+from testbed.graphs.model import (
+    ComputationGraph,
+    GraphFileError,
+    Operation,
+    find_cycle,
+    most_of,
+)
 from testbed.mistakes import Mistake, nearest
 
 FORMAT, VERSION = "patchlight-graph", 1
@@ -67,7 +72,14 @@ def graph_from_json(text: str, file: str) -> ComputationGraph:
         raise GraphFileError([Mistake(file, error.lineno, error.colno, error.msg)]) from error
     except ValueError as error:
         raise GraphFileError([Mistake(file, 1, 1, str(error))]) from error
+    except RecursionError as error:
+        raise GraphFileError([Mistake(file, 1, 1, "it is nested too deeply")]) from error
     return _Reader(text, file).read(document)
+
+
+def _shown(value: Any) -> str:
+    written = repr(value)
+    return written if len(written) <= 40 else f"{written[:40]}…"
 
 
 def _refuse(constant: str) -> Any:
@@ -179,8 +191,9 @@ class _Reader:
         value = item.get(key)
         if value is None:
             self._wrong(path[:-1], f"{key!r} of {item['name']!r} is missing")
-        elif type(value) not in (int, float) or not (math.isfinite(value) and value >= 0):
-            self._wrong(path, f"{key} is {value!r}: expected a number, 0 or more")
+        elif type(value) not in (int, float) or not 0 <= value <= most_of(key):
+            expected = f"expected a number, 0 to {most_of(key):.3g}"
+            self._wrong(path, f"{key} is {_shown(value)}: {expected}")
         elif key.endswith("bytes") and value != int(value):
             self._wrong(path, f"{key} is {value!r}: expected whole bytes")
         else:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from testbed.graphs.gpumodel import GpuModel
 from testbed.graphs.model import ComputationGraph, Operation
 
 BYTES = 4
+Looked = Literal["tokens", "positions", "segments"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +143,50 @@ class Layers:
         first = sum(each.shape[0] for each in inputs)
         return self.add("Concat", inputs, (first, *inputs[0].shape[1:]))
 
-    def embedding(self, tokens: Tensor, entries: int, width: int) -> Tensor:
-        """A row of a table for each token."""
+    def embedding(self, tokens: Tensor, entries: int, width: int, of: Looked = "tokens") -> Tensor:
+        """A row of a table for each token; the row is that ``of`` what is looked up."""
         return self.add(
             f"Embedding({entries}, {width})", (tokens,), (*tokens.shape, width),
             parameters=entries * width, read=self.batch * tokens.size * width,
+        )  # fmt: skip
+
+    def lstm(self, inputs: tuple[Tensor, ...], width: int, ways: int = 1) -> Tensor:
+        """One LSTM layer over a sequence of (length, features), PyTorch's two biases included.
+
+        Several inputs are joined along their features; 2 ``ways`` reads it backwards too.
+        """
+        length = inputs[0].shape[0]
+        features = sum(each.shape[1] for each in inputs)
+        gates = 4 * width * (features + width)
+        return self.add(
+            f"LSTM({features}, {width})" + ("" if ways == 1 else ", both ways"), inputs,
+            (length, ways * width), macs=ways * length * gates, flops=ways * length * 10 * width,
+            parameters=ways * (gates + 8 * width),
+        )  # fmt: skip
+
+    def additive_attention(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Bahdanau's attention: both sides projected, summed for each pair, weighed, averaged."""
+        length, width = queries.shape
+        return self.add(
+            "BahdanauAttention", (queries, keys), queries.shape,
+            macs=2 * length * width * width + 2 * length * length * width,
+            flops=2 * length * length * width, parameters=2 * width * width + width,
+        )  # fmt: skip
+
+    def scores(self, joined: Tensor, heads: int) -> Tensor:
+        """Queries times keys for each head, out of joined (length, 3 × width) projections."""
+        length, width = joined.shape[0], joined.shape[1] // 3
+        return self.add(
+            "MatMul(queries, keys)", (joined,), (heads, length, length),
+            macs=length * length * width,
+        )  # fmt: skip
+
+    def mixed(self, shares: Tensor, joined: Tensor) -> Tensor:
+        """Values, out of the joined projections, averaged by each head's shares."""
+        length, width = joined.shape[0], joined.shape[1] // 3
+        return self.add(
+            "MatMul(shares, values)", (shares, joined), (length, width),
+            macs=length * length * width,
         )  # fmt: skip
 
 

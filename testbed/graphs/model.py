@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +12,19 @@ from testbed.errors import BadInput
 from testbed.mistakes import FileError
 
 Origin = Literal["profiled", "computed"]
+MOST_MS = 1e12
+"""Longer than thirty years is no operation's time."""
+MOST_BYTES = 1 << 60
+"""More than an exbibyte is no operation's size."""
 
 
 class GraphFileError(FileError):
     """A graph file has mistakes."""
+
+
+def most_of(what: str) -> float:
+    """The largest value that is not nonsense, of a time or a size by the name of its field."""
+    return MOST_MS if what.endswith("_ms") else MOST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,8 @@ class ComputationGraph:
     place of the operation after which the backward pass begins; −1, the default, is the last
     one that feeds nothing. ``origin`` says whether the times were measured or computed, on or
     for ``device``. Raises ``BadInput`` for a graph that is empty or has a cycle, an edge from
-    or to nothing, an edge or a name twice, or a number that is negative or not finite.
+    or to nothing, an edge or a name twice, or a number that is negative, not finite or so large
+    that it is nonsense.
     """
 
     name: str
@@ -83,9 +92,9 @@ class ComputationGraph:
                 return f"operation {operation.name!r} is there twice"
             names.add(operation.name)
             for what in ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes"):
-                value = getattr(operation, what)
-                if not (math.isfinite(value) and value >= 0):
-                    return f"{what} of {operation.name!r} is {value}, expected 0 or more"
+                value, most = getattr(operation, what), most_of(what)
+                if not 0 <= value <= most:
+                    return f"{what} of {operation.name!r} is {value}, expected 0 to {most:.3g}"
         return None
 
     def _wrong_edges(self) -> str | None:

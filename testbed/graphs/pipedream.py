@@ -14,7 +14,14 @@ from __future__ import annotations
 import math
 import re
 
-from testbed.graphs.model import ComputationGraph, GraphFileError, Operation, find_cycle
+from testbed.graphs.model import (
+    MOST_BYTES,
+    MOST_MS,
+    ComputationGraph,
+    GraphFileError,
+    Operation,
+    find_cycle,
+)
 from testbed.mistakes import Mistake
 
 _EDGE = re.compile(r"\s*node(\d+) -- node(\d+)\s*")
@@ -85,9 +92,10 @@ class _Reader:
             values = [float(part) for part in parts]
         except ValueError:
             values = [math.nan]
-        if all(math.isfinite(value) and value >= 0 for value in values):
-            return math.fsum(values)
-        self._wrong(line, column, f"{key} is {written!r}: expected a number, 0 or more")
+        most = MOST_MS if key.endswith("_time") else MOST_BYTES
+        if all(0 <= value <= most for value in values) and (total := math.fsum(values)) <= most:
+            return total
+        self._wrong(line, column, f"{key} is {written!r}: expected a number, 0 to {most:.3g}")
         return 0.0
 
     def _edges(self, found: list[tuple[int, re.Match[str]]]) -> dict[tuple[int, int], int]:

@@ -1,7 +1,7 @@
 """PipeDream's profiles on the user's disk: they are not part of the project.
 
-``fetch_profiles`` copies them from a folder into the user's cache; ``find_profiles`` reads all
-five from the cache or from a folder of the user's.
+``fetch_profiles`` copies them from a folder into the user's cache, ``download_profiles`` from the
+public repository; ``read_profiles`` reads all five from a folder.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from testbed.errors import BadInput, PatchlightError
@@ -42,8 +43,8 @@ SOURCES: Mapping[str, tuple[str, str]] = {
 
 REPOSITORY = "https://github.com/msr-fiddle/pipedream"
 _GET = (
-    f"clone {REPOSITORY}, then run: patchlight graph fetch pipedream --from CLONE "
-    "(the clone's folder)"
+    "download them with: patchlight graph fetch pipedream; or give a clone of "
+    f"{REPOSITORY} with --from"
 )
 
 
@@ -73,30 +74,61 @@ def fetch_profiles(source: Path, cache: Path | None = None) -> list[Path]:
     All are checked first: ``BadInput`` names each that is missing or is another file, and then
     nothing is written. The files written.
     """
-    cache = cache or profile_cache()
     files, wrong = _all_in(source)
     contents = {name: _bytes(path) for name, path in files.items()}
-    for name, content in contents.items():
-        found, expected = hashlib.sha256(content).hexdigest(), SOURCES[name][1]
-        if found != expected:
-            wrong.append(f"{files[name]} is not PipeDream's {name}: its SHA-256 is {found}, "
-                         f"expected {expected}")  # fmt: skip
+    wrong += _others(contents, {name: str(path) for name, path in files.items()})
     if wrong:
         raise BadInput(f"cannot take PipeDream's profiles from {source}: " + "; ".join(wrong),
                        hint=_GET)  # fmt: skip
+    return _keep(contents, cache or profile_cache())
+
+
+def download_profiles(base_url: str | None = None, cache: Path | None = None) -> list[Path]:
+    """Download the five profiles into the cache, from PipeDream's repository or a mirror of it.
+
+    ``PatchlightError`` if one cannot be had or is another file, and then nothing is written. The
+    files written.
+    """
+    from testbed.graphs.download import BASE_URL, download
+
+    base_url = base_url or BASE_URL
+    paths = {name: path for name, (path, _) in SOURCES.items()}
+    contents = download(paths, base_url)
+    if wrong := _others(contents, paths):
+        raise PatchlightError(f"cannot take PipeDream's profiles from {base_url}: "
+                              + "; ".join(wrong), hint=_GET)  # fmt: skip
+    return _keep(contents, cache or profile_cache())
+
+
+def _others(contents: Mapping[str, bytes], places: Mapping[str, str]) -> list[str]:
+    """What is said of each content that is not the profile of that name."""
+    wrong = []
+    for name, content in contents.items():
+        found, expected = hashlib.sha256(content).hexdigest(), SOURCES[name][1]
+        if found != expected:
+            wrong.append(f"{places[name]} is not PipeDream's {name}: its SHA-256 is {found}, "
+                         f"expected {expected}")  # fmt: skip
+    return wrong
+
+
+def _keep(contents: Mapping[str, bytes], cache: Path) -> list[Path]:
+    parts = {name: cache / f".{name}.{os.getpid()}" for name in contents}
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            # Renamed when whole, so that a reader never sees half a profile.
-            part = cache / f".{name}.{os.getpid()}"
-            part.write_bytes(content)
-            part.replace(cache / f"{name}.txt")
+        # Renamed when all are whole, so that no reader sees half a profile, and a full disk
+        # leaves what was there.
+        for name, part in parts.items():
+            part.write_bytes(contents[name])
+        return [part.replace(cache / f"{name}.txt") for name, part in parts.items()]
     except OSError as error:
         raise PatchlightError(
             f"writing the profiles to {cache}: {error.strerror or error}",
             hint="choose another place with XDG_CACHE_HOME",
         ) from error
-    return [cache / f"{name}.txt" for name in contents]
+    finally:
+        with suppress(OSError):
+            for part in parts.values():
+                part.unlink(missing_ok=True)
 
 
 def read_profiles(folder: Path) -> tuple[list[ComputationGraph], bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,56 @@ def test_ones_own_profiles_are_read_but_not_called_the_published_ones(
     shutil.copytree(pipedream, mine)
     (mine / "vgg16.txt").write_text(CHAIN)
     assert not read_profiles(mine)[1]
+
+
+def test_show_draws(tmp_path: Path) -> None:
+    file = tmp_path / "vgg16.svg"
+    result = run("show", "vgg16", "--draw", str(file))
+    assert (result.exit_code, result.output) == (0, f"wrote {file}\n")
+    assert file.read_bytes().startswith(b"<?xml")
+
+
+def test_show_draws_nothing_it_cannot(tmp_path: Path) -> None:
+    error = run("show", "vgg16", "--draw", str(tmp_path / "vgg16.gif")).exception
+    assert "expected a name ending in .svg, .png, .pdf" in str(error)
+    error = run("show", "vgg16", "--draw", str(tmp_path / "none" / "vgg16.png")).exception
+    assert "cannot write the picture" in str(error)
+    assert run("show", "vgg16", "--draw", "x.svg", "--json").exit_code == 2
+
+
+def test_profile_measures_ones_own_model(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def make(batch=4):\n"
+        "    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU())\n"
+        "    return model, torch.randn(batch, 8)\n"
+    )
+    model, file = f"{tmp_path}/mine.py:make", tmp_path / "mine.json"
+    options = ("--batch", "6", "--device", "cpu", "--repeat", "2")
+    result = run("profile", model, *options, "--output", str(file))
+    assert result.exit_code == 0, result.exception
+    assert f"wrote {file}: 3 operations" in result.output
+    measured = read_graph(file)
+    assert (measured.origin, measured.batch) == ("profiled", 6)
+    assert measured.parameter_bytes == 4 * (8 * 16 + 16)
+    assert "measured on" in run("show", str(file)).output
+    printed = json.loads(run("profile", model, *options).stdout)
+    assert [each["name"] for each in printed["operations"]] == ["input_1", "0", "1"]
+
+
+def test_profile_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    error = run("profile", "alexnet", "--output", str(tmp_path / "none" / "x.json")).exception
+    assert "there is no folder" in str(error)
+    assert "no model 'alexnte'" in str(run("profile", "alexnte").exception)
+    if not torch.cuda.is_available():
+        error = run("profile", "alexnet", "--device", "cuda").exception
+        assert "PyTorch sees no GPU here" in str(error)
+
+
+def test_profile_without_pytorch_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    error = run("profile", "alexnet").exception
+    assert "needs PyTorch" in str(error)
+    assert "pip install 'patchlight[learn]'" in str(error)

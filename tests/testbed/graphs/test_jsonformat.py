@@ -128,3 +128,35 @@ def test_what_is_no_graph_at_all(text: str, what: str) -> None:
     with pytest.raises(GraphFileError) as refused:
         graph_from_json(text, "x")
     assert what in str(refused.value)
+
+
+ONE = (
+    '{"format": "patchlight-graph", "version": 1, "name": "n", "origin": "computed",\n'
+    ' "operations": [{"name": "a", "kind": "k", "forward_ms": 1, "backward_ms": 1,\n'
+    '  "activation_bytes": 1, "parameter_bytes": 1}], "edges": []}'
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "what"),
+    [
+        ('"activation_bytes": 1', '"activation_bytes": 1e300', "x:3:23: ", "0 to 1.15e+18"),
+        ('"parameter_bytes": 1', f'"parameter_bytes": 1{"0" * 400}', "x:3:45: ", "100000"),
+        ('"forward_ms": 1', '"forward_ms": 1e13', "x:2:58: ", "expected a number, 0 to 1e+12"),
+        ('"activation_bytes": 1', '"activation_bytes": 1e999', "x:3:23: ", "inf"),
+    ],
+)
+def test_sizes_of_nonsense(old: str, new: str, place: str, what: str) -> None:
+    text = ONE.replace(old, new)
+    assert graph_from_json(ONE, "x").name == "n"
+    with pytest.raises(GraphFileError) as refused:
+        graph_from_json(text, "x")
+    (mistake,) = refused.value.mistakes
+    assert str(mistake).startswith(place)
+    assert what in str(mistake)
+    assert len(str(mistake)) < 150
+
+
+def test_a_text_nested_without_end() -> None:
+    with pytest.raises(GraphFileError, match="nested too deeply"):
+        graph_from_json("[" * 100_000, "x")

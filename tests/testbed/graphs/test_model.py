@@ -33,6 +33,7 @@ def test_a_diamond_knows_its_order_parents_and_loss() -> None:
         ((op("a", -1.0),), (), "forward_ms of 'a' is -1.0"),
         ((op("a", math.nan),), (), "forward_ms of 'a' is nan"),
         ((op("a", parameter_bytes=-4),), (), "parameter_bytes of 'a' is -4"),
+        ((op("a", activation_bytes=1 << 61),), (), "activation_bytes of 'a' is 2305843009"),
         ((op("a"),), ((0, 1),), "not there"),
         ((op("a"), op("b")), ((0, 1), (0, 1)), "a → b is there twice"),
         ((op("a"), op("b"), op("c")), ((0, 1), (1, 2), (2, 1)), "a cycle: b → c → b"),

@@ -107,6 +107,14 @@ def test_every_mistake_is_named_with_its_line(tmp_path: Path) -> None:
     assert str(refused.value).startswith(f"{tmp_path}/model.txt:2:1: ")
 
 
+@pytest.mark.parametrize("size", ["1e30", "[1e308; 1e308]", "nan", "[1;-1]"])
+def test_a_size_of_nonsense(tmp_path: Path, size: str) -> None:
+    with pytest.raises(GraphFileError) as refused:
+        read_graph(write(tmp_path, node(1) + node(2, size)))
+    (mistake,) = refused.value.mistakes
+    assert (mistake.line, "expected a number, 0 to 1.15e+18" in mistake.message) == (2, True)
+
+
 def test_an_empty_file_and_none_at_all(tmp_path: Path) -> None:
     with pytest.raises(GraphFileError, match="no operations"):
         read_graph(write(tmp_path, ""))
