@@ -14,6 +14,7 @@ from functools import cached_property
 from ipaddress import IPv4Address, IPv4Network
 from typing import TypeVar
 
+from testbed.emulated import Emulation
 from testbed.errors import BadInput
 from testbed.portmap import PortMap
 
@@ -73,7 +74,7 @@ class CircuitSwitch:
     ``password_env`` names the environment variable that holds the password: lab files
     are shared, passwords are not. ``initial`` is the map the lab starts with. An OCS that
     speaks OpenFlow does not answer at ``address``: it connects there, and says its
-    ``datapath_id``.
+    ``datapath_id``. ``emulated`` is for its emulation alone.
     """
 
     name: str
@@ -86,6 +87,7 @@ class CircuitSwitch:
     password_env: str | None = None
     initial: PortMap = field(default_factory=PortMap)
     datapath_id: int | None = None
+    emulated: Emulation = field(default_factory=Emulation)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
+from testbed.emulatedcheck import check_emulated
 from testbed.lab import Endpoint, default_mac
 from testbed.labschema import KNOWN_DRIVERS
 from testbed.mistakes import At, Mistakes, nearest
@@ -43,6 +44,7 @@ def check_lab(lab: Fields, mistakes: Mistakes) -> None:
     for switch in _items(lab, "circuit_switches"):
         _check_datapath_id(switch, mistakes)
         _check_cross_connects(switch, mistakes)
+        check_emulated(switch, mistakes)
     _check_fibres(lab, mistakes)
     _check_controller(lab, mistakes)
 

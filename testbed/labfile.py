@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from testbed.emulated import Emulation, OcsFault, OcsUser
+from testbed.emulatedschema import TRIGGERS
 from testbed.errors import BadInput
 from testbed.lab import (
     CircuitSwitch,
@@ -206,7 +208,32 @@ def _server(fields: Fields) -> Server:
 def _circuit_switch(fields: Fields) -> CircuitSwitch:
     found = fields["cross_connects"].value if "cross_connects" in fields else []
     initial = PortMap.of(c for item in found for c in item.value)
-    return CircuitSwitch(initial=initial, **_plain(fields, "cross_connects"))
+    plain = _plain(fields, "cross_connects", "emulated")
+    emulated = _emulated(fields["emulated"].value) if "emulated" in fields else Emulation()
+    return CircuitSwitch(initial=initial, emulated=emulated, **plain)
+
+
+def _emulated(fields: Fields) -> Emulation:
+    return Emulation(
+        faults=tuple(map(_fault, _items(fields, "faults"))),
+        users=tuple(OcsUser(**_plain(user)) for user in _items(fields, "users")),
+        conflict_time_s=fields["conflict_time"].value if "conflict_time" in fields else None,
+    )
+
+
+def _fault(fields: Fields) -> OcsFault:
+    return OcsFault.of(
+        {key: _bare(found.value) for key, found in fields.items() if key not in TRIGGERS},
+        after_s=fields["after"].value if "after" in fields else 0.0,
+        after_changes=fields["after_changes"].value if "after_changes" in fields else 0,
+    )
+
+
+def _bare(value: Any) -> Any:
+    """A list's or mapping's items without their places."""
+    if isinstance(value, list):
+        return [item.value for item in value]
+    return {k: item.value for k, item in value.items()} if isinstance(value, dict) else value
 
 
 def _fibre(fields: Fields) -> Fibre:

@@ -8,6 +8,7 @@ from ipaddress import AddressValueError, IPv4Address, IPv4Network
 from typing import Any
 
 from testbed import units
+from testbed.emulatedschema import emulated_group
 from testbed.errors import BadInput
 from testbed.lab import Endpoint
 from testbed.mistakes import nearest
@@ -146,6 +147,11 @@ LOSS = _quantity(units.parse_loss, units.LOSS_PATTERN, "a loss", "1.5dB")
 POWER = _quantity(units.parse_power, units.POWER_PATTERN, "a power", "-3dBm")
 ADDRESS = Text("an IPv4 address, like '192.168.10.11'", _address, {"examples": ["192.168.10.11"]})
 HOST_PORT = Text("a TCP address, like '10.0.0.5:3082'", _host_port, {"pattern": f"^{_HOST_PORT}$"})
+USER_NAME = _matching(r"[!-~]+", "a user name", "printable characters without blanks", "admin", 64)
+VARIABLE_NAME = _matching(
+    "[A-Za-z_][A-Za-z0-9_]*", "an environment variable's name", "letters, digits and '_'",
+    "OCS1_PASSWORD",
+)  # fmt: skip
 LAUNCH_POWER = Key("launch_power", POWER, "optical power its ports send with", default="0dBm")
 
 GPU = Group(
@@ -212,16 +218,15 @@ CIRCUIT_SWITCH = Group(
             "how many duplex ports it has", required=True),
         Key("switching_time", TIME, "how long a new circuit stays dark", default="25ms"),
         Key("insertion_loss", LOSS, "what a circuit through it loses", default="1.5dB"),
-        Key("user", _matching(r"[!-~]+", "a user name", "printable characters without blanks",
-                              "admin", 64), "whom to log in as", default="admin"),
-        Key("password_env", _matching("[A-Za-z_][A-Za-z0-9_]*", "an environment variable's name",
-                                      "letters, digits and '_'", "OCS1_PASSWORD"),
-            "the environment variable that holds the password"),
+        Key("user", USER_NAME, "whom to log in as", default="admin"),
+        Key("password_env", VARIABLE_NAME, "the environment variable that holds the password"),
         Key("cross_connects", ListOf(
             Text("a cross-connect, like '1-7'", _cross_connects,
                  {"pattern": r"^\s*[0-9]{1,9}\s*[->]\s*[0-9]{1,9}\s*$",
                   "examples": ["1-7", "2>8"]}), "cross-connects"),
             "the circuits it starts with: a-b both ways, a>b one way", default="none"),
+        Key("emulated", emulated_group(USER_NAME, VARIABLE_NAME),
+            "what its emulation alone heeds: faults, more users"),
     ),
 )  # fmt: skip
 FIBRE = Group(

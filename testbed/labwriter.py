@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from testbed.emulated import Emulation, OcsFault
 from testbed.lab import (
     NO_NETWORK,
     CircuitSwitch,
@@ -41,7 +42,7 @@ V = TypeVar("V")
 _MAP, _SEQ, _STR, _INT = (f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int"))
 
 
-class _OnOneLine(dict[str, V]):
+class _OnOneLine(dict[Any, V]):
     """A mapping written as ``{a: 1, b: 2}``."""
 
 
@@ -139,7 +140,37 @@ def _circuit_switch(switch: CircuitSwitch) -> dict[str, Any]:
         written["datapath_id"] = _Hex(switch.datapath_id)
     if switch.initial:
         written["cross_connects"] = _Listed(switch.initial.texts)
+    if switch.emulated:
+        written["emulated"] = _emulated(switch.emulated)
     return written
+
+
+def _emulated(emulated: Emulation) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    if emulated.users:
+        written["users"] = [
+            _OnOneLine(_set(user, "name", "password_env", "read_only")) for user in emulated.users
+        ]
+    if emulated.conflict_time_s is not None:
+        written["conflict_time"] = write_time(emulated.conflict_time_s)
+    if emulated.faults:
+        written["faults"] = [_fault(fault) for fault in emulated.faults]
+    return written
+
+
+def _fault(fault: OcsFault) -> dict[str, Any]:
+    written = {key: _inline(value) for key, value in fault.control.items()}
+    if fault.after_s:
+        written["after"] = write_time(fault.after_s)
+    if fault.after_changes:
+        written["after_changes"] = fault.after_changes
+    return _OnOneLine(written)
+
+
+def _inline(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _OnOneLine({int(key): item for key, item in value.items()})
+    return _Listed(value) if isinstance(value, list) else value
 
 
 def _fibre(fibre: Fibre) -> dict[str, Any]:

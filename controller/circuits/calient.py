@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from controller.circuits.calient_ports import to_aid
 from controller.circuits.calient_table import (
     Held,
+    circuits_at_port,
     command_values,
     conn_id,
     read_circuits,
@@ -35,7 +36,7 @@ from controller.circuits.dialects import corrected
 from controller.circuits.session import Session
 from controller.circuits.tl1.client import Tl1Client
 from controller.circuits.tl1.dialects import CALIENT, CircuitDialect
-from controller.circuits.writing import Writing, outcome
+from controller.circuits.writing import Writing, in_the_way, outcome
 from testbed.errors import BadInput
 from testbed.lab import CircuitSwitch
 from testbed.portmap import CrossConnect, PortMap
@@ -92,8 +93,8 @@ class CalientTl1:
         return PortMap.of(c for held in active for c in held.directions)
 
     async def alarms(self) -> tuple[Alarm, ...]:
-        """Autonomous messages since ``open``."""
-        return self._client.alarms
+        """Autonomous messages since ``open``, and what ``RTRV-ALM-ALL`` lists."""
+        return await self._client.hear()
 
     async def port_states(self) -> Mapping[DirectedPort, PortState]:
         """From ``RTRV-PORT``."""
@@ -126,8 +127,13 @@ class CalientTl1:
         began, wanted = loop.time(), checked(pairs, self.ports)
         async with self._writing.change():
             refused: dict[CrossConnect, str] = {}
-            before = await self._states(wanted)
+            before, beside = await self._present(wanted)
             new = [c for c in wanted if c not in before or not before[c].matches(self._dialect.up)]
+            # A unit that resolves conflicts itself would break what holds a busy port.
+            refused |= in_the_way(
+                new, beside, port=lambda port: to_aid(port.number), circuit=conn_id
+            )
+            new = [c for c in new if c not in refused]
             in_bulk = self._dialect.bulk and len(new) > 1
             if in_bulk:
                 await self._in_bulk(self._dialect.enter_bulk, [conn_id(c) for c in new])
@@ -189,7 +195,8 @@ class CalientTl1:
                 return
             if not held.matches(f"{self._dialect.parked}|{self._dialect.failed}"):
                 return  # it is there already, up or on its way
-            # It is there already, but dark: activating it is what was asked.
+            # It is there already, but dark: activating it is what was asked, and it is not ours.
+            ours = False
             values = command_values(cross_connect, self._dialect, held)
         try:
             await self._tell(self._dialect.activate, values)
@@ -328,6 +335,31 @@ class CalientTl1:
             if found := read_circuits(reply.lines, self._dialect):
                 return found
         return []
+
+    async def _present(
+        self, wanted: Sequence[CrossConnect]
+    ) -> tuple[dict[CrossConnect, Held], list[CrossConnect]]:
+        """What of ``wanted`` is in the device's table, and the directions that hold their ports.
+
+        Both may have others, too.
+        """
+        if len(wanted) <= _FEW:
+            beside = await self._beside(wanted)
+            # Where nothing holds their ports, they are not there either.
+            return (await self._states(wanted) if beside else {}), beside
+        there = {c: held for held in await self._held() for c in held.directions}
+        return there, list(there)
+
+    async def _beside(self, wanted: Sequence[CrossConnect]) -> list[CrossConnect]:
+        """The directions that hold a port of a few ``wanted``, and perhaps others."""
+        found: list[CrossConnect] = []
+        for port in {port for c in wanted for port in (c.inp, c.out)}:
+            reply = await self._client.command(self._dialect.power_one, {"port": to_aid(port)})
+            here = circuits_at_port(reply.lines, self._dialect)
+            if here is None:
+                return [c for held in await self._held() for c in held.directions]
+            found += here
+        return found
 
     def _says_no_such(self, refusal: DeviceRefused) -> bool:
         return re.search(self._dialect.no_such_circuit, refusal.words, re.IGNORECASE) is not None

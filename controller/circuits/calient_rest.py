@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from controller.circuits.alarms import AlarmLog, Standing
 from controller.circuits.calient_ports import to_aid, to_port
 from controller.circuits.contract import (
     Alarm,
@@ -40,7 +39,6 @@ from testbed.portmap import CrossConnect
 
 _SIDES: tuple[Side, ...] = ("in", "out")
 _NO_LIMIT = 1 << 16  # this driver makes lists of its own: a two-way circuit must stay whole
-_ALARMS_KEPT = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +77,7 @@ class CalientRest(PatchingDriver):
         self._dialect = dialect or corrected(switch.driver, CALIENT)
         self._client = HttpClient(Session.of(switch, password), self._dialect)
         self._seen: tuple[Circuit, ...] = ()
-        self._alarmed: frozenset[tuple[CrossConnect, str]] = frozenset()
-        self._alarms: deque[Alarm] = deque(maxlen=_ALARMS_KEPT)
+        self._alarms = AlarmLog()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -118,17 +115,14 @@ class CalientRest(PatchingDriver):
 
     async def alarms(self) -> tuple[Alarm, ...]:
         """The alarms that circuits had when they were asked for, each as it appeared."""
-        dialect, now = self._dialect, set()
+        dialect, now = self._dialect, []
         for half in (half for circuit in await self._circuits() for half in circuit.halves):
             if re.fullmatch(dialect.no_alarm, half.alarm):
                 continue
-            now.add((half.cross_connect, half.alarm))
-            if (half.cross_connect, half.alarm) not in self._alarmed:
-                words = f"{self._id(half.cross_connect)}: {half.alarm}"
-                subject = str(half.cross_connect)
-                self._alarms.append(Alarm(time.time(), self._severity(half), subject, words))
-        self._alarmed = frozenset(now)
-        return tuple(self._alarms)
+            words = f"{self._id(half.cross_connect)}: {half.alarm}"
+            now.append(Standing(self._severity(half), str(half.cross_connect), words))
+        self._alarms.stands(now)
+        return self._alarms.all
 
     async def port_states(self) -> Mapping[DirectedPort, PortState]:
         """Ports that are listed are taken as ready, others as absent."""

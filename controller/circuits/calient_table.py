@@ -113,6 +113,23 @@ def read_power(
     return found
 
 
+def circuits_at_port(lines: Iterable[str], dialect: CircuitDialect) -> list[CrossConnect] | None:
+    """The directions that a reply to ``RTRV-PORT-SUM`` for one port names; ``None``: unclear."""
+    found = [match for line in lines if (match := re.match(dialect.port_circuits, line))]
+    if len(found) != 1:
+        return None
+    directions: list[CrossConnect] = []
+    for conn in (found[0]["first"], found[0]["second"]):
+        if re.fullmatch(dialect.no_circuit, conn):
+            continue
+        src, dst = (to_port(part) for part in (conn.replace("-", ">") + ">").split(">")[:2])
+        if src is None or dst is None:
+            return None
+        there = CrossConnect(src, dst)
+        directions += [there, there.reverse] if "-" in conn else [there]
+    return directions
+
+
 def read_identity(lines: Iterable[str], dialect: CircuitDialect) -> Identity:
     """Who answers, from a reply to ``RTRV-NE``; empty where it does not say."""
     pattern = re.compile(dialect.identity_line)

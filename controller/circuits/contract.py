@@ -8,7 +8,7 @@ device can do (``Capabilities``); callers ask that, never the driver's name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 from testbed.errors import BadInput, PatchlightError
@@ -86,12 +86,17 @@ class PortState:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something the device reported by itself. ``at`` is Unix time of its arrival here."""
+    """Something the device reported. ``at`` is Unix time of its arrival here.
+
+    ``standing``: it was on the device's own list of alarms when that was last read.
+    """
 
     at: float
     severity: Severity
     subject: str
     words: str
+    # The same alarm once it has gone: no other one.
+    standing: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +206,10 @@ class CircuitDriver(Protocol):
         """
 
     async def alarms(self) -> tuple[Alarm, ...]:
-        """What the device reported by itself since ``open``, oldest first (the last 1000)."""
+        """What the device reported since ``open``, oldest first (the last 1000).
+
+        With what stood before, marked as ``standing``, where the protocol can ask for that.
+        """
 
 
 def checked(pairs: Iterable[CrossConnect], port_count: int) -> tuple[CrossConnect, ...]:

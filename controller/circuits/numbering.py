@@ -8,6 +8,8 @@ from controller.circuits.contract import DirectedPort, Side
 from testbed.errors import BadInput, PatchlightError
 from testbed.portmap import CrossConnect
 
+SIDES: tuple[Side, ...] = ("in", "out")
+
 
 @dataclass(frozen=True, slots=True)
 class Numbering:

@@ -7,12 +7,11 @@ Run against the emulated device only so far; paths, bodies and keys are in
 from __future__ import annotations
 
 import re
-import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from controller.circuits.alarms import AlarmLog, Standing
 from controller.circuits.contract import (
     Alarm,
     Capabilities,
@@ -34,8 +33,6 @@ from testbed.errors import PatchlightError
 from testbed.lab import CircuitSwitch
 from testbed.portmap import CrossConnect
 
-_ALARMS_KEPT = 1000
-
 
 class PolatisRestconf(PatchingDriver):
     """A Polatis OCS. See ``CircuitDriver`` for what the methods do."""
@@ -50,8 +47,7 @@ class PolatisRestconf(PatchingDriver):
         self._capabilities = Capabilities(bulk=True, port_enable=True)
         self._etag = ""
         self._last: Mapping[CrossConnect, Held] = {}
-        self._alarmed: frozenset[str] = frozenset()
-        self._alarms: deque[Alarm] = deque(maxlen=_ALARMS_KEPT)
+        self._alarms = AlarmLog()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -88,11 +84,8 @@ class PolatisRestconf(PatchingDriver):
                 raise
             rows = []
         now = dict.fromkeys(answers.short(row) for row in rows)
-        for words in now:
-            if words not in self._alarmed:
-                self._alarms.append(Alarm(time.time(), self._severity(words), self.name, words))
-        self._alarmed = frozenset(now)
-        return tuple(self._alarms)
+        self._alarms.stands(Standing(self._severity(words), self.name, words) for words in now)
+        return self._alarms.all
 
     async def port_states(self) -> Mapping[DirectedPort, PortState]:
         """From ``port-config``: enabled, disabled, failed or unsupported."""

@@ -32,6 +32,8 @@ from testbed.lab import CircuitSwitch
 from testbed.portmap import CrossConnect
 
 _SIDES: tuple[Side, ...] = ("in", "out")
+_UP = Held()
+_FOUND_KEPT = 1 << 14
 
 
 class PolatisScpi(PatchingDriver):
@@ -44,6 +46,7 @@ class PolatisScpi(PatchingDriver):
         super().__init__(switch, self._dialect.list_limit)
         self._client = ScpiClient(Session.of(switch, password), self._dialect)
         self._size: Numbering | None = None
+        self._found: dict[tuple[int, int], CrossConnect] = {}
         self._capabilities = Capabilities(bulk=True, atomic_replace=True, port_enable=True)
 
     @property
@@ -118,12 +121,17 @@ class PolatisScpi(PatchingDriver):
             numbers = list(zip(channels(said["ins"]), channels(said["outs"]), strict=True))
         except ValueError as error:
             raise self._nonsense(self._dialect.read_map, said[0]) from error
+        found = self._found
+        if len(found) > _FOUND_KEPT:
+            found.clear()
         table = {}
-        for one, other in numbers:
-            cross_connect = size.to_cross_connect(one, other)
+        for pair in numbers:
+            # A map is read several times in each change, and few of its pairs are new.
+            cross_connect = found.get(pair) or size.to_cross_connect(*pair)
             if cross_connect is None:
-                raise self._nonsense(self._dialect.read_map, f"{one},{other}")
-            table[cross_connect] = Held()
+                raise self._nonsense(self._dialect.read_map, f"{pair[0]},{pair[1]}")
+            found[pair] = cross_connect
+            table[cross_connect] = _UP
         return table
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:

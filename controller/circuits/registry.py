@@ -31,6 +31,7 @@ _OURS = {
     "glimmerglass-tl1": "controller.circuits.glimmerglass:GlimmerglassTl1",
     "polatis-netconf": "controller.circuits.polatis_netconf:PolatisNetconf",
     "telescent-ssh": "controller.circuits.telescent:TelescentSsh",
+    "openflow": "controller.circuits.openflow:OpenFlowSwitch",
     "dry-run": "controller.circuits.dry_run:DryRun",
 }
 

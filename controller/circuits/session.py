@@ -10,19 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import ClassVar, Generic, Protocol, TypeVar
 
+from controller.circuits.alarms import AlarmLog
 from controller.circuits.connection import Connection, ConnectionLost, Framer, FramingError
 from controller.circuits.contract import Alarm, DeviceRefused, DeviceUnreachable, Severity
 from testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from testbed.lab import CircuitSwitch
 
-_ALARMS_KEPT = 1000
 _ALARM_WORDS_KEPT = 500  # characters of each, so that a flood of long ones stays bounded
 _LOGIN_SETTLES_S = 0.5  # some units answer "not logged in" for a moment after the login
 
@@ -78,7 +76,7 @@ class KeptSession(ABC, Generic[L]):
         self._keep_alive_task: asyncio.Task[None] | None = None
         self._last_used = 0.0
         self._logged_in_at = 0.0
-        self._alarms: deque[Alarm] = deque(maxlen=_ALARMS_KEPT)
+        self._alarms = AlarmLog()
 
     # --- what a protocol adds ---------------------------------------------------------------
 
@@ -107,11 +105,11 @@ class KeptSession(ABC, Generic[L]):
     @property
     def alarms(self) -> tuple[Alarm, ...]:
         """What the device said unasked, oldest first (the last 1000)."""
-        return tuple(self._alarms)
+        return self._alarms.all
 
     def _alarm(self, severity: Severity, subject: str, words: str) -> None:
         words, subject = self._mask(words)[:_ALARM_WORDS_KEPT], subject[:_ALARM_WORDS_KEPT]
-        self._alarms.append(Alarm(time.time(), severity, subject, words))
+        self._alarms.note(severity, subject, words)
         level = logging.DEBUG if severity == "notice" else logging.WARNING
         self.log.log(level, "%s > %s %s", self._session.name, severity, words)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from controller.circuits.contract import (
     DeviceRefused,
     DeviceUnreachable,
+    DirectedPort,
     LoginRefused,
     Outcome,
     Refusal,
@@ -54,3 +55,25 @@ def outcome(
         refused=tuple(Refusal(c, refused[c]) for c in wanted if c in refused),
         elapsed_s=elapsed_s,
     )
+
+
+def in_the_way(
+    wanted: Iterable[CrossConnect],
+    held: Iterable[CrossConnect],
+    *,
+    port: Callable[[DirectedPort], str] = str,
+    circuit: Callable[[CrossConnect], str] = str,
+) -> dict[CrossConnect, str]:
+    """Those of ``wanted`` that need a port of another cross-connect in ``held``, with words.
+
+    ``port`` and ``circuit`` name them as the device does.
+    """
+    held = tuple(held)
+    at_input, at_output = {c.inp: c for c in held}, {c.out: c for c in held}
+    words = {}
+    for c in wanted:
+        if (there := at_input.get(c.inp, c)) != c:
+            words[c] = f"{port(DirectedPort('in', c.inp))} is in use: {circuit(there)}"
+        elif (there := at_output.get(c.out, c)) != c:
+            words[c] = f"{port(DirectedPort('out', c.out))} is in use: {circuit(there)}"
+    return words

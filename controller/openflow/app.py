@@ -71,9 +71,17 @@ class Patchlight(app_manager.RyuApp):  # type: ignore[misc]
         if (switch := self._roster.of(event.msg.datapath)) is not None:
             switch.on_barrier(event.msg)
 
-    @_on([ofp_event.EventOFPFlowStatsReply, ofp_event.EventOFPPortStatsReply], MAIN_DISPATCHER)
+    @_on(
+        [
+            ofp_event.EventOFPFlowStatsReply,
+            ofp_event.EventOFPPortStatsReply,
+            ofp_event.EventOFPPortDescStatsReply,
+            ofp_event.EventOFPDescStatsReply,
+        ],
+        MAIN_DISPATCHER,
+    )
     def on_stats(self, event: Any) -> None:
-        """A switch counts."""
+        """A switch counts, or describes itself or its ports."""
         if (switch := self._roster.of(event.msg.datapath)) is not None:
             switch.on_stats(event.msg)
 

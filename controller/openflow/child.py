@@ -30,7 +30,8 @@ class SpeakerOptions:
 
     ``listen`` is where switches connect to, in the network namespace ``netns`` (a path) if
     given; ``datapath_ids`` are the lab's packet switches; ``engine`` is ``ryu``, ``os-ken``
-    or ``None`` for the first that is installed; ``apps`` are users' applications.
+    or ``None`` for the first that is installed; ``apps`` are users' applications; ``counters``
+    has the switches' counters read, and told, once a second.
     """
 
     socket: Path
@@ -39,6 +40,7 @@ class SpeakerOptions:
     netns: str | None = None
     engine: str | None = None
     apps: tuple[str, ...] = ()
+    counters: bool = True
 
     def command(self) -> list[str]:
         """The command line that starts the speaker."""
@@ -49,6 +51,8 @@ class SpeakerOptions:
             words += ["--netns", self.netns]
         if self.engine:
             words += ["--engine", self.engine]
+        if not self.counters:
+            words.append("--no-counters")
         for app in self.apps:
             words += ["--ryu-app", app]
         return words

@@ -50,6 +50,12 @@ class Operations:
     def _switches(self, request: Message) -> list[Message]:
         return self._roster.switches()
 
+    def _describe(self, request: Message) -> Message:
+        return self._roster.switch(_datapath_id(request)).description()
+
+    def _ports(self, request: Message) -> list[Message]:
+        return self._roster.switch(_datapath_id(request)).ports_now()
+
     def _counters(self, request: Message) -> list[Message]:
         return self._roster.counters()
 

@@ -22,10 +22,20 @@ _COUNTERS_DEADLINE_S = 10.0
 
 
 class Roster:
-    """Every declared switch that is connected. ``publish`` is called with each event."""
+    """Every declared switch that is connected. ``publish`` is called with each event.
 
-    def __init__(self, declared: frozenset[int], publish: Callable[[Message], None]) -> None:
+    ``count``: read their counters once a second.
+    """
+
+    def __init__(
+        self,
+        declared: frozenset[int],
+        publish: Callable[[Message], None],
+        *,
+        count: bool = True,
+    ) -> None:
         self.declared = declared
+        self._counting = count
         self._publish = publish
         self._switches: dict[int, Switch] = {}
         self._counters: dict[int, Message] = {}
@@ -76,7 +86,8 @@ class Roster:
             # Its old connection has not noticed yet that it is dead.
             LOG.warning("switch %#x connected again from %s", switch.id, switch.address)
             old.on_gone()
-        eventlet.spawn_n(self._count, switch)
+        if self._counting:
+            eventlet.spawn_n(self._count, switch)
         self._publish({"event": "switch-up", **_describe(switch)})
 
     def down(self, datapath: Any) -> None:

@@ -53,6 +53,9 @@ def _parser() -> argparse.ArgumentParser:
         help="an application to run beside Patchlight's, or file.py:Class; may be given again",
     )  # fmt: skip
     parser.add_argument(
+        "--no-counters", action="store_true", help="do not read the switches' counters each second"
+    )
+    parser.add_argument(
         "--until-eof", action="store_true", help="stop when standard input ends: with the parent"
     )
     return parser
@@ -79,7 +82,7 @@ def _run(options: argparse.Namespace) -> None:
         "pid": os.getpid(),
         "apps": options.ryu_app,
     }
-    roster = Roster(declared, lambda event: server.publish(event))
+    roster = Roster(declared, lambda event: server.publish(event), count=not options.no_counters)
     server = Server(options.socket, Operations(roster, about))
     try:
         run_apps(listener, roster, tuple(options.ryu_app))

@@ -59,6 +59,23 @@ class Switch:
         """The switch's own ports: number, name, MAC and whether light or signal arrives."""
         return [port_of(p) for n, p in sorted(self.datapath.ports.items()) if n <= ofp.OFPP_MAX]
 
+    def ports_now(self) -> list[dict[str, Any]]:
+        """The same, asked for anew: some switches change a port without a word."""
+        request = parser.OFPPortDescStatsRequest(self.datapath, 0)
+        found = {port.port_no: port_of(port) for port in self._gather(request)}
+        return [port for number, port in sorted(found.items()) if number <= ofp.OFPP_MAX]
+
+    def description(self) -> dict[str, str]:
+        """Who made it, and what it is, in its own words."""
+        (said, *_) = self._gather(parser.OFPDescStatsRequest(self.datapath, 0))
+        return {
+            "vendor": _words(said.mfr_desc),
+            "hardware": _words(said.hw_desc),
+            "software": _words(said.sw_desc),
+            "serial": _words(said.serial_num),
+            "name": _words(said.dp_desc),
+        }
+
     # -- requests -----------------------------------------------------------------------
 
     def apply(
@@ -119,8 +136,9 @@ class Switch:
             self._forget(waiter)
         if waiter.errors:
             raise PatchlightError(
-                f"switch {self.id:#x} refused to say its counters: {waiter.errors.popitem()[1]}",
-                hint="the switch must speak OpenFlow 1.3 with flow and port statistics",
+                f"switch {self.id:#x} refused to say its state: {waiter.errors.popitem()[1]}",
+                hint="the switch must speak OpenFlow 1.3 with flow and port statistics, and "
+                "describe itself and its ports",
             )
         return waiter.parts
 
@@ -157,7 +175,8 @@ class Switch:
         """A part, perhaps the last, of some statistics. Others' requests are not ours to hear."""
         waiter = self._waiters.get(message.xid)
         if waiter is not None:
-            waiter.parts.extend(message.body)
+            body = message.body
+            waiter.parts.extend(body if isinstance(body, list) else [body])
             if not message.flags & ofp.OFPMPF_REPLY_MORE:
                 self._finish(waiter)
 
@@ -188,7 +207,21 @@ class Switch:
 
 
 def port_of(port: Any) -> dict[str, Any]:
-    """The engine's port description as plain JSON values."""
+    """The engine's port description as plain JSON values.
+
+    ``up``: it is switched on and something arrives. ``enabled``: nobody switched it off.
+    ``blocked``: the switch itself keeps it out of use.
+    """
     down = port.config & ofp.OFPPC_PORT_DOWN or port.state & ofp.OFPPS_LINK_DOWN
-    name = port.name.decode(errors="replace") if isinstance(port.name, bytes) else str(port.name)
-    return {"port": port.port_no, "name": name, "mac": port.hw_addr, "up": not down}
+    return {
+        "port": port.port_no,
+        "name": _words(port.name),
+        "mac": port.hw_addr,
+        "up": not down,
+        "enabled": not port.config & ofp.OFPPC_PORT_DOWN,
+        "blocked": bool(port.state & ofp.OFPPS_BLOCKED),
+    }
+
+
+def _words(text: Any) -> str:
+    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)

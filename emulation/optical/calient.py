@@ -103,6 +103,9 @@ class CalientFront(Tl1Front):
         turning = self._device.mirrors.next_due() is not None
         return Answer(lines=(f"STATUS={'In progress' if turning else 'Completed'}",))
 
+    def _aids(self, port: int) -> tuple[str, ...]:
+        return (to_aid(port),)
+
     # --- one circuit ------------------------------------------------------------------------
 
     def _enter(self, connection: Connection, command: Command) -> Answer:

@@ -78,6 +78,7 @@ class EmulatedOcs:
         self.faults = Faults()
         self.mirrors = Mirrors(switch.ports, switch.switching_time_s)
         self.seed = switch.name
+        self._viewers = frozenset(u.name for u in switch.emulated.users if u.read_only)
         self._arriving_dbm = dict(arriving_dbm)
         self._crossbar = crossbar
         self._clock = clock
@@ -95,7 +96,7 @@ class EmulatedOcs:
         else:
             for c in self.switch.initial:
                 self.activate(self.enter((c,)))
-        self._apply_faults()
+        self.apply_faults()
         async with self._lock:
             # The mirrors were where they are before we began to count time.
             await self._move(self.mirrors.take(float("inf")))
@@ -110,12 +111,27 @@ class EmulatedOcs:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._crossbar.close()
 
+    def may_change(self, user: str) -> bool:
+        """Whether this user may do more than look."""
+        return not self.faults.read_only and user not in self._viewers
+
     # --- changes: call, then await settle ---------------------------------------------------
 
     def enter(self, directions: Iterable[CrossConnect], name: str = "", group: str = "") -> Circuit:
-        """Take the ports for a circuit; it stays dark. Raises ``Refused``."""
+        """Take the ports for a circuit; it stays dark. Raises ``Refused``.
+
+        A device that makes room takes busy ports from their circuits, and is slow then.
+        """
         self._changed = True
-        return self.mirrors.enter(directions, name, group)
+        directions, conflict_s = tuple(directions), self.switch.emulated.conflict_time_s
+        if conflict_s is None:
+            return self.mirrors.enter(directions, name, group)
+        in_the_way = self.mirrors.in_the_way(directions)
+        for there in in_the_way:
+            self.remove(there)
+        circuit = self.mirrors.enter(directions, name, group)
+        circuit.switching_time_s = conflict_s if in_the_way else None
+        return circuit
 
     def activate(self, circuit: Circuit) -> None:
         """Turn the mirrors to it. Raises ``Refused``."""
@@ -195,8 +211,13 @@ class EmulatedOcs:
 
     async def faults_changed(self) -> None:
         """Take over what ``faults`` says of ports."""
-        self._apply_faults()
+        self.apply_faults()
         await self.settle()
+
+    def apply_faults(self) -> None:
+        """The same at once; what it is for the light follows with ``settle``."""
+        self.mirrors.locked = set(self.faults.refuse_ports)
+        self.mirrors.failed = set(self.faults.fail_ports)
 
     # --- readings: await settle, then call --------------------------------------------------
 
@@ -243,10 +264,6 @@ class EmulatedOcs:
         task = asyncio.get_running_loop().create_task(self.settle())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _apply_faults(self) -> None:
-        self.mirrors.locked = set(self.faults.refuse_ports)
-        self.mirrors.failed = set(self.faults.fail_ports)
 
     def _save(self) -> None:
         if self._state_file is None:

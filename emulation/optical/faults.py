@@ -64,6 +64,10 @@ class Faults:
     answer_twice: int = 0
     flood: int = 0
 
+    def __post_init__(self) -> None:
+        self.changes = 0
+        self.before_change: Callable[[int], None] = lambda changes: None
+
     def update(self, wanted: dict[str, Any]) -> None:
         """Replace fields; ``BadInput`` names the first that is not one or has a wrong type."""
         known = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -79,9 +83,14 @@ class Faults:
             setattr(self, key, value)
 
     def mishap(self, *, changes: bool) -> Mishap:
-        """What befalls the next command. What happens once is over after that."""
+        """What befalls the next command. What happens once is over after that.
+
+        ``before_change`` is told before how many that change something came so far.
+        """
         if not changes:
             return Mishap()
+        self.before_change(self.changes)
+        self.changes += 1
         happens = Mishap(self.refuse_next, self.cut, self.stall_s)
         self.refuse_next, self.cut, self.stall_s = "", "", 0.0
         return happens
@@ -117,21 +126,54 @@ def _fits(value: object, like: object) -> bool:
 Action = Callable[[Any], Awaitable[None] | None]
 
 
-class ControlSocket:
-    """Serves a ``Faults`` on a Unix socket.
+class Wishes:
+    """Takes objects that ask for faults and actions, and brings them about.
 
-    ``applied`` is called after each change. ``actions`` do at once what is asked for by their
-    name, with its value, like ``{"report": "*C EQPT: 1.1.1: mirror stuck"}``; they raise
-    ``BadInput``.
+    ``applied`` is called after each change of ``faults``, ``settled`` then takes what time it
+    needs. ``actions`` do at once what is asked for by their name, with its value, like
+    ``{"report": "*C EQPT: 1.1.1: mirror stuck"}``; they raise ``BadInput``.
     """
 
     def __init__(
         self,
         faults: Faults,
-        applied: Callable[[], Awaitable[None]],
+        applied: Callable[[], None],
+        settled: Callable[[], Awaitable[None]],
         actions: Mapping[str, Action],
     ) -> None:
-        self._faults, self._applied, self._actions = faults, applied, actions
+        self.faults = faults
+        self._applied, self._settled, self._actions = applied, settled, actions
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def take(self, wanted: dict[str, Any]) -> None:
+        """Bring it about; ``BadInput`` if there is no such thing."""
+        await self._act(self._begin(wanted))
+
+    def take_now(self, wanted: dict[str, Any]) -> None:
+        """The same for who cannot wait: faults stand on return, actions come soon after."""
+        task = asyncio.get_running_loop().create_task(self._act(self._begin(wanted)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _begin(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        asked = {name: value for name, value in wanted.items() if name in self._actions}
+        self.faults.update({name: value for name, value in wanted.items() if name not in asked})
+        self._applied()
+        return asked
+
+    async def _act(self, asked: dict[str, Any]) -> None:
+        await self._settled()
+        for name, value in asked.items():
+            done = self._actions[name](value)
+            if inspect.isawaitable(done):
+                await done
+
+
+class ControlSocket:
+    """Serves wishes on a Unix socket."""
+
+    def __init__(self, wishes: Wishes) -> None:
+        self._wishes = wishes
         self._server: asyncio.Server | None = None
 
     async def open(self, path: Path) -> None:
@@ -162,13 +204,7 @@ class ControlSocket:
             wanted = json.loads(line)
             if not isinstance(wanted, dict):
                 raise BadInput("expected a JSON object")
-            asked = {name: wanted.pop(name) for name in self._actions if name in wanted}
-            self._faults.update(wanted)
-            await self._applied()
-            for name, value in asked.items():
-                done = self._actions[name](value)
-                if inspect.isawaitable(done):
-                    await done
+            await self._wishes.take(wanted)
         except (BadInput, ValueError) as error:
             return {"ok": False, "error": str(error)}
-        return {"ok": True, "faults": asdict(self._faults)}
+        return {"ok": True, "faults": asdict(self._wishes.faults)}

@@ -13,6 +13,7 @@ from emulation.optical.calient_rest import CalientRestFront
 from emulation.optical.device import EmulatedOcs
 from emulation.optical.glimmerglass import GlimmerglassFront
 from emulation.optical.http_server import HttpFront
+from emulation.optical.openflow import OpenFlowFront
 from emulation.optical.polatis_netconf import PolatisNetconfFront
 from emulation.optical.polatis_restconf import PolatisRestconfFront
 from emulation.optical.polatis_scpi import PolatisScpiFront
@@ -43,6 +44,7 @@ FRONTS: dict[str, Callable[[EmulatedOcs, Users], Front]] = {
     "glimmerglass-tl1": GlimmerglassFront,
     "polatis-netconf": PolatisNetconfFront,
     "telescent-ssh": TelescentFront,
+    "openflow": OpenFlowFront,
 }
 
 
@@ -62,7 +64,15 @@ def tls_of(front: Front) -> ssl.SSLContext | None:
     return front.tls if isinstance(front, HttpFront) else None
 
 
+def dials(front: Front) -> bool:
+    """Whether it connects to its client, rather than wait for it."""
+    return isinstance(front, OpenFlowFront)
+
+
 def users_of(switch: CircuitSwitch) -> Users:
-    """The lab file's user, with the password of its environment variable, else any."""
-    variable = switch.password_env
-    return {switch.user: os.environ.get(variable) if variable else None}
+    """The lab file's users, with the passwords of their environment variables, else any."""
+    named = {user.name: user.password_env for user in switch.emulated.users}
+    variables = {switch.user: switch.password_env, **named}
+    return {
+        name: os.environ.get(variable) if variable else None for name, variable in variables.items()
+    }

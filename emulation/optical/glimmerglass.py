@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from controller.circuits.numbering import Numbering
+from controller.circuits.numbering import SIDES, Numbering
 from emulation.optical.device import EmulatedOcs
 from emulation.optical.mirrors import Circuit, Phase, Reason, Refused
 from emulation.optical.tl1_front import Tl1Front, Users, port_numbers
@@ -97,6 +97,9 @@ class GlimmerglassFront(Tl1Front):
                 f"PWRLOSS={loss:.3f},CONNLOCK=0,CONNLOCKUSER="
             )
         return Answer(lines=lines)
+
+    def _aids(self, port: int) -> tuple[str, ...]:
+        return tuple(str(self._numbering.to_number(side, port)) for side in SIDES)
 
     # --- changing ---------------------------------------------------------------------------
 

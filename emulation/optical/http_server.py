@@ -121,10 +121,11 @@ class HttpFront(ABC):
     async def _respond(self, head: h11.Request, data: bytes, refusal: str) -> Response:
         headers = {name.decode(): value.decode("latin-1") for name, value in head.headers}
         method, target = head.method.decode(), urlsplit(head.target.decode())
-        if not self._known(headers.get("authorization", "")):
+        user = self._known(headers.get("authorization", ""))
+        if user is None:
             denied = self._problem(401, "invalid user or password")
             return Response(401, denied.body, {"WWW-Authenticate": 'Basic realm="switch"'})
-        if method not in _READING and self._device.faults.read_only:
+        if method not in _READING and not self._device.may_change(user):
             return self._problem(403, "this user may only look")
         if refusal:
             return self._problem(409, refusal)
@@ -142,16 +143,17 @@ class HttpFront(ABC):
         await self._device.settle()
         return response
 
-    def _known(self, authorization: str) -> bool:
+    def _known(self, authorization: str) -> str | None:
+        """Whose name and password these are."""
         scheme, _, encoded = authorization.partition(" ")
         try:
             given = base64.b64decode(encoded, validate=True).decode()
         except (binascii.Error, UnicodeDecodeError):
-            return False
+            return None
         user, _, password = given.partition(":")
         if scheme.lower() != "basic" or user not in self._users:
-            return False
-        return self._users[user] in (None, password)
+            return None
+        return user if self._users[user] in (None, password) else None
 
 
 async def _receive(

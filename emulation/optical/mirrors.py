@@ -50,13 +50,17 @@ class Refused(Exception):
 
 @dataclass(eq=False)
 class Circuit:
-    """One or two directed cross-connects that come and go together."""
+    """One or two directed cross-connects that come and go together.
+
+    ``switching_time_s``: its own, where it is not the device's.
+    """
 
     directions: tuple[CrossConnect, ...]
     name: str = ""
     group: str = ""
     phase: Phase = Phase.PARKED
     turn: int = 0
+    switching_time_s: float | None = None
 
     @property
     def two_way(self) -> bool:
@@ -113,6 +117,18 @@ class Mirrors:
         """The input whose light leaves at ``output`` now, or ``None``."""
         return self._lit.get(output)
 
+    def in_the_way(self, directions: Iterable[CrossConnect]) -> list[Circuit]:
+        """The circuits that would have to go for these; none if these cannot be anyway."""
+        found: dict[Circuit, None] = {}
+        for c in directions:
+            outside = not (1 <= c.inp <= self.ports and 1 <= c.out <= self.ports)
+            if outside or c in self._by_direction or self.locked & {c.inp, c.out}:
+                return []
+            for there in (self._by_input.get(c.inp), self._by_output.get(c.out)):
+                if there is not None:
+                    found[there] = None
+        return list(found)
+
     def enter(self, directions: Iterable[CrossConnect], name: str, group: str) -> Circuit:
         """Take the ports for a new circuit; it stays dark. Raises ``Refused``."""
         circuit = Circuit(tuple(directions), name, group)
@@ -142,7 +158,9 @@ class Mirrors:
             circuit.phase = Phase.FAILED
             return
         circuit.phase, circuit.turn = Phase.SWITCHING, next(self._turns)
-        heapq.heappush(self._turning, (now + self.switching_time_s, circuit.turn, circuit))
+        own = circuit.switching_time_s
+        due = now + (self.switching_time_s if own is None else own)
+        heapq.heappush(self._turning, (due, circuit.turn, circuit))
 
     def deactivate(self, circuit: Circuit) -> None:
         """Go dark at once; the ports stay taken."""

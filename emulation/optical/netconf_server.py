@@ -44,18 +44,28 @@ class NetconfError(Exception):
 class NetconfServer:
     """Serves sessions. ``operations`` by local name get the element and return XML.
 
-    ``module`` is the capability of the device's own YANG module.
+    ``module`` is the capability of the device's own YANG module. ``may_change`` says of a user
+    whether there is more than looking.
     """
 
-    def __init__(self, operations: Mapping[str, Execute], module: str, faults: Faults) -> None:
+    def __init__(
+        self,
+        operations: Mapping[str, Execute],
+        module: str,
+        faults: Faults,
+        may_change: Callable[[str], bool],
+    ) -> None:
         self._operations, self._faults = operations, faults
+        self._may_change = may_change
         self._capabilities = (*_CAPABILITIES, module)
         self._sessions: set[_Session] = set()
         self._ids = itertools.count(1)
 
-    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def converse(
+        self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """One session, from hello to its end."""
-        session = _Session(writer)
+        session = _Session(user, writer)
         listed = "".join(f"<capability>{escape(c)}</capability>" for c in self._capabilities)
         session.send(
             f'<hello xmlns="{BASE}"><capabilities>{listed}</capabilities>'
@@ -127,7 +137,7 @@ class NetconfServer:
         if verb in _CHANGING:
             if refusal:
                 raise NetconfError("operation-failed", refusal)
-            if self._faults.read_only:
+            if not self._may_change(session.user):
                 raise NetconfError("access-denied", "this user may only look", "protocol")
         execute = self._operations.get(verb)
         if execute is None:
@@ -136,10 +146,10 @@ class NetconfServer:
 
 
 class _Session:
-    """One client: how it frames, and whether it wants notifications."""
+    """One client: who it is, how it frames, and whether it wants notifications."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self.writer = writer
+    def __init__(self, user: str, writer: asyncio.StreamWriter) -> None:
+        self.user, self.writer = user, writer
         self.chunked = False
         self.subscribed = False
 

@@ -46,6 +46,7 @@ class PolatisNetconfFront:
             {name: self._worded(operation) for name, operation in operations.items()},
             _MODULE,
             device.faults,
+            device.may_change,
         )
         self._ssh = SshServer(users, self._server.converse, "netconf")
 

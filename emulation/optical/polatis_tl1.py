@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from controller.circuits.numbering import SIDES
 from emulation.optical.device import EmulatedOcs
 from emulation.optical.mirrors import Reason, Refused
 from emulation.optical.polatis import SOFTWARE, PolatisSwitch
@@ -41,6 +42,9 @@ class PolatisTl1Front(Tl1Front):
             Reason.LOCKED: deny("SNVS", f"Port {port} is disabled"),
             Reason.FAILED: deny("SROF", f"Port {port} has failed"),
         }.get(refusal.reason, deny("SROF", "Failed"))
+
+    def _aids(self, port: int) -> tuple[str, ...]:
+        return tuple(str(self._switch.numbering.to_number(side, port)) for side in SIDES)
 
     # --- reading ----------------------------------------------------------------------------
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from controller.openflow.listening import listen
+from controller.openflow.listening import listen, split_address
 from emulation.optical.clients import Clients
 from emulation.optical.device import EmulatedOcs
-from emulation.optical.faults import Action, ControlSocket
-from emulation.optical.fronts import Front, tls_of
+from emulation.optical.faults import Action, ControlSocket, Wishes
+from emulation.optical.fronts import Front, dials, tls_of
+from emulation.optical.schedule import Schedule
 from testbed.errors import BadInput
 from testbed.portmap import parse_cross_connects
 
 Ready = Callable[[str, int], Awaitable[None]]
+
+_DIALS_AGAIN_S = 0.1
 
 
 async def serve_until_stopped(
@@ -29,7 +33,8 @@ async def serve_until_stopped(
 ) -> None:
     """Serve clients at ``host:port`` until SIGTERM or SIGINT.
 
-    ``ready`` gets host and port once it answers. Raises ``PortTaken`` or ``PatchlightError``
+    A device that connects to its client goes there instead, again and again. ``ready`` gets
+    host and port once it answers, or begins to connect. Raises ``PortTaken`` or ``PatchlightError``
     if it cannot listen.
     """
     clients = Clients(front.serve)
@@ -39,19 +44,46 @@ async def serve_until_stopped(
     await device.open()
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(device.close)
-        opened = await asyncio.to_thread(listen, address)
-        server = await asyncio.start_server(clients.serve, sock=opened, ssl=tls_of(front))
-        stack.callback(clients.cut)
-        stack.callback(server.close)
+        if dials(front):
+            host, port = await asyncio.to_thread(_free, *split_address(address))
+            dialling = asyncio.create_task(_dial(clients, host, port))
+            stack.callback(clients.cut)
+            stack.callback(dialling.cancel)
+        else:
+            opened = await asyncio.to_thread(listen, address)
+            server = await asyncio.start_server(clients.serve, sock=opened, ssl=tls_of(front))
+            stack.callback(clients.cut)
+            stack.callback(server.close)
+            host, port = server.sockets[0].getsockname()[:2]
+        wishes = Wishes(
+            device.faults, device.apply_faults, device.settle, _actions(device, front, clients)
+        )
         if control is not None:
-            socket = ControlSocket(
-                device.faults, device.faults_changed, _actions(device, front, clients)
-            )
-            await socket.open(control)
-            stack.push_async_callback(socket.close)
-        host, port = server.sockets[0].getsockname()[:2]
+            control_socket = ControlSocket(wishes)
+            await control_socket.open(control)
+            stack.push_async_callback(control_socket.close)
+        schedule = Schedule(device.switch.emulated.faults, wishes)
+        await schedule.begin()
+        stack.callback(schedule.end)
         await ready(host, port)
         await stop.wait()
+
+
+async def _dial(clients: Clients, host: str, port: int) -> None:
+    """Connect, serve, and begin anew when that ends, until cancelled."""
+    while True:
+        with contextlib.suppress(OSError):
+            await clients.serve(*await asyncio.open_connection(host, port))
+        await asyncio.sleep(_DIALS_AGAIN_S)
+
+
+def _free(host: str, port: int) -> tuple[str, int]:
+    """The address to connect to; port 0: one that nobody listens at now."""
+    if port == 0:
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            port = probe.getsockname()[1]
+    return host, port
 
 
 def _actions(device: EmulatedOcs, front: Front, clients: Clients) -> dict[str, Action]:

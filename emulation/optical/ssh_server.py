@@ -31,14 +31,14 @@ _LOG = "patchlight.optical.ssh"
 logging.getLogger(_LOG).setLevel(logging.CRITICAL)
 
 Users = dict[str, str | None]
-Converse = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Converse = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class SshServer:
     """Serves ``converse`` to whoever logs in; ``users`` maps each to a password, ``None``: any.
 
-    ``subsystem`` is what a client must ask for; empty for a shell. When ``converse`` returns,
-    the connection ends.
+    ``converse`` gets the user's name. ``subsystem`` is what a client must ask for; empty for a
+    shell. When ``converse`` returns, the connection ends.
     """
 
     def __init__(self, users: Users, converse: Converse, subsystem: str = "") -> None:
@@ -57,7 +57,7 @@ class SshServer:
         tasks = [
             asyncio.create_task(_copy(reader, inner[1])),
             asyncio.create_task(_copy(inner[0], writer)),
-            asyncio.create_task(self._session(opened)),
+            asyncio.create_task(self._session(transport, opened)),
         ]
         door = _Door(self._users, self._subsystem, loop, opened)
         try:
@@ -79,11 +79,13 @@ class SshServer:
             writer.close()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _session(self, opened: asyncio.Future[paramiko.Channel]) -> None:
+    async def _session(
+        self, transport: paramiko.Transport, opened: asyncio.Future[paramiko.Channel]
+    ) -> None:
         reader, writer = await streams(await opened)
         try:
             with contextlib.suppress(OSError):
-                await self._converse(reader, writer)
+                await self._converse(transport.get_username() or "", reader, writer)
         finally:
             writer.close()
 

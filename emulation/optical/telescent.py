@@ -52,18 +52,20 @@ class TelescentFront:
 
     # --- the shell --------------------------------------------------------------------------
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(
+        self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self._shells.add(writer)
         try:
             writer.write(f"Telescent NTM (emulated)\r\n{PROMPT}".encode())
             async for line in _lines(reader):
                 writer.write(f"{line}\r\n".encode())
-                if line.strip() == "exit" or not await self._do(line, writer):
+                if line.strip() == "exit" or not await self._do(user, line, writer):
                     return
         finally:
             self._shells.discard(writer)
 
-    async def _do(self, line: str, writer: asyncio.StreamWriter) -> bool:
+    async def _do(self, user: str, line: str, writer: asyncio.StreamWriter) -> bool:
         """Do a command and answer it; ``False`` ends the session."""
         verb, *words = line.split() or [""]
         faults = self._device.faults
@@ -74,7 +76,7 @@ class TelescentFront:
         await asyncio.sleep(mishap.stall_s)
         if mishap.refusal:
             said = [f"ERROR: {mishap.refusal}"]
-        elif (changes or verb == "unlock") and faults.read_only:
+        elif (changes or verb == "unlock") and not self._device.may_change(user):
             said = ["ERROR: permission denied: this user may only look"]
         elif verb in self._handlers:
             await self._device.settle()

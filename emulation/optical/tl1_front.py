@@ -11,6 +11,8 @@ from emulation.optical.device import EmulatedOcs
 from emulation.optical.mirrors import Refused
 from emulation.optical.tl1_server import Answer, Command, Connection, Tl1Server, deny
 
+_NOTIFICATIONS = {"*C": "CR", "**": "MJ", "*": "MN"}
+_NOTIFIED = re.compile(r"(CR|MJ|MN|NA|NR),")
 _OPEN_TO_ALL = ("ACT-USER", "RTRV-HDR")
 _PORTS = re.compile(r"(\d{1,9})(?:&&(\d{1,9}))?")
 _RANGE_LIMIT = 1 << 16
@@ -28,7 +30,9 @@ class Tl1Front(ABC):
     def __init__(self, device: EmulatedOcs, users: Users) -> None:
         self._device = device
         self._users = users
-        self._server = Tl1Server(device.switch.name.upper(), self._execute, device.faults)
+        self._server = Tl1Server(
+            device.switch.name.upper(), self._execute, device.faults, device.may_change
+        )
         self._handlers: dict[str, Handler] = {
             "ACT-USER": self._log_in,
             "CANC-USER": self._log_out,
@@ -37,7 +41,11 @@ class Tl1Front(ABC):
             "ALW-MSG": self._allow,
             "ALW-MSG-ALL": self._allow,
             "RTRV-HDR": lambda connection, command: Answer(),
+            "RTRV-ALM-ALL": self._alarms,
+            "RTRV-ALM-EQPT": self._alarms,
         }
+        # What was reported and not cleared, by its modifier and subject.
+        self._standing: dict[tuple[str, str], str] = {}
 
     @abstractmethod
     def _denial(self, refusal: Refused) -> Answer:
@@ -48,10 +56,19 @@ class Tl1Front(ABC):
         await self._server.serve(reader, writer)
 
     def report(self, text: str) -> None:
-        """Say ``"*C EQPT: 1.1.1: mirror stuck"`` as an alarm to all clients."""
+        """Say ``"*C EQPT: 1.1.1: mirror stuck"`` as an alarm to all clients.
+
+        It stands until another one with the code ``A`` says that it has cleared.
+        """
         code, _, rest = text.partition(" ")
-        modifier, _, line = rest.partition(":")
-        self._server.report(code, f"REPT ALM {modifier.strip()}", (line.strip(),))
+        modifier, _, line = (part.strip() for part in rest.partition(":"))
+        subject, _, about = (part.strip() for part in line.partition(":"))
+        if code in _NOTIFICATIONS:
+            said = about if _NOTIFIED.match(about) else f"{_NOTIFICATIONS[code]},{about}"
+            self._standing[modifier, subject] = said
+        else:
+            self._standing.pop((modifier, subject), None)
+        self._server.report(code, f"REPT ALM {modifier}", (line,))
 
     async def _execute(self, connection: Connection, command: Command) -> Answer:
         handler = self._handlers.get(command.verb)
@@ -81,6 +98,20 @@ class Tl1Front(ABC):
     def _log_out(self, connection: Connection, command: Command) -> Answer:
         connection.user = ""
         return Answer(bye=True)
+
+    def _alarms(self, connection: Connection, command: Command) -> Answer:
+        """What stands: ports whose mirrors are stuck, and what was reported and not cleared."""
+        lines = [
+            f"{aid},EQPT:CR,FAIL,SA,,,,:mirror stuck"
+            for port in sorted(self._device.mirrors.failed)
+            for aid in self._aids(port)
+        ]
+        lines += [f"{aid},{kind}:{said}" for (kind, aid), said in self._standing.items()]
+        return Answer(lines=lines)
+
+    def _aids(self, port: int) -> tuple[str, ...]:
+        """How the vendor calls both sides of a port."""
+        return (str(port),)
 
     def _inhibit(self, connection: Connection, command: Command) -> Answer:
         connection.inhibited = True

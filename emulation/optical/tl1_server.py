@@ -73,12 +73,14 @@ Execute = Callable[[Connection, Command], Awaitable[Answer]]
 class Tl1Server:
     """Serves TL1 on TCP. ``execute`` does the commands; ``faults`` are shown on the way.
 
+    ``may_change`` says of a user whether there is more than looking.
     ``page_lines``: longer replies come in pages. ``echo`` and ``prompt`` as on a telnet port.
     """
 
     sid: str
     execute: Execute
     faults: Faults
+    may_change: Callable[[str], bool]
     page_lines: int = 64
     prompt: str = ""
     echo: bool = False
@@ -127,7 +129,7 @@ class Tl1Server:
                 left_s -= _ACKNOWLEDGE_EVERY_S
             if mishap.refusal:
                 answer = deny("SROF", mishap.refusal)
-            elif changes and self.faults.read_only and connection.user:
+            elif changes and connection.user and not self.may_change(connection.user):
                 answer = deny("PLNA", "Failed: this user may only look")
             else:
                 answer = await self.execute(connection, command)

@@ -12,7 +12,10 @@ import click
 from emulation.optical.crossbar import NoCrossbar
 from emulation.optical.device import EmulatedOcs, LoopClock
 from emulation.optical.fronts import FRONTS
+from emulation.optical.openflow import DATAPATH_ID
 from emulation.optical.serving import serve_until_stopped
+from testbed.emulated import Emulation, OcsUser
+from testbed.emulatedcheck import MAKE_ROOM, WITHOUT_USERS
 from testbed.errors import BadInput
 from testbed.lab import CircuitSwitch
 from testbed.labschema import MOST_CIRCUIT_PORTS
@@ -33,6 +36,7 @@ _DEVICES = {
     "polatis-restconf": (443, _HTTPS % "/api/data/cross-connects/pair"),
     "glimmerglass-tl1": (10034, _TL1 % "RTRV-CRS-FIBER:::2:;"),
     "polatis-netconf": (830, "ssh -s -p {port} {user}@{host} netconf"),
+    "openflow": (6654, ""),  # only a controller can ask it, and it has to come to one
     "telescent-ssh": (9861, "ssh -t -p {port} {user}@{host}, then: switchstate"),
 }
 _ARRIVING_DBM = 0.0
@@ -57,6 +61,18 @@ _NAME = "ocs1"
 @click.option("--insertion-loss", default="1.5dB", show_default=True, metavar="LOSS")
 @click.option("--user", default="admin", show_default=True, help="Who may log in.")
 @click.option("--password-env", metavar="VARIABLE", help="Environment variable of the password.")
+@click.option(
+    "--viewer",
+    "viewers",
+    multiple=True,
+    metavar="USER",
+    help="Who may log in and only look; may be given again.",
+)
+@click.option(
+    "--conflict-time",
+    metavar="TIME",
+    help="A Calient that takes busy ports from their circuits, in such a time.",
+)
 @click.option("--map", "circuits", metavar="CIRCUITS", help="To begin with: 1-7,2>8.")
 @click.option("--state", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
 @click.option("--control", type=click.Path(path_type=Path, dir_okay=False), metavar="SOCKET")
@@ -68,18 +84,25 @@ def emulate(
     insertion_loss: str,
     user: str,
     password_env: str | None,
+    viewers: tuple[str, ...],
+    conflict_time: str | None,
     circuits: str | None,
     state: Path | None,
     control: Path | None,
 ) -> None:
     """Run one emulated switch alone: no root, no lab; Ctrl-C ends it.
 
-    Light at 0 dBm comes in at every port; no packets are carried.
+    Light at 0 dBm comes in at every port; no packets are carried. With driver openflow it
+    connects to HOST:PORT, again and again, rather than listen there.
     """
     if driver not in FRONTS:
         raise BadInput(
             f"no emulated switch speaks {driver!r}: {nearest(driver, FRONTS, 'there are')}"
         )
+    if viewers and driver in WITHOUT_USERS:
+        raise BadInput(f"nobody logs in to a {driver}: leave out --viewer")
+    if conflict_time is not None and driver not in MAKE_ROOM:
+        raise BadInput(f"--conflict-time is for {' and '.join(MAKE_ROOM)}, not for {driver}")
     for folder in (path.parent for path in (state, control) if path is not None):
         if not folder.is_dir():
             raise BadInput(f"{folder} is no directory")
@@ -92,9 +115,13 @@ def emulate(
     address = listen or f"127.0.0.1:{_DEVICES[driver][0]}"
     switch = CircuitSwitch(
         _NAME, driver, address, ports, parse_time(switching_time), parse_loss(insertion_loss),
-        user, password_env, initial,
+        user, password_env, initial, DATAPATH_ID if driver == "openflow" else None,
+        Emulation(
+            users=tuple(OcsUser(name, read_only=True) for name in viewers),
+            conflict_time_s=None if conflict_time is None else parse_time(conflict_time),
+        ),
     )  # fmt: skip
-    asyncio.run(_run(switch, {user: password}, state, control))
+    asyncio.run(_run(switch, {user: password, **dict.fromkeys(viewers)}, state, control))
     click.echo("ended", err=True)
 
 
@@ -125,12 +152,15 @@ async def _run(
 def _say(switch: CircuitSwitch, host: str, port: int, control: Path | None) -> None:
     password = f", password_env: {switch.password_env}" if switch.password_env else ""
     shown = f"[{host}]" if ":" in host else host
-    click.echo(f"an emulated switch of {switch.ports} ports speaks {switch.driver} at "
+    where = "and connects to" if switch.driver == "openflow" else "at"
+    click.echo(f"an emulated switch of {switch.ports} ports speaks {switch.driver} {where} "
                f"{shown}:{port}; Ctrl-C ends it")  # fmt: skip
-    click.echo(f"by hand:     {by_hand(switch, host, port)}")
+    if line := by_hand(switch, host, port):
+        click.echo(f"by hand:     {line}")
+    more = f", datapath_id: {switch.datapath_id:#x}" if switch.datapath_id else ""
     click.echo(f"lab file:    {{name: bench, circuit_switches: [{{name: {switch.name}, "
                f'driver: {switch.driver}, address: "{shown}:{port}", ports: {switch.ports}, '
-               f"user: {switch.user}{password}}}]}}")  # fmt: skip
+               f"user: {switch.user}{password}{more}}}]}}")  # fmt: skip
     click.echo("with it:     patchlight ocs show --lab FILE --direct")
     if control is not None:
         click.echo(f"faults:      echo '{{\"refuse_next\": \"busy\"}}' | "
@@ -138,7 +168,7 @@ def _say(switch: CircuitSwitch, host: str, port: int, control: Path | None) -> N
 
 
 def by_hand(switch: CircuitSwitch, host: str, port: int) -> str:
-    """A command line that reads the map of such a switch."""
+    """A command line that reads the map of such a switch; empty where none can."""
     password = f"${switch.password_env}" if switch.password_env else "x"
     template = _DEVICES[switch.driver][1]
     return template.format(host=host, port=port, user=switch.user, password=password)

@@ -20,6 +20,7 @@ import pytest
 from controller.circuits.contract import LoginRefused
 from controller.circuits.registry import open_driver
 from emulation.optical.fronts import FRONTS
+from testbed.emulatedcheck import WITHOUT_USERS
 from testbed.lab import CircuitSwitch
 from testbed.portmap import CrossConnect, PortMap
 
@@ -54,7 +55,8 @@ def address(printed: str) -> str:
 
 
 def switch_at(driver: str, where: str, ports: int = 32) -> CircuitSwitch:
-    return CircuitSwitch("ocs1", driver, where, ports)
+    datapath_id = 0x51 if driver == "openflow" else None
+    return CircuitSwitch("ocs1", driver, where, ports, datapath_id=datapath_id)
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +80,8 @@ def test_every_driver_drives_its_device(driver: str) -> None:
 
     options = ("--driver", driver, "--listen", "127.0.0.1:0", "--switching-time", "1ms")
     with emulated(*options, "--map", "1-7,2>8") as (process, printed):
-        assert f"32 ports speaks {driver} at {address(printed)}" in printed
+        at = "and connects to" if driver == "openflow" else "at"
+        assert f"32 ports speaks {driver} {at} {address(printed)}" in printed
         asyncio.run(drive(address(printed)))
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=10)
@@ -148,7 +151,7 @@ def test_circuits_outlive_it_and_faults_are_taken(tmp_path: Path) -> None:
             assert process.wait(10) == 0
 
 
-@pytest.mark.parametrize("driver", [d for d in FRONTS if d != "polatis-scpi"])
+@pytest.mark.parametrize("driver", [d for d in FRONTS if d not in WITHOUT_USERS])
 def test_a_wrong_password_is_refused(driver: str) -> None:
     async def drive(where: str) -> None:
         device = open_driver(switch_at(driver, where), "wrong-one")
@@ -177,6 +180,37 @@ def test_a_wrong_password_is_refused(driver: str) -> None:
 def test_wrong_input_is_told(options: tuple[str, ...], words: str) -> None:
     ended = subprocess.run(
         [*COMMAND, *options], cwd=ROOT, capture_output=True, text=True, timeout=30
+    )
+    assert ended.returncode == 2
+    assert words in ended.stderr
+
+
+def test_a_viewer_may_only_look() -> None:
+    async def drive(where: str, user: str) -> bool:
+        switch = CircuitSwitch("ocs1", "calient-tl1", where, 32, user=user)
+        device = open_driver(switch, "pw")
+        await device.open()
+        try:
+            return (await device.connect([CrossConnect(3, 9)])).complete
+        finally:
+            await device.close()
+
+    options = ("--driver", "calient-tl1", "--listen", "127.0.0.1:0", "--viewer", "guest")
+    with emulated(*options) as (_, printed):
+        assert not asyncio.run(drive(address(printed), "guest"))
+        assert asyncio.run(drive(address(printed), "admin"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("polatis-scpi", "--viewer", "guest"), "nobody logs in to a polatis-scpi"),
+        (("telescent-ssh", "--conflict-time", "500ms"), "is for calient-tl1 and calient-rest"),
+    ],
+)
+def test_what_a_device_has_not_is_refused(options: tuple[str, ...], words: str) -> None:
+    ended = subprocess.run(
+        [*COMMAND, "--driver", *options], cwd=ROOT, capture_output=True, text=True, timeout=30
     )
     assert ended.returncode == 2
     assert words in ended.stderr

@@ -10,12 +10,14 @@ import logging
 import re
 from dataclasses import dataclass
 
+from controller.circuits.alarms import Standing
 from controller.circuits.connection import BUFFER_LIMIT, Connection, FramingError
-from controller.circuits.contract import DeviceRefused, LoginRefused
+from controller.circuits.contract import Alarm, DeviceRefused, LoginRefused
 from controller.circuits.session import DeviceSession, Session, shortened
 from controller.circuits.tl1.dialects import SessionDialect
 from controller.circuits.tl1.framing import Framer
 from controller.circuits.tl1.messages import (
+    NOTIFICATIONS,
     SEVERITIES,
     Acknowledgement,
     Autonomous,
@@ -25,6 +27,8 @@ from controller.circuits.tl1.messages import (
     quote,
 )
 
+_LIST_EVERY_S = 2.0  # the list of alarms is read no more often, however often it is asked for
+_UNKNOWN_COMMAND = ("ICNV", "IICM", "IIAC", "PIUI")
 _ACKNOWLEDGED_LIMIT = 10  # acknowledgements extend a deadline to at most so many times itself
 
 
@@ -47,6 +51,8 @@ class Tl1Client(DeviceSession[Message]):
         super().__init__(session)
         self._dialect = dialect
         self._ctag = 0
+        self._lists_alarms = bool(dialect.alarms)
+        self._list_again_at = 0.0
 
     async def command(
         self,
@@ -71,6 +77,27 @@ class Tl1Client(DeviceSession[Message]):
             return await self._exchange(connection, template, values, timeout, paged=paged)
 
         return await self._run(exchange, self._shown(template, values), timeout, changes=changes)
+
+    async def hear(self) -> tuple[Alarm, ...]:
+        """What it said unasked, and what stands on its own list (GR-833), if it has one."""
+        now = asyncio.get_running_loop().time()
+        if self._lists_alarms and now >= self._list_again_at:
+            self._list_again_at = now + _LIST_EVERY_S
+            try:
+                reply = await self.command(self._dialect.alarms, paged=True)
+            except DeviceRefused as refusal:
+                # A command that it does not know now it will not know later.
+                self._lists_alarms = refusal.code not in _UNKNOWN_COMMAND
+            else:
+                self._alarms.stands(self._standing(line) for line in reply.lines)
+        return self.alarms
+
+    def _standing(self, line: str) -> Standing:
+        match = re.match(self._dialect.alarm_line, line)
+        if match is None:
+            return Standing("notice", "", self._mask(line))
+        severity = NOTIFICATIONS.get(match["severity"] or "", "notice")
+        return Standing(severity, match["subject"], self._mask(line), match["condition"])
 
     # --- the session ---------------------------------------------------------------------
 

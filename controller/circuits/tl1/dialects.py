@@ -13,10 +13,11 @@ from controller.circuits.dialects import Dialect, Pattern, Template
 
 @dataclass(frozen=True)
 class SessionDialect(Dialect):
-    """What logging in and staying logged in takes.
+    """What logging in and staying logged in takes, and the list of alarms.
 
     Templates may name ``{ctag}``, ``{user}`` and ``{password}``. Patterns are searched,
-    without regard to case, in the words of a denial.
+    without regard to case, in the words of a denial; ``alarm_line`` matches the beginning of
+    one quoted line. Without ``alarms`` the device has no such list.
     """
 
     FIELDS: ClassVar[frozenset[str]] = frozenset({"ctag", "user", "password"})
@@ -26,6 +27,10 @@ class SessionDialect(Dialect):
     keep_alive: Template = "RTRV-HDR:::{ctag};"
     already_logged_in: Pattern = r"already logged in"
     not_logged_in: Pattern = r"login not active|\bPLNA\b"
+    alarms: Template = "RTRV-ALM-ALL:::{ctag};"
+    alarm_line: Pattern = (
+        r"(?P<subject>[^,:]*)(?:,[^:]*)?:(?P<severity>CR|MJ|MN|NA|NR)?,?(?P<condition>[^,:]*)"
+    )
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,10 @@ class CircuitDialect(SessionDialect):
         r".*?OUTAS=(?P<out_AS>[^,]*),OUTOS=(?P<out_OS>[^,]*),OUTOC=(?P<out_OC>[^,]*)"
     )
     power_line: Pattern = r"(?P<port>[\d.]+):.*?INPWR=(?P<in>[^,]*),OUTPWR=(?P<out>[^,]*)"
+    port_circuits: Pattern = (
+        r"(?P<port>[\d.]+):.*?CONNNAME1=(?P<first>[^,]*),.*?CONNNAME2=(?P<second>[^,]*)"
+    )
+    no_circuit: Pattern = r"NONE|"
     identity_line: Pattern = (
         r"(?P<name>[^:]*):SERIALNUMBER=(?P<serial>[^,]*),SWPACKAGE=(?P<software>[^,]*),"
         r".*?CHASSISTYPE=(?P<model>[^,]*)"

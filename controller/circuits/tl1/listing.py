@@ -54,8 +54,8 @@ class ListingDriver(PatchingDriver, Generic[D]):
         await self._client.close()
 
     async def alarms(self) -> tuple[Alarm, ...]:
-        """Autonomous messages since ``open``."""
-        return self._client.alarms
+        """Autonomous messages since ``open``, and what ``RTRV-ALM-ALL`` lists."""
+        return await self._client.hear()
 
     # --- what a patching driver needs -------------------------------------------------------
 

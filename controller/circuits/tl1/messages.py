@@ -14,6 +14,8 @@ _PLAIN_VALUE = re.compile(r"[\w.@%+-]*", re.ASCII)
 
 SEVERITIES: dict[str, Severity] = {"*C": "critical", "**": "major", "*": "minor", "A": "notice"}
 """Alarm code of an autonomous message → severity."""
+NOTIFICATIONS: dict[str, Severity] = {"CR": "critical", "MJ": "major", "MN": "minor"}
+"""Notification code in a list of alarms → severity; all others are notices."""
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def test_a_refusal_is_in_the_device_s_own_words(device: Running) -> None:
             outcome = await driver.connect(pairs)
             words = {str(r.cross_connect): r.words for r in outcome.refused}
             assert "Failed: port 1.2.1 is locked" in words["3>9"]
-        assert "Invalid Connection: 1.1.1 is in use by 1.1.7>1.1.1" in words["5>1"]
+        assert "1.1.1 is in use: 1.1.7>1.1.1" in words["5>1"]
         assert outcome.done == (one("4>10"),)
         assert await driver.read_map() == PortMap.of([(1, 7), (7, 1), (4, 10)])
         states = await driver.port_states()

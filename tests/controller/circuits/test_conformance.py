@@ -20,6 +20,8 @@ DEVICES = (
     "calient-tl1",
     "calient-tl1 without bulk",
     "calient-tl1 in pages",
+    "calient-tl1 that takes busy ports",
+    "calient-rest that takes busy ports",
     "polatis-scpi",
     "polatis-scpi without monitors",
     "polatis-scpi in one message",
@@ -35,6 +37,7 @@ DEVICES = (
     "polatis-netconf",
     "polatis-netconf without monitors",
     "telescent-ssh",
+    "openflow",
     "dry-run",
 )
 
@@ -42,6 +45,10 @@ DIALECTS = {
     "without bulk": "bulk = false\n",
     "in one message": 'then = ";"\n',
     "on one connection": "keep_connection = true\n",
+}
+KEYS = {
+    "openflow": ", datapath_id: 0x51",
+    "that takes busy ports": ", emulated: {conflict_time: 12ms}",
 }
 TRAITS = {
     "in pages": {"repeat_pages": True},
@@ -57,7 +64,14 @@ def switch(
     device: str = request.param
     folder: Path = tmp_path_factory.mktemp("ocs")
     driver = device.split(" ")[0]
-    lab = lab_file(folder, driver=driver, ports=96, switching_time="5ms", initial=INITIAL_TEXTS)
+    lab = lab_file(
+        folder,
+        driver=driver,
+        ports=96,
+        switching_time="5ms",
+        initial=INITIAL_TEXTS,
+        extra=next((text for end, text in KEYS.items() if device.endswith(end)), ""),
+    )
     if driver == "dry-run":
         yield read_lab(lab).circuit_switch("ocs1")
         return

@@ -1,0 +1,325 @@
+"""OpenFlow 1.3 as a switch of cross-connects needs it: messages to and from bytes.
+
+Numbers and layouts are those of the OpenFlow Switch Specification 1.3.5, chapter 7. Only what
+can stand in such a switch is known: matches on the input port, and outputs to ports.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+VERSION = 4
+HEADER = struct.Struct("!BBHI")
+
+ANY_PORT = 0xFFFFFFFF
+IN_PORT = 0xFFFFFFF8
+ALL_TABLES = 0xFF
+UNCOUNTED = (1 << 64) - 1
+"""What a counter shows that the switch does not keep."""
+
+_FLOW_MOD = struct.Struct("!QQBBHHHIIIH2x")
+_FLOW_STATS_REQUEST = struct.Struct("!B3xII4xQQ")
+_FLOW_STATS = struct.Struct("!HBxIIHHHH4xQQQ")
+_MULTIPART = struct.Struct("!HH4x")
+_PORT = struct.Struct("!I4x6s2x16s8I")
+_FEATURES = struct.Struct("!QIBB2xII")
+_DESCRIPTION = struct.Struct("!256s256s256s32s256s")
+_MATCH = struct.Struct("!HH")
+_OXM_IN_PORT = 0x80000004
+_IN_PORT = struct.Struct("!II")
+_ACTIONS = struct.Struct("!HH4x")
+_OUTPUT = struct.Struct("!HHIH6x")
+_APPLY_ACTIONS, _TO_PORT = 4, 0
+_MORE = 1
+_ENTRIES_IN_A_PART = 500
+_ERROR_BYTES = 64
+
+
+class Kind(IntEnum):
+    """Types of messages."""
+
+    HELLO = 0
+    ERROR = 1
+    ECHO_REQUEST = 2
+    ECHO_REPLY = 3
+    EXPERIMENTER = 4
+    FEATURES_REQUEST = 5
+    FEATURES_REPLY = 6
+    GET_CONFIG_REQUEST = 7
+    GET_CONFIG_REPLY = 8
+    SET_CONFIG = 9
+    PORT_STATUS = 12
+    FLOW_MOD = 14
+    MULTIPART_REQUEST = 18
+    MULTIPART_REPLY = 19
+    BARRIER_REQUEST = 20
+    BARRIER_REPLY = 21
+
+
+class Part(IntEnum):
+    """Types of multipart messages."""
+
+    DESCRIPTION = 0
+    FLOWS = 1
+    PORT_DESCRIPTIONS = 13
+
+
+class Command(IntEnum):
+    """What a flow-mod does."""
+
+    ADD = 0
+    MODIFY = 1
+    MODIFY_STRICT = 2
+    DELETE = 3
+    DELETE_STRICT = 4
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An error's type and code."""
+
+    type: int
+    code: int
+
+
+BAD_TYPE = Fault(1, 1)
+BAD_MULTIPART = Fault(1, 2)
+BAD_EXPERIMENTER = Fault(1, 3)
+BAD_LENGTH = Fault(1, 6)
+BAD_ACTION = Fault(2, 0)
+BAD_OUT_PORT = Fault(2, 4)
+TOO_MANY_ACTIONS = Fault(2, 7)
+UNSUPPORTED_INSTRUCTION = Fault(3, 1)
+BAD_MATCH_FIELD = Fault(4, 6)
+BAD_MATCH_VALUE = Fault(4, 7)
+FLOW_MOD_FAILED = Fault(5, 0)
+BAD_TABLE = Fault(5, 2)
+OVERLAP = Fault(5, 3)
+NO_PERMISSION = Fault(5, 4)
+BAD_TIMEOUT = Fault(5, 5)
+BAD_COMMAND = Fault(5, 6)
+
+
+class Wrong(Exception):
+    """A message that the switch refuses with this error."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(f"type {fault.type}, code {fault.code}")
+        self.fault = fault
+
+
+@dataclass(frozen=True)
+class Message:
+    """One whole message; ``raw`` is all of its bytes."""
+
+    kind: int
+    xid: int
+    raw: bytes
+
+    @property
+    def body(self) -> bytes:
+        """What follows the header."""
+        return self.raw[HEADER.size :]
+
+
+def messages(buffer: bytearray) -> Iterator[Message]:
+    """Take the whole messages out of ``buffer``. ``Wrong`` if a length cannot be."""
+    while len(buffer) >= HEADER.size:
+        _, kind, length, xid = HEADER.unpack_from(buffer)
+        if length < HEADER.size:
+            raise Wrong(BAD_LENGTH)
+        if len(buffer) < length:
+            return
+        raw = bytes(buffer[:length])
+        del buffer[:length]
+        yield Message(kind, xid, raw)
+
+
+def message(kind: Kind, xid: int, body: bytes = b"") -> bytes:
+    """One message as bytes."""
+    return HEADER.pack(VERSION, kind, HEADER.size + len(body), xid) + body
+
+
+def error(fault: Fault, about: Message) -> bytes:
+    """The error that answers a message, with the beginning of it."""
+    body = struct.pack("!HH", fault.type, fault.code) + about.raw[:_ERROR_BYTES]
+    return message(Kind.ERROR, about.xid, body)
+
+
+def multipart(part: int, xid: int, bodies: Iterable[bytes]) -> bytes:
+    """A reply in as many parts as its entries need."""
+    entries = list(bodies)
+    starts = range(0, max(len(entries), 1), _ENTRIES_IN_A_PART)
+    return b"".join(
+        message(
+            Kind.MULTIPART_REPLY,
+            xid,
+            _MULTIPART.pack(part, _MORE if start != starts[-1] else 0)
+            + b"".join(entries[start : start + _ENTRIES_IN_A_PART]),
+        )
+        for start in starts
+    )
+
+
+def multipart_of(body: bytes) -> tuple[int, bytes]:
+    """A multipart request's type and its own body."""
+    return _unpack(_MULTIPART, body)[0], body[_MULTIPART.size :]
+
+
+def features(datapath_id: int) -> bytes:
+    """The body of a features reply: one table, no buffers, flow statistics."""
+    return _FEATURES.pack(datapath_id, 0, 1, 0, 1, 0)
+
+
+def description(vendor: str, hardware: str, software: str, serial: str, name: str) -> bytes:
+    """The body of a description."""
+    texts = (vendor, hardware, software, serial, name)
+    return _DESCRIPTION.pack(*(text.encode() for text in texts))
+
+
+@dataclass(frozen=True)
+class Port:
+    """A port as it is described. ``down``: switched off. ``dark``: no light comes in."""
+
+    number: int
+    name: str
+    down: bool = False
+    blocked: bool = False
+    dark: bool = False
+
+    def to_bytes(self) -> bytes:
+        """As in a port description and a port status."""
+        mac = struct.pack("!HI", 0x024F, self.number)
+        state = (1 if self.dark else 0) | (2 if self.blocked else 0)
+        if not state and not self.down:
+            state = 4  # live
+        name = self.name.encode()[:15]
+        return _PORT.pack(self.number, mac, name, int(self.down), state, *[0] * 6)
+
+
+def port_modified(port: Port) -> bytes:
+    """What a switch says unasked when a port changes."""
+    return message(Kind.PORT_STATUS, 0, struct.pack("!B7x", 2) + port.to_bytes())
+
+
+@dataclass(frozen=True)
+class Flow:
+    """One entry of the table: what comes in by one port leaves by another."""
+
+    inp: int
+    out: int
+    cookie: int
+    priority: int
+
+    def to_bytes(self, age_s: float) -> bytes:
+        """As in flow statistics."""
+        match = _match(self.inp)
+        output = IN_PORT if self.inp == self.out else self.out
+        action = _OUTPUT.pack(_TO_PORT, _OUTPUT.size, output, 0)
+        rest = match + _ACTIONS.pack(_APPLY_ACTIONS, _ACTIONS.size + len(action)) + action
+        head = _FLOW_STATS.pack(
+            _FLOW_STATS.size + len(rest), 0, int(age_s), int(age_s % 1 * 1e9), self.priority,
+            0, 0, 0, self.cookie, UNCOUNTED, UNCOUNTED,
+        )  # fmt: skip
+        return head + rest
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which entries a request means: those with this cookie, input, output and priority."""
+
+    cookie: int
+    mask: int
+    out: int
+    inp: int | None
+    priority: int | None = None
+
+    def takes(self, flow: Flow) -> bool:
+        """Whether it means this entry."""
+        return (
+            flow.cookie & self.mask == self.cookie & self.mask
+            and self.out in (ANY_PORT, flow.out)
+            and self.inp in (None, flow.inp)
+            and self.priority in (None, flow.priority)
+        )
+
+
+def asked_flows(body: bytes) -> Selection:
+    """What a request for flow statistics asks for."""
+    table, out, _group, cookie, mask = _unpack(_FLOW_STATS_REQUEST, body)
+    inp, _ = _read_match(body[_FLOW_STATS_REQUEST.size :])
+    # There is one table, and nothing in another.
+    return Selection(cookie, mask, 0 if table not in (0, ALL_TABLES) else out, inp)
+
+
+def read_flow_mod(body: bytes) -> tuple[Command, Selection, Flow | None]:
+    """What a flow-mod does, to which entries, and the one to add. ``Wrong`` if it cannot be."""
+    said = _unpack(_FLOW_MOD, body)
+    cookie, mask, table, number, idle, hard, priority, _buffer, out, _group, _flags = said
+    inp, rest = _read_match(body[_FLOW_MOD.size :])
+    try:
+        command = Command(number)
+    except ValueError as unknown:
+        raise Wrong(BAD_COMMAND) from unknown
+    adds = command is Command.ADD
+    if table != 0 and (adds or table != ALL_TABLES):
+        raise Wrong(BAD_TABLE)
+    if not adds:
+        if command not in (Command.DELETE, Command.DELETE_STRICT):
+            raise Wrong(BAD_COMMAND)
+        strict = priority if command is Command.DELETE_STRICT else None
+        return command, Selection(cookie, mask, out, inp, strict), None
+    if idle or hard:
+        raise Wrong(BAD_TIMEOUT)
+    if inp is None:
+        # Light has no headers: what comes in by any port cannot be told apart.
+        raise Wrong(BAD_MATCH_FIELD)
+    target = _read_output(rest)
+    flow = Flow(inp, inp if target == IN_PORT else target, cookie, priority)
+    if target == inp:
+        raise Wrong(BAD_OUT_PORT)
+    return command, Selection(0, 0, ANY_PORT, inp, priority), flow
+
+
+def _match(inp: int) -> bytes:
+    length = _MATCH.size + _IN_PORT.size
+    return (_MATCH.pack(1, length) + _IN_PORT.pack(_OXM_IN_PORT, inp)).ljust(
+        -(-length // 8) * 8, b"\0"
+    )
+
+
+def _read_match(body: bytes) -> tuple[int | None, bytes]:
+    """The input port that a match asks for (``None``: any), and what follows it."""
+    _, length = _unpack(_MATCH, body)
+    fields, rest = body[_MATCH.size : length], body[-(-length // 8) * 8 :]
+    if not fields:
+        return None, rest
+    if len(fields) != _IN_PORT.size:
+        raise Wrong(BAD_MATCH_FIELD)
+    field, port = _IN_PORT.unpack(fields)
+    if field != _OXM_IN_PORT:
+        raise Wrong(BAD_MATCH_FIELD)
+    return port, rest
+
+
+def _read_output(body: bytes) -> int:
+    """The one port that a list of instructions sends to."""
+    kind, length = _unpack(_ACTIONS, body)
+    if kind != _APPLY_ACTIONS or length != len(body):
+        raise Wrong(UNSUPPORTED_INSTRUCTION)
+    actions = body[_ACTIONS.size :]
+    if len(actions) > _OUTPUT.size:
+        raise Wrong(TOO_MANY_ACTIONS)
+    action, _, port, _ = _unpack(_OUTPUT, actions)
+    if action != _TO_PORT:
+        raise Wrong(BAD_ACTION)
+    return int(port)
+
+
+def _unpack(layout: struct.Struct, body: bytes) -> tuple[int, ...]:
+    if len(body) < layout.size:
+        raise Wrong(BAD_LENGTH)
+    return layout.unpack_from(body)

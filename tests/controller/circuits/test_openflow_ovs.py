@@ -1,0 +1,107 @@
+"""The driver ``openflow`` with a real Open vSwitch as the circuit switch, and real packets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.privateovs import PrivateOvs, in_namespace
+from controller.circuits.contract import DirectedPort
+from controller.circuits.openflow import OpenFlowSwitch
+from emulation.fabric.namespaces import entered
+from testbed.errors import PatchlightError
+from testbed.lab import CircuitSwitch
+from testbed.portmap import CrossConnect, PortMap
+
+pytestmark = [pytest.mark.root, pytest.mark.ovs]
+
+ADDRESS = "127.0.0.1:6654"
+SWITCH = CircuitSwitch("ocs1", "openflow", ADDRESS, 4, datapath_id=0x51)
+
+
+@pytest.fixture
+def ovs(tmp_path: Path) -> Iterator[PrivateOvs]:
+    with PrivateOvs(f"pl.test-{os.getpid()}-ocs", tmp_path) as private:
+        private.add_bridge("ocs", 0x51, ADDRESS)
+        yield private
+
+
+def pings(host: str, address: str) -> bool:
+    try:
+        in_namespace(host, "ping", "-c", "1", "-W", "1", address)
+    except PatchlightError:
+        return False
+    return True
+
+
+def test_flows_are_cross_connects_and_carry_packets(ovs: PrivateOvs) -> None:
+    hosts = {n: ovs.add_host("ocs", n, f"10.9.0.{n}/24", f"02:00:00:00:00:0{n}") for n in (1, 2, 3)}
+    # Of somebody else: it takes what comes in by port 3.
+    foreign = "cookie=0x7,table=0,priority=5,in_port=3,actions=output:2"
+    ovs.ofctl("add-flow", "ocs", foreign)
+
+    def pairs(*texts: str) -> list[CrossConnect]:
+        return [CrossConnect(*map(int, text.split(">"))) for text in texts]
+
+    async def drive() -> None:
+        driver = OpenFlowSwitch(SWITCH)
+        await driver.open()
+        try:
+            assert "Open vSwitch" in (await driver.identify()).model
+            assert await driver.read_map() == PortMap()
+            states = await driver.port_states()
+            assert states[DirectedPort("in", 1)].condition == "ready"
+            assert states[DirectedPort("out", 4)].condition == "absent"
+
+            assert not await asyncio.to_thread(pings, hosts[1], "10.9.0.2")
+            outcome = await driver.connect(pairs("1>3", "3>1"))
+            assert [str(r.cross_connect) for r in outcome.refused] == ["3>1"]
+            assert "priority 5 in_port=3" in outcome.refused[0].words
+            assert (await driver.disconnect(pairs("1>3"))).complete
+
+            # Its output is the foreign entry's too: light of two inputs would meet there.
+            (refusal,) = (await driver.connect(pairs("1>2"))).refused
+            assert "another application" in refusal.words
+            standing = [a.words for a in await driver.alarms() if a.standing]
+            assert len(standing) == 1
+            assert "a flow entry of another application" in standing[0]
+            ovs.ofctl("del-flows", "ocs", "cookie=0x7/-1")
+
+            assert (await driver.connect(pairs("1>2", "2>1", "3>3"))).complete
+            assert await asyncio.to_thread(pings, hosts[1], "10.9.0.2")
+            assert not await asyncio.to_thread(pings, hosts[3], "10.9.0.1")
+            said = [line.partition("priority=")[2] for line in ovs.flows("ocs")]
+            assert sorted(said) == [
+                "100,in_port=1 actions=output:2",
+                "100,in_port=2 actions=output:1",
+                "100,in_port=3 actions=IN_PORT",
+            ]
+        finally:
+            await driver.close()
+        assert len(ovs.flows("ocs")) == 3
+
+    with entered(Path(ovs.netns)):
+        asyncio.run(drive())
+
+
+def test_entries_of_others_stay(ovs: PrivateOvs) -> None:
+    ovs.ofctl("add-flow", "ocs", "cookie=0x7,priority=100,in_port=1,actions=output:2")
+
+    async def drive() -> None:
+        driver = OpenFlowSwitch(SWITCH)
+        await driver.open()
+        try:
+            theirs = [CrossConnect(1, 2)]
+            assert await driver.read_map() == PortMap()
+            assert not (await driver.connect(theirs)).complete
+            assert (await driver.disconnect(theirs)).complete
+            assert len(ovs.flows("ocs")) == 1
+        finally:
+            await driver.close()
+
+    with entered(Path(ovs.netns)):
+        asyncio.run(drive())

@@ -1,0 +1,226 @@
+"""The emulated OpenFlow switch, byte by byte: the test is its controller."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emulation.optical import openflow_wire as wire
+from emulation.optical.crossbar import NoCrossbar
+from emulation.optical.device import EmulatedOcs, LoopClock
+from emulation.optical.openflow import OpenFlowFront
+from testbed.lab import CircuitSwitch
+from testbed.portmap import CrossConnect, PortMap
+
+SWITCH = CircuitSwitch(
+    "ocs1", "openflow", "127.0.0.1:6654", 8, switching_time_s=0.02,
+    initial=PortMap.of([(1, 7)]), datapath_id=0x51,
+)  # fmt: skip
+FLOW_MOD = struct.Struct("!QQBBHHHIIIH2x")
+APPLY = struct.Struct("!HH4x")
+OUTPUT = struct.Struct("!HHIH6x")
+
+
+class Controller:
+    """One connection to the device, as a controller has it."""
+
+    def __init__(
+        self, device: EmulatedOcs, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.device, self._reader, self._writer = device, reader, writer
+        self._xid = 0
+
+    async def receive(self) -> wire.Message:
+        async with asyncio.timeout(5):
+            head = await self._reader.readexactly(8)
+            _, kind, length, xid = wire.HEADER.unpack(head)
+            return wire.Message(kind, xid, head + await self._reader.readexactly(length - 8))
+
+    def send(self, kind: int, body: bytes = b"") -> int:
+        self._xid += 1
+        length = wire.HEADER.size + len(body)
+        self._writer.write(wire.HEADER.pack(wire.VERSION, kind, length, self._xid) + body)
+        return self._xid
+
+    async def ask(self, kind: int, body: bytes = b"") -> wire.Message:
+        xid = self.send(kind, body)
+        answer = await self.receive()
+        assert answer.xid == xid
+        return answer
+
+    async def barrier(self) -> list[tuple[int, int, int]]:
+        """The errors until the barrier is answered: request, type, code."""
+        xid, errors = self.send(wire.Kind.BARRIER_REQUEST), []
+        while (answer := await self.receive()).xid != xid:
+            assert answer.kind == wire.Kind.ERROR
+            errors.append((answer.xid, *struct.unpack_from("!HH", answer.body)))
+        assert answer.kind == wire.Kind.BARRIER_REPLY
+        return errors
+
+    async def flows(self) -> set[tuple[int, int]]:
+        """In-port and output of each entry."""
+        request = struct.pack("!HH4x", wire.Part.FLOWS, 0)
+        request += struct.pack("!B3xII4xQQ", 0xFF, wire.ANY_PORT, wire.ANY_PORT, 0, 0)
+        answer = await self.ask(wire.Kind.MULTIPART_REQUEST, request + match(None))
+        body, found = answer.body[8:], set()
+        while body:
+            (length,) = struct.unpack_from("!H", body)
+            (inp,) = struct.unpack_from("!I", body, 48 + 8)
+            (out,) = struct.unpack_from("!I", body, 48 + 16 + 8 + 4)
+            found.add((inp, out))
+            body = body[length:]
+        return found
+
+
+def match(inp: int | None) -> bytes:
+    if inp is None:
+        return struct.pack("!HH4x", 1, 4)
+    return struct.pack("!HHII4x", 1, 12, 0x80000004, inp)
+
+
+def flow_mod(
+    inp: int | None, *outs: int, command: int = 0, table: int = 0, priority: int = 100,
+    idle: int = 0, cookie: int = 0, mask: int = 0, out_port: int = wire.ANY_PORT,
+) -> bytes:  # fmt: skip
+    actions = b"".join(OUTPUT.pack(0, 16, out, 0) for out in outs)
+    rest = APPLY.pack(4, 8 + len(actions)) + actions if outs else b""
+    head = FLOW_MOD.pack(
+        cookie, mask, table, command, idle, 0, priority, 0xFFFFFFFF, out_port, wire.ANY_PORT, 0
+    )
+    return head + match(inp) + rest
+
+
+def drive(act: Callable[[Controller], Awaitable[None]]) -> None:
+    async def go() -> None:
+        device = EmulatedOcs(SWITCH, dict.fromkeys(range(1, 9), 0.0), NoCrossbar(), LoopClock())
+        await device.open()
+        front = OpenFlowFront(device, {})
+        server = await asyncio.start_server(front.serve, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        try:
+            controller = Controller(device, reader, writer)
+            assert (await controller.receive()).kind == wire.Kind.HELLO
+            await act(controller)
+        finally:
+            writer.close()
+            server.close()
+            await device.close()
+
+    asyncio.run(go())
+
+
+def test_it_says_hello_what_it_is_and_that_it_lives() -> None:
+    async def act(c: Controller) -> None:
+        c.send(wire.Kind.HELLO)
+        features = await c.ask(wire.Kind.FEATURES_REQUEST)
+        assert struct.unpack_from("!Q", features.body) == (0x51,)
+        assert (await c.ask(wire.Kind.ECHO_REQUEST, b"alive")).body == b"alive"
+        ports = await c.ask(wire.Kind.MULTIPART_REQUEST, struct.pack("!HH4x", 13, 0))
+        assert len(ports.body) == 8 + 8 * 64
+        said = await c.ask(wire.Kind.MULTIPART_REQUEST, struct.pack("!HH4x", 0, 0))
+        assert b"emulated OCS of 8 ports" in said.body
+        assert await c.flows() == {(1, 7)}
+        for kind, body in ((13, b"\0" * 24), (4, b"\0" * 8), (18, struct.pack("!HH4x", 3, 0))):
+            assert (await c.ask(kind, body)).kind == wire.Kind.ERROR
+
+    drive(act)
+
+
+def test_a_barrier_is_answered_when_the_light_is_there() -> None:
+    async def act(c: Controller) -> None:
+        c.send(wire.Kind.FLOW_MOD, flow_mod(3, 5))
+        c.send(wire.Kind.FLOW_MOD, flow_mod(4, wire.IN_PORT))
+        assert CrossConnect(3, 5) not in c.device.map
+        assert await c.barrier() == []
+        assert c.device.map == PortMap.of([(1, 7), (3, 5), (4, 4)])
+        assert await c.flows() == {(1, 7), (3, 5), (4, wire.IN_PORT)}
+        # The same match and priority: the new entry takes the old one's place.
+        c.send(wire.Kind.FLOW_MOD, flow_mod(3, 6))
+        assert await c.barrier() == []
+        assert c.device.map == PortMap.of([(1, 7), (3, 6), (4, 4)])
+
+    drive(act)
+
+
+REFUSED = {
+    "two outputs": (flow_mod(3, 5, 6), (2, 7)),
+    "an output in use": (flow_mod(3, 7), (5, 3)),
+    "an input in use": (flow_mod(1, 5, priority=7), (5, 3)),
+    "an output that is not there": (flow_mod(3, 9), (2, 4)),
+    "an input that is not there": (flow_mod(9, 3), (4, 7)),
+    "its own input by number": (flow_mod(3, 3), (2, 4)),
+    "any input": (flow_mod(None, 3), (4, 6)),
+    "another table": (flow_mod(3, 5, table=1), (5, 2)),
+    "a timeout": (flow_mod(3, 5, idle=3), (5, 5)),
+    "nothing to do": (flow_mod(3), (1, 6)),
+    "a change of an entry": (flow_mod(3, 5, command=1), (5, 6)),
+    "another command": (flow_mod(3, 5, command=9), (5, 6)),
+    "a locked port": (flow_mod(8, 5), (5, 4)),
+    "a stuck mirror": (flow_mod(6, 5), (5, 0)),
+    "half a message": (flow_mod(3, 5)[:30], (1, 6)),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_it_cannot_do_is_an_error_and_changes_nothing(what: str) -> None:
+    body, error = REFUSED[what]
+
+    async def act(c: Controller) -> None:
+        c.device.faults.refuse_ports, c.device.faults.fail_ports = [8], [6]
+        c.device.apply_faults()
+        xid = c.send(wire.Kind.FLOW_MOD, body)
+        assert await c.barrier() == [(xid, *error)]
+        assert await c.flows() == {(1, 7)}
+
+    drive(act)
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        (flow_mod(None, command=3), set()),
+        (flow_mod(3, command=3), {(1, 7), (4, 6)}),
+        (flow_mod(3, command=4), {(1, 7), (4, 6)}),
+        (flow_mod(3, command=4, priority=7), {(1, 7), (3, 5), (4, 6)}),
+        (flow_mod(None, command=3, cookie=0x200, mask=0xF00), {(1, 7), (3, 5)}),
+        (flow_mod(None, command=3, out_port=5), {(1, 7), (4, 6)}),
+        (flow_mod(None, command=3, table=0xFF), set()),
+        (flow_mod(2, command=3), {(1, 7), (3, 5), (4, 6)}),
+    ],
+)
+def test_it_removes_what_is_meant_and_no_other(body: bytes, left: set[tuple[int, int]]) -> None:
+    async def act(c: Controller) -> None:
+        c.send(wire.Kind.FLOW_MOD, flow_mod(3, 5, cookie=0x100))
+        c.send(wire.Kind.FLOW_MOD, flow_mod(4, 6, cookie=0x201))
+        assert await c.barrier() == []
+        c.send(wire.Kind.FLOW_MOD, body)
+        assert await c.barrier() == []
+        assert await c.flows() == left
+
+    drive(act)
+
+
+@given(st.binary(max_size=300), st.integers(min_value=0, max_value=30))
+def test_no_body_is_too_strange_for_it(body: bytes, kind: int) -> None:
+    for read in (wire.read_flow_mod, wire.asked_flows, wire.multipart_of):
+        try:
+            read(body)
+        except wire.Wrong:
+            continue
+    buffer = bytearray(wire.HEADER.pack(4, kind, 8 + len(body), 1) + body)
+    assert [m.body for m in wire.messages(buffer)] == [body]
+    assert not buffer
+
+
+def test_a_long_table_comes_in_parts_that_fit() -> None:
+    flows = [wire.Flow(n, n + 1, 0, 100).to_bytes(1.5) for n in range(1, 1201)]
+    data = bytearray(wire.multipart(wire.Part.FLOWS, 7, flows))
+    parts = list(wire.messages(data))
+    assert len(parts) == 3
+    assert [struct.unpack_from("!HH", part.body)[1] for part in parts] == [1, 1, 0]
+    assert b"".join(part.body[8:] for part in parts) == b"".join(flows)
