@@ -24,7 +24,7 @@ test:
 	$(ROOT_RUN) deploy/with-docker-engine.sh $(BIN)/python -m pytest -p no:cacheprovider $(PYTEST_ARGS)
 
 lint:
-	@deploy/bootstrap.sh
+	@deploy/bootstrap.sh --test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

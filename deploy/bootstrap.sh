@@ -5,6 +5,9 @@
 #   deploy/bootstrap.sh           what a user needs
 #   deploy/bootstrap.sh --test    also what `make test` needs
 #   deploy/bootstrap.sh --bench   also the peers that `make bench` measures beside us
+#   deploy/bootstrap.sh --learn   also what `patchlight policy train` needs (PyTorch), and Ray
+#
+# --test and --bench bring in what --learn does.
 #
 # PYTHON=/path/to/python3 chooses the interpreter (3.11 or newer).
 set -euo pipefail
@@ -16,11 +19,13 @@ say() { printf 'bootstrap: %s\n' "$*" >&2; }
 packages=(openvswitch-switch docker.io iproute2 ethtool iputils-ping util-linux mmdebstrap)
 # A kernel with AppArmor on lets Docker start containers only where its parser is there too.
 if grep -qs Y /sys/module/apparmor/parameters/enabled; then packages+=(apparmor); fi
+learn=
 for option in "$@"; do
     case $option in
-        --test) packages+=(openssh-server) ;;
-        --bench) packages+=(mininet iperf3) ;;
-        *) fail "unknown option $option (known: --test, --bench)" ;;
+        --test) packages+=(openssh-server); learn=yes ;;
+        --bench) packages+=(mininet iperf3); learn=yes ;;
+        --learn) learn=yes ;;
+        *) fail "unknown option $option (known: --test, --bench, --learn)" ;;
     esac
 done
 
@@ -147,5 +152,27 @@ make_venv() {
     if [ $extras = test,ryu ]; then fingerprint >.venv/patchlight-stamp; fi
 }
 
+# PyTorch comes first and alone, and where there is no GPU its build for processors: a later
+# package would draw in the build for GPUs, which is gigabytes.
+install_learning() {
+    local torch
+    if .venv/bin/python - <<'PY'
+import sys
+from importlib.util import find_spec
+sys.exit(not all(map(find_spec, ["gymnasium", "onnx", "ray", "sb3_contrib", "torch"])))
+PY
+    then return; fi
+    say "installing what learning needs into .venv (PyTorch: a few minutes)"
+    torch=$(cat deploy/learn-constraint.txt)
+    if command -v nvidia-smi >/dev/null || ! .venv/bin/python -m pip install --quiet \
+        --retries 1 --index-url https://download.pytorch.org/whl/cpu "$torch"; then
+        .venv/bin/python -m pip install --quiet "$torch" ||
+            fail "could not install PyTorch ($torch): is there a wheel for this Python?"
+    fi
+    .venv/bin/python -m pip install --quiet --constraint deploy/learn-constraint.txt \
+        --editable ".[learn,ray]"
+}
+
 install_packages "${packages[@]}"
 make_venv
+if [ -n "$learn" ]; then install_learning; fi

@@ -1,0 +1,198 @@
+"""What the environments over the queue simulator share: episodes, rewards, observations."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from emulation.flow.queues import QueueJob, Settings, Simulation, TwoLevel
+from emulation.flow.queues.cluster import Cluster
+from emulation.flow.queues.drawn import DrawnJobs
+from emulation.flow.queues.tasks import Cause, State, Task
+
+Floats = npt.NDArray[np.float32]
+Observation = dict[str, Any]
+
+JOB_FEATURES = 5
+"""GPUs wanted, duration, time waited, time it communicates, time its deadline is away."""
+
+
+class QueuedEnv(gymnasium.Env[Observation, np.int64]):
+    """An episode is a cluster and so many jobs, from the first arrival to the last end.
+
+    The reward of a step is −∫ jobs in the system dt until the next decision, in units of the
+    jobs' mean duration: over an episode it adds up to the sum of their completion times (Mao et
+    al., SIGCOMM 2019). Times are seen as t/(t + mean duration), so they lie in 0…1. The last
+    action waits until something happens; so does one that the mask forbids, and ``info`` says
+    ``illegal``. Where nothing else will happen, waiting is not allowed, and the first legal
+    action is taken instead.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012 - so Gymnasium's environments declare it
+
+    def __init__(
+        self,
+        actions: int,
+        cluster: Cluster | None,
+        jobs: DrawnJobs | None,
+        settings: Settings | None,
+        extra: dict[str, spaces.Space[Any]],
+    ) -> None:
+        self.cluster = cluster or default_cluster()
+        self.jobs = jobs or DrawnJobs()
+        self.settings = settings or Settings()
+        self.size = len(self.cluster.shape.gpus)
+        self.wait = actions - 1
+        self.action_space = spaces.Discrete(actions)
+        self.observation_space = spaces.Dict(
+            {
+                "occupied": unit(self.size),
+                "remaining": unit(self.size),
+                "queue": unit(1),
+                "action_mask": spaces.MultiBinary(actions),
+                **extra,
+            }
+        )
+        self.simulation: Simulation | None = None
+        self._mask: npt.NDArray[np.int8] = np.zeros(actions, np.int8)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """New jobs; ``options`` may have ``jobs``, a list of ``QueueJob`` to take instead."""
+        super().reset(seed=seed)
+        jobs: list[QueueJob] = (options or {}).get("jobs") or self.jobs.draw(
+            self.np_random, self.size
+        )
+        self._mean_s = max(1e-9, sum(job.duration_s for job in jobs) / len(jobs))
+        self.simulation = Simulation(self.cluster, jobs, self.settings)
+        self._begin()
+        self._next_decision()
+        return self._observe(), {}
+
+    def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """One decision; ``reward`` counts until the next."""
+        simulation = self._running()
+        chosen = int(action)
+        illegal = not self._mask[chosen]
+        if illegal:
+            chosen = self.wait if self._mask[self.wait] else int(self._mask.argmax())
+        jobs_s = 0.0
+        if chosen == self.wait or not self._act(chosen):
+            if simulation.goes_on:
+                jobs_s += self._advance()
+            elif simulation.waiting:  # Not even an empty cluster has a place for it.
+                simulation.block(next(iter(simulation.waiting.values())), Cause.UNPLACEABLE)
+        jobs_s += self._next_decision()
+        over = simulation.ended == len(simulation.tasks)
+        info: dict[str, Any] = {"illegal": illegal} if illegal else {}
+        if over:
+            done = [task for task in simulation.tasks if task.state is State.DONE]
+            times_s = [task.ended_s - task.job.view.arrived_s for task in done]
+            info["jct_mean_s"] = sum(times_s) / max(1, len(times_s))
+        return self._observe(), -jobs_s / self._mean_s, over, False, info
+
+    def action_masks(self) -> npt.NDArray[np.bool_]:
+        """Which actions are allowed now."""
+        return self._mask.astype(bool)
+
+    # -- what the kinds of environment differ in
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """A new episode."""
+
+    @abstractmethod
+    def _choices(self) -> bool:
+        """Write the mask of what can be chosen, without waiting; whether there is anything."""
+
+    @abstractmethod
+    def _act(self, action: int) -> bool:
+        """Do what an allowed action says; ``False`` if it turns out that it cannot be done."""
+
+    @abstractmethod
+    def _features(self) -> Observation:
+        """What is seen besides the cluster."""
+
+    # -- time
+
+    def _running(self) -> Simulation:
+        if self.simulation is None:
+            raise gymnasium.error.ResetNeeded("call reset() before the first step()")
+        return self.simulation
+
+    def _next_decision(self) -> float:
+        """Go on until there is something to choose; how long jobs were in the system meanwhile."""
+        simulation = self._running()
+        jobs_s = 0.0
+        while True:
+            self._mask[:] = 0
+            if self._choices():
+                self._mask[self.wait] = simulation.goes_on
+                return jobs_s
+            if not simulation.goes_on:
+                self._mask[self.wait] = 1
+                return jobs_s
+            jobs_s += self._advance()
+
+    def _advance(self) -> float:
+        simulation = self._running()
+        before_s, jobs = simulation.now_s, len(simulation.waiting) + len(simulation.running)
+        simulation.advance()
+        simulation.joined.clear()
+        return (simulation.now_s - before_s) * jobs
+
+    # -- observations
+
+    def _observe(self) -> Observation:
+        simulation = self._running()
+        occupied = np.zeros(self.size, np.float32)
+        remaining = np.zeros(self.size, np.float32)
+        now_s, mean_s = simulation.now_s, self._mean_s
+        for task in simulation.running.values():
+            gpus = list(task.ring)
+            occupied[gpus] = 1
+            left_s = task.ends_s - now_s
+            remaining[gpus] = left_s / (left_s + mean_s) if left_s < np.inf else 1.0
+        if simulation.occupancy.broken:
+            broken = simulation.occupancy.broken
+            gpus = [gpu for gpu in range(self.size) if broken >> gpu & 1]
+            occupied[gpus] = remaining[gpus] = 1
+        queue = len(simulation.waiting)
+        return {
+            "occupied": occupied,
+            "remaining": remaining,
+            "queue": np.array([queue / (queue + 10)], np.float32),
+            "action_mask": self._mask.copy(),
+            **self._features(),
+        }
+
+    def _job(self, task: Task) -> list[float]:
+        """A job's ``JOB_FEATURES``."""
+        simulation, mean_s = self._running(), self._mean_s
+        view = task.job.view
+        left_s = task.remaining / task.units * task.job.duration_s if task.units else 0.0
+        waited_s = simulation.now_s - task.waits_since_s
+        slack_s = max(0.0, view.arrived_s + view.limit_s - simulation.now_s)
+        return [
+            view.workers / self.size,
+            left_s / (left_s + mean_s),
+            waited_s / (waited_s + mean_s),
+            task.job.communication,
+            slack_s / (slack_s + mean_s) if slack_s < np.inf else 1.0,
+        ]
+
+
+def unit(*shape: int) -> spaces.Box:
+    """A space of numbers from 0 to 1."""
+    return spaces.Box(0.0, 1.0, shape, np.float32)
+
+
+def default_cluster() -> Cluster:
+    """64 GPUs: 4 racks of 4 servers of 4, whose uplinks have a quarter of the NICs' rate."""
+    return TwoLevel(4, 4, 4, oversubscription=4.0)

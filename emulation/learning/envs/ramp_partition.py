@@ -1,0 +1,147 @@
+"""``patchlight/RampPartition-v0``: into how many parts is the job that just came split?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, SupportsInt
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from controller.policies.observation import (
+    LONGEST,
+    MAX_NODES,
+    Layout,
+    Observation,
+    Observer,
+)
+from emulation.experiments.pac_ml.run import find_profiles
+from emulation.flow.lossnetwork import Episode, Outcome
+from emulation.flow.placement import PlacementRule
+from emulation.flow.requirements import LAW_NAMES
+from emulation.flow.scenario import Scenario, pac_ml_scenario
+from emulation.flow.workloads import Workloads
+from emulation.learning.lanes import layout_of
+from testbed.errors import BadInput
+from testbed.graphs import ComputationGraph
+
+REWARDS = {"signed": (-1.0, 1.0), "accepted": (0.0, 1.0)}
+"""For each kind of reward that of a blocked job and of an accepted one."""
+# Below are the seeds that evaluations use.
+_FIRST_SEED, _LAST_SEED = 1000, 2**31
+
+
+def observation_space(layout: Layout) -> spaces.Dict:
+    """The space of the arrays of a layout."""
+    most = {"mask": 1.0, "nodes": 1.0, "edges": float(MAX_NODES)}
+    return spaces.Dict({
+        name: spaces.Box(0.0, most.get(name, LONGEST), shape, np.float32)
+        for name, shape in layout.shapes.items()
+    })  # fmt: skip
+
+
+def scenarios(
+    laws: Sequence[str],
+    rule: PlacementRule | str,
+    horizon_s: float,
+    profiles: Path | None = None,
+    graphs: Sequence[ComputationGraph] | None = None,
+) -> list[Scenario]:
+    """PAC-ML's experiment under each law, of the same models (by default those at hand)."""
+    if not laws:
+        raise BadInput("an environment needs at least one law of requirements")
+    workloads = Workloads(graphs or find_profiles(profiles).graphs)
+    return [pac_ml_scenario(workloads, law, rule, horizon_s) for law in laws]
+
+
+class RampPartitionEnv(gymnasium.Env[Observation, np.int64]):
+    """Jobs come to a RAMP cluster; an action is a degree, or 0 to refuse.
+
+    Action i stands for the i-th of ``layout.actions``; an episode is one of a drawn law of
+    ``laws``. An action that cannot succeed blocks the job. ``reward``, ``signed``: +1 for an
+    accepted job, −1 for a blocked one; ``accepted``: 1 and 0. With ``warm_up``, up to
+    that many jobs of each episode come before the first decision and get any degree that they can
+    have, so that episodes begin with clusters in any state. ``scenario`` gives other ones than
+    PAC-ML's.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own name
+
+    def __init__(
+        self,
+        laws: Sequence[str] = LAW_NAMES,
+        rule: PlacementRule | str = PlacementRule.RAMP_FIRST_FIT,
+        horizon_s: float = 1e6,
+        reward: str = "signed",
+        warm_up: int = 0,
+        profiles: Path | None = None,
+        scenario: Sequence[Scenario] | None = None,
+    ) -> None:
+        if reward not in REWARDS:
+            raise BadInput(f"no reward {reward!r}: expected one of {', '.join(REWARDS)}")
+        if warm_up < 0:
+            raise BadInput(f"warm_up is {warm_up}: expected 0 or more jobs")
+        self.scenarios = tuple(scenario or scenarios(laws, rule, horizon_s, profiles))
+        self.layout = layout_of(self.scenarios[0])
+        space: spaces.Space[Any] = observation_space(self.layout)
+        self.observation_space = space
+        self.action_space = spaces.Discrete(len(self.layout.actions))
+        self._rewards, self._warm_up = REWARDS[reward], warm_up
+        self._observer = Observer(self.layout)
+        self.episode: Episode | None = None
+        self._mask: NDArray[np.bool_] = np.ones(len(self.layout.actions), bool)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """A new episode; ``options`` may have ``episode_seed`` and ``law``, a place in the laws."""
+        super().reset(seed=seed)
+        given = options or {}
+        drawn = int(self.np_random.integers(_FIRST_SEED, _LAST_SEED))
+        law = int(self.np_random.integers(len(self.scenarios)))
+        scenario = self.scenarios[int(given.get("law", law))]
+        episode = Episode(scenario, int(given.get("episode_seed", drawn)))
+        self.episode = episode
+        found = self._observe()
+        for _ in range(int(self.np_random.integers(self._warm_up + 1))):
+            before = episode.fork()
+            choices = np.flatnonzero(self._mask[1:]) + 1
+            action = int(self.np_random.choice(choices)) if len(choices) else 0
+            episode.decide(self.layout.actions[action])
+            if episode.job is None:  # It would be over: the last job is left to decide on.
+                self.episode = episode = before
+                break
+            found = self._observe()
+        return found, {"law": scenario.law.name, "episode_seed": episode.seed}
+
+    def step(
+        self, action: np.int64 | SupportsInt
+    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """One decision."""
+        if self.episode is None:
+            raise BadInput("the environment has no episode: call reset first")
+        outcome = self.episode.decide(self.layout.actions[int(action)])
+        over = self.episode.job is None
+        info: dict[str, Any] = {"outcome": outcome.name.lower()}
+        if over:
+            info["blocking_rate"] = self.episode.result().blocking_rate()
+        reward = self._rewards[outcome is Outcome.ACCEPTED]
+        return self._observe(), reward, over, False, info
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Which actions can succeed now; refusing always does."""
+        return self._mask.copy()
+
+    def _observe(self) -> Observation:
+        assert self.episode is not None
+        if self.episode.job is None:
+            found = self.layout.empty()
+            found["mask"][0] = 1.0
+        else:
+            seen = self._observer.observe(*self.episode.question())
+            found = {name: array.copy() for name, array in seen.items()}
+        self._mask = found["mask"] > 0
+        return found

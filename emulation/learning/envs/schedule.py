@@ -1,0 +1,56 @@
+"""``patchlight/Schedule-v0``: which waiting job is next?"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+
+from controller.policies.contract import PlacementPolicy
+from controller.policies.placement import FirstFit
+from emulation.flow.queues import Settings
+from emulation.flow.queues.cluster import Cluster
+from emulation.flow.queues.drawn import DrawnJobs
+from emulation.flow.queues.tasks import Task
+from emulation.learning.envs.queued import JOB_FEATURES, Observation, QueuedEnv, unit
+
+
+class ScheduleEnv(QueuedEnv):
+    """The action is one of the first ``shown`` jobs in the queue; the last one waits.
+
+    A placement policy says where the job goes; where it finds no place, that is waiting. A job
+    is allowed if as many GPUs are free as it wants.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster | None = None,
+        jobs: DrawnJobs | None = None,
+        settings: Settings | None = None,
+        placement: PlacementPolicy | None = None,
+        shown: int = 16,
+    ) -> None:
+        super().__init__(shown + 1, cluster, jobs, settings, {"jobs": unit(shown, JOB_FEATURES)})
+        self._placement, self._shown = placement or FirstFit(), shown
+
+    def _begin(self) -> None:
+        self._jobs: list[Task] = []
+
+    def _choices(self) -> bool:
+        simulation = self._running()
+        self._jobs = list(islice(simulation.waiting.values(), self._shown))
+        free = simulation.occupancy.free
+        for number, task in enumerate(self._jobs):
+            self._mask[number] = task.workers <= free
+        return bool(self._mask.any())
+
+    def _act(self, action: int) -> bool:
+        simulation, task = self._running(), self._jobs[action]
+        ring = self._placement.place(simulation.view(), task.job.view, task.workers)
+        return ring is not None and simulation.start(task, ring)
+
+    def _features(self) -> Observation:
+        jobs = np.zeros((self._shown, JOB_FEATURES), np.float32)
+        for number, task in enumerate(self._jobs):
+            jobs[number] = self._job(task)
+        return {"jobs": jobs}
