@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from controller.policies.partition import Constant
 from emulation.flow import PlacementRule, Workloads, pac_ml_scenario, run_episode
-from emulation.flow.degrees import constant
 from testbed.graphs import ComputationGraph, builtin_graph, read_graph
 
 NAMES = ("alexnet", "resnet18", "squeezenet1_0", "vgg16", "gnmt")
@@ -41,7 +41,7 @@ def run() -> list[dict[str, Any]]:
     })  # fmt: skip
     for rule, asked in _ASKED.items():
         scenario = pac_ml_scenario(Workloads(graphs), "A", rule)
-        policy = constant(8)
+        policy = Constant(8)
         first = _rate(lambda s=scenario, p=policy: run_episode(s, p, 0).decisions)
         rates = []
         for turn in range(ROUNDS):

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
+from controller.jobs.deciders import DEFAULT_POLICIES, PolicyChoice
 from emulation import containers
 from emulation import state as states
 from emulation.fabric import build, namespaces
@@ -78,6 +79,7 @@ class EmulatedLab:
         workers: str = "auto",
         engine: str | None = None,
         fabric: str | None = None,
+        policies: PolicyChoice = DEFAULT_POLICIES,
         progress: Callable[[str], None] | None = None,
     ) -> Self:
         """The lab of a file or of that built-in name; ``BadInput`` if it cannot be emulated.
@@ -94,7 +96,7 @@ class EmulatedLab:
         if fabric not in (None, "openvswitch", "bridge"):
             raise BadInput(f"fabric {fabric!r}: expected openvswitch or bridge")
         source = find_lab(str(path))
-        choices = Choices(controller, agents, workers, engine, fabric)
+        choices = Choices(controller, agents, workers, engine, fabric, policies)
         lab = read_lab(source)
         lab = lab.with_changes(
             name=name or lab.name, scale=float(scale), fabric=fabric or lab.fabric

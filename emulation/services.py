@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from controller.jobs.deciders import DEFAULT_POLICIES, PolicyChoice
 from emulation import containers
 from emulation.fabric import build, names, namespaces, openvswitch
 from emulation.fabric.plan import FabricPlan
@@ -38,7 +39,7 @@ class Choices:
     ``controller``: run one, with OpenFlow. ``agents``: run one per server (``None``: for a
     controller, where there are 16 servers at most). ``workers``: ``docker``, ``process``, or
     ``auto``. ``engine``: the OpenFlow engine (``None``: the controller's choice). ``fabric``:
-    overrides the lab file's.
+    overrides the lab file's. ``policies``: the controller's.
     """
 
     controller: bool = True
@@ -46,6 +47,7 @@ class Choices:
     workers: str = "auto"
     engine: str | None = None
     fabric: str | None = None
+    policies: PolicyChoice = DEFAULT_POLICIES
 
 
 class LabServices:
@@ -178,9 +180,12 @@ class LabServices:
     def _controller(self) -> Service:
         fabric = _path(names.fabric_namespace(self._lab.name))
         engine = ("--engine", self._choices.engine) if self._choices.engine else ()
+        chosen = self._choices.policies
+        policies = [f"--{kind}={name}" for kind, name in chosen.words.items() if name]
         return self._module(
             "controller", "controller", "--state", str(self._run_dir / "controller"),
             "--openflow-netns", str(fabric), "--api", self._lab.controller_api, *engine,
+            *policies, f"--policy-deadline={chosen.deadline_s}",
             ready=lambda: self._controller_status() is not None,
         )  # fmt: skip
 

@@ -1,8 +1,9 @@
-"""The queue of gangs: first in, first out, each as soon as its hosts are free."""
+"""The queue of gangs: each, in its turn, as soon as policies find hosts for it."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -10,8 +11,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from controller.fleet.fleet import Fleet
+from controller.jobs.admission import check_specs
+from controller.jobs.deciders import DEFAULT_POLICIES, Deciders, PolicyChoice
 from controller.jobs.gang import JobFailed, RunningJob, run_all
-from controller.policies.placement import consolidated
+from controller.jobs.placing import Placer, Situation, either
+from controller.policies.guard import Fault
 from controller.policies.regroup import regroup
 from controller.reconfiguration import Reconfigurer
 from controller.record import Reconfiguration
@@ -20,13 +24,15 @@ from testbed.errors import BadInput, PatchlightError
 from testbed.jobs import JobSpec, JobState, JobStatus
 from testbed.lab import Endpoint, Lab
 
+_log = logging.getLogger(__name__)
+
 Topology = Literal["keep", "regroup"]
 
 
 @dataclass
 class _Gang:
     ids: tuple[str, ...]
-    topology: Topology
+    topology: str
     running: list[RunningJob] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
 
@@ -42,8 +48,14 @@ class Scheduler:
     on the ports that move pause between two iterations until the change is over.
     """
 
-    def __init__(self, lab: Lab, fleet: Fleet, store: Store) -> None:
+    def __init__(
+        self, lab: Lab, fleet: Fleet, store: Store, choice: PolicyChoice = DEFAULT_POLICIES
+    ) -> None:
+        """``BadInput`` if a policy of ``choice`` cannot be had."""
         self._lab, self._fleet, self._store = lab, fleet, store
+        self.choice = choice
+        self._placer = Placer(lab, Deciders(self.choice, self._on_fault))
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._jobs: dict[str, JobStatus] = {}
         self._queue: list[_Gang] = []
         self._active: list[_Gang] = []
@@ -69,47 +81,18 @@ class Scheduler:
 
     # -- what users ask ----------------------------------------------------------------
 
-    def submit(self, specs: Sequence[JobSpec], topology: Topology) -> list[JobStatus]:
-        """Queue jobs that start together; ``BadInput`` if one could never run in this lab."""
-        self._check(specs)
+    def submit(self, specs: Sequence[JobSpec], topology: Topology | None = None) -> list[JobStatus]:
+        """Queue jobs that start together; ``BadInput`` if one could never run in this lab.
+
+        Without ``topology``, the lab's topology policy says what becomes of the circuits.
+        """
+        check_specs(self._lab, specs, counted=self.choice.partition is None)
         ids = tuple(f"{spec.name}-{uuid.uuid4().hex[:6]}" for spec in specs)
         for job_id, spec in zip(ids, specs, strict=True):
             self._remember(JobStatus(job_id, spec, JobState.QUEUED, submitted_at=time.time()))
-        self._queue.append(_Gang(ids, topology))
+        self._queue.append(_Gang(ids, topology or self.choice.topology))
         self._changed.set()
         return [self._jobs[job_id] for job_id in ids]
-
-    def _check(self, specs: Sequence[JobSpec]) -> None:
-        if not specs:
-            raise BadInput("no job given")
-        named: dict[str, str] = {}
-        for spec in specs:
-            if spec.iterations < 1 or spec.gradient_bytes < 4:
-                raise BadInput(f"job {spec.name}: expected iterations ≥ 1 and gradient_bytes ≥ 4")
-            if not spec.hosts and spec.workers < 1:
-                raise BadInput(f"job {spec.name}: expected 'workers' ≥ 1 or a list of 'hosts'")
-            for name in spec.hosts:
-                host = self._lab.host(name)
-                if host.name in named:
-                    raise BadInput(f"{host.name} is asked for twice: by {named[host.name]} and "
-                                   f"{spec.name}")  # fmt: skip
-                named[host.name] = spec.name
-                if host.gpu is None or host.gpu.model not in spec.compute_s:
-                    model = host.gpu.model if host.gpu else "a host without a GPU"
-                    raise BadInput(
-                        f"job {spec.name}: no compute time for {model} ({host.name})",
-                        hint=f"add it to compute_s, which has {', '.join(spec.compute_s)}",
-                    )
-            able = sum(h.gpu is not None and h.gpu.model in spec.compute_s for h in self._lab.hosts)
-            if not spec.hosts and spec.workers > able:
-                raise BadInput(
-                    f"job {spec.name}: {spec.workers} workers asked for: the lab has {able} GPUs "
-                    f"of the models in its compute_s, which has {', '.join(spec.compute_s)}"
-                )
-        usable = [h.name for h in self._lab.hosts if h.gpu is not None]
-        asked = sum(len(spec.hosts) or spec.workers for spec in specs)
-        if asked > len(usable):
-            raise BadInput(f"{asked} workers asked for: the lab has {len(usable)} GPUs with a NIC")
 
     def job(self, job_id: str) -> JobStatus:
         """One job; ``BadInput`` if there is none of that id."""
@@ -142,8 +125,10 @@ class Scheduler:
             if job_id not in by_id:
                 raise BadInput(f"job {job_id} is not running: {self.job(job_id).state}")
         groups = [[h.name for h in by_id[job_id].hosts] for job_id in job_ids]
+        locked, failed = await self.reconfigurer.closed_ports()
         return await self.reconfigurer.change(
-            lambda maps: regroup(self._lab, maps, groups), f"regroup {', '.join(job_ids)}"
+            lambda maps: regroup(self._lab, maps, groups, locked=locked, failed=failed),
+            f"regroup {', '.join(job_ids)}",
         )
 
     # -- the traffic that a reconfiguration holds ----------------------------------------
@@ -187,12 +172,14 @@ class Scheduler:
 
     async def run(self) -> None:
         """Start gangs as their hosts come free, for ever."""
+        self._loop = asyncio.get_running_loop()
         while True:
             await self._changed.wait()
             self._changed.clear()
             while self._queue:
                 gang = self._queue[0]
                 try:
+                    gang = await self._next_gang()
                     placed = await self._place(gang)
                 except PatchlightError as error:
                     # A device that does not answer just now is this gang's trouble alone.
@@ -220,27 +207,45 @@ class Scheduler:
     async def _place(self, gang: _Gang) -> list[RunningJob] | None:
         """Hosts for each job of the gang, or ``None`` while some are busy."""
         busy = {name for other in self._active for name in other.busy_hosts}
-        free = [host.name for host in self._lab.hosts if host.name not in busy]
-        specs = [self._jobs[job_id].spec for job_id in gang.ids]
-        free = [n for n in free if not any(n in self._full_names(spec) for spec in specs)]
-        placed: list[RunningJob] = []
-        for job_id, spec in zip(gang.ids, specs, strict=True):
-            names: tuple[str, ...] | None = self._full_names(spec)
+        statuses = [self._jobs[job_id] for job_id in gang.ids]
+        named = [self._full_names(status.spec) for status in statuses]
+        taken = [name for names in named for name in names]
+        if not busy.isdisjoint(taken):
+            return None
+        found: list[tuple[str, JobSpec, tuple[str, ...]]] = []
+        situation = None if all(named) else await self._look()
+        for status, names in zip(statuses, named, strict=True):
+            spec = status.spec
             if not names:
-                links = await self.reconfigurer.links()
-                names = consolidated(self._lab, links, free, spec.workers, spec.compute_s)
-            if names is None or any(name in busy for name in names):
-                return None
-            free = [name for name in free if name not in names]
-            placed.append(self._running_job(job_id, spec, names))
-        return placed
+                assert situation is not None
+                placed = await self._placer.place(situation, status, taken)
+                if placed is None:
+                    return None
+                spec, names = placed
+                taken += names
+            found.append((status.id, spec, names))
+        return [self._running_job(*each) for each in found]
+
+    async def _next_gang(self) -> _Gang:
+        if self._placer.in_turn or len(self._queue) == 1:
+            return self._queue[0]
+        gangs = list(self._queue)
+        statuses = [[self._jobs[job_id] for job_id in gang.ids] for gang in gangs]
+        return gangs[await self._placer.next(await self._look(), statuses)]
+
+    async def _look(self) -> Situation:
+        running = [
+            (job.id, [host.name for host in job.hosts])
+            for gang in self._active for job in gang.running
+        ]  # fmt: skip
+        return await self._placer.look(self.reconfigurer, running, list(self._jobs.values()))
 
     def _full_names(self, spec: JobSpec) -> tuple[str, ...]:
         return tuple(self._lab.host(name).name for name in spec.hosts)
 
     def _running_job(self, job_id: str, spec: JobSpec, names: Sequence[str]) -> RunningJob:
         hosts = tuple(self._lab.host(name) for name in names)
-        self._remember(replace(self._jobs[job_id], hosts=tuple(names)))
+        self._remember(replace(self._jobs[job_id], spec=spec, hosts=tuple(names)))
 
         def on_reports(reports: list[dict[str, Any]]) -> None:
             self._store.add_iterations(job_id, reports)
@@ -253,8 +258,8 @@ class Scheduler:
 
     async def _live(self, gang: _Gang) -> None:
         try:
-            if gang.topology == "regroup":
-                await self._regroup_first(gang)
+            if gang.topology != "keep":
+                await self._rewire_first(gang)
             for job in gang.running:
                 self._set(job.id, JobState.PREPARING)
             # To the end, also if one fails: no worker may be made after all were given back.
@@ -276,15 +281,24 @@ class Scheduler:
             self._active.remove(gang)
             self._changed.set()
 
-    async def _regroup_first(self, gang: _Gang) -> None:
+    async def _rewire_first(self, gang: _Gang) -> None:
         # Jobs that run regrouped already keep their switch: they are groups of this change too.
-        others = [g for g in self._active if g is not gang and g.topology == "regroup"]
+        others = [g for g in self._active if g is not gang and g.topology == gang.topology]
         groups = [[h.name for h in job.hosts] for g in (gang, *others) for job in g.running]
         for job in gang.running:
             self._set(job.id, JobState.RECONFIGURING)
-        change = await self.reconfigurer.change(
-            lambda maps: regroup(self._lab, maps, groups), f"regroup {', '.join(gang.ids)}"
-        )
+        locked, failed = await self.reconfigurer.closed_ports()
+        if gang.topology == "regroup":
+            change = await self.reconfigurer.change(
+                lambda maps: regroup(self._lab, maps, groups, locked=locked, failed=failed),
+                f"regroup {', '.join(gang.ids)}",
+            )
+        else:
+            barred = either(locked, failed)
+            change = await self.reconfigurer.change(
+                self._placer.rewiring(self.reconfigurer, groups, barred),
+                f"{gang.topology} for {', '.join(gang.ids)}",
+            )
         if change.state != "committed":
             raise JobFailed(f"the circuits could not be switched ({change.state}): "
                             f"{change.message}")  # fmt: skip
@@ -298,6 +312,17 @@ class Scheduler:
             await job.give_back()
 
     # -- bookkeeping ---------------------------------------------------------------------
+
+    def _on_fault(self, fault: Fault) -> None:
+        """A policy failed. Called in the thread in which it was asked."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._note_fault, fault)
+
+    def _note_fault(self, fault: Fault) -> None:
+        _log.warning("%s", fault)
+        record = {"policy": fault.policy, "policy_kind": fault.kind, "job": fault.job,
+                  "message": str(fault)}  # fmt: skip
+        self._store.add_event(time.time(), "policy-fault", record)
 
     def _end(
         self, gang: _Gang, state: JobState, message: str, last_lines: Sequence[str] = ()

@@ -63,6 +63,14 @@ class ClusterShape:
         """For each rack the set of its GPUs."""
         return self._sets(len(self.racks), [gpu.rack for gpu in self.gpus])
 
+    @cached_property
+    def model_gpus(self) -> Mapping[str, int]:
+        """For each GPU model the set of its GPUs."""
+        found: dict[str, int] = {}
+        for number, gpu in enumerate(self.gpus):
+            found[gpu.model] = found.get(gpu.model, 0) | 1 << number
+        return found
+
     @staticmethod
     def _sets(count: int, places: Sequence[int]) -> tuple[int, ...]:
         found = [0] * count
@@ -136,6 +144,15 @@ class ClusterView(NamedTuple):
     def free(self) -> int:
         """The GPUs that a job can have, as a set."""
         return self.shape.everything & ~self.occupied
+
+    def free_for(self, job: JobView) -> int:
+        """The GPUs that this job can have: free, and of a model that it can run on."""
+        if not job.gpu_models:
+            return self.free
+        of_models = 0
+        for model in job.gpu_models:
+            of_models |= self.shape.model_gpus.get(model, 0)
+        return self.free & of_models
 
 
 class Progress(NamedTuple):

@@ -1,32 +1,92 @@
-"""Placement policy *consolidated*: the fewest packet switches that hold a job's workers.
+"""Placement policies: which GPUs a job gets.
 
-Pure. Chosen where a job names no hosts of its own.
+All let the job wait where it finds too few free GPUs of its models. GPUs that are dark, under no
+packet switch, are taken last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import random
+from collections.abc import Sequence
 
-from testbed.lab import Host, Lab
-from testbed.wiring import Links
+from controller.policies.contract import ClusterView, JobView
+from controller.policies.sets import lowest, members, pack
 
 
-def consolidated(
-    lab: Lab, links: Links, free: Collection[str], workers: int, compute_s: Mapping[str, float]
-) -> tuple[str, ...] | None:
-    """``workers`` free hosts whose GPU model the job knows, packed under few switches.
+class FirstFit:
+    """The free GPUs that come first in the cluster's order."""
 
-    The fullest fit first: a switch that holds the whole job with the least room left over;
-    else the roomiest switches in turn. ``None`` if there are not enough free hosts.
+    def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
+        """As ``PlacementPolicy``."""
+        found = lowest(cluster.free_for(job), workers)
+        return found if len(found) == workers else None
+
+
+class BestFit:
+    """The server that holds the job with the least room left over, else as few as possible."""
+
+    def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
+        """As ``PlacementPolicy``."""
+        free = cluster.free_for(job)
+        if free.bit_count() < workers:
+            return None
+        return pack([free & server for server in cluster.shape.server_gpus], workers)
+
+
+class Consolidated:
+    """The packet switch that holds the job with the least room left over, else as few as possible.
+
+    So a job's traffic passes few links between packet switches.
     """
-    by_switch: dict[str, list[Host]] = {}
-    for host in lab.hosts:
-        if host.name in free and host.gpu is not None and host.gpu.model in compute_s:
-            switch = links.switch_of(lab, host.endpoint) or ""
-            by_switch.setdefault(switch, []).append(host)
-    whole = [hosts for hosts in by_switch.values() if len(hosts) >= workers]
-    if whole:
-        return tuple(h.name for h in min(whole, key=len)[:workers])
-    roomiest_first = sorted(by_switch.values(), key=len, reverse=True)
-    chosen = [host.name for hosts in roomiest_first for host in hosts][:workers]
-    return tuple(chosen) if len(chosen) == workers else None
+
+    def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
+        """As ``PlacementPolicy``."""
+        free = cluster.free_for(job)
+        if free.bit_count() < workers:
+            return None
+        racks = [free & rack for rack in cluster.shape.rack_gpus]
+        found = pack(racks, workers)
+        return found if len(found) == workers else found + _dark(free, racks, workers - len(found))
+
+
+class RackAware:
+    """As few packet switches as possible, and under each as few servers as possible."""
+
+    def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
+        """As ``PlacementPolicy``."""
+        free = cluster.free_for(job)
+        if free.bit_count() < workers:
+            return None
+        racks = [free & rack for rack in cluster.shape.rack_gpus]
+        found: list[int] = []
+        for rack in _turns(racks, workers):
+            servers = [rack & server for server in cluster.shape.server_gpus]
+            found += pack(servers, min(rack.bit_count(), workers - len(found)))
+        return found if len(found) == workers else found + _dark(free, racks, workers - len(found))
+
+
+def _turns(parts: Sequence[int], count: int) -> list[int]:
+    """Which of these sets ``pack`` takes ``count`` GPUs from, in its order."""
+    taken: list[int] = []
+    for gpu in pack(parts, count):
+        if not (taken and taken[-1] >> gpu & 1):
+            taken.append(next(part for part in parts if part >> gpu & 1))
+    return taken
+
+
+def _dark(free: int, racks: Sequence[int], count: int) -> list[int]:
+    for rack in racks:
+        free &= ~rack
+    return lowest(free, count)
+
+
+class RandomPlacement:
+    """Any free GPUs, each set as likely; the seed fixes the choices."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+
+    def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
+        """As ``PlacementPolicy``."""
+        free = members(cluster.free_for(job))
+        return self._random.sample(free, workers) if len(free) >= workers else None

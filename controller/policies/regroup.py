@@ -8,8 +8,9 @@ Pure: a lab, the present maps and the groups go in, the wanted maps come out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from testbed.errors import PatchlightError
 from testbed.lab import Endpoint, Lab
@@ -21,6 +22,11 @@ from testbed.wiring import circuit_ports, fibre_ends
 _SEARCH_LIMIT = 4096
 
 _Place = tuple[str, str]  # OCS, packet switch
+_Port = tuple[str, int]  # OCS, port number
+
+Ports = Mapping[str, Collection[int]]
+"""Ports by OCS."""
+NO_PORTS: Ports = MappingProxyType({})
 
 
 class CannotRegroup(PatchlightError):
@@ -31,29 +37,42 @@ class CannotRegroup(PatchlightError):
 class _Site:
     """What the policy sees: who can be lit onto what, and who is lit where now."""
 
-    ports: Mapping[_Place, tuple[int, ...]]  # the OCS ports that lead to a packet switch
-    nics: Mapping[Endpoint, tuple[str, int]]  # a NIC's OCS and its port there
+    ports: Mapping[_Place, tuple[int, ...]]  # the usable OCS ports that lead to a packet switch
+    nics: Mapping[Endpoint, _Port]  # a NIC's OCS and its port there
     lit: Mapping[Endpoint, tuple[str, int]]  # the packet switch and OCS port a NIC is lit onto
+    pinned: frozenset[Endpoint]  # NICs whose circuit may be neither broken nor made
 
     def need(self, group: Sequence[Endpoint]) -> Counter[str]:
-        """How many ports the group needs, by OCS."""
-        return Counter(self.nics[nic][0] for nic in group)
+        """How many ports the group needs, by OCS; a pinned NIC has the one that it has."""
+        return Counter(self.nics[nic][0] for nic in group if nic not in self.pinned)
 
     def moves(self, group: Sequence[Endpoint], switch: str) -> int:
         """How many NICs of the group are not under ``switch`` yet."""
         return sum(self.lit.get(nic, ("", 0))[0] != switch for nic in group)
 
+    def reaches(self, group: Sequence[Endpoint], switch: str) -> bool:
+        """Whether those of the group that cannot move are under ``switch`` already."""
+        return all(self.lit[nic][0] == switch for nic in group if nic in self.pinned)
+
 
 def regroup(
-    lab: Lab, maps: Mapping[str, PortMap], groups: Sequence[Sequence[str]]
+    lab: Lab,
+    maps: Mapping[str, PortMap],
+    groups: Sequence[Sequence[str]],
+    *,
+    locked: Ports = NO_PORTS,
+    failed: Ports = NO_PORTS,
 ) -> dict[str, PortMap]:
     """The maps under which each group of hosts is lit onto one packet switch.
 
     Few NICs move: one that is under its group's switch keeps its circuit, and NICs of no
-    group move only where their port is needed. Raises ``CannotRegroup`` saying which group
-    fits nowhere, ``BadInput`` for a host that the lab does not have.
+    group move only where their port is needed. Circuits of ``locked`` ports are neither
+    broken nor made; ``failed`` ports get no circuit, and a NIC that is lit through one on the
+    packet switch's side counts as dark. ``maps`` may lack a circuit switch whose map is not
+    known. Raises ``CannotRegroup`` saying which group fits nowhere, ``BadInput`` for a host
+    that the lab does not have.
     """
-    site = _survey(lab, maps)
+    site = _survey(lab, maps, locked, failed)
     members = [tuple(lab.host(name).endpoint for name in group) for group in groups]
     for name, nic in ((n, lab.host(n).endpoint) for group in groups for n in group):
         if nic not in site.nics:
@@ -61,25 +80,49 @@ def regroup(
                 f"cannot regroup {name}: its NIC is not plugged into a circuit switch",
                 hint="submit the job with topology 'keep', or wire its NIC to an OCS",
             )
+        ocs, port = site.nics[nic]
+        if ocs not in maps:
+            raise CannotRegroup(
+                f"cannot regroup {name}: the map of {ocs}, where its NIC is plugged in, is not "
+                "known",
+                hint="wait until that circuit switch answers, or use hosts of another one",
+            )
+        if nic in site.pinned and nic not in site.lit:
+            raise CannotRegroup(
+                f"cannot regroup {name}: {ocs}.{port}, where its NIC is plugged in, is locked or "
+                "failed, and no packet switch is lit from there",
+                hint="'patchlight ocs lock' lists the locks; 'ocs verify' the failed ports",
+            )
     return _rewire(site, maps, dict(zip(members, _choose_switches(site, members), strict=True)))
 
 
-def _survey(lab: Lab, maps: Mapping[str, PortMap]) -> _Site:
+def _survey(lab: Lab, maps: Mapping[str, PortMap], locked: Ports, failed: Ports) -> _Site:
     switches = {s.name for s in lab.packet_switches}
     facing = circuit_ports(lab, [e for e in fibre_ends(lab) if e.device in switches])
+    broken = {(ocs, port) for ocs, ports in failed.items() for port in ports}
+    fixed = {(ocs, port) for ocs, ports in locked.items() for port in ports}
+    for ocs, present in maps.items():
+        # The circuit of a locked port stays, and with it what the other end is used for.
+        ends = [((ocs, c.inp), (ocs, c.out)) for c in present]
+        fixed |= {port for pair in ends if not fixed.isdisjoint(pair) for port in pair}
+    closed = fixed | broken
     ports: dict[_Place, list[int]] = {}
-    switch_at: dict[tuple[str, int], str] = {}
+    switch_at: dict[_Port, str] = {}
     for end, (ocs, port) in facing.items():
-        ports.setdefault((ocs, end.device), []).append(port)
+        usable = (ocs, port) not in closed
+        ports.setdefault((ocs, end.device), []).extend([port] if usable else [])
         switch_at[ocs, port] = end.device
     nics = circuit_ports(lab, [host.endpoint for host in lab.hosts])
     lit: dict[Endpoint, tuple[str, int]] = {}
     for nic, (ocs, port) in nics.items():
         out_of = maps.get(ocs, PortMap()).out_of
         out = out_of.get(port)
-        if out is not None and out_of.get(out) == port and (ocs, out) in switch_at:
+        if out is None or out_of.get(out) != port or (ocs, out) not in switch_at:
+            continue
+        if (ocs, out) not in broken or (ocs, port) in closed:
             lit[nic] = (switch_at[ocs, out], out)
-    return _Site({place: tuple(sorted(p)) for place, p in ports.items()}, nics, lit)
+    pinned = frozenset(nic for nic, port in nics.items() if port in closed)
+    return _Site({place: tuple(sorted(p)) for place, p in ports.items()}, nics, lit, pinned)
 
 
 def _choose_switches(site: _Site, members: Sequence[tuple[Endpoint, ...]]) -> list[str]:
@@ -100,7 +143,11 @@ def _choose_switches(site: _Site, members: Sequence[tuple[Endpoint, ...]]) -> li
             return
         group = members[order[depth]]
         need = site.need(group)
-        fitting = [s for s in switches if all(free[o, s] >= n for o, n in need.items())]
+        fitting = [
+            s
+            for s in switches
+            if site.reaches(group, s) and all(free[o, s] >= n for o, n in need.items())
+        ]
         taken = set(chosen.values())
         for switch in sorted(fitting, key=lambda s: (site.moves(group, s), s in taken, s)):
             cost_so_far = moved + site.moves(group, switch)
@@ -115,8 +162,9 @@ def _choose_switches(site: _Site, members: Sequence[tuple[Endpoint, ...]]) -> li
     if best is None:
         sizes = ", ".join(str(len(group)) for group in members)
         raise CannotRegroup(
-            f"no packet switch has enough ports facing the circuit switch to hold jobs of "
-            f"{sizes} workers each under one switch",
+            f"no packet switch has enough usable ports facing the circuit switch to hold jobs of "
+            f"{sizes} workers each under one switch"
+            + ("; NICs behind locked or failed ports cannot move" if site.pinned else ""),
             hint="use fewer workers, run the jobs one after the other, or submit them with "
             "topology 'keep'",
         )

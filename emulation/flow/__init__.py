@@ -5,7 +5,7 @@
 """
 
 from emulation.flow.counting import EpisodeResult, blocking_rates
-from emulation.flow.lossnetwork import Episode, Outcome, View, run_episode
+from emulation.flow.lossnetwork import Episode, Outcome, Question, run_episode
 from emulation.flow.placement import PlacementRule
 from emulation.flow.ramp import PAC_ML_SHAPE, Ramp, RampShape
 from emulation.flow.scenario import Scenario, pac_ml_scenario
@@ -17,10 +17,10 @@ __all__ = [
     "EpisodeResult",
     "Outcome",
     "PlacementRule",
+    "Question",
     "Ramp",
     "RampShape",
     "Scenario",
-    "View",
     "Workloads",
     "blocking_rates",
     "pac_ml_scenario",

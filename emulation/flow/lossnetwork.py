@@ -6,11 +6,12 @@ An ``Episode`` stands still at each arrival until it is told the job's partition
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import insort
 from enum import IntEnum
-from heapq import heapify, heappop, heappush
+from functools import partial
 from typing import NamedTuple
 
+from controller.policies.contract import ClusterView, JobView, PartitionPolicy, Running
 from emulation.flow.arrivals import Job
 from emulation.flow.counting import Accepted, EpisodeResult
 from emulation.flow.failures import ServerEvent
@@ -19,6 +20,7 @@ from emulation.flow.scenario import Scenario
 from testbed.errors import BadInput
 
 EPSILON_S = 1e-7
+RECENT = 64
 # A job that ends at its limit but for rounding is in time.
 _ROUNDING = 1 + 1e-12
 
@@ -39,33 +41,25 @@ class Outcome(IntEnum):
     """It would have taken longer than its requirement allows."""
 
 
-class View(NamedTuple):
-    """All that a policy sees when a job comes.
+class Question(NamedTuple):
+    """What is asked of a partition policy when a job comes: ``policy.degree(*question)``.
 
-    ``occupied`` has a bit for each server that is busy or broken, ``broken`` for the latter;
-    ``running`` is the (end, servers) of each running job, the next to end first; ``legal`` the
-    degrees that the mask allows, 0 first: those that some shape serves and that are no more
-    than the free servers. A legal degree can still find no free block.
+    ``legal`` are the degrees that the mask allows, 0 first: those that some shape serves and
+    that are no more than the free servers. A legal degree can still find no free block:
+    ``cluster.preview`` says so.
     """
 
-    now_s: float
-    job: Job
-    occupied: int
-    free: int
+    cluster: ClusterView
+    job: JobView
     legal: tuple[int, ...]
-    running: tuple[tuple[float, int], ...]
-    broken: int = 0
-
-
-DegreePolicy = Callable[[View], int]
-"""Chooses a job's partition degree; 0 refuses it."""
 
 
 class Episode:
     """One run of a scenario. Deterministic: the seed and the decisions fix everything."""
 
-    __slots__ = ("_completion", "_events", "_heap", "_jobs", "_legal", "_next", "_next_event",
-                 "accepted", "broken", "busy", "causes", "now_s", "scenario", "seed")  # fmt: skip
+    __slots__ = ("_completion", "_events", "_jobs", "_legal", "_next", "_next_event", "_running",
+                 "_shape", "_views", "accepted", "broken", "busy", "causes", "now_s", "scenario",
+                 "seed")  # fmt: skip
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.scenario, self.seed = scenario, seed
@@ -75,7 +69,9 @@ class Episode:
         self.busy = self.broken = 0
         self._events = scenario.server_events(seed)
         self._next_event = 0
-        self._heap: list[tuple[float, int]] = []
+        self._running: list[Running] = []  # Ascending: what ends next is the first.
+        self._shape = scenario.workloads.cluster
+        self._views = scenario.views(self._jobs)
         self._completion: dict[tuple[int, int], float] = {}
         self.accepted: list[Accepted] = []
         self.causes = [0] * len(Outcome)
@@ -93,13 +89,21 @@ class Episode:
                 return job
         return None
 
-    def view(self) -> View:
-        """What a policy may see now; ``BadInput`` when the episode is over."""
-        job = self._waiting()
-        occupied = self.busy | self.broken
+    def question(self) -> Question:
+        """What a policy is asked, and may see, now; ``BadInput`` when the episode is over."""
+        self._waiting()
+        number, occupied = self._next, self.busy | self.broken
+        cluster = ClusterView(
+            self.now_s,
+            self._shape,
+            occupied,
+            self.broken,
+            tuple(self._running),
+            self._views[number - RECENT if number > RECENT else 0 : number],
+            partial(_preview, self.scenario, occupied),
+        )
         free = len(self._legal) - 1 - occupied.bit_count()
-        running = tuple(sorted(self._heap))
-        return View(self.now_s, job, occupied, free, self._legal[free], running, self.broken)
+        return Question(cluster, self._views[number], self._legal[free])
 
     def decide(self, degree: int) -> Outcome:
         """Place the waiting job at this degree, or block it, and go on to the next arrival."""
@@ -143,7 +147,7 @@ class Episode:
         for block in blocks:
             mask |= block.mask
         self.busy |= mask
-        heappush(self._heap, (self.now_s + completion, mask))
+        insort(self._running, Running(self.now_s + completion, mask, self._views[self._next].name))
         self.accepted.append(Accepted(job, degree, completion, mask))
         return Outcome.ACCEPTED
 
@@ -167,15 +171,20 @@ class Episode:
         self._end_jobs(limit)
 
     def _end_jobs(self, limit_s: float) -> None:
-        heap = self._heap
-        while heap and heap[0][0] <= limit_s:
-            self.busy ^= heappop(heap)[1]
+        running = self._running
+        ended = 0
+        for each in running:
+            if each[0] > limit_s:
+                break
+            self.busy ^= each[1]
+            ended += 1
+        if ended:
+            del running[:ended]
 
     def _lose_job(self, event: ServerEvent) -> None:
         """The job on the server that just broke is gone; its other servers are free."""
-        lost = next(entry for entry in self._heap if entry[1] >> event.server & 1)
-        self._heap.remove(lost)
-        heapify(self._heap)
+        lost = next(entry for entry in self._running if entry[1] >> event.server & 1)
+        self._running.remove(lost)
         self.busy ^= lost[1]
         # Its record is the last one with these servers.
         place = max(i for i, a in enumerate(self.accepted) if a.servers == lost[1])
@@ -188,7 +197,8 @@ class Episode:
         twin._next, twin.now_s, twin._legal = self._next, self.now_s, self._legal
         twin.busy, twin.broken = self.busy, self.broken
         twin._events, twin._next_event = self._events, self._next_event
-        twin._heap, twin._completion = self._heap.copy(), self._completion.copy()
+        twin._shape, twin._views = self._shape, self._views
+        twin._running, twin._completion = self._running.copy(), self._completion.copy()
         twin.accepted, twin.causes = self.accepted.copy(), self.causes.copy()
         return twin
 
@@ -206,9 +216,24 @@ class Episode:
         )
 
 
-def run_episode(scenario: Scenario, policy: DegreePolicy, seed: int) -> EpisodeResult:
+def _preview(scenario: Scenario, occupied: int, job: JobView, degree: int) -> int | None:
+    """As ``contract.Preview``; ``None`` also where a server's memory may not hold the job."""
+    workloads = scenario.workloads
+    plan = workloads.plans[workloads.number_of(job.graph)].get(degree)
+    if plan is None or not plan.fits_memory:
+        return None
+    blocks = place(workloads.ramp, scenario.rule, plan.splits, occupied)
+    if blocks is None:
+        return None
+    servers = 0
+    for block in blocks:
+        servers |= block.mask
+    return servers
+
+
+def run_episode(scenario: Scenario, policy: PartitionPolicy, seed: int) -> EpisodeResult:
     """One whole episode under a policy."""
-    episode = Episode(scenario, seed)
+    episode, degree = Episode(scenario, seed), policy.degree
     while episode.job is not None:
-        episode.decide(policy(episode.view()))
+        episode.decide(degree(*episode.question()))
     return episode.result()

@@ -13,11 +13,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
+from zlib import crc32
 
 import numpy as np
 
+from controller.policies.contract import ClusterView, JobView
 from emulation.flow.arrivals import draw_jobs
-from emulation.flow.lossnetwork import EPSILON_S, View, run_episode
+from emulation.flow.lossnetwork import EPSILON_S, run_episode
 from emulation.flow.placement import place
 from emulation.flow.scenario import Scenario
 from testbed.errors import BadInput
@@ -108,7 +110,11 @@ def tuned(
 
 
 class RollOut:
-    """A ``DegreePolicy`` for one scenario. The seed fixes the futures, so all that it does."""
+    """Plays each degree out in drawn futures, and takes the one after which most jobs are accepted.
+
+    A ``PartitionPolicy`` for one scenario, whose laws it knows. The seed fixes the futures, so
+    all that it does.
+    """
 
     def __init__(self, scenario: Scenario, seed: int = 0, look: LookAhead | None = None) -> None:
         self.look = look or LookAhead()
@@ -120,29 +126,33 @@ class RollOut:
         self._masks: dict[tuple[tuple[int, ...], int], int] = {}
         self._futures = self._draw(scenario, seed)
 
-    def __call__(self, view: View) -> int:
+    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
         """The degree after which most jobs were accepted; the first found of equals.
 
-        0 is the first, then the largest degree, and so on down.
+        0 is the first, then the largest degree, and so on down. ``BadInput`` for a job of
+        another model than the scenario's.
         """
         if len(self._masks) > _MOST_KEPT:
             self._masks.clear()
+        now_s, occupied = cluster.now_s, cluster.occupied
+        graph = self._workloads.number_of(job.graph)
         possible: list[tuple[int, Option, int]] = []
-        for degree in reversed(self._workloads.degrees):
-            option = self._option(view.job.graph, view.job.limit_s, degree)
-            mask = option and self.servers(option[1], view.occupied)
+        for degree in reversed(legal):
+            option = self._option(graph, job.limit_s, degree)
+            mask = option and self.servers(option[1], occupied)
             if option and mask:
                 possible.append((degree, option, mask))
         if not possible:
             return 0
-        start = view.job.number * self.look.futures
+        start = _number(job) * self.look.futures
         count = len(self._futures)
         futures = [self._futures[(start + k) % count] for k in range(self.look.futures)]
-        best, chosen = self._value(list(view.running), view.occupied, futures, view.now_s), 0
+        now_running = [(each.ends_s, each.gpus) for each in cluster.running]
+        best, chosen = self._value(now_running, occupied, futures, now_s), 0
         for degree, (lasting_s, _), mask in possible:
-            running = [*view.running, (view.now_s + lasting_s, mask)]
+            running = [*now_running, (now_s + lasting_s, mask)]
             heapify(running)
-            value = 1.0 + self._value(running, view.occupied | mask, futures, view.now_s)
+            value = 1.0 + self._value(running, occupied | mask, futures, now_s)
             # Sums of the same numbers in another order may differ in the last digit.
             if value > best + 1e-9:
                 best, chosen = value, degree
@@ -169,7 +179,7 @@ class RollOut:
     ) -> tuple[int, float]:
         """Plays one future: jobs accepted, and the server-seconds still to run at its end.
 
-        ``running`` is a heap of (end, servers), as in a ``View``.
+        ``running`` is a heap of (end, servers).
         """
         heap, masks, count = list(running), self._masks, 0
         at = now_s
@@ -238,3 +248,8 @@ class RollOut:
             if len(later) >= wanted:
                 return later[:wanted]
             horizon_s *= 2
+
+
+def _number(job: JobView) -> int:
+    """So that jobs look into different futures, and a job always into the same."""
+    return int(job.name) if job.name.isdecimal() else crc32(job.name.encode())

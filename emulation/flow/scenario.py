@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from controller.policies.contract import JobView
 from emulation.flow.arrivals import Arrivals, FixedArrivals, Job, draw_jobs
 from emulation.flow.failures import Failures, ServerEvent
 from emulation.flow.placement import PlacementRule
@@ -59,6 +60,15 @@ class Scenario:
         return draw_jobs(
             self.workloads, self.law, self.arrivals, self.horizon_s, self.replication, seed,
             self.mix,
+        )  # fmt: skip
+
+    def views(self, jobs: Sequence[Job]) -> tuple[JobView, ...]:
+        """The jobs as policies see them; each is called by its number."""
+        graphs, expected = self.workloads.graphs, self.workloads.expected(self.rule)
+        return tuple(
+            JobView(str(number), 0, graphs[graph], arrived_s, alone_s, beta, limit_s,
+                    expected[graph])
+            for number, graph, beta, alone_s, limit_s, arrived_s in jobs
         )  # fmt: skip
 
     def server_events(self, seed: int) -> tuple[ServerEvent, ...]:

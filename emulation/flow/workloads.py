@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
+from controller.policies.contract import ClusterShape, GpuSite
 from emulation.flow.collectives import RampTiming
 from emulation.flow.placement import PlacementRule, place
 from emulation.flow.ramp import PAC_ML_SHAPE, Block, Ramp, RampShape
@@ -80,6 +82,11 @@ class Workloads:
             }
             for each in training
         )
+        self._numbers = {id(graph): number for number, graph in enumerate(self.graphs)}
+        self._expected = {
+            rule: tuple(ExpectedTimes(self, number, rule) for number in range(len(self.graphs)))
+            for rule in PlacementRule
+        }
         self._by_blocks: dict[tuple[int, int, tuple[Block, ...]], float] = {}
         self._by_pattern: dict[tuple[int, int, object], float] = {}
 
@@ -131,3 +138,62 @@ class Workloads:
         if blocks is None:
             raise BadInput(f"{self.names[graph]!r} at degree {degree} fits on no empty cluster")
         return self.completion_s(graph, degree, blocks)
+
+    def expected(self, rule: PlacementRule) -> tuple[Mapping[int, float], ...]:
+        """For each model ``expected_s`` by degree, where a server's memory holds it."""
+        return self._expected[rule]
+
+    def number_of(self, graph: ComputationGraph | None) -> int:
+        """The place of a model among these; ``BadInput`` if it is none of them."""
+        # By identity: a graph's own hash goes over all its operations. Numbers that came with a
+        # pickle are those of other objects.
+        number = self._numbers.get(id(graph), 0)
+        if self.graphs[number] is graph:
+            return number
+        if graph is None or graph not in self.graphs:
+            name = "a job without a graph" if graph is None else repr(graph.name)
+            raise BadInput(f"{name} is none of the models here: {', '.join(self.names)}")
+        number = self.graphs.index(graph)
+        if self.graphs[number] is graph:
+            self._numbers[id(graph)] = number
+        return number
+
+    @cached_property
+    def cluster(self) -> ClusterShape:
+        """The RAMP as policies see it: one GPU a server, numbered as the RAMP's servers."""
+        shape = self.ramp.shape
+        racks = [f"group{c}.rack{r}" for c in range(shape.groups) for r in range(shape.racks)]
+        servers = [f"{rack}.server{s}" for rack in racks for s in range(shape.servers)]
+        return ClusterShape(
+            gpus=tuple(
+                GpuSite(f"{name}.gpu0", number, number // shape.servers)
+                for number, name in enumerate(servers)
+            ),
+            servers=tuple(servers),
+            racks=tuple(racks),
+            ramp=(shape.groups, shape.racks, shape.servers),
+        )
+
+
+class ExpectedTimes(Mapping[int, float]):
+    """How long a model takes at each degree when it is alone; simulated when first asked for."""
+
+    def __init__(self, workloads: Workloads, graph: int, rule: PlacementRule) -> None:
+        self._workloads, self._graph, self._rule = workloads, graph, rule
+        self._degrees = tuple(d for d in workloads.degrees if workloads.plans[graph][d].fits_memory)
+        self._known: dict[int, float] = {}
+
+    def __getitem__(self, degree: int) -> float:
+        known = self._known.get(degree)
+        if known is None:
+            if degree not in self._degrees:
+                raise KeyError(degree)
+            known = self._workloads.expected_s(self._graph, degree, self._rule)
+            self._known[degree] = known
+        return known
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._degrees)
+
+    def __len__(self) -> int:
+        return len(self._degrees)

@@ -11,6 +11,7 @@ import click
 
 from emulation.emulated_lab import EmulatedLab, down_lab, lab_status, require_root
 from emulation.state import RUN_ROOT, recorded_labs
+from testbed.cli.policy_options import chosen_policies, policy_options
 from testbed.errors import BadInput
 
 
@@ -41,6 +42,7 @@ def emulate() -> None:
     "--fabric", type=click.Choice(["openvswitch", "bridge"]),
     help="What packet switches are made of. [default: as the lab file says]",
 )  # fmt: skip
+@policy_options
 def up(
     lab: str,
     scale: float,
@@ -51,6 +53,7 @@ def up(
     workers: str,
     engine: str | None,
     fabric: str | None,
+    **policies: Any,
 ) -> None:
     """Bring LAB up: a lab file, or the name of a built-in lab."""
     require_root(f"patchlight emulate up {lab}")
@@ -60,7 +63,8 @@ def up(
     began = time.monotonic()
     emulated = EmulatedLab.from_file(
         lab, scale, name=name, replace=replace, controller=not no_controller, agents=agents,
-        workers=workers, engine=engine, fabric=fabric, progress=_say,
+        workers=workers, engine=engine, fabric=fabric, policies=chosen_policies(policies),
+        progress=_say,
     )  # fmt: skip
     emulated.up()
     _say(f"up in {time.monotonic() - began:.1f} s")

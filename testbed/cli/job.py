@@ -26,7 +26,10 @@ def job() -> None:
 
 @job.command()
 @click.argument("name")
-@click.option("--workers", type=click.IntRange(min=1), help="How many GPUs; the policy chooses.")
+@click.option(
+    "--workers", metavar="N|auto", help="How many GPUs; the placement policy chooses which, and "
+    "with auto the partition policy how many.",
+)  # fmt: skip
 @click.option("--hosts", metavar="HOST,HOST…", help="Which GPUs, in ring order.")
 @click.option("--iterations", type=click.IntRange(min=1), default=10, show_default=True)
 @click.option("--gradient", default="553MB", show_default=True, help="Bytes of one gradient.")
@@ -37,17 +40,22 @@ def job() -> None:
     help="Compute time of an iteration on a GPU model, like 'Tesla M40=500ms'; may be "
     "given again. [default: 500ms on every model of the lab]",
 )
-@click.option("--regroup", is_flag=True, help="First bring the GPUs under one packet switch.")
+@click.option(
+    "--topology", type=click.Choice(["keep", "regroup"]), help="Which circuits are lit for it: "
+    "as they are, or its GPUs under one packet switch.  [default: the lab's policy]",
+)  # fmt: skip
+@click.option("--regroup", is_flag=True, help="The same as --topology regroup.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--follow", is_flag=True, help="Wait for the end and show progress.")
 @controller_options  # fmt: skip
 def submit(
     name: str,
-    workers: int | None,
+    workers: str | None,
     hosts: str | None,
     iterations: int,
     gradient: str,
     compute: tuple[str, ...],
+    topology: str | None,
     regroup: bool,
     seed: int,
     follow: bool,
@@ -57,6 +65,8 @@ def submit(
     """Submit the training job NAME."""
     if bool(workers) == bool(hosts):
         raise BadInput("expected either --workers N or --hosts HOST,HOST…")
+    if regroup and topology == "keep":
+        raise BadInput("--regroup and --topology keep exclude each other")
     from testbed.cli.connection import running_lab
 
     models = {g.model for server in running_lab(lab_name).servers for g in server.gpus}
@@ -65,15 +75,23 @@ def submit(
         iterations=iterations,
         gradient_bytes=parse_size(gradient),
         compute_s=_compute_times(compute) or dict.fromkeys(sorted(models), 0.5),
-        workers=workers or 0,
+        workers=_worker_count(workers) if workers else 0,
         hosts=tuple(h.strip() for h in hosts.split(",")) if hosts else (),
         seed=seed,
     )
     with connect(lab_name, address) as client:
-        status = client.submit([spec], "regroup" if regroup else "keep")[0]
+        status = client.submit([spec], "regroup" if regroup else topology)[0]
         click.echo(status["id"])
         if follow:
             _follow(client, status["id"])
+
+
+def _worker_count(text: str) -> int:
+    if text == "auto":
+        return 0
+    if not text.isdecimal() or int(text) < 1:
+        raise BadInput(f"--workers {text}: expected a number of 1 or more, or auto")
+    return int(text)
 
 
 def _compute_times(texts: tuple[str, ...]) -> dict[str, float]:

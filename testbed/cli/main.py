@@ -31,7 +31,13 @@ COMMANDS: Mapping[str, _Command] = {
     "agent": _Command("testbed.cli.agent", "agent", "Run the agent of one server."),
     "job": _Command("testbed.cli.job", "job", "Submit and follow training jobs."),
     "ocs": _Command("testbed.cli.ocs", "ocs", "Read and change optical circuit switches."),
-    "graph": _Command("testbed.cli.graph", "graph", "Show and fetch computation graphs."),
+    "graph": _Command(
+        "testbed.cli.graph", "graph", "Show, draw, measure and fetch computation graphs."
+    ),
+    "policy": _Command("testbed.cli.policy", "policy", "List, test, train and export policies."),
+    "simulate": _Command(
+        "testbed.cli.simulate", "simulate", "Simulate a cluster with a queue under a job trace."
+    ),
     "experiment": _Command("testbed.cli.experiment", "experiment", "Run a paper's experiment."),
     "doctor": _Command("testbed.cli.doctor", "doctor", "Say what this machine lacks."),
 }

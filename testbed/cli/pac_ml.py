@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -21,6 +20,13 @@ def _names(
 @click.command("pac-ml")
 @click.option(
     "--seeds", type=click.IntRange(min=1), help="Episodes of each kind.  [default: 10; quick: 3]"
+)
+@click.option(
+    "--first-seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seeds count from this one: with another, on episodes that nobody has seen.",
 )
 @click.option("--quick", is_flag=True, help="Fewer seeds, and a roll-out that looks ahead less.")
 @click.option(
@@ -49,10 +55,26 @@ def _names(
     "--policies", callback=_names, metavar="NAMES", help="Names joined by commas.  [default: all]"
 )
 @click.option(
+    "--policy",
+    "added",
+    multiple=True,
+    metavar="POLICY",
+    help="One more, beside the others: FILE.py:CLASS, FILE.onnx, or a name with parameters "
+    "(docs/policies.md); may be given again.",
+)
+@click.option(
     "--processes",
     type=click.IntRange(min=1),
     help="At a time; results are the same for any number.  [default: one for each core]",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["processes", "ray"]),
+    default="processes",
+    show_default=True,
+    help="What runs episodes: processes of this machine, or a Ray cluster.",
+)
+@click.option("--address", metavar="HOST:PORT", help="Of the Ray cluster.  [default: one here]")
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
@@ -60,12 +82,16 @@ def _names(
 )
 def pac_ml(
     seeds: int | None,
+    first_seed: int,
     quick: bool,
     profiles: Path | None,
     laws: tuple[str, ...],
     rules: tuple[str, ...],
     policies: tuple[str, ...] | None,
+    added: tuple[str, ...],
     processes: int | None,
+    engine: str,
+    address: str | None,
     output: Path | None,
 ) -> None:
     """How far to partition jobs that have to be done in time, on 32 servers of RAMP.
@@ -77,24 +103,27 @@ def pac_ml(
     # Not above: importing NumPy takes longer than --help should.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    from emulation.experiments.pac_ml.policies import NAMES
     from emulation.experiments.pac_ml.report import (
         check_output,
+        faults_of,
         tables_of,
         verdicts_of,
         write_report,
     )
     from emulation.experiments.pac_ml.run import Wishes, find_profiles, run_experiment
+    from emulation.flow.engines import Engine
     from testbed.cli.rendering import console
 
     wishes = Wishes(
         seeds=seeds,
+        first_seed=first_seed,
         quick=quick,
         profiles=profiles,
         laws=laws,
         rules=rules,
-        policies=NAMES if policies is None else policies,
-        processes=processes or len(os.sched_getaffinity(0)),
+        policies=policies,
+        added=added,
+        engine=Engine(engine, processes or 0, address),
     )
     find_profiles(profiles)  # Before a folder is made: wrong input leaves nothing behind.
     folder = output or Path("results") / time.strftime("pac-ml-%Y%m%d-%H%M%S")
@@ -116,6 +145,8 @@ def pac_ml(
         out.print(table)
     for reached, words in verdicts_of(result):
         out.print(words, style="green" if reached else "red")
+    for words in faults_of(result):
+        out.print(words, style="yellow", markup=False)
     if not result["comparable"]:
         out.print(
             "No published figures stand beside: they are for PipeDream's profiles "

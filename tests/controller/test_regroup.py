@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.policies.placement import consolidated
 from controller.policies.regroup import CannotRegroup, regroup
 from testbed.labfile import builtin_lab, read_lab
 from testbed.portmap import PortMap
@@ -69,17 +68,72 @@ def test_a_displaced_nic_moves_aside_instead_of_going_dark():
     assert None not in lit.values()
 
 
+def ports_of(*names):
+    """The OCS ports that these hosts are plugged into."""
+    return {"ocs1": [int(LAB.fibre_ends[LAB.host(name).endpoint][0].port) for name in names]}
+
+
+def changed_ports(maps):
+    return LAB.initial_maps["ocs1"].diff(maps["ocs1"]).ports
+
+
+def test_locked_ports_are_planned_around():
+    # The ToR ports that the plan would take are locked: it takes others.
+    taken = changed_ports(regroup(LAB, LAB.initial_maps, [FOUR, TWO])) & set(range(7, 19))
+    free = [p for p in taken if p not in LAB.initial_maps["ocs1"].out_of]
+    assert free
+    maps = regroup(LAB, LAB.initial_maps, [FOUR, TWO], locked={"ocs1": free})
+    assert not changed_ports(maps) & set(free)
+    for group in (FOUR, TWO):
+        assert len(switches_of(maps, group)) == 1
+
+
+def test_a_nic_that_is_locked_stays_and_its_job_comes_to_it():
+    for name in FOUR:
+        (where,) = switches_of(LAB.initial_maps, [name])
+        maps = regroup(LAB, LAB.initial_maps, [FOUR, TWO], locked=ports_of(name))
+        assert switches_of(maps, FOUR) == {where}
+        assert not changed_ports(maps) & set(ports_of(name)["ocs1"])
+
+
+def test_a_job_whose_locked_nics_are_under_different_switches_cannot_be_regrouped():
+    apart = {min(n for n in FOUR if switches_of(LAB.initial_maps, [n]) == {t})
+             for t in ("tor1", "tor2")}  # fmt: skip
+    with pytest.raises(CannotRegroup, match="locked or failed ports cannot move"):
+        regroup(LAB, LAB.initial_maps, [FOUR], locked=ports_of(*apart))
+    with pytest.raises(CannotRegroup, match=r"gpu0: ocs1\.\d+, where its NIC is plugged in, is"):
+        regroup(LAB, {"ocs1": PortMap()}, [FOUR], locked=ports_of("gpu0"))
+
+
+def test_a_nic_lit_through_a_failed_port_moves_to_another_of_the_same_switch():
+    grouped = regroup(LAB, LAB.initial_maps, [FOUR, TWO])
+    (port,) = ports_of("gpu0")["ocs1"]
+    bad = grouped["ocs1"].out_of[port]
+    maps = regroup(LAB, grouped, [FOUR, TWO], failed={"ocs1": [bad]})
+    assert maps["ocs1"].out_of[port] != bad
+    assert switches_of(maps, FOUR) == switches_of(grouped, FOUR)
+    assert len(grouped["ocs1"].diff(maps["ocs1"]).makes) == 2
+
+
+def test_a_nic_behind_a_circuit_switch_that_does_not_answer_is_named():
+    with pytest.raises(CannotRegroup, match="the map of ocs1, where its NIC is plugged in"):
+        regroup(LAB, {}, [FOUR])
+
+
+@given(st.permutations(GPUS), st.sets(st.integers(1, 18), max_size=6), st.integers(1, 5))
+def test_whatever_is_locked_no_circuit_of_it_changes(order, locked, split):
+    groups = [order[:split], order[split:]]
+    try:
+        maps = regroup(LAB, LAB.initial_maps, groups, locked={"ocs1": locked})
+    except CannotRegroup:
+        return
+    assert not changed_ports(maps) & locked
+    assert all(len(switches_of(maps, group)) == 1 for group in groups)
+
+
 @given(st.permutations(GPUS), st.integers(1, 5))
 def test_any_two_groups_end_up_whole_and_every_nic_stays_lit(order, split):
     groups = [order[:split], order[split:]]
     maps = regroup(LAB, LAB.initial_maps, groups)
     assert all(len(switches_of(maps, group)) == 1 for group in groups)
     assert None not in switches_of(maps, GPUS)
-
-
-def test_consolidated_placement_prefers_one_switch():
-    links = follow_light(LAB, LAB.initial_maps)
-    chosen = consolidated(LAB, links, GPUS, 3, {"Tesla M40": 0.5, "Titan V": 0.17})
-    assert len({links.switch_of(LAB, LAB.host(n).endpoint) for n in chosen}) == 1
-    assert consolidated(LAB, links, GPUS, 3, {"Titan V": 0.17}) is None
-    assert consolidated(LAB, links, GPUS[:2], 3, {"Tesla M40": 0.5, "Titan V": 0.17}) is None

@@ -16,6 +16,7 @@ _COLOURS = {
     "maximum": "#fdae6b", "minimum": "#e6550d", "sufficient": "#a63603", "random": "#bdbdbd",
     ROLL_OUT: "#31a354",
 }  # fmt: skip
+_OTHERS = ("#756bb1", "#dd1c77", "#1b9e77", "#d8b365", "#80cdc1", "#7f3b08")
 _PAC_ML = "PAC-ML, best checkpoint"
 
 
@@ -58,7 +59,7 @@ def _bars(
         heights = [(figures[key] or 0.0) * factor for figures in found]
         spread = [figures[error] or 0.0 for figures in found] if error else None
         axis.bar(
-            at, heights, width, yerr=spread, label=name, color=_colour(name),
+            at, heights, width, yerr=spread, label=_short(name), color=_colour(name, number),
             error_kw={"linewidth": 0.8},
         )  # fmt: skip
     axis.set_xticks(range(len(laws)), [f"law {law}" for law in laws])
@@ -82,8 +83,13 @@ def _reference_lines(axis: Axes, result: dict[str, Any], laws: dict[str, Any]) -
             )  # fmt: skip
 
 
-def _colour(name: str) -> str:
+def _colour(name: str, place: int) -> str:
     constants = [f"constant-{degree}" for degree in (1, 2, 4, 6, 8, 16)]
     if name in constants:
         return _CONSTANT_SHADES[constants.index(name)]
-    return _COLOURS.get(name, "#756bb1")
+    return _COLOURS[name] if name in _COLOURS else _OTHERS[place % len(_OTHERS)]
+
+
+def _short(name: str) -> str:
+    """A policy's file without its folders: the plot needs the room."""
+    return name.rpartition("/")[2]

@@ -2,65 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
+from typing import cast
 
-from emulation.flow.degrees import RandomDegree, constant, maximum, minimum, sufficient
-from emulation.flow.lossnetwork import DegreePolicy
+from controller.policies.card import Card
+from controller.policies.contract import PartitionPolicy
+from controller.policies.guard import Fault, GuardedPartition
+from controller.policies.partition import Constant, Sufficient
+from controller.policies.registry import Recipe, find, policies
+from emulation.flow.ramp import PAC_ML_SHAPE
 from emulation.flow.rollout import LookAhead, RollOut
 from emulation.flow.scenario import Scenario
 from testbed.errors import BadInput
-from testbed.mistakes import nearest
 
 CONSTANTS = (1, 2, 4, 6, 8, 16)
 ROLL_OUT = "roll-out"
+_CONSTANT: Mapping[str, int] = {f"constant-{degree}": degree for degree in CONSTANTS}
+_PLAIN = ("maximum", "minimum", "sufficient", "random")
 
-Make = Callable[[Scenario, int], DegreePolicy]
-"""Makes the policy for an episode of this scenario with this seed."""
-
-
-def _plain(policy: DegreePolicy, scenario: Scenario, seed: int) -> DegreePolicy:
-    return policy
+NAMES = (*_CONSTANT, *_PLAIN, ROLL_OUT)
+"""Those that the experiment runs by itself, besides the learned ones that are shipped."""
 
 
-def _constant(degree: int, scenario: Scenario, seed: int) -> DegreePolicy:
-    return constant(degree)
+class Faults:
+    """Counts what a policy did wrong, and keeps the first in words."""
+
+    def __init__(self) -> None:
+        self.count, self.first = 0, ""
+
+    def __call__(self, fault: Fault) -> None:
+        """Note one."""
+        self.count += 1
+        self.first = self.first or str(fault)
 
 
-def _random(scenario: Scenario, seed: int) -> DegreePolicy:
-    return RandomDegree(seed)
-
-
-POLICIES: Mapping[str, Make] = {
-    **{f"constant-{degree}": partial(_constant, degree) for degree in CONSTANTS},
-    "maximum": partial(_plain, maximum),
-    "minimum": partial(_plain, minimum),
-    "sufficient": partial(_plain, sufficient),
-    "random": _random,
-}
-"""Those that need nothing but their name; ``ROLL_OUT`` also needs to know how to look ahead."""
-
-NAMES = (*POLICIES, ROLL_OUT)
-ABOUT: Mapping[str, str] = {
-    "maximum": "the largest legal degree (SiP-ML, the paper's Para_max)",
-    "minimum": "the smallest legal degree of at least 1/β (the paper's Para_min)",
-    "sufficient": "the smallest legal degree above 1/β and of at least 2",
-    "random": "any legal degree but 0",
-    ROLL_OUT: "looks ahead in futures drawn from the law, which it knows",
-}
-
-
-def check_names(names: list[str]) -> list[str]:
-    """The names, each once; ``BadInput`` for one that no policy has."""
-    for name in names:
+def check_names(names: Iterable[str]) -> list[str]:
+    """The names, each once; ``BadInput`` for what is no partition policy, or lacks something."""
+    found = list(dict.fromkeys(names))
+    for name in found:
         if name not in NAMES:
-            hint = nearest(name, NAMES, "the policies are")
-            raise BadInput(f"no policy {name!r} in this experiment: {hint}")
-    return list(dict.fromkeys(names))
+            recipe = find(name, "partition")
+            lacking = [each for each in recipe.lacks if each not in ("scenario", "seed")]
+            if lacking:
+                raise BadInput(f"policy {name!r} has to be told {lacking[0]!r}",
+                               hint=f"write it {name}:{lacking[0]}=VALUE")  # fmt: skip
+            card = _card(recipe)
+            shape = (PAC_ML_SHAPE.groups, PAC_ML_SHAPE.racks, PAC_ML_SHAPE.servers)
+            if card is not None and card.ramp != shape:
+                there, here = ("×".join(map(str, each)) for each in (card.ramp, shape))
+                raise BadInput(f"policy {name!r} was trained for a RAMP of {there} servers: this "
+                               f"experiment's is one of {here}")  # fmt: skip
+    return found
 
 
-def make_policy(name: str, scenario: Scenario, seed: int, look: LookAhead | None) -> DegreePolicy:
-    """The policy of this name for one episode; ``look`` is for the roll-out."""
+def shipped() -> list[str]:
+    """The learned policies that come with Patchlight."""
+    return [each.name for each in policies("partition") if each.origin == "learned, shipped"]
+
+
+def made_for(name: str, rule: str) -> bool:
+    """Whether a policy can run with a placement rule: a learned one only with its own."""
+    card = None if name in NAMES else _card(find(name, "partition"))
+    return card is None or card.placement_rule == rule
+
+
+def _card(recipe: Recipe) -> Card | None:
+    return getattr(recipe.factory, "card", None)
+
+
+def make_policy(
+    name: str, scenario: Scenario, seed: int, look: LookAhead | None, faults: Faults
+) -> PartitionPolicy:
+    """The policy of this name for one episode; ``look`` is for the roll-out.
+
+    One that is not built in is guarded: ``faults`` hears what it does wrong.
+    """
     if name == ROLL_OUT:
         return RollOut(scenario, seed, look)
-    return POLICIES[name](scenario, seed)
+    if name in _CONSTANT:
+        return Constant(_CONSTANT[name])
+    recipe = find(name, "partition")
+    made = cast(PartitionPolicy, recipe.make(scenario=scenario, seed=seed))
+    if recipe.origin == "built in":
+        return made
+    return GuardedPartition(made, Sufficient(), name, faults)

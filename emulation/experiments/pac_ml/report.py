@@ -131,6 +131,22 @@ def verdicts_of(result: dict[str, Any]) -> list[tuple[bool, str]]:
     return found
 
 
+def faults_of(result: dict[str, Any]) -> list[str]:
+    """What policies did wrong, in words: how often, and how at first."""
+    found: dict[str, tuple[int, str]] = {}
+    for laws in result["rules"].values():
+        for cell in laws.values():
+            for name, figures in cell["policies"].items():
+                count, first = found.get(name, (0, ""))
+                faults = figures["faults"]
+                found[name] = count + faults["count"], first or faults["first"]
+    return [
+        first if count == 1 else f"{count} times; at first: {first}"
+        for count, first in found.values()
+        if count
+    ]
+
+
 def with_interval(mean: float | None, half_width: float | None) -> str:
     """``0.2163 ± 0.0041``; without the interval where one seed gives none."""
     if mean is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,10 +20,17 @@ from emulation.experiments.pac_ml.episodes import (
     Run,
     Task,
     Tuning,
-    do_all,
 )
-from emulation.experiments.pac_ml.policies import CONSTANTS, NAMES, ROLL_OUT, check_names
+from emulation.experiments.pac_ml.policies import (
+    CONSTANTS,
+    NAMES,
+    ROLL_OUT,
+    check_names,
+    made_for,
+    shipped,
+)
 from emulation.flow.counting import Counting, Interval, mean_and_interval
+from emulation.flow.engines import Engine, run_all
 from emulation.flow.hindsight import HindsightBound
 from emulation.flow.placement import PlacementRule
 from emulation.flow.requirements import LAW_NAMES
@@ -37,41 +44,66 @@ from testbed.mistakes import nearest
 SCHEMA_VERSION = 1
 SEEDS, QUICK_SEEDS = 10, 3
 _FUTURES, _QUICK_FUTURES, _AHEAD = 32, 12, 40
+_SERIAL = Engine("serial")
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user asked for. ``seeds`` ``None`` is 10, or 3 if ``quick``."""
+    """What the user asked for. ``seeds`` ``None`` is 10, or 3 if ``quick``.
+
+    ``policies`` ``None`` is all built-in ones and the learned ones that are shipped; ``added``
+    come beside. A learned one runs only with the placement rule that it was trained for.
+    """
 
     seeds: int | None = None
+    first_seed: int = 0
     quick: bool = False
     profiles: Path | None = None
     laws: tuple[str, ...] = LAW_NAMES
     rules: tuple[str, ...] = tuple(PlacementRule)
-    policies: tuple[str, ...] = NAMES
-    processes: int = 1
+    policies: tuple[str, ...] | None = None
+    added: tuple[str, ...] = ()
+    engine: Engine = _SERIAL
     horizon_s: float = PAC_ML_HORIZON_S
 
     def __post_init__(self) -> None:
         if self.seeds is not None and self.seeds < 1:
             raise BadInput(f"cannot run {self.seeds} seeds: expected 1 or more")
-        if self.processes < 1:
-            raise BadInput(f"cannot run on {self.processes} processes: expected 1 or more")
+        if self.first_seed < 0:
+            raise BadInput(f"the first seed is {self.first_seed}: expected 0 or more")
         _check("requirement law", self.laws, LAW_NAMES)
         _check("placement rule", self.rules, [rule.value for rule in PlacementRule])
-        check_names(list(self.policies))
+        named = check_names([*(self.policies or ()), *self.added])
         for what, asked in (
             ("laws", self.laws),
             ("rules", self.rules),
-            ("policies", self.policies),
+            ("policies", (NAMES if self.policies is None else self.policies) + self.added),
         ):
             if not asked:
                 raise BadInput(f"no {what} to run: name at least one")
+        for name in named:
+            if not any(made_for(name, rule) for rule in self.rules):
+                raise BadInput(f"policy {name!r} was not trained for {' or '.join(self.rules)}",
+                               hint="'patchlight policy show' says for which placement rule "
+                               "it was")  # fmt: skip
 
     @property
-    def seed_count(self) -> int:
-        """How many episodes of each kind; their seeds count from 0."""
-        return self.seeds or (QUICK_SEEDS if self.quick else SEEDS)
+    def all_seeds(self) -> range:
+        """Those of the episodes of each kind."""
+        count = self.seeds or (QUICK_SEEDS if self.quick else SEEDS)
+        return range(self.first_seed, self.first_seed + count)
+
+    def names(self, rule: str) -> list[str]:
+        """The policies that run with this placement rule."""
+        chosen = (*NAMES, *shipped()) if self.policies is None else self.policies
+        asked = dict.fromkeys((*chosen, *self.added))
+        return [name for name in asked if made_for(name, rule)]
+
+    @property
+    def places(self) -> list[Place]:
+        """All placement rules that a policy runs with, under all laws."""
+        rules = [rule for rule in dict.fromkeys(self.rules) if self.names(rule)]
+        return [Place(rule, law) for rule in rules for law in dict.fromkeys(self.laws)]
 
 
 @dataclass(frozen=True)
@@ -110,16 +142,9 @@ def run_experiment(
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
     machine = describe_machine()
     bench = Bench(profiles.graphs, wishes.horizon_s)
-    places = [Place(rule, law) for rule in dict.fromkeys(wishes.rules)
-              for law in dict.fromkeys(wishes.laws)]  # fmt: skip
-    names, seeds = check_names(list(wishes.policies)), range(wishes.seed_count)
-    looks = _tune(bench, places, wishes, say) if ROLL_OUT in names else {}
-    runs = [
-        Run(place, name, seed, looks.get(place) if name == ROLL_OUT else None)
-        for place in places for name in names for seed in seeds
-    ]  # fmt: skip
-    # The long ones first, so that no process is left with one at the end.
-    runs.sort(key=lambda run: run.policy != ROLL_OUT)
+    places, seeds = wishes.places, wishes.all_seeds
+    looks = _tune(bench, wishes, say)
+    runs = _runs(wishes, looks)
     tasks: list[Task] = [*runs, *(Bound(place, seed) for place in places for seed in seeds)]
     done = 0
 
@@ -129,18 +154,18 @@ def run_experiment(
         tell(done, len(tasks))
 
     say(f"{len(runs)} episodes of {int(wishes.horizon_s / 1000) + 1} arrivals")
-    found = dict(zip(tasks, do_all(bench, tasks, wishes.processes, one_more), strict=True))
+    found = dict(zip(tasks, run_all(tasks, bench.do, wishes.engine, one_more), strict=True))
     return {
         "experiment": "pac-ml", "schema_version": SCHEMA_VERSION,
         "started_at": started.isoformat(timespec="seconds"),
         "duration_s": time.monotonic() - clock, "machine": machine,
-        "processes": wishes.processes, "quick": wishes.quick,
+        "processes": wishes.engine.count, "engine": wishes.engine.name, "quick": wishes.quick,
         "profiles": {"source": profiles.source, "published": profiles.published,
                      "models": [graph.name for graph in profiles.graphs]},
         "seeds": list(seeds), "horizon_s": wishes.horizon_s, "counting": Counting.FAITHFUL.value,
         "comparable": profiles.published and wishes.horizon_s == PAC_ML_HORIZON_S,
         "rules": _by_place(
-            places, lambda place: _cell(place, names, seeds, found, looks.get(place))
+            places, lambda place: _cell(wishes, place, found, looks.get(place))
         ),
         "published": {
             "blocking_rate": {
@@ -152,13 +177,32 @@ def run_experiment(
     }  # fmt: skip
 
 
-def _tune(
-    bench: Bench, places: list[Place], wishes: Wishes, say: Callable[[str], None]
-) -> dict[Place, LookAhead]:
+def run_policies(wishes: Wishes) -> dict[Place, dict[str, dict[str, Any]]]:
+    """Only the policies' figures, as in ``result.json``: no bound, nothing published."""
+    bench = Bench(find_profiles(wishes.profiles).graphs, wishes.horizon_s)
+    looks = _tune(bench, wishes, lambda words: None)
+    runs = _runs(wishes, looks)
+    found = dict(zip(runs, run_all(runs, bench.do, wishes.engine), strict=True))
+    return {place: _policies(wishes, place, found, looks.get(place)) for place in wishes.places}
+
+
+def _runs(wishes: Wishes, looks: dict[Place, LookAhead]) -> list[Run]:
+    runs = [
+        Run(place, name, seed, looks[place] if name == ROLL_OUT else None)
+        for place in wishes.places for name in wishes.names(place.rule) for seed in wishes.all_seeds
+    ]  # fmt: skip
+    # The long ones first, so that no process is left with one at the end.
+    return sorted(runs, key=lambda run: run.policy != ROLL_OUT)
+
+
+def _tune(bench: Bench, wishes: Wishes, say: Callable[[str], None]) -> dict[Place, LookAhead]:
+    places = [place for place in wishes.places if ROLL_OUT in wishes.names(place.rule)]
+    if not places:
+        return {}
     say("choosing how the roll-out looks ahead, on drawn episodes of its own")
     futures = _QUICK_FUTURES if wishes.quick else _FUTURES
     tunings: list[Task] = [Tuning(place, futures, _AHEAD) for place in places]
-    chosen = do_all(bench, tunings, wishes.processes, lambda: None)
+    chosen = run_all(tunings, bench.do, wishes.engine)
     return dict(zip(places, cast(list[LookAhead], chosen), strict=True))
 
 
@@ -171,21 +215,25 @@ def _by_place(
     return found
 
 
-def _cell(
-    place: Place,
-    names: Sequence[str],
-    seeds: Iterable[int],
-    found: dict[Task, Any],
-    look: LookAhead | None,
-) -> dict[str, Any]:
-    policies = {
+def _policies(
+    wishes: Wishes, place: Place, found: Mapping[Any, Any], look: LookAhead | None
+) -> dict[str, dict[str, Any]]:
+    seeds = wishes.all_seeds
+    return {
         name: _figures(
+            seeds,
             [found[Run(place, name, seed, look if name == ROLL_OUT else None)] for seed in seeds],
             paper.BLOCKING.get(name, {}).get(place.law),
         )
-        for name in names
+        for name in wishes.names(place.rule)
     }
-    bounds: list[HindsightBound] = [found[Bound(place, seed)] for seed in seeds]
+
+
+def _cell(
+    wishes: Wishes, place: Place, found: Mapping[Any, Any], look: LookAhead | None
+) -> dict[str, Any]:
+    policies = _policies(wishes, place, found, look)
+    bounds: list[HindsightBound] = [found[Bound(place, seed)] for seed in wishes.all_seeds]
     bound = _interval(mean_and_interval([each.blocking_rate for each in bounds]))
     return {
         "policies": policies,
@@ -198,7 +246,7 @@ def _cell(
     }  # fmt: skip
 
 
-def _figures(ran: list[Ran], published: paper.Published | None) -> dict[str, Any]:
+def _figures(seeds: range, ran: list[Ran], published: paper.Published | None) -> dict[str, Any]:
     results = [each.result for each in ran]
     faithful = [result.blocking_rate(Counting.FAITHFUL) for result in results]
     rate, ci95 = _interval(mean_and_interval(faithful))
@@ -223,7 +271,9 @@ def _figures(ran: list[Ran], published: paper.Published | None) -> dict[str, Any
         "decisions_per_s": sum(r.decisions for r in results) / cpu_s if cpu_s else None,
         "published": None if published is None else published._asdict(),
         "episodes": [{"seed": seed, "blocking_rate": rate_} for seed, rate_ in
-                     enumerate(faithful)],
+                     zip(seeds, faithful, strict=True)],
+        "faults": {"count": sum(each.faults for each in ran),
+                   "first": next((each.first_fault for each in ran if each.faults), "")},
     }  # fmt: skip
 
 

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from controller.policies.partition import Constant
 from emulation.experiments.pac_ml import paper, run
-from emulation.experiments.pac_ml.episodes import Bench, Bound, Place, Ran, Run, do_all
+from emulation.experiments.pac_ml.episodes import Bench, Bound, Place, Ran, Run
 from emulation.experiments.pac_ml.policies import NAMES, ROLL_OUT, check_names
 from emulation.experiments.pac_ml.report import tables_of, verdicts_of, write_report
 from emulation.experiments.pac_ml.run import Wishes, find_profiles, run_experiment
-from emulation.flow.degrees import constant
+from emulation.flow.engines import Engine, run_all
 from emulation.flow.lossnetwork import run_episode
 from testbed.cli.experiment import experiment
 from testbed.errors import BadInput, PatchlightError
@@ -66,7 +67,7 @@ def quietly(wishes: Wishes) -> dict[str, Any]:
 
 def without_clocks(result: dict[str, Any]) -> dict[str, Any]:
     kept = {k: v for k, v in result.items() if k not in
-            ("started_at", "duration_s", "machine", "processes")}  # fmt: skip
+            ("started_at", "duration_s", "machine", "processes", "engine")}  # fmt: skip
     for laws in kept["rules"].values():
         for cell in laws.values():
             for figures in cell["policies"].values():
@@ -76,7 +77,7 @@ def without_clocks(result: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("small")
 def test_results_are_the_same_on_any_number_of_processes() -> None:
-    alone, together = quietly(SHORT), quietly(replace(SHORT, processes=2))
+    alone, together = quietly(SHORT), quietly(replace(SHORT, engine=Engine("processes", 2)))
     assert together["processes"] == 2
     assert without_clocks(alone) == without_clocks(together)
 
@@ -87,7 +88,7 @@ def test_figures_are_those_of_the_episodes() -> None:
     cell = result["rules"]["ramp-block"]["A"]
     bench = Bench([builtin_graph(name) for name in result["profiles"]["models"]], 6e4)
     scenario = bench.scenario(Place("ramp-block", "A"))
-    episodes = [run_episode(scenario, constant(8), seed) for seed in range(2)]
+    episodes = [run_episode(scenario, Constant(8), seed) for seed in range(2)]
     figures = cell["policies"]["constant-8"]
     rates = [each.blocking_rate() for each in episodes]
     assert figures["blocking_rate"] == pytest.approx(sum(rates) / 2)
@@ -158,9 +159,9 @@ def test_a_process_that_dies_loses_no_result(bench: Bench, tmp_path: Path) -> No
     dying = _DiesOnce(bench.graphs, bench.horizon_s)
     dying.marker, dying.home = str(tmp_path / "died"), os.getpid()
     told: list[int] = []
-    found = do_all(dying, tasks, 2, lambda: told.append(1))
+    found = run_all(tasks, dying.do, Engine("processes", 2), lambda: told.append(1))
     assert (tmp_path / "died").exists()
-    alone = do_all(bench, tasks, 1, lambda: None)
+    alone = run_all(tasks, bench.do, Engine("serial"))
     assert [_result(each) for each in found] == [_result(each) for each in alone]
     assert len(told) == len(tasks)
 
@@ -184,7 +185,7 @@ def test_processes_that_always_die_are_an_error(bench: Bench) -> None:
     dying = _DiesAlways(bench.graphs, bench.horizon_s)
     dying.home = os.getpid()
     with pytest.raises(PatchlightError, match="processes died 3 times"):
-        do_all(dying, tasks, 2, lambda: None)
+        run_all(tasks, dying.do, Engine("processes", 2))
     assert not multiprocessing.active_children()
 
 
@@ -196,7 +197,9 @@ def test_processes_that_always_die_are_an_error(bench: Bench) -> None:
         (lambda: Wishes(rules=("ramp-blok",)), "did you mean 'ramp-block'"),
         (lambda: Wishes(policies=("constant-3",)), "no policy 'constant-3'"),
         (lambda: Wishes(seeds=0), "cannot run 0 seeds"),
-        (lambda: Wishes(processes=0), "cannot run on 0 processes"),
+        (lambda: Wishes(first_seed=-1), "the first seed is -1"),
+        (lambda: Wishes(added=("constant",)), "has to be told 'degree'"),
+        (lambda: Wishes(added=("fifo",)), "no policy 'fifo'"),
         (lambda: find_profiles(Path("/nowhere")), "/nowhere is not a folder"),
     ],
 )
@@ -228,4 +231,54 @@ def test_wrong_input_leaves_no_folder_behind(tmp_path: Path) -> None:
     for wrong in (["--laws", "Z"], ["--profiles", str(tmp_path)], ["--policies", "best"]):
         result = CliRunner().invoke(experiment, ["pac-ml", *wrong, "--output", str(output)])
         assert isinstance(result.exception, BadInput)
+        assert not output.exists()
+
+
+MINE = """
+class Mine:
+    \"\"\"Constant 4, but for the first job.\"\"\"
+
+    def degree(self, cluster, job, legal):
+        return min(4, legal[-1]) if cluster.recent else None
+"""
+
+
+@pytest.mark.usefixtures("small")
+def test_a_users_policy_stands_beside_the_others(tmp_path: Path) -> None:
+    mine, output = tmp_path / "mine.py", tmp_path / "out"
+    mine.write_text(MINE)
+    result = CliRunner().invoke(experiment, [
+        "pac-ml", "--seeds", "1", "--first-seed", "100", "--laws", "A", "--rules", "ramp-block",
+        "--processes", "2", "--policies", "constant-4", "--policy", f"{mine}:Mine",
+        "--policy", "constant:3", "--output", str(output),
+    ])  # fmt: skip
+    assert result.exit_code == 0, result.output
+    read = json.loads((output / "result.json").read_text())
+    policies = read["rules"]["ramp-block"]["A"]["policies"]
+    assert list(policies) == ["constant-4", f"{mine}:Mine", "constant:3"]
+    assert read["seeds"] == [100]
+    assert [e["seed"] for e in policies["constant-4"]["episodes"]] == [100]
+    assert policies[f"{mine}:Mine"]["faults"]["count"] == 1
+    assert "it answered None" in policies[f"{mine}:Mine"]["faults"]["first"]
+    assert "it answered None" in result.output
+    assert policies["constant-4"]["faults"] == {"count": 0, "first": ""}
+    for figures in policies.values():
+        assert {"blocking_rate", "ci95", "jct_mean_s", "decisions_per_s", "published"} <= set(
+            figures
+        )
+    mine_rate, constant = (policies[n]["blocking_rate"] for n in (f"{mine}:Mine", "constant-4"))
+    assert mine_rate == pytest.approx(constant, abs=0.03)
+    assert mine.name in result.output
+
+
+def test_policies_that_cannot_run_leave_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("class Mine:\n    def degree(self): ...\n")
+    (tmp_path / "no.onnx").write_bytes(b"not a model")
+    output = tmp_path / "out"
+    for wrong in ("nowhere.py:Mine", str(tmp_path / "broken.py"), str(tmp_path / "no.onnx"),
+                  "nowhere.onnx", "fifo", "constant", "model.pt"):  # fmt: skip
+        result = CliRunner().invoke(
+            experiment, ["pac-ml", "--policy", wrong, "--output", str(output)]
+        )
+        assert isinstance(result.exception, BadInput), wrong
         assert not output.exists()

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from controller.policies.partition import Constant, RandomDegree
 from emulation.flow import Episode, Outcome, Scenario, Workloads, pac_ml_scenario, run_episode
 from emulation.flow.arrivals import PoissonArrivals
-from emulation.flow.degrees import RandomDegree, constant
 from emulation.flow.hindsight import hindsight_bound, shortest_s
 from emulation.flow.placement import PlacementRule
 from emulation.flow.ramp import RampShape
@@ -76,7 +76,7 @@ def test_it_is_below_every_policy(computed: Workloads, rule: str) -> None:
     )  # fmt: skip
     for counting in ("faithful", "corrected"):
         bound = hindsight_bound(heavy, 1, counting).blocking_rate
-        for policy in (constant(4), constant(8), RandomDegree(0)):
+        for policy in (Constant(4), Constant(8), RandomDegree(0)):
             assert bound <= run_episode(heavy, policy, 1).blocking_rate(counting)
         assert bound > 0.02  # The cluster is offered more than it can do.
 
@@ -93,7 +93,7 @@ def test_no_job_is_shorter_than_the_shortest(computed: Workloads, rule: Placemen
     episode = Episode(pac_ml_scenario(computed, "A", rule, horizon_s=2e5), 0)
     policy = RandomDegree(1)
     while episode.job is not None:
-        if episode.decide(policy(episode.view())) is Outcome.ACCEPTED:
+        if episode.decide(policy.degree(*episode.question())) is Outcome.ACCEPTED:
             last = episode.accepted[-1]
             column = computed.degrees.index(last.degree)
             assert last.completion_s >= times[last.job.graph, column] * (1 - 1e-9)

@@ -1,0 +1,285 @@
+"""Policies that may fail: whatever they do, there is a decision.
+
+A guarded policy that raises, answers nonsense or takes too long is reported, and the default
+decides in its place. In the lab a policy is asked in a thread of its own (``alone``): one that
+does not come back in time is left alone, and not asked again until it does. In the simulator it
+is asked directly, which costs next to nothing; there one that is late is reported, but its answer
+counts, as a result must not hang on the machine's speed.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from controller.policies.contract import (
+    ClusterView,
+    JobView,
+    Kind,
+    OrderPolicy,
+    PartitionPolicy,
+    PlacementPolicy,
+    Progress,
+    TopologyPolicy,
+)
+from testbed.errors import PatchlightError
+from testbed.portmap import PortMap
+
+DEADLINE_S = 1.0
+_SHOWN = 80
+
+Answer = TypeVar("Answer")
+P = TypeVar("P")
+
+
+class Fault(NamedTuple):
+    """A policy failed: which one, on which job (if on one), and how."""
+
+    kind: Kind
+    policy: str
+    job: str
+    reason: str
+    overruled: bool = True
+
+    def __str__(self) -> str:
+        about = f" on {self.job}" if self.job else ""
+        then = "; the default decided" if self.overruled else ""
+        return f"{self.kind} policy {self.policy}{about}: {self.reason}{then}"
+
+
+class Nonsense(PatchlightError):
+    """A policy's answer is none."""
+
+
+class _Late(PatchlightError):
+    """A policy did not answer in time."""
+
+
+class _Alone:
+    """Asks in a thread; one that does not answer in time keeps it, and nobody else is asked."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._pending: threading.Event | None = None
+        self._lock = threading.Lock()
+
+    def ask(self, method: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        with self._lock:
+            if self._pending is not None and not self._pending.is_set():
+                raise _Late("it still has not answered an earlier question")
+            self._pending = done = threading.Event()
+        found: list[Any] = []
+        raised: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                found.append(method(*arguments))
+            # SystemExit and the like too: in a thread they would end nothing and say nothing.
+            except BaseException as error:
+                raised.append(error)
+            finally:
+                done.set()
+
+        # A daemon: a process that ends does not wait for it.
+        threading.Thread(target=work, name="policy", daemon=True).start()
+        if not done.wait(self._deadline_s):
+            raise _Late(f"no answer within {self._deadline_s:g} s")
+        if raised:
+            raise raised[0]
+        return found[0]
+
+
+class _Guard(Generic[P]):
+    kind: Kind
+
+    def __init__(
+        self,
+        policy: P,
+        default: P,
+        name: str,
+        report: Callable[[Fault], None],
+        deadline_s: float = DEADLINE_S,
+        *,
+        alone: bool = False,
+    ) -> None:
+        """``report`` hears of each fault, in the thread of whoever asked."""
+        self.policy, self.default, self.name = policy, default, name
+        self._report, self._deadline_s = report, deadline_s
+        self._alone = _Alone(deadline_s) if alone else None
+
+    def _ask(
+        self, job: str, method: Callable[..., Any], arguments: tuple[Any, ...],
+        check: Callable[[Any], Answer],
+    ) -> tuple[Answer] | None:  # fmt: skip
+        """The checked answer, or ``None`` after a fault was reported."""
+        try:
+            if self._alone is not None:
+                return (check(self._alone.ask(method, arguments)),)
+            began = perf_counter()
+            answer = method(*arguments)
+            took_s = perf_counter() - began
+            if took_s > self._deadline_s:
+                late = f"it took {took_s:.1f} s, more than {self._deadline_s:g} s"
+                self._report(Fault(self.kind, self.name, job, late, overruled=False))
+            return (check(answer),)
+        except (Nonsense, _Late) as error:
+            reason = str(error)
+        except KeyboardInterrupt:
+            if self._alone is None:
+                raise
+            reason = "it raised KeyboardInterrupt"
+        except Exception as error:
+            reason = f"it raised {_raised(error)}"
+        except SystemExit as error:
+            reason = f"it raised {_raised(error)}"
+        self._report(Fault(self.kind, self.name, job, reason))
+        return None
+
+
+def _raised(error: BaseException) -> str:
+    """The error in a line, with the place in the policy's own file where there is one."""
+    trace = error.__traceback__
+    place = ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_filename != __file__:
+            place = f" ({code.co_filename}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    said = str(error).splitlines()
+    return type(error).__name__ + (f": {said[0]}" if said else "") + place
+
+
+class GuardedPartition(_Guard[PartitionPolicy]):
+    """A ``PartitionPolicy`` that always answers with a legal degree."""
+
+    kind: Kind = "partition"
+
+    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
+        """As ``PartitionPolicy``."""
+        found = self._ask(
+            job.name, self.policy.degree, (cluster, job, legal), lambda a: _legal(a, legal)
+        )
+        return found[0] if found else self.default.degree(cluster, job, legal)
+
+
+class GuardedPlacement(_Guard[PlacementPolicy]):
+    """A ``PlacementPolicy`` that always answers with free GPUs, or ``None``."""
+
+    kind: Kind = "placement"
+
+    def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
+        """As ``PlacementPolicy``."""
+        found = self._ask(
+            job.name, self.policy.place, (cluster, job, workers),
+            lambda answer: _placed(answer, cluster, job, workers),
+        )  # fmt: skip
+        return found[0] if found else self.default.place(cluster, job, workers)
+
+
+class GuardedOrder(_Guard[OrderPolicy]):
+    """An ``OrderPolicy`` that always answers with a number."""
+
+    kind: Kind = "order"
+
+    def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+        """As ``OrderPolicy``."""
+        found = self._ask(job.name, self.policy.priority, (cluster, job, progress), _number)
+        return found[0] if found else self.default.priority(cluster, job, progress)
+
+
+class GuardedTopology(_Guard[TopologyPolicy]):
+    """A ``TopologyPolicy`` that always answers with maps which the lab's OCSes can have."""
+
+    kind: Kind = "topology"
+
+    def circuits(
+        self, cluster: ClusterView, groups: Sequence[Sequence[int]]
+    ) -> Mapping[str, PortMap]:
+        """As ``TopologyPolicy``."""
+        found = self._ask(
+            "", self.policy.circuits, (cluster, groups), lambda answer: _maps(answer, cluster)
+        )
+        return found[0] if found else self.default.circuits(cluster, groups)
+
+
+def _shown(answer: object) -> str:
+    try:
+        text = repr(answer)
+    except Exception:
+        text = f"a {type(answer).__name__}"
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def _whole(answer: Any, what: str) -> int:
+    """Also NumPy's whole numbers, never a bool."""
+    if not isinstance(answer, bool):
+        try:
+            return operator.index(answer)
+        except TypeError:
+            pass
+    raise Nonsense(f"it answered {_shown(answer)}: expected {what}")
+
+
+def _legal(answer: Any, legal: tuple[int, ...]) -> int:
+    what = f"one of the legal degrees {', '.join(map(str, legal))}"
+    degree = _whole(answer, what)
+    if degree not in legal:
+        raise Nonsense(f"it answered {degree}: expected {what}")
+    return degree
+
+
+def _placed(answer: Any, cluster: ClusterView, job: JobView, workers: int) -> list[int] | None:
+    if answer is None:
+        return None
+    what = f"{workers} different free GPUs, or None"
+    if isinstance(answer, str) or not hasattr(answer, "__iter__"):
+        raise Nonsense(f"it answered {_shown(answer)}: expected {what}")
+    gpus = [_whole(gpu, what) for gpu in answer]
+    if len(gpus) != workers:
+        raise Nonsense(f"it answered {len(gpus)} GPUs: expected {what}")
+    left = cluster.free_for(job)
+    for gpu in gpus:
+        if not 0 <= gpu < len(cluster.shape.gpus):
+            raise Nonsense(f"it answered GPU {gpu}: there are 0 to {len(cluster.shape.gpus) - 1}")
+        if not left >> gpu & 1:
+            name, twice = cluster.shape.gpus[gpu].name, gpus.count(gpu) > 1
+            why = "it is there twice" if twice else "it is not free for this job"
+            raise Nonsense(f"it answered GPU {gpu} ({name}): {why}")
+        left ^= 1 << gpu
+    return gpus
+
+
+def _number(answer: Any) -> float:
+    if not isinstance(answer, bool | str | bytes):
+        try:
+            if math.isfinite(found := float(answer)):
+                return found
+        except (TypeError, ValueError, OverflowError):
+            pass
+    raise Nonsense(f"it answered {_shown(answer)}: expected a finite number")
+
+
+def _maps(answer: Any, cluster: ClusterView) -> dict[str, PortMap]:
+    if not isinstance(answer, Mapping):
+        raise Nonsense(f"it answered {_shown(answer)}: expected a PortMap by OCS")
+    for ocs, wanted in answer.items():
+        if ocs not in cluster.circuits:
+            known = ", ".join(cluster.circuits) or "none"
+            raise Nonsense(f"it answered a map for {_shown(ocs)}: the circuit switches are {known}")
+        if not isinstance(wanted, PortMap):
+            raise Nonsense(f"it answered {_shown(wanted)} for {ocs}: expected a PortMap")
+        if cluster.lab is not None:
+            try:
+                wanted.check(cluster.lab.circuit_switch(ocs).ports)
+            except PatchlightError as error:
+                raise Nonsense(f"it answered a map for {ocs} that cannot be: {error}") from error
+        touched = cluster.circuits[ocs].diff(wanted).ports & cluster.barred.get(ocs, frozenset())
+        if touched:
+            ports = ", ".join(map(str, sorted(touched)))
+            raise Nonsense(f"it answered a map for {ocs} that changes ports not to be touched: "
+                           f"{ports}")  # fmt: skip
+    return dict(answer)

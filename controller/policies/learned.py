@@ -1,0 +1,183 @@
+"""Learned partition policies: an ONNX file and its card, run by ONNX Runtime.
+
+A model gets arrays of numbers (``observation``) and gives a score for each action; the best action
+that can succeed is taken. A file is refused, with the reason, unless it is what its card
+says and fits the schema and the lab. Nothing but ONNX is ever loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from controller.policies.card import Card, CardError, read_card
+from controller.policies.contract import ClusterView, JobView, PartitionPolicy
+from controller.policies.observation import SCHEMA, VERSION, Observer, written
+from testbed.errors import PatchlightError
+
+_MOST_BYTES = 64_000_000
+_OUTPUT = "scores"
+_FLOAT = "tensor(float)"
+MODELS = Path(__file__).resolve().parent / "models"
+
+
+class LearnedPartition:
+    """A ``PartitionPolicy`` that a model decides."""
+
+    def __init__(self, card: Card, session: Any) -> None:
+        self.card = card
+        shape, rule = written(card.ramp), card.placement_rule
+        self.__doc__ = card.notes or f"Learned, for a RAMP of {shape} servers and {rule}."
+        self._session = session
+        self._observer = Observer(card.layout)
+        self._inputs = [each.name for each in session.get_inputs()]
+
+    def scores(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> list[float]:
+        """The model's score of each action of its card; minus infinity where none can succeed.
+
+        ``BadInput`` if the cluster or the job is not what the model was trained for.
+        """
+        seen = self._observer.observe(cluster, job, legal)
+        given = {name: seen[name][None] for name in self._inputs}
+        found = self._session.run([_OUTPUT], given)[0][0]
+        possible = seen["mask"] > 0
+        if not np.isfinite(found[possible]).all():
+            raise PatchlightError(
+                f"model {self.card.name!r} gave scores that are no numbers for job {job.name!r}"
+            )
+        return [float(score) for score in np.where(possible, found, -np.inf)]
+
+    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
+        """As ``PartitionPolicy``: the degree with the best score, the lowest of equals."""
+        scores = self.scores(cluster, job, legal)
+        return self.card.actions[scores.index(max(scores))]
+
+
+def load_learned(
+    path: Path | str,
+    ramp: tuple[int, int, int] | None = None,
+    rule: str | None = None,
+) -> LearnedPartition:
+    """The policy in an ONNX file with its card beside it.
+
+    With ``ramp`` or ``rule``, a placement rule's name, a model that was trained for another one
+    is refused. ``CardError`` says why a file was refused.
+    """
+    path = Path(path)
+    if path.suffix != ".onnx":
+        raise CardError(
+            f"cannot load {path} as a learned policy: expected a file named NAME.onnx",
+            hint="models are ONNX files; pickles and checkpoints are never loaded",
+        )
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise CardError(f"cannot load {path}: it is over {_MOST_BYTES // 1_000_000} MB")
+        content = path.read_bytes()
+    except OSError as error:
+        raise CardError(f"cannot read the learned policy {path}: {error}") from error
+    card = read_card(path.with_suffix(".json"))
+    _check_card(card, content, path)
+    if ramp is not None and ramp != card.ramp:
+        raise CardError(
+            f"model {card.name!r} was trained for a RAMP of {written(card.ramp)} servers, "
+            f"not for one of {written(ramp)}",
+            hint="train one for this lab: patchlight policy train",
+        )
+    if rule is not None and rule != card.placement_rule:
+        raise CardError(
+            f"model {card.name!r} was trained for placement rule {card.placement_rule!r}, "
+            f"not for {rule!r}"
+        )
+    session = _session(content, path)
+    _check_session(card, session, path)
+    return LearnedPartition(card, session)
+
+
+def shipped_models() -> dict[str, Path]:
+    """The models that come with Patchlight: their names and files."""
+    return {path.stem: path for path in sorted(MODELS.glob("*.onnx"))}
+
+
+def _check_card(card: Card, content: bytes, path: Path) -> None:
+    if (found := hashlib.sha256(content).hexdigest()) != card.sha256.lower():
+        raise CardError(
+            f"{path} is not the file that its card was written for: its SHA-256 is {found[:16]}…, "
+            f"the card says {card.sha256[:16]}…",
+            hint="one of the two was changed or mixed up: export the model again",
+        )
+    if card.kind != "partition":
+        raise CardError(f"model {card.name!r} is of kind {card.kind!r}: expected 'partition'")
+    if (card.observation_schema, card.observation_version) != (SCHEMA, VERSION):
+        raise CardError(
+            f"model {card.name!r} sees {card.observation_schema!r} version "
+            f"{card.observation_version}; this Patchlight shows {SCHEMA!r} version {VERSION}",
+            hint="train and export it again with this Patchlight",
+        )
+
+
+def _session(content: bytes, path: Path) -> Any:
+    try:
+        import onnxruntime
+    except ModuleNotFoundError as error:
+        raise PatchlightError(
+            "learned policies need the Python package 'onnxruntime', which is not installed",
+            hint="pip install onnxruntime",
+        ) from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's own kinds have no public root.
+        reason = str(error).strip().splitlines()[0][:200]
+        raise CardError(f"{path} is not an ONNX model that can be run: {reason}") from error
+
+
+def _check_session(card: Card, session: Any, path: Path) -> None:
+    """Inputs, output, and one trial run."""
+    shapes = card.layout.shapes
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    for each in inputs:
+        if each.name not in shapes:
+            known = ", ".join(shapes)
+            raise CardError(f"{path} wants an input {each.name!r}: an observation has {known}")
+        wanted = (1, *shapes[each.name])
+        if each.type != _FLOAT or not _fits(each.shape, wanted):
+            raise CardError(
+                f"{path}: input {each.name!r} is {each.type} of shape {each.shape}; an "
+                f"observation of a RAMP of {written(card.ramp)} servers with degrees "
+                f"{list(card.actions[1:])} has {_FLOAT} of shape {list(wanted)}"
+            )
+    if "remaining" not in {each.name for each in inputs}:
+        raise CardError(f"{path} does not look at the cluster: it has no input 'remaining'")
+    wanted = (1, len(card.actions))
+    if [o.name for o in outputs] != [_OUTPUT] or outputs[0].type != _FLOAT or not _fits(
+        outputs[0].shape, wanted
+    ):  # fmt: skip
+        found = ", ".join(f"{o.name!r} {o.type} {o.shape}" for o in outputs)
+        raise CardError(
+            f"{path} gives {found}: expected '{_OUTPUT}' {_FLOAT} of shape {list(wanted)}"
+        )
+    try:
+        empty = card.layout.empty(1)
+        scores = session.run([_OUTPUT], {each.name: empty[each.name] for each in inputs})[0]
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0][:200]
+        raise CardError(f"{path} fails on an empty cluster: {reason}") from error
+    if scores.shape != wanted or not np.isfinite(scores).all():
+        raise CardError(f"{path} gives no numbers of shape {list(wanted)} for an empty cluster")
+
+
+def _fits(shape: list[Any], wanted: tuple[int, ...]) -> bool:
+    """Whether a model's shape takes the one wanted; a name or nothing stands for any size."""
+    return len(shape) == len(wanted) and all(
+        not isinstance(have, int) or have == want for have, want in zip(shape, wanted, strict=True)
+    )
+
+
+def _is_policy(policy: LearnedPartition) -> PartitionPolicy:
+    """The type checker's proof that it keeps the contract."""
+    return policy

@@ -1,0 +1,234 @@
+"""What a learned policy sees: a cluster, a job and its legal degrees as arrays of numbers.
+
+The heart of it are *afterstates*. Where a job goes is fixed by the degree (``preview`` says where),
+so for each option, refusing included, one row tells how long each server would then be busy. A
+policy that knows what a row is worth knows how to choose.
+
+The layout is fixed by a *layout* (how many servers, which degrees) and a schema's name and
+version: a model is only ever run on what it was trained on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.policies.contract import ClusterView, JobView
+from testbed.errors import BadInput
+from testbed.graphs.model import ComputationGraph
+
+SCHEMA = "patchlight.ramp-partition"
+VERSION = 1
+UNIT_S = 1000.0
+"""Times are in units of this many seconds."""
+LONGEST = 100.0
+"""No time is more than this, in these units: nor one that nobody knows, or of a broken server."""
+MAX_NODES, NODE_FEATURES = 128, 6
+MAX_EDGES = 256
+JOB_FEATURES, OPTION_FEATURES = 4, 4
+RECENT_BINS, RECENT_JOBS = 10, 64
+RECENT_FEATURES = RECENT_BINS + 4
+
+Array = NDArray[np.float32]
+Observation = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The sizes of an observation: for which RAMP, and which degrees besides 0."""
+
+    ramp: tuple[int, int, int]
+    degrees: tuple[int, ...]
+
+    @property
+    def servers(self) -> int:
+        """All servers of the RAMP, each with one GPU."""
+        return math.prod(self.ramp)
+
+    @property
+    def actions(self) -> tuple[int, ...]:
+        """The degree that each action stands for, 0 first."""
+        return (0, *self.degrees)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each array, without a batch. All are ``float32``.
+
+        ``remaining``: for each action, for how long each server would be busy; the first row, of
+        refusing, is the cluster as it is. ``options``: for each action its degree as a
+        share of the servers, the expected time, that as a share of the limit, the share of servers
+        taken; ``mask``: 1 where the action can succeed. ``job``: the requirement β, the
+        sequential time, the limit, the GPUs free as a share. ``recent``: the share of the last 64
+        jobs with β in each tenth, mean and deviation of their β, their mean sequential
+        time, and how many of 64 there were. ``nodes``: for each operation its share of
+        the forward time, of the backward time, of activations and of parameters, its depth as a
+        share of the deepest, and 1 (0 where there is no operation). ``edges``: source, target, and
+        1 (0 where there is no edge).
+        """
+        actions = len(self.degrees) + 1
+        return {
+            "remaining": (actions, self.servers),
+            "options": (actions, OPTION_FEATURES),
+            "mask": (actions,),
+            "job": (JOB_FEATURES,),
+            "recent": (RECENT_FEATURES,),
+            "nodes": (MAX_NODES, NODE_FEATURES),
+            "edges": (MAX_EDGES, 3),
+        }
+
+    def empty(self, *batch: int) -> Observation:
+        """Arrays of zeros, with leading dimensions ``batch``."""
+        return {name: np.zeros((*batch, *shape), np.float32) for name, shape in self.shapes.items()}
+
+
+def recent_features(requirements: Sequence[float], sequential_s: Sequence[float]) -> Array:
+    """``recent`` before each of some jobs that come one after the other, and after the last.
+
+    Row i is of the (at most 64) jobs before job i; there is one row more than jobs.
+    """
+    count = len(requirements)
+    beta = np.minimum(np.asarray(requirements, np.float64), 1.0)
+    work = np.asarray(sequential_s, np.float64) / UNIT_S
+    work = np.minimum(np.where(np.isnan(work), 0.0, work), LONGEST)
+    each = np.zeros((count + 1, RECENT_BINS + 3))
+    tenth = np.clip((beta * RECENT_BINS + 1e-9).astype(int), 0, RECENT_BINS - 1)
+    each[np.arange(1, count + 1), tenth] = 1.0
+    each[1:, RECENT_BINS] = beta
+    each[1:, RECENT_BINS + 1] = beta * beta
+    each[1:, RECENT_BINS + 2] = work
+    summed = np.cumsum(each, axis=0)
+    until = np.arange(count + 1)
+    since = np.maximum(until - RECENT_JOBS, 0)
+    window = summed - summed[since]
+    number = np.maximum(until - since, 1)[:, None]
+    found = np.zeros((count + 1, RECENT_FEATURES))
+    found[:, : RECENT_BINS + 3] = window / number
+    mean = found[:, RECENT_BINS]
+    found[:, RECENT_BINS + 1] = np.sqrt(np.maximum(found[:, RECENT_BINS + 1] - mean * mean, 0))
+    found[:, RECENT_BINS + 3] = (until - since) / RECENT_JOBS
+    return found.astype(np.float32)
+
+
+def graph_features(graph: ComputationGraph) -> tuple[Array, Array]:
+    """``nodes`` and ``edges`` of a graph; ``BadInput`` if it has too many."""
+    operations, edges = graph.operations, graph.edges
+    if len(operations) > MAX_NODES or len(edges) > MAX_EDGES:
+        raise BadInput(
+            f"{graph.name!r} has {len(operations)} operations and {len(edges)} edges: a learned "
+            f"policy sees at most {MAX_NODES} and {MAX_EDGES}"
+        )
+    nodes, links = np.zeros((MAX_NODES, NODE_FEATURES), np.float32), np.zeros((MAX_EDGES, 3))
+    columns = ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
+    for column, name in enumerate(columns):
+        values = np.array([float(getattr(operation, name)) for operation in operations])
+        nodes[: len(values), column] = values / max(float(values.sum()), 1e-30)
+    depth = [0] * len(operations)
+    for place in graph.order:
+        depth[place] = 1 + max((depth[parent] for parent in graph.parents[place]), default=-1)
+    nodes[: len(depth), 4] = np.array(depth) / max(1, *depth)
+    nodes[: len(depth), 5] = 1.0
+    for row, (source, target) in enumerate(edges):
+        links[row] = source, target, 1.0
+    return nodes, links.astype(np.float32)
+
+
+class Observer:
+    """Makes observations of one layout. It keeps the arrays of the graphs it has seen.
+
+    The arrays of the last observation are written over by the next one.
+    """
+
+    _MOST_GRAPHS = 256
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._arrays = layout.empty()
+        self._graphs: dict[int, tuple[ComputationGraph, Array, Array]] = {}
+        self._bits = [1 << server for server in range(layout.servers)]
+        self._last_recent: tuple[object, int] | None = None
+
+    def observe(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> Observation:
+        """What the cluster and the job look like; ``BadInput`` if they are not of the layout."""
+        layout, found = self.layout, self._arrays
+        if cluster.shape.ramp != layout.ramp or len(cluster.shape.gpus) != layout.servers:
+            raise BadInput(
+                f"this observation is of a RAMP of {written(layout.ramp)} servers, not of "
+                + (f"one of {written(cluster.shape.ramp)}" if cluster.shape.ramp else "another lab")
+            )
+        if job.graph is None:
+            raise BadInput(f"job {job.name!r} comes without its computation graph")
+        self._graph(job.graph)
+        now_s, remaining, options = cluster.now_s, found["remaining"], found["options"]
+        mask, size = found["mask"], layout.servers
+        row = [0.0] * size
+        for running in cluster.running:
+            left = _units(running.ends_s - now_s)
+            for server in _members(running.gpus):
+                row[server] = left
+        known = 0
+        for running in cluster.running:
+            known |= running.gpus
+        for server in _members((cluster.occupied & ~known) | cluster.broken):
+            row[server] = LONGEST
+        remaining[:] = row
+        options[:] = 0.0
+        mask[:] = 0.0
+        mask[0] = 1.0
+        for action, degree in enumerate(layout.degrees, start=1):
+            expected_s = job.expected_s.get(degree, math.nan)
+            if expected_s != expected_s:
+                continue
+            options[action, 0] = degree / size
+            options[action, 1] = _units(expected_s)
+            options[action, 2] = min(expected_s / job.limit_s, LONGEST) if job.limit_s else LONGEST
+            if degree not in legal or expected_s > job.limit_s:
+                continue
+            servers = cluster.preview(job, degree)
+            if not servers:
+                continue
+            mask[action] = 1.0
+            options[action, 3] = servers.bit_count() / size
+            remaining[action, _members(servers)] = _units(expected_s)
+        features = found["job"]
+        features[0] = min(job.requirement, 1.0)
+        features[1] = _units(job.sequential_s)
+        features[2] = _units(job.limit_s)
+        features[3] = cluster.free.bit_count() / size
+        recent = cluster.recent[-RECENT_JOBS:]
+        found["recent"][:] = recent_features(
+            [each.requirement for each in recent], [each.sequential_s for each in recent]
+        )[-1]
+        return found
+
+    def _graph(self, graph: ComputationGraph) -> None:
+        known = self._graphs.get(id(graph))
+        if known is None or known[0] is not graph:
+            if len(self._graphs) >= self._MOST_GRAPHS:
+                self._graphs.clear()
+            known = self._graphs[id(graph)] = (graph, *graph_features(graph))
+        self._arrays["nodes"][:] = known[1]
+        self._arrays["edges"][:] = known[2]
+
+
+def _units(seconds: float) -> float:
+    """Seconds in ``UNIT_S``, within 0 and ``LONGEST``; what nobody knows is ``LONGEST``."""
+    return min(max(seconds / UNIT_S, 0.0), LONGEST) if seconds == seconds else LONGEST
+
+
+def _members(servers: int) -> list[int]:
+    found = []
+    while servers:
+        lowest = servers & -servers
+        found.append(lowest.bit_length() - 1)
+        servers ^= lowest
+    return found
+
+
+def written(ramp: Sequence[int]) -> str:
+    """A RAMP's shape as people write it: 4×4×2."""
+    return "×".join(map(str, ramp))

@@ -1,0 +1,77 @@
+"""Order policies: which waiting job is next: the lowest, of equals the one that came first.
+
+A policy whose answer depends on nothing but the job and its progress says so by ``stable``: it
+need not be asked again while the job waits.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import ClassVar
+
+from controller.policies.contract import ClusterView, JobView, Progress
+from testbed.errors import BadInput
+
+LAST = sys.float_info.max
+"""Of a job of which nothing is known that the policy goes by."""
+
+
+class Fifo:
+    """First in, first out."""
+
+    stable: ClassVar[bool] = True
+
+    def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+        """As ``OrderPolicy``."""
+        return job.arrived_s
+
+
+class Srpt:
+    """Shortest remaining processing time; jobs of which it is not known come last.
+
+    Optimal for the mean time in the system on one machine (Schrage, 1968).
+    """
+
+    stable: ClassVar[bool] = True
+
+    def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+        """As ``OrderPolicy``."""
+        left = progress.remaining_s
+        if math.isnan(left):
+            left = job.expected_s.get(job.workers, LAST)
+        return min(left, LAST)
+
+
+class LeastAttainedService:
+    """Least attained service in GPU-seconds, in queues: Tiresias' discretised 2D-LAS.
+
+    A job falls from the first queue into the second once it has had ``first_gpu_s``
+    GPU-seconds, and into each next one after ``factor`` times as much; within a queue the first
+    comes first. Gu et al., "Tiresias: A GPU Cluster Manager for Distributed Deep Learning",
+    NSDI 2019.
+    """
+
+    stable: ClassVar[bool] = True
+
+    def __init__(self, queues: int = 2, first_gpu_s: float = 3600.0, factor: float = 10.0) -> None:
+        if queues < 1 or not first_gpu_s > 0 or not factor > 1:
+            raise BadInput(
+                f"cannot have {queues} queues, the first up to {first_gpu_s} GPU-seconds, each "
+                f"next {factor} times as much: expected 1 or more, more than 0, more than 1"
+            )
+        self._limits = [first_gpu_s * factor**place for place in range(queues - 1)]
+
+    def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+        """As ``OrderPolicy``: the queue that the job is in."""
+        return float(sum(progress.attained_gpu_s >= limit for limit in self._limits))
+
+
+class Deadline:
+    """Earliest deadline first; jobs without one come last."""
+
+    stable: ClassVar[bool] = True
+
+    def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+        """As ``OrderPolicy``."""
+        return min(job.arrived_s + job.limit_s, LAST)

@@ -1,0 +1,327 @@
+"""Finds policies: built in, installed (entry points), in a user's Python file, or learned.
+
+A policy is written ``[KIND:]NAME[:PARAMETER…]``, with NAME one of ``policies()``,
+``FILE.py[:CLASS]`` or ``FILE.onnx``, and each parameter ``KEY=VALUE`` or, for the next one in
+the constructor's order, plain ``VALUE``: ``fifo``, ``placement:random:seed=3``, ``constant:8``,
+``mine.py:Mine:alpha=0.5``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, cast
+
+from controller.policies.contract import KINDS, Kind, Policy, kind_of
+from controller.policies.files import check_methods, load_object
+from testbed.errors import BadInput, PatchlightError
+from testbed.mistakes import nearest
+
+GROUP = "patchlight.policies"
+"""Entry points of this group are policies; each is called ``KIND.NAME``."""
+
+BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
+    "partition": {
+        "constant": "partition:Constant",
+        "maximum": "partition:Maximum",
+        "sip-ml": "partition:Maximum",
+        "minimum": "partition:Minimum",
+        "sufficient": "partition:Sufficient",
+        "random": "partition:RandomDegree",
+    },
+    "placement": {
+        "first-fit": "placement:FirstFit",
+        "best-fit": "placement:BestFit",
+        "consolidated": "placement:Consolidated",
+        "rack-aware": "placement:RackAware",
+        "fragmentation-aware": "fragmentation:FragmentationAware",
+        "regroup": "regroup_placement:RegroupPlacement",
+        "random": "placement:RandomPlacement",
+    },
+    "order": {
+        "fifo": "order:Fifo",
+        "srpt": "order:Srpt",
+        "las": "order:LeastAttainedService",
+        "deadline": "order:Deadline",
+    },
+    "topology": {"keep": "topology:Keep", "regroup": "topology:Regroup"},
+}
+DEFAULTS: Mapping[Kind, str] = {
+    "partition": "sufficient", "placement": "consolidated", "order": "fifo", "topology": "keep",
+}  # fmt: skip
+
+_FILE = re.compile(r"(?P<path>.+?\.(?P<suffix>py|onnx))(?::(?P<rest>.*))?", re.DOTALL)
+_PICKLED = (".pkl", ".pickle", ".pt", ".pth", ".joblib", ".zip", ".ckpt")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A policy that was found: ``make`` makes one. ``origin`` says where it comes from.
+
+    ``given`` are the parameters that were written with its name; ``path`` is the file of one
+    that comes from a file.
+    """
+
+    kind: Kind
+    name: str
+    origin: str
+    load: Callable[[], Any]
+    given: Mapping[str, Any] = field(default_factory=dict)
+    path: Path | None = None
+
+    @cached_property
+    def factory(self) -> Any:
+        """Its class, or an object that is the policy already; loaded when first asked for."""
+        found = self.load()
+        if kind_of(found) != self.kind:
+            check_methods(found, self.name)
+            raise BadInput(f"{self.name} is no {self.kind} policy: it is one of {kind_of(found)}")
+        return found
+
+    @property
+    def text(self) -> str:
+        """As it is written where the kind is known."""
+        return ":".join([self.name, *(f"{key}={value}" for key, value in self.given.items())])
+
+    @property
+    def documentation(self) -> str:
+        """What its author wrote about it."""
+        card = getattr(self.factory, "card", None)
+        return str(card.notes) if card is not None else inspect.getdoc(self.factory) or ""
+
+    @property
+    def about(self) -> str:
+        """The first line of that."""
+        return self.documentation.partition("\n")[0]
+
+    @property
+    def parameters(self) -> tuple[inspect.Parameter, ...]:
+        """What can be given to it."""
+        if not inspect.isclass(self.factory):
+            return ()
+        return tuple(inspect.signature(self.factory).parameters.values())
+
+    @property
+    def parameters_in_words(self) -> list[str]:
+        """Each as ``seed: int = 0``."""
+        return [str(parameter).replace("'", "") for parameter in self.parameters]
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """The parameters that have to be given and were not."""
+        return tuple(
+            p.name for p in self.parameters if p.default is p.empty and p.name not in self.given
+        )
+
+    def make(self, **offered: Any) -> Policy:
+        """A new policy. Of ``offered`` it gets what its constructor names and nobody gave.
+
+        ``BadInput`` if a parameter is missing or wrong.
+        """
+        if not inspect.isclass(self.factory):
+            return cast(Policy, self.factory)
+        named = {p.name for p in self.parameters}
+        arguments = {**{k: v for k, v in offered.items() if k in named}, **self.given}
+        lacking = [name for name in self.lacks if name not in arguments]
+        if lacking:
+            raise BadInput(f"{self.kind} policy {self.name!r} has to be told {lacking[0]!r}",
+                           hint=_lacking_hint(self.name, lacking[0]))  # fmt: skip
+        try:
+            policy = self.factory(**arguments)
+        except PatchlightError:
+            raise
+        except Exception as error:
+            raise BadInput(
+                f"{self.kind} policy {self.text!r} could not be made: {type(error).__name__}: "
+                f"{error}"
+            ) from error
+        check_methods(policy, self.text)
+        return cast(Policy, policy)
+
+
+def _lacking_hint(name: str, lacking: str) -> str:
+    if lacking == "scenario":
+        return "it plans with the simulator: use it in 'patchlight experiment pac-ml' or " \
+               "'patchlight policy evaluate'"  # fmt: skip
+    return f"write it {name}:{lacking}=VALUE"
+
+
+def find(text: str, kind: Kind | None = None) -> Recipe:
+    """The policy written ``text``; ``kind`` where only one makes sense.
+
+    ``BadInput`` if there is none, if several kinds have one of this name, if it is of another
+    kind, or if a parameter is none of its own.
+    """
+    head, _, rest = text.partition(":")
+    asked = next((k for k in KINDS if k == head), None)
+    if asked is not None:
+        if kind not in (None, asked):
+            raise BadInput(f"{text!r} is no {kind} policy: it says it is one of {asked}")
+        kind, text = asked, rest
+    if match := _FILE.fullmatch(text):
+        recipe, parameters = _from_file(Path(match["path"]), match["suffix"], match["rest"])
+    else:
+        name, *parameters = text.split(":")
+        recipe = _named(name, kind)
+    if kind is not None and recipe.kind != kind:
+        raise BadInput(f"{text!r} is no {kind} policy: it is one of {recipe.kind}")
+    return _with(recipe, parameters) if parameters else recipe
+
+
+def load_policy(text: str, kind: Kind, **offered: Any) -> Policy:
+    """``find`` and ``make`` in one."""
+    return find(text, kind).make(**offered)
+
+
+def policies(kind: Kind | None = None) -> list[Recipe]:
+    """All that have a name, by kind: built in, learned and shipped, installed."""
+    found: dict[tuple[Kind, str], Recipe] = {}
+    for each in (*_built_in(), *_shipped(), *_installed()):
+        if kind in (None, each.kind):
+            found.setdefault((each.kind, each.name), each)
+    return sorted(found.values(), key=lambda each: KINDS.index(each.kind))
+
+
+def _named(name: str, kind: Kind | None) -> Recipe:
+    known = policies(kind)
+    found = [each for each in known if each.name == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        listed = " or ".join(f"{each.kind}:{name}" for each in found)
+        raise BadInput(f"several kinds of policy are called {name!r}: write {listed}")
+    if Path(name).suffix in _PICKLED:
+        raise BadInput(
+            f"{name} is no policy file: expected FILE.py:CLASS or FILE.onnx",
+            hint="pickled models are never loaded; export them with 'patchlight policy export'",
+        )
+    what = f"{kind} policies are" if kind else "policies are"
+    raise BadInput(f"no policy {name!r}: {nearest(name, [e.name for e in known], what)}")
+
+
+def _built_in() -> Iterator[Recipe]:
+    for kind, names in BUILT_IN.items():
+        for name, place in names.items():
+            yield Recipe(kind, name, "built in", partial(_attribute, place))
+
+
+def _attribute(place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(f"controller.policies.{module}"), attribute)
+
+
+def _shipped() -> Iterator[Recipe]:
+    try:
+        from controller.policies.learned import shipped_models
+    except ModuleNotFoundError:
+        # Plain policies are there without ONNX Runtime too.
+        return
+    for name, path in shipped_models().items():
+        yield replace(_learned(path), name=name, origin="learned, shipped")
+
+
+def _learned(path: Path) -> Recipe:
+    return Recipe("partition", str(path), f"learned, {path}", partial(_load, path), path=path)
+
+
+def _load(path: Path) -> Any:
+    try:
+        changed = path.stat().st_mtime_ns
+    except OSError as error:
+        raise BadInput(f"cannot read policy file {path}: {error.strerror or error}") from error
+    return _load_once(path.resolve(), changed)
+
+
+@lru_cache(maxsize=16)
+def _load_once(path: Path, changed: int) -> Any:
+    from controller.policies.learned import load_learned
+
+    return load_learned(path)
+
+
+def _installed() -> Iterator[Recipe]:
+    for point in entry_points(group=GROUP):
+        kind = next((k for k in KINDS if point.name.startswith(f"{k}.")), None)
+        if kind is not None:
+            name = point.name.removeprefix(f"{kind}.")
+            yield Recipe(kind, name, f"installed, {point.value}", partial(_import, point))
+
+
+def _import(point: EntryPoint) -> Any:
+    try:
+        return point.load()
+    except Exception as error:
+        raise BadInput(
+            f"policy {point.name!r} is installed as {point.value} but cannot be imported: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _from_file(path: Path, suffix: str, rest: str | None) -> tuple[Recipe, list[str]]:
+    parts = rest.split(":") if rest else []
+    if suffix == "onnx":
+        if not path.is_file():
+            raise BadInput(f"no policy file {path}: there is no such file")
+        return _learned(path), parts
+    name = parts.pop(0) if parts and parts[0].isidentifier() else None
+    found = load_object(path, name)
+    kind = kind_of(found)
+    assert kind is not None
+    called = name or getattr(found, "__name__", "")
+    written = f"{path}:{called}" if called else str(path)
+    return Recipe(kind, written, f"file {path}", lambda: found, path=path), parts
+
+
+def _with(recipe: Recipe, written: list[str]) -> Recipe:
+    known = {p.name: p for p in recipe.parameters}
+    if not known:
+        raise BadInput(f"{recipe.kind} policy {recipe.name!r} has no parameters")
+    given: dict[str, Any] = {}
+    order = iter(known)
+    for text in written:
+        key, sign, value = text.partition("=")
+        if not sign:
+            key, value = next((name for name in order if name not in given), ""), text
+        called = f"{recipe.kind} policy {recipe.name!r}"
+        if key in given:
+            raise BadInput(f"{called}: {key} is there twice")
+        if key not in known:
+            raise BadInput(f"{called}: {(key or value)!r} is none of its parameters: "
+                           f"{nearest(key, known, 'these are')}")  # fmt: skip
+        given[key] = _value(recipe, known[key], value)
+    return replace(recipe, given=given)
+
+
+def _value(recipe: Recipe, parameter: inspect.Parameter, text: str) -> Any:
+    """The text as what the parameter's annotation, else its default, says that it is."""
+    asked = parameter.annotation
+    if asked is parameter.empty and parameter.default not in (parameter.empty, None):
+        asked = type(parameter.default)
+    name = getattr(asked, "__name__", asked)
+    readers = [name] if name in _READERS else list(_READERS)
+    for reader in readers:
+        try:
+            return _READERS[reader](text)
+        except ValueError:
+            continue
+    raise BadInput(f"{recipe.kind} policy {recipe.name!r}: {parameter.name} is {text!r}: expected "
+                   f"{_WORDS[readers[0]]}")  # fmt: skip
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.lower() == "true"
+
+
+# In the order in which they are tried where nothing says which.
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    "int": int, "float": float, "bool": _truth, "str": str,
+}  # fmt: skip
+_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}

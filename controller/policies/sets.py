@@ -1,0 +1,54 @@
+"""Sets of GPUs as integers with a bit for each: taking GPUs out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def lowest(gpus: int, count: int) -> list[int]:
+    """The ``count`` GPUs with the lowest numbers, all if there are no more."""
+    found: list[int] = []
+    while gpus and len(found) < count:
+        last = gpus & -gpus
+        found.append(last.bit_length() - 1)
+        gpus ^= last
+    return found
+
+
+def members(gpus: int) -> list[int]:
+    """All GPUs of a set, ascending."""
+    return lowest(gpus, gpus.bit_count())
+
+
+def joined(gpus: Iterable[int]) -> int:
+    """The set of these GPUs."""
+    found = 0
+    for gpu in gpus:
+        found |= 1 << gpu
+    return found
+
+
+def pack(parts: Sequence[int], count: int) -> list[int]:
+    """``count`` GPUs out of as few of these sets as possible; fewer if there are not so many.
+
+    Of the sets that hold what is (still) wanted the one with the least room left over is
+    taken, else the fullest first. Of equals the one that stands first.
+    """
+    roomiest = sorted(
+        ((part.bit_count(), part) for part in parts if part), key=lambda each: -each[0]
+    )
+    found: list[int] = []
+    for place, (size, part) in enumerate(roomiest):
+        if size < count:
+            found += members(part)
+            count -= size
+            continue
+        # Those that hold the rest follow each other, the tightest of them last.
+        tightest = part, size
+        for other_size, other in roomiest[place + 1 :]:
+            if other_size < count:
+                break
+            if other_size < tightest[1]:
+                tightest = other, other_size
+        return found + lowest(tightest[0], count)
+    return found

@@ -1,0 +1,37 @@
+"""Topology policies: which circuits are lit while some jobs run together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from controller.policies.contract import ClusterView
+from controller.policies.regroup import regroup
+from testbed.errors import BadInput
+from testbed.portmap import PortMap
+
+
+class Keep:
+    """The circuits stay as they are."""
+
+    def circuits(
+        self, cluster: ClusterView, groups: Sequence[Sequence[int]]
+    ) -> Mapping[str, PortMap]:
+        """As ``TopologyPolicy``: always empty."""
+        return {}
+
+
+class Regroup:
+    """Each job's GPUs are lit onto one packet switch, with as few moves as possible.
+
+    Yan et al., OFC 2022. See ``controller.policies.regroup``.
+    """
+
+    def circuits(
+        self, cluster: ClusterView, groups: Sequence[Sequence[int]]
+    ) -> Mapping[str, PortMap]:
+        """As ``TopologyPolicy``; ``CannotRegroup`` where a group fits under no switch."""
+        if cluster.lab is None:
+            raise BadInput("cannot regroup: this cluster has no circuit switches")
+        names = [[cluster.shape.gpus[gpu].name for gpu in group] for group in groups]
+        wanted = regroup(cluster.lab, cluster.circuits, names, locked=cluster.barred)
+        return {ocs: found for ocs, found in wanted.items() if found != cluster.circuits[ocs]}

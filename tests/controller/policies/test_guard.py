@@ -1,0 +1,165 @@
+"""Guarded policies: whatever a policy does, there is a decision, and somebody hears of it."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from controller.policies.contract import ClusterShape, ClusterView, GpuSite, JobView, Progress
+from controller.policies.guard import (
+    Fault,
+    GuardedOrder,
+    GuardedPartition,
+    GuardedPlacement,
+    GuardedTopology,
+)
+from controller.policies.order import Fifo
+from controller.policies.partition import Maximum
+from controller.policies.placement import FirstFit
+from controller.policies.topology import Keep
+from testbed.labfile import builtin_lab, read_lab
+from testbed.portmap import PortMap
+
+SHAPE = ClusterShape(tuple(GpuSite(f"s0.g{n}", 0, 0, "M40") for n in range(4)), ("s0",), ("r0",))
+VIEW = ClusterView(0.0, SHAPE, occupied=0b0001)
+JOB = JobView("job", 2, arrived_s=3.0)
+LAB = read_lab(builtin_lab("ofc2022"))
+
+
+class Mine:
+    """A policy of all kinds that does what it is told."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        self.act = act
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self.act()
+
+
+def asked(kind: str, act: Callable[[], Any], **options: Any) -> tuple[Any, list[Fault]]:
+    faults: list[Fault] = []
+    mine: Any = Mine(act)
+    if kind == "partition":
+        guard = GuardedPartition(mine, Maximum(), "mine", faults.append, **options)
+        return guard.degree(VIEW, JOB, (0, 1, 2, 4)), faults
+    if kind == "placement":
+        place = GuardedPlacement(mine, FirstFit(), "mine", faults.append, **options)
+        return place.place(VIEW, JOB, 2), faults
+    if kind == "order":
+        order = GuardedOrder(mine, Fifo(), "mine", faults.append, **options)
+        return order.priority(VIEW, JOB, Progress()), faults
+    lit = VIEW._replace(lab=LAB, circuits=LAB.initial_maps, barred={"ocs1": frozenset({1})})
+    topology = GuardedTopology(mine, Keep(), "mine", faults.append, **options)
+    return topology.circuits(lit, [[0, 1]]), faults
+
+
+DEFAULT: dict[str, Any] = {"partition": 4, "placement": [1, 2], "order": 3.0, "topology": {}}
+BOTH = pytest.mark.parametrize("alone", [False, True])
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        ("partition", 2), ("partition", 0), ("placement", [3, 1]), ("placement", None),
+        ("placement", (1, 2)), ("order", -5.0), ("order", 7), ("topology", {}),
+    ],
+)  # fmt: skip
+def test_good_answers_pass(kind: str, answer: Any, alone: bool) -> None:
+    found, faults = asked(kind, lambda: answer, alone=alone)
+    assert found == (list(answer) if isinstance(answer, tuple) else answer)
+    assert faults == []
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("kind", "answer", "words"),
+    [
+        ("partition", 3, "answered 3: expected one of the legal degrees 0, 1, 2, 4"),
+        ("partition", True, "answered True"),
+        ("partition", None, "answered None"),
+        ("partition", 2.0, "answered 2.0"),
+        ("placement", [1], "answered 1 GPUs: expected 2 different free GPUs"),
+        ("placement", [1, 1], r"GPU 1 \(s0.g1\): it is there twice"),
+        ("placement", [0, 1], r"GPU 0 \(s0.g0\): it is not free for this job"),
+        ("placement", [1, 9], "GPU 9: there are 0 to 3"),
+        ("placement", [1, -1], "GPU -1: there are"),
+        ("placement", "12", "answered '12'"),
+        ("placement", 7, "answered 7"),
+        ("order", float("nan"), "expected a finite number"),
+        ("order", "1", "expected a finite number"),
+        ("order", None, "expected a finite number"),
+        ("topology", {"ocs9": PortMap()}, "the circuit switches are ocs1"),
+        ("topology", {"ocs1": []}, r"expected a PortMap"),
+        ("topology", {"ocs1": PortMap.of([(2, 9999)])}, "outside 1"),
+        ("topology", {"ocs1": PortMap()}, "ports not to be touched: 1"),
+        ("topology", 5, "expected a PortMap by OCS"),
+    ],
+)
+def test_nonsense_is_reported_and_the_default_decides(
+    kind: str, answer: Any, words: str, alone: bool
+) -> None:
+    found, faults = asked(kind, lambda: answer, alone=alone)
+    assert found == DEFAULT[kind]
+    (fault,) = faults
+    assert re.search(words, fault.reason), fault.reason
+    assert fault.kind == kind
+    assert str(fault).endswith("the default decided")
+
+
+@BOTH
+@pytest.mark.parametrize("kind", list(DEFAULT))
+@pytest.mark.parametrize("error", [ValueError("no idea"), SystemExit(3), RecursionError()])
+def test_what_is_raised_is_reported(kind: str, error: BaseException, alone: bool) -> None:
+    def fail() -> Any:
+        raise error
+
+    found, (fault,) = asked(kind, fail, alone=alone)
+    assert found == DEFAULT[kind]
+    assert f"it raised {type(error).__name__}" in fault.reason
+    assert "test_guard.py:" in fault.reason
+
+
+def test_a_policy_that_hangs_is_left_alone_until_it_comes_back() -> None:
+    come_back, faults = threading.Event(), list[Fault]()
+    mine: Any = Mine(lambda: come_back.wait(30) and 2)
+    guard = GuardedPartition(mine, Maximum(), "mine", faults.append, 0.1, alone=True)
+    began = time.monotonic()
+    assert guard.degree(VIEW, JOB, (0, 1, 2)) == 2
+    assert guard.degree(VIEW, JOB, (0, 1)) == 1
+    assert time.monotonic() - began < 5
+    assert [fault.reason for fault in faults] == [
+        "no answer within 0.1 s", "it still has not answered an earlier question",
+    ]  # fmt: skip
+    come_back.set()
+    deadline = time.monotonic() + 10
+    while guard.degree(VIEW, JOB, (0, 2, 4)) != 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert faults[-1].overruled
+
+
+def test_in_the_simulator_a_late_answer_counts() -> None:
+    def slow() -> int:
+        time.sleep(0.02)
+        return 1
+
+    found, (fault,) = asked("partition", slow, deadline_s=0.01)
+    assert found == 1
+    assert not fault.overruled
+    assert "more than 0.01 s" in str(fault)
+    assert "default" not in str(fault)
+
+
+def test_whole_numbers_of_numpy_are_numbers() -> None:
+    import numpy as np
+
+    found, faults = asked("placement", lambda: np.array([1, 3]))
+    assert (found, faults) == ([1, 3], [])
+    assert asked("partition", lambda: np.int64(2)) == (2, [])
+    assert asked("order", lambda: np.float32(2)) == (2.0, [])

@@ -1,0 +1,186 @@
+"""Learned policies: ONNX files with cards, and what is refused. No PyTorch is needed here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from controller.policies.card import CardError
+from controller.policies.contract import PartitionPolicy, kind_of
+from controller.policies.learned import load_learned, shipped_models
+from controller.policies.observation import SCHEMA, VERSION
+from emulation.flow import Episode, Workloads, pac_ml_scenario, run_episode
+from testbed.errors import BadInput
+from testbed.graphs import builtin_graph
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed: extra 'learn'")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+FLOAT, DOUBLE = TensorProto.FLOAT, TensorProto.DOUBLE
+
+
+def model(
+    servers: int = 32,
+    actions: int = 7,
+    name: str = "remaining",
+    kind: int = FLOAT,
+    output: str = "scores",
+    scale: float = 1.0,
+) -> bytes:
+    """Scores each option by how long the cluster is then busy: the busier the better."""
+    nodes = [
+        helper.make_node("Mul", [name, "scale"], ["scaled"]),
+        helper.make_node("ReduceSum", ["scaled", "axes"], [output], keepdims=0),
+    ]
+    constants = [
+        numpy_helper.from_array(np.array([2], np.int64), "axes"),
+        numpy_helper.from_array(
+            np.array(scale, np.float64 if kind == DOUBLE else np.float32), "scale"
+        ),
+    ]
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info(name, kind, [1, actions, servers])],
+        [helper.make_tensor_value_info(output, kind, [1, actions])],
+        constants,
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    made.ir_version = 8
+    return bytes(made.SerializeToString())
+
+
+def write(folder: Path, content: bytes | None = None, **changes: Any) -> Path:
+    content = model() if content is None else content
+    path = folder / "m.onnx"
+    path.write_bytes(content)
+    card = {
+        "format": "patchlight-policy", "format_version": 1, "name": "m", "kind": "partition",
+        "observation_schema": SCHEMA, "observation_version": VERSION,
+        "actions": [0, 1, 2, 4, 6, 8, 16], "ramp": [4, 4, 2],
+        "placement_rule": "ramp-first-fit", "code_version": "0",
+        "sha256": hashlib.sha256(content).hexdigest(), "training": {},
+    } | changes  # fmt: skip
+    path.with_suffix(".json").write_text(json.dumps(card))
+    return path
+
+
+@pytest.fixture(scope="module")
+def workloads() -> Workloads:
+    return Workloads([builtin_graph("alexnet"), builtin_graph("resnet18")])
+
+
+def test_a_model_decides_by_its_best_score(tmp_path: Path, workloads: Workloads) -> None:
+    policy: PartitionPolicy = load_learned(write(tmp_path))
+    assert kind_of(policy) == "partition"
+    episode = Episode(pac_ml_scenario(workloads, "D"), 3)
+    question = episode.question()
+    lasting = {d: d * s for d, s in question.job.expected_s.items() if s <= question.job.limit_s}
+    # The busiest cluster: servers × time, of the degrees that meet the limit.
+    held = {d: (question.cluster.preview(question.job, d) or 0).bit_count() for d in lasting}
+    wanted = max(lasting, key=lambda d: held[d] * question.job.expected_s[d])
+    assert policy.degree(*question) == wanted
+
+
+def test_a_model_is_asked_for_every_job_and_never_answers_what_cannot_be(
+    tmp_path: Path, workloads: Workloads
+) -> None:
+    result = run_episode(
+        pac_ml_scenario(workloads, "A", horizon_s=1e5), load_learned(write(tmp_path)), 5
+    )
+    assert result.decisions == 100
+    assert result.blocked["illegal"] == result.blocked["no_block"] == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"no model at all", "not an ONNX model"),
+        (pickle.dumps({"a": 1}), "not an ONNX model"),
+        (model(servers=16), "shape"),
+        (model(actions=5), "shape"),
+        (model(name="pixels"), "input 'pixels'"),
+        (model(name="nodes"), "'nodes'"),
+        (model(kind=DOUBLE), "double"),
+        (model(output="q"), "expected 'scores'"),
+        (model(scale=float("nan")), "no numbers"),
+    ],
+)
+def test_a_file_that_is_no_such_model_is_refused(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    with pytest.raises(CardError, match=message):
+        load_learned(write(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sha256": "0" * 64}, "not the file that its card was written for"),
+        ({"observation_version": VERSION + 1}, f"shows '{SCHEMA}' version {VERSION}"),
+        ({"observation_schema": "pixels"}, "pixels"),
+        ({"kind": "placement"}, "expected 'partition'"),
+        ({"format": "x"}, "'patchlight-policy'"),
+        ({"format_version": 9}, "version 9"),
+        ({"colour": "red"}, "unknown: \\['colour'\\]"),
+        ({"actions": [1, 0, 2]}, "ascending"),
+        ({"actions": [0, 1, 2, 4, 6, 8, 64]}, "'ramp'"),
+        ({"actions": "all"}, "'actions'"),
+        ({"ramp": [4, 4]}, "groups, racks and servers"),
+        ({"ramp": [8, 4, 2]}, "8×4×2"),
+        ({"name": 7}, "'name' is 7"),
+    ],
+)
+def test_a_card_that_does_not_match_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CardError, match=message):
+        load_learned(write(tmp_path, **changes))
+
+
+def test_a_model_without_a_card_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    path.with_suffix(".json").unlink()
+    with pytest.raises(CardError, match="has no card"):
+        load_learned(path)
+
+
+def test_only_onnx_files_are_looked_at(tmp_path: Path) -> None:
+    with pytest.raises(CardError, match=r"NAME\.onnx"):
+        load_learned(tmp_path / "model.pt")
+    with pytest.raises(CardError, match="cannot read"):
+        load_learned(tmp_path / "missing.onnx")
+
+
+def test_a_model_of_another_lab_is_refused_when_asked(tmp_path: Path, workloads: Workloads) -> None:
+    path = write(tmp_path)
+    assert load_learned(path, ramp=(4, 4, 2), rule="ramp-first-fit").card.name == "m"
+    with pytest.raises(CardError, match="4×4×2 servers, not for one of 2×2×2"):
+        load_learned(path, ramp=(2, 2, 2))
+    with pytest.raises(CardError, match="not for 'ramp-block'"):
+        load_learned(path, rule="ramp-block")
+
+
+def test_a_model_asked_in_another_lab_says_so(tmp_path: Path) -> None:
+    from emulation.flow import RampShape
+
+    small = Workloads([builtin_graph("alexnet")], RampShape(2, 2, 2))
+    episode = Episode(pac_ml_scenario(small, "A"), 0)
+    with pytest.raises(BadInput, match="4×4×2"):
+        load_learned(write(tmp_path)).degree(*episode.question())
+
+
+@pytest.mark.parametrize("name", sorted(shipped_models()))
+def test_shipped_models_are_what_their_cards_say(name: str) -> None:
+    path = shipped_models()[name]
+    assert path.stat().st_size <= 700_000
+    card = load_learned(path).card
+    assert card.name == name
+    assert card.training["steps"] > 0
+    assert card.placement_rule in name

@@ -1,0 +1,121 @@
+"""What a learned policy sees."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from controller.policies.contract import ClusterShape, ClusterView, GpuSite, JobView, Running
+from controller.policies.observation import (
+    LONGEST,
+    MAX_NODES,
+    RECENT_BINS,
+    Layout,
+    Observer,
+    graph_features,
+    recent_features,
+)
+from testbed.errors import BadInput
+from testbed.graphs import ComputationGraph, Operation, builtin_graph
+
+LAYOUT = Layout((2, 2, 1), (1, 2, 4))
+GRAPH = builtin_graph("alexnet")
+
+
+def shape(ramp: tuple[int, int, int] | None = (2, 2, 1)) -> ClusterShape:
+    names = tuple(f"s{n}" for n in range(4))
+    gpus = tuple(GpuSite(f"{name}.gpu0", n, 0) for n, name in enumerate(names))
+    return ClusterShape(gpus, names, ("r0",), ramp)
+
+
+def job(**changes: object) -> JobView:
+    given: dict[str, object] = {
+        "name": "j", "graph": GRAPH, "sequential_s": 8000.0, "requirement": 0.6,
+        "limit_s": 4800.0, "expected_s": {1: 8000.0, 2: 4000.0, 4: 2000.0},
+    }  # fmt: skip
+    return JobView(**(given | changes))  # type: ignore[arg-type]
+
+
+def view(**changes: object) -> ClusterView:
+    given: dict[str, object] = {
+        "now_s": 1000.0, "shape": shape(), "occupied": 0b0001,
+        "running": (Running(3500.0, 0b0001),),
+        "preview": lambda job, degree: {1: 0b0010, 2: 0b0110}.get(degree),
+    }  # fmt: skip
+    return ClusterView(**(given | changes))  # type: ignore[arg-type]
+
+
+def test_an_option_shows_for_how_long_each_server_would_be_busy() -> None:
+    seen = Observer(LAYOUT).observe(view(), job(), (0, 1, 2))
+    assert seen["remaining"].tolist() == [
+        [2.5, 0, 0, 0],  # refused: the cluster as it is
+        [2.5, 0, 0, 0],  # degree 1 would be too late
+        [2.5, 4, 4, 0],
+        [2.5, 0, 0, 0],  # degree 4 is not legal
+    ]
+    assert seen["mask"].tolist() == [1, 0, 1, 0]
+    assert seen["options"][2].tolist() == [0.5, 4.0, pytest.approx(4 / 4.8), 0.5]
+    assert seen["job"].tolist() == pytest.approx([0.6, 8.0, 4.8, 0.75])
+    assert {name: array.shape for name, array in seen.items()} == LAYOUT.shapes
+    assert all(array.dtype == np.float32 for array in seen.values())
+
+
+def test_what_nobody_knows_and_what_is_broken_counts_as_busy_for_long() -> None:
+    unknown = view(
+        occupied=0b1101,
+        broken=0b1000,
+        running=(Running(math.inf, 0b0001),),
+        preview=lambda job, degree: None,
+    )
+    row = Observer(LAYOUT).observe(unknown, job(), (0, 1))["remaining"][0].tolist()
+    assert row == [LONGEST, 0, LONGEST, LONGEST]
+
+
+def test_an_observer_remembers_nothing_of_the_job_before() -> None:
+    observer = Observer(LAYOUT)
+    observer.observe(view(), job(), (0, 1, 2))
+    other = job(graph=builtin_graph("vgg16"), requirement=0.9, limit_s=7200.0)
+    again = {
+        n: a.copy() for n, a in observer.observe(view(occupied=0, running=()), other, (0,)).items()
+    }
+    fresh = Observer(LAYOUT).observe(view(occupied=0, running=()), other, (0,))
+    assert all(np.array_equal(again[name], fresh[name]) for name in fresh)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "asked", "message"),
+    [
+        (view(shape=shape((4, 1, 1))), job(), "2×2×1.*4×1×1"),
+        (view(shape=shape(None)), job(), "another lab"),
+        (view(), job(graph=None), "without its computation graph"),
+    ],
+)
+def test_another_lab_or_a_job_without_graph_is_refused(
+    cluster: ClusterView, asked: JobView, message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        Observer(LAYOUT).observe(cluster, asked, (0,))
+
+
+def test_recent_jobs_are_told_by_what_they_asked_for() -> None:
+    found = recent_features([0.1, 0.55, 1.0], [1000.0, 3000.0, math.nan])
+    assert found.shape[0] == 4
+    assert not found[0].any()
+    assert found[2, :RECENT_BINS].tolist() == [0, 0.5, 0, 0, 0, 0.5, 0, 0, 0, 0]
+    assert found[2, RECENT_BINS:].tolist() == pytest.approx([0.325, 0.225, 2.0, 2 / 64])
+    assert found[3, 9] == pytest.approx(1 / 3)
+
+
+def test_only_64_recent_jobs_count() -> None:
+    found = recent_features([0.1] * 64 + [0.9] * 64, [1.0] * 128)
+    assert found[-1, 9] == 1.0
+    assert found[-1, RECENT_BINS + 3] == 1.0
+
+
+def test_a_graph_too_large_to_be_seen_is_refused() -> None:
+    many = tuple(Operation(f"o{n}", "x", 1.0, 1.0, 1, 1) for n in range(MAX_NODES + 1))
+    chain = tuple((n, n + 1) for n in range(MAX_NODES))
+    with pytest.raises(BadInput, match=f"at most {MAX_NODES}"):
+        graph_features(ComputationGraph("big", many, chain))

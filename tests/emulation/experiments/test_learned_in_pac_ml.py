@@ -1,0 +1,114 @@
+"""A learned policy stands in the experiment's table, for the lab that it was trained for only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from controller.policies.card import Card
+from controller.policies.observation import SCHEMA, VERSION, Layout
+from testbed.cli.main import cli
+from testbed.errors import BadInput
+
+onnx = pytest.importorskip("onnx", reason="needs the package onnx, to make a model")
+
+ACTIONS = (0, 1, 2, 4, 6, 8, 16)
+
+
+def write_model(
+    path: Path, ramp: tuple[int, int, int] = (4, 4, 2), rule: str = "ramp-block"
+) -> str:
+    """A model that likes the degree best after which servers are busy the shortest in all."""
+    shape = Layout(ramp, ACTIONS[1:]).shapes["remaining"]
+    made = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [
+                onnx.helper.make_node("ReduceSum", ["remaining", "axis"], ["total"], keepdims=0),
+                onnx.helper.make_node("Neg", ["total"], ["all"]),
+                onnx.helper.make_node("Add", ["all", "refusing"], ["scores"]),
+            ],
+            "least",
+            [onnx.helper.make_tensor_value_info("remaining", 1, [1, *shape])],
+            [onnx.helper.make_tensor_value_info("scores", 1, [1, len(ACTIONS)])],
+            [
+                onnx.helper.make_tensor("axis", 7, [1], [2]),
+                # Refusing leaves servers least busy: it is to be the last choice.
+                onnx.helper.make_tensor("refusing", 1, [7], [-1e6, 0, 0, 0, 0, 0, 0]),
+            ],
+        ),
+        opset_imports=[onnx.helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    content = made.SerializeToString()
+    path.write_bytes(content)
+    card = Card(
+        "least", "partition", SCHEMA, VERSION, ACTIONS, ramp, rule, "test",
+        hashlib.sha256(content).hexdigest(), notes="Leaves servers least busy.",
+    )  # fmt: skip
+    path.with_suffix(".json").write_text(card.written())
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_it_is_shown_with_its_card(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "least.onnx")
+    found = json.loads(CliRunner().invoke(cli, ["policy", "show", model, "--json"]).stdout)
+    assert found["kind"] == "partition"
+    assert found["documentation"] == "Leaves servers least busy."
+    assert found["card"]["placement_rule"] == "ramp-block"
+    assert found["card"]["ramp"] == [4, 4, 2]
+    assert "Leaves servers" in CliRunner().invoke(cli, ["policy", "show", model]).output
+
+
+def test_it_is_evaluated_and_stands_in_the_table(tmp_path: Path) -> None:
+    model, output = write_model(tmp_path / "least.onnx"), tmp_path / "out"
+    result = CliRunner().invoke(cli, [
+        "experiment", "pac-ml", "--seeds", "1", "--laws", "A", "--processes", "1",
+        "--policies", "constant-8", "--policy", model, "--output", str(output),
+    ])  # fmt: skip
+    assert result.exit_code == 0, result.output
+    rules = json.loads((output / "result.json").read_text())["rules"]
+    # Trained for whole blocks, it runs there only.
+    assert list(rules["ramp-block"]["A"]["policies"]) == ["constant-8", model]
+    assert list(rules["ramp-first-fit"]["A"]["policies"]) == ["constant-8"]
+    figures = rules["ramp-block"]["A"]["policies"][model]
+    assert figures["faults"]["count"] == 0
+    assert 0 < figures["blocking_rate"] < 0.9
+    assert figures["causes"]["refused"] < 0.9
+    assert figures["decisions_per_s"] > 100
+
+
+@pytest.mark.parametrize(
+    ("ramp", "rule", "asked", "words"),
+    [
+        ((2, 4, 4), "ramp-block", "ramp-block", "was trained for a RAMP of 2×4×4 servers"),
+        ((4, 4, 2), "ramp-first-fit", "ramp-block", "was not trained for ramp-block"),
+    ],
+)
+def test_one_for_another_lab_is_refused(
+    ramp: tuple[int, int, int], rule: str, asked: str, words: str, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "other.onnx", ramp, rule)
+    for command in (
+        ["experiment", "pac-ml", "--policy", model, "--rules", asked],
+        ["policy", "evaluate", model, "--rule", asked],
+    ):
+        result = CliRunner().invoke(cli, command)
+        assert isinstance(result.exception, BadInput)
+        assert words in str(result.exception)
+
+
+def test_a_changed_file_is_refused(tmp_path: Path) -> None:
+    model = Path(write_model(tmp_path / "least.onnx"))
+    model.write_bytes(model.read_bytes() + b"\0")
+    result = CliRunner().invoke(cli, ["policy", "evaluate", str(model)])
+    assert isinstance(result.exception, BadInput)
+    assert "not the file that its card was written for" in str(result.exception)

@@ -1,0 +1,191 @@
+"""Policies that users wrote decide in an emulated lab; ones that fail do not stop it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.client import ControllerClient, ControllerError
+from controller.jobs.deciders import PolicyChoice
+from emulation import EmulatedLab
+from testbed.errors import BadInput
+from testbed.jobs import JobSpec
+from testbed.wiring import follow_light
+
+pytestmark = [pytest.mark.root, pytest.mark.ovs]
+
+POLICIES = '''
+import time
+from controller.policies.regroup import regroup
+
+
+class Last:
+    """The free GPUs that come last."""
+
+    def place(self, cluster, job, workers):
+        free = [n for n in range(len(cluster.shape.gpus)) if cluster.free >> n & 1]
+        return free[-workers:] if len(free) >= workers else None
+
+
+class OfNoUse:
+    """Raises, answers nonsense, hangs: one after the other."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def place(self, cluster, job, workers):
+        self.asked += 1
+        if self.asked == 1:
+            raise RuntimeError("no idea")
+        if self.asked == 2:
+            return [0] * workers
+        while True:
+            time.sleep(0.05)
+
+
+class Two:
+    """Two workers for everybody, none for who is called so."""
+
+    def degree(self, cluster, job, legal):
+        return 0 if job.name.startswith("nobody") else 2
+
+
+class ShortNamesFirst:
+    def priority(self, cluster, job, progress):
+        return len(job.name)
+
+
+class Together:
+    """The same as regroup."""
+
+    def circuits(self, cluster, groups):
+        names = [[cluster.shape.gpus[gpu].name for gpu in group] for group in groups]
+        return regroup(cluster.lab, cluster.circuits, names)
+'''
+COMPUTE = {"Tesla M40": 0.05, "Titan V": 0.05}
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("policies") / "mine.py"
+    path.write_text(POLICIES)
+    return path
+
+
+def lab_with(name: str, **policies: Any) -> EmulatedLab:
+    return EmulatedLab.from_file(
+        "ofc2022", scale=1000, name=name, workers="process", policies=PolicyChoice(**policies)
+    )
+
+
+@pytest.fixture(scope="module")
+def lab(mine: Path) -> Iterator[EmulatedLab]:
+    with lab_with(
+        "polgood", placement=f"{mine}:Last", partition=f"{mine}:Two",
+        order=f"{mine}:ShortNamesFirst", topology=f"{mine}:Together",
+    ) as emulated:  # fmt: skip
+        yield emulated
+
+
+@pytest.fixture
+def client(lab: EmulatedLab) -> Iterator[ControllerClient]:
+    yield from connected(lab)
+
+
+def connected(lab: EmulatedLab) -> Iterator[ControllerClient]:
+    with ControllerClient(lab.lab.controller_api) as found:
+        wait(lambda: all(s["connected"] for s in found.status()["switches"]))
+        yield found
+        for job in found.jobs():
+            if job["finished_at"] is None:
+                found.stop(job["id"])
+
+
+def wait(condition: Callable[[], Any], deadline_s: float = 30.0) -> Any:
+    deadline = time.monotonic() + deadline_s
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.05)
+    return answer
+
+
+def ended(client: ControllerClient, job_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = wait(lambda: (j := client.job(job_id))["finished_at"] and j)
+    return found
+
+
+def spec(name: str, workers: int, iterations: int = 2) -> JobSpec:
+    return JobSpec(name, iterations, 4_000_000, COMPUTE, workers=workers)
+
+
+def test_a_users_placement_and_topology_decide(lab: EmulatedLab, client: ControllerClient) -> None:
+    job = ended(client, client.submit([spec("mine", 3)])[0]["id"])
+    assert job["state"] == "done", job["message"]
+    assert job["hosts"] == ["server2.gpu3", "server3.gpu4", "server4.gpu5"]
+    # Spread over both ToRs at first: the topology policy brought them under one.
+    changes = client.reconfigurations()
+    assert [change["state"] for change in changes] == ["committed"]
+    after = follow_light(lab.lab, present_maps(client))
+    hosts = [lab.lab.host(name).endpoint for name in job["hosts"]]
+    assert len({after.switch_of(lab.lab, host) for host in hosts}) == 1
+    before = follow_light(lab.lab, lab.lab.initial_maps)
+    assert len({before.switch_of(lab.lab, host) for host in hosts}) == 2
+
+
+def present_maps(client: ControllerClient) -> dict[str, Any]:
+    from testbed.portmap import PortMap
+
+    return {ocs: PortMap.parse(each["map"]) for ocs, each in client.circuits().items()}
+
+
+def test_a_users_partition_says_how_many(client: ControllerClient) -> None:
+    job = ended(client, client.submit([spec("auto", 0)])[0]["id"])
+    assert job["state"] == "done", job["message"]
+    assert len(job["hosts"]) == job["spec"]["workers"] == 2
+    refused = ended(client, client.submit([spec("nobody", 0)])[0]["id"])
+    assert refused["state"] == "failed"
+    assert "mine.py:Two refuses it" in refused["message"]
+
+
+def test_a_users_order_says_who_is_next(client: ControllerClient) -> None:
+    first = client.submit([spec("fills-the-lab", 6, 20)], "keep")[0]["id"]
+    wait(lambda: client.job(first)["state"] == "running")
+    long = client.submit([spec("with-a-long-name", 6)], "keep")[0]["id"]
+    short = client.submit([spec("s", 6)], "keep")[0]["id"]
+    found = {job_id: ended(client, job_id) for job_id in (first, long, short)}
+    assert {job["state"] for job in found.values()} == {"done"}
+    assert found[short]["finished_at"] <= found[long]["started_at"]
+
+
+def test_a_placement_of_no_use_is_reported_and_the_default_decides(mine: Path) -> None:
+    with lab_with("polbad", placement=f"{mine}:OfNoUse", deadline_s=0.3) as lab:
+        for client in connected(lab):
+            for name in ("raises", "nonsense", "hangs", "still-hangs"):
+                job = ended(client, client.submit([spec(name, 3)])[0]["id"])
+                assert job["state"] == "done", job["message"]
+                # All under one ToR, as the default has it; which one hangs on whether the job
+                # before has given its GPUs back.
+                lit = follow_light(lab.lab, lab.lab.initial_maps)
+                ends = [lab.lab.host(host).endpoint for host in job["hosts"]]
+                assert len({lit.switch_of(lab.lab, end) for end in ends}) == 1
+            faults = [e for e in client.events() if e["kind"] == "policy-fault"]
+            # One for each job; more if a job was placed anew, as its GPUs were not free yet.
+            assert len(faults) >= 4
+            assert {e["policy_kind"] for e in faults} == {"placement"}
+            assert "RuntimeError: no idea" in faults[0]["message"]
+            assert "mine.py:" in faults[0]["message"]
+            assert "it answered GPU 0 (server1.gpu0): it is" in faults[1]["message"]
+            assert "no answer within 0.3 s" in faults[2]["message"]
+            assert "still has not answered" in faults[-1]["message"]
+            assert client.status()["policies"]["placement"].endswith("mine.py:OfNoUse")
+
+
+def test_without_a_partition_policy_a_job_has_to_say(mine: Path) -> None:
+    with lab_with("polnone") as lab:
+        for client in connected(lab):
+            with pytest.raises((BadInput, ControllerError), match="--partition POLICY"):
+                client.submit([spec("auto", 0)])

@@ -1,0 +1,140 @@
+"""``patchlight policy`` and the options that give a lab its policies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from testbed.cli import policy as command
+from testbed.cli.main import cli
+from testbed.cli.policy_options import absolute, chosen_policies, policy_options
+from testbed.errors import BadInput, PatchlightError
+
+RAISES = '''
+class Mine:
+    """Raises now and then."""
+
+    def degree(self, cluster, job, legal):
+        if len(cluster.recent) == 7:
+            raise RuntimeError("no idea")
+        return legal[-1]
+'''
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "mine.py"
+    path.write_text(RAISES)
+    return path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["policy", *arguments])
+
+
+def test_list_says_what_there_is() -> None:
+    rows = json.loads(run("list", "--json").output)
+    assert {row["kind"] for row in rows} == {"partition", "placement", "order", "topology"}
+    assert [row["name"] for row in rows if row["default"]] == [
+        "sufficient", "consolidated", "fifo", "keep",
+    ]  # fmt: skip
+    orders = run("list", "--kind", "order").output
+    assert "srpt" in orders
+    assert "first-fit" not in orders
+
+
+def test_show(mine: Path) -> None:
+    found = json.loads(run("show", f"{mine}:Mine", "--json").output)
+    assert found["kind"] == "partition"
+    assert found["documentation"] == "Raises now and then."
+    assert found["source"] == f"{mine}:2"
+    assert found["card"] is None
+    assert "queues: int = 2" in run("show", "las").output
+
+
+def test_evaluate_compares_and_says_what_went_wrong(mine: Path) -> None:
+    names = [f"{mine}:Mine", "maximum"]
+    result = run("evaluate", *names, "--seeds", "1", "--processes", "1", "--json")
+    assert result.exit_code == 0, result.output
+    first, second = json.loads(result.stdout)
+    assert (first["policy"], first["law"], first["rule"]) == (names[0], "A", "ramp-block")
+    assert first["faults"]["count"] == 1
+    assert f"RuntimeError: no idea ({mine}:7)" in first["faults"]["first"]
+    assert second["faults"]["count"] == 0
+    # But for the one decision that the default took.
+    assert first["blocking_rate"] == pytest.approx(second["blocking_rate"], abs=0.05)
+    shown = run("evaluate", names[0], "--seeds", "1", "--first-seed", "9", "--processes", "1")
+    assert "seeds 9 to 9" in shown.stdout
+    assert "no idea" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("evaluate", "fifo"), "expected --trace FILE"),
+        (("evaluate", "fifo", "constant:8"), "different kinds: order, partition"),
+        (("evaluate", "constant:8", "--law", "Z"), "no requirement law 'Z'"),
+        (("evaluate", "constant"), "has to be told 'degree'"),
+        (("evaluate", "maximum", "--rule", "best"), "no placement rule 'best'"),
+        (("show", "no-such"), "no policy 'no-such'"),
+    ],
+)
+def test_wrong_input(arguments: tuple[str, ...], words: str) -> None:
+    result = run(*arguments)
+    assert isinstance(result.exception, BadInput)
+    assert words in str(result.exception)
+
+
+def test_help_needs_no_learning() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for name in ("list", "show", "evaluate", "train", "export"):
+        assert name in result.output
+
+
+def test_learning_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_LATER_MODULE", "testbed.cli.not_there")
+    result = run("train")
+    assert isinstance(result.exception, PatchlightError)
+    assert "patchlight[learn]" in str(result.exception)
+
+
+def test_a_lab_is_given_its_policies(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    @click.command()
+    @policy_options
+    def lab(**options: object) -> None:
+        seen.append(chosen_policies(options))
+
+    monkeypatch.chdir(mine.parent)
+    assert CliRunner().invoke(lab, []).exit_code == 0
+    assert seen[-1].words == {
+        "partition": None, "placement": "consolidated", "order": "fifo", "topology": "keep",
+    }  # fmt: skip
+    given = ["--partition", "mine.py:Mine", "--order", "las:3", "--policy-deadline", "0.5"]
+    assert CliRunner().invoke(lab, given).exit_code == 0
+    assert seen[-1].partition == f"{mine}:Mine"
+    assert (seen[-1].order, seen[-1].deadline_s) == ("las:3", 0.5)
+    for wrong in (["--placement", "fifo"], ["--policy-deadline", "0"], ["--partition", "no.py"]):
+        assert isinstance(CliRunner().invoke(lab, wrong).exception, BadInput)
+
+
+@pytest.mark.parametrize("workers", ["none", "0", "-1", "1.5"])
+def test_a_number_of_workers_that_is_none(workers: str) -> None:
+    arguments = ["job", "submit", "x", "--lab", "ofc2022", "--workers", workers]
+    result = CliRunner().invoke(cli, arguments)
+    assert isinstance(result.exception, BadInput)
+    assert "expected a number of 1 or more, or auto" in str(result.exception)
+
+
+def test_files_by_their_full_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute("a/b.py:Mine:x=1") == f"{tmp_path}/a/b.py:Mine:x=1"
+    assert absolute("model.onnx") == f"{tmp_path}/model.onnx"
+    assert absolute("placement:random") == "placement:random"
