@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from controller.checks import POWER_CEILING_DBM
+from controller.jobs.deciders import DEFAULT_POLICIES, PolicyChoice
+from controller.optics import DEFAULT_TOLERANCES, Tolerances
 from controller.service import Controller, Settings
 from testbed.errors import PatchlightError
 from testbed.lab import Lab
@@ -37,6 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--engine", choices=["ryu", "os-ken"])
     parser.add_argument("--ryu-app", action="append", default=[], metavar="MODULE:CLASS")
     parser.add_argument("--power-ceiling", type=float, default=POWER_CEILING_DBM, metavar="DBM")
+    parser.add_argument("--loss-tolerance", type=float, metavar="DB",
+                        default=DEFAULT_TOLERANCES.budget_db)  # fmt: skip
+    parser.add_argument("--baseline-tolerance", type=float, metavar="DB",
+                        default=DEFAULT_TOLERANCES.baseline_db)  # fmt: skip
+    for kind in ("placement", "order", "topology"):
+        parser.add_argument(f"--{kind}", metavar="POLICY", default=getattr(DEFAULT_POLICIES, kind))
+    parser.add_argument("--partition", metavar="POLICY")
+    parser.add_argument("--policy-deadline", type=float, metavar="SECONDS",
+                        default=DEFAULT_POLICIES.deadline_s)  # fmt: skip
     options = parser.parse_args(arguments)
     try:
         lab = load_lab(options.lab)
@@ -51,6 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 ryu_apps=options.ryu_app,
                 token=os.environ.get("PATCHLIGHT_TOKEN"),
                 power_ceiling_dbm=options.power_ceiling,
+                tolerances=Tolerances(options.loss_tolerance, options.baseline_tolerance),
+                policies=PolicyChoice(
+                    options.placement,
+                    options.order,
+                    options.topology,
+                    options.partition,
+                    options.policy_deadline,
+                ),
             ),
         )
     except PatchlightError as error:

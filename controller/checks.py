@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from controller.circuits.contract import CircuitDriver, DirectedPort, PortState
@@ -11,6 +11,9 @@ from controller.locks import Locks
 from controller.planning import Plan
 from testbed.errors import PatchlightError
 from testbed.lab import Endpoint
+
+Ports = Mapping[str, Collection[int]]
+"""Ports by OCS."""
 
 POWER_CEILING_DBM = 13.0
 """Light stronger than this is not sent through the mirrors, nor to a receiver behind them."""
@@ -95,3 +98,19 @@ class Checks:
                     if dbm is not None and dbm > self.power_ceiling_dbm
                 ]
         return found
+
+    async def closed_ports(self, away: Collection[str]) -> tuple[Ports, Ports]:
+        """The ports whose circuits are to stay (locked by us or on the device), and those that
+        the device says can carry none; of the circuit switches that are not ``away``."""
+        staying: dict[str, set[int]] = {}
+        failed: dict[str, set[int]] = {}
+        for lock in self.locks.all():
+            staying.setdefault(lock.ocs, set()).add(lock.port)
+        for name in self.drivers:
+            states = {} if name in away else await self.conditions.of(name)
+            for port, state in states.items():
+                if state.condition == "locked":
+                    staying.setdefault(name, set()).add(port.number)
+                elif state.condition != "ready":
+                    failed.setdefault(name, set()).add(port.number)
+        return staying, failed

@@ -22,6 +22,10 @@ _LOCK_DIR = Path("/run/lock")
 _LOOPBACK = ("127.", "localhost", "[::1]", "::1")
 
 
+CONTROLLER, DIRECT = "the controller of lab", "patchlight ocs --direct"
+"""How the holders of devices call themselves."""
+
+
 class DeviceClaimed(PatchlightError):
     """Somebody else commands the device."""
 
@@ -38,6 +42,17 @@ def claimed(switches: Iterable[CircuitSwitch], holder: str) -> Iterator[None]:
             if switch.driver != "dry-run":
                 stack.enter_context(_claim(switch, holder))
         yield
+
+
+def refuse_beside(switches: Iterable[CircuitSwitch], kind: str) -> None:
+    """``DeviceClaimed`` if one of these devices is held by this kind of holder."""
+    for switch in switches:
+        try:
+            with claimed([switch], ""):
+                continue
+        except DeviceClaimed as error:
+            if f"is held by {kind}" in error.message:
+                raise
 
 
 @contextlib.contextmanager

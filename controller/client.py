@@ -136,6 +136,14 @@ class ControllerClient:
         """The light of each cross-connect of an OCS, and its ports that are not ready."""
         return self._call("GET", f"/circuits/{name}/light")
 
+    def circuit_switches(self) -> list[Answer]:
+        """Each circuit switch, whether it answers, and what it says that it is."""
+        return list(self._call("GET", "/circuit-switches")["circuit_switches"])
+
+    def accept_light(self, names: Sequence[str]) -> Answer:
+        """Take the light as it is now for the baselines; how many circuits of each OCS."""
+        return dict(self._call("POST", "/baselines", {"ocs": list(names)})["circuits"])
+
     def alarms(self, names: Sequence[str] = ()) -> list[Answer]:
         """What the devices reported by themselves, since the controller runs."""
         return list(self._call("GET", "/alarms", ocs=list(names))["alarms"])
@@ -189,8 +197,11 @@ class ControllerClient:
 
     # -- jobs and samples ----------------------------------------------------------------------
 
-    def submit(self, jobs: Sequence[JobSpec], topology: str = "keep") -> list[Answer]:
-        """Queue jobs that start together; their statuses."""
+    def submit(self, jobs: Sequence[JobSpec], topology: str | None = None) -> list[Answer]:
+        """Queue jobs that start together; their statuses.
+
+        ``topology`` is ``keep`` or ``regroup``; ``None`` leaves it to the lab's policy.
+        """
         body = {"jobs": [asdict(job) for job in jobs], "topology": topology}
         return list(self._call("POST", "/jobs", body)["jobs"])
 

@@ -56,7 +56,7 @@ class Commitments:
         return found
 
     def of(self, record: Reconfiguration) -> dict[str, PortMap]:
-        """The committed maps that a finished change leaves behind."""
+        """The committed maps that a finished change leaves behind, from its record alone."""
         changed = {**record.changes, **record.commits, **dict.fromkeys(record.adopted)}
         return {
             name: PortMap.parse(record.commits.get(name, record.wanted[name])) for name in changed

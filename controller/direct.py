@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import httpx
@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from controller.api.circuits import circuit_routes, explain
 from controller.circuits.registry import open_driver, password_of
-from controller.claims import DeviceClaimed, claimed
+from controller.claims import DIRECT, DeviceClaimed, claimed
 from controller.client import ControllerClient, ControllerError
 from controller.plant import Plant
 from controller.store import Store
@@ -59,35 +59,40 @@ class InProcess(httpx.BaseTransport):
         return httpx.Response(response.status_code, headers=response.headers, content=body)
 
 
+Needs = Callable[[Store], Collection[str]]
+"""Which circuit switches a command talks to, given the journal."""
+
+
 @contextlib.contextmanager
-def direct_client(lab: Lab, state_dir: Path, user: str = "") -> Iterator[ControllerClient]:
+def direct_client(
+    lab: Lab, state_dir: Path, user: str = "", needs: Needs | None = None, *, talks: bool = True
+) -> Iterator[ControllerClient]:
     """A client whose requests go straight to the lab's circuit switches.
 
-    The journal is in ``state_dir``: what an earlier one left half done is finished or undone
-    first. ``DeviceClaimed`` if a controller runs for the lab or holds one of the devices.
+    Only those that the command ``needs`` are opened and held (default: all); what the others
+    have is taken from the journal. Without ``talks`` they are held and not opened: for what
+    is in the journal alone. The journal is in ``state_dir``: what an earlier one left half done
+    is finished or undone first, as far as it concerns these devices. ``DeviceClaimed`` if a
+    controller runs for the lab or somebody holds one of the devices.
     """
-    _refuse_beside_a_controller(lab)
-    try:
-        state_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PatchlightError(
-            f"keeping the journal in {state_dir}: {error.strerror}",
-            hint="name another place with --state",
-        ) from error
+    refuse_beside_a_controller(lab)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(claimed(lab.circuit_switches, "patchlight ocs --direct"))
-        store = Store(state_dir / "controller.db")
+        store = open_store(state_dir)
         stack.callback(store.close)
+        names = {s.name for s in lab.circuit_switches} if needs is None else set(needs(store))
+        switches = [s for s in lab.circuit_switches if s.name in names]
+        stack.enter_context(claimed(switches, DIRECT))
         runner = stack.enter_context(asyncio.Runner())
         loop = runner.get_loop()
-        drivers = {s.name: open_driver(s, password_of(s)) for s in lab.circuit_switches}
+        drivers = {s.name: open_driver(s, password_of(s)) for s in switches if talks}
         for driver in drivers.values():
             stack.callback(lambda closing: loop.run_until_complete(closing()), driver.close)
-            loop.run_until_complete(driver.open())
         plant = Plant(lab, drivers, _Nobody(), _Nobody(), store)
         # After Ctrl-C: a change that has begun comes to its end.
         stack.callback(lambda: loop.run_until_complete(plant.reconfigurer.close()))
-        loop.run_until_complete(plant.begin())
+        if talks:
+            loop.run_until_complete(plant.reach.open())
+            loop.run_until_complete(plant.begin())
         app = FastAPI()
         app.exception_handler(PatchlightError)(explain)
         app.include_router(circuit_routes(plant))
@@ -95,7 +100,20 @@ def direct_client(lab: Lab, state_dir: Path, user: str = "") -> Iterator[Control
         yield stack.enter_context(ControllerClient("direct", user=user, transport=transport))
 
 
-def _refuse_beside_a_controller(lab: Lab) -> None:
+def open_store(state_dir: Path) -> Store:
+    """The journal in a directory, which is made if it is not there."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PatchlightError(
+            f"keeping the journal in {state_dir}: {error.strerror}",
+            hint="name another place with --state",
+        ) from error
+    return Store(state_dir / "controller.db")
+
+
+def refuse_beside_a_controller(lab: Lab) -> None:
+    """``DeviceClaimed`` if a controller of the lab answers."""
     with ControllerClient(lab.controller_api, deadline_s=2.0) as client:
         try:
             running = client.status()["lab"]

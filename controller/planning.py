@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from testbed.errors import BadInput
 from testbed.lab import Endpoint, Lab
 from testbed.portmap import PortMap, PortMapChange
 from testbed.wiring import Links, follow_light
@@ -20,7 +19,8 @@ class Plan:
 
     ``before`` and ``wanted`` are the maps of the circuit switches concerned; ``changes`` the
     smallest change of each that has one. ``links_staying`` are lit before and after alike:
-    only on them may anything ride while light moves.
+    only on them may anything ride while light moves. ``moved`` are the ports that lose or gain
+    light, or see another one at the far end.
     """
 
     before: Mapping[str, PortMap]
@@ -29,15 +29,16 @@ class Plan:
     links_before: Links
     links_staying: Links
     links_after: Links
+    moved: frozenset[Endpoint]
 
     def __bool__(self) -> bool:
         return bool(self.changes)
 
     @property
-    def moved(self) -> frozenset[Endpoint]:
-        """The ports that lose or gain light, or see another one at the far end."""
-        ends = self.links_before.paths.keys() | self.links_after.paths.keys()
-        return frozenset(ends - self.links_staying.paths.keys())
+    def links_new(self) -> Links:
+        """Of the links after the change those that were not there before."""
+        after = self.links_after.paths
+        return Links({end: after[end] for end in self.moved if end in after})
 
 
 def plan(
@@ -45,22 +46,25 @@ def plan(
     before: Mapping[str, PortMap],
     wanted: Mapping[str, PortMap],
     earlier: Links | None = None,
+    *,
+    lit: Links | None = None,
 ) -> Plan:
     """The plan that turns the maps ``before`` into ``wanted``.
 
     ``before`` holds every circuit switch of the lab; ``wanted`` those that should change.
     ``earlier``: the links of some earlier maps, which spares following light that goes where
-    it went. ``BadInput`` where a wanted map names a switch or port that the lab does not have.
+    it went; ``lit``: those of the maps ``before``, where they are known. ``BadInput`` where a
+    wanted map names a switch or port that the lab does not have.
     """
     for name, port_map in wanted.items():
         port_map.check(lab.circuit_switch(name).ports)
     after = {**before, **wanted}
     changes = {name: before[name].diff(after[name]) for name in before}
-    links_before = follow_light(lab, before, earlier)
+    links_before = lit if lit is not None else follow_light(lab, before, earlier)
     links_after = follow_light(lab, after, links_before)
-    staying = {
-        end: path for end, path in links_before.paths.items() if links_after.paths.get(end) is path
-    }
+    earlier_paths, later_paths = links_before.paths, links_after.paths
+    staying = {end: path for end, path in earlier_paths.items() if later_paths.get(end) is path}
+    moved = (earlier_paths.keys() - staying.keys()) | (later_paths.keys() - staying.keys())
     return Plan(
         before=dict(before),
         wanted=after,
@@ -68,6 +72,7 @@ def plan(
         links_before=links_before,
         links_staying=Links(staying),
         links_after=links_after,
+        moved=frozenset(moved),
     )
 
 
@@ -82,12 +87,11 @@ def wanted_maps(
     """The maps that a request means.
 
     What is ``asked`` for is added to what is there, or with ``only`` takes its place; ports
-    that are ``dropped`` lose their cross-connects, in and out.
+    that are ``dropped`` lose their cross-connects, in and out. ``BadInput`` for a circuit
+    switch that the lab does not have.
     """
     for name in (*asked, *dropped):
-        if name not in present:
-            known = ", ".join(present) or "none"
-            raise BadInput(f"lab {lab.name} has no OCS called {name!r}: known: {known}")
+        lab.circuit_switch(name)  # says so if there is none
     wanted: dict[str, PortMap] = {}
     for name in {**asked, **dict.fromkeys(dropped)}:
         gone = set(dropped.get(name, ()))
@@ -98,7 +102,10 @@ def wanted_maps(
 
 
 def difference(before: Mapping[str, PortMap], now: Mapping[str, PortMap]) -> str:
-    """In words, how the maps ``now`` differ from those ``before``; empty if they do not."""
+    """In words, how the maps ``now`` differ from those ``before``; empty if they do not.
+
+    A map that is not known now is not compared.
+    """
     return "; ".join(
         f"the map of {name} changed meanwhile: "
         + ", ".join(
@@ -106,5 +113,5 @@ def difference(before: Mapping[str, PortMap], now: Mapping[str, PortMap]) -> str
             + [f"{c} is new" for c in earlier.diff(now[name]).makes]
         )
         for name, earlier in before.items()
-        if now[name] != earlier
+        if name in now and now[name] != earlier
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Collection, Mapping
@@ -13,11 +12,12 @@ from typing import Any
 from controller.checks import POWER_CEILING_DBM
 from controller.circuits.contract import Alarm, CircuitDriver
 from controller.commitments import Drift
+from controller.optics import DEFAULT_TOLERANCES, Tolerances, Verdict
 from controller.planning import Plan
 from controller.reconfiguration import Decide, Flows, Reconfigurer, Traffic
 from controller.record import Refused, as_texts, fingerprint
 from controller.store import Store
-from controller.verification import Judged, judge_light
+from controller.verification import Judged
 from testbed.errors import BadInput, PatchlightError
 from testbed.lab import Lab
 from testbed.portmap import PortMap
@@ -40,12 +40,16 @@ class Plant:
         traffic: Traffic,
         store: Store,
         power_ceiling_dbm: float = POWER_CEILING_DBM,
+        tolerances: Tolerances = DEFAULT_TOLERANCES,
     ) -> None:
         self.lab, self.drivers, self.store, self.traffic = lab, drivers, store, traffic
-        self.reconfigurer = Reconfigurer(lab, drivers, flows, traffic, store, power_ceiling_dbm)
+        self.reconfigurer = Reconfigurer(
+            lab, drivers, flows, traffic, store, power_ceiling_dbm, tolerances
+        )
         self.locks, self.stop = self.reconfigurer.locks, self.reconfigurer.stop
+        self.reach = self.reconfigurer.reach
         self._said: dict[str, Drift] = {}
-        self._heard: dict[str, Alarm | None] = {}
+        self._heard: dict[str, Alarm] = {}
 
     # -- on start and meanwhile ----------------------------------------------------------------
 
@@ -63,27 +67,44 @@ class Plant:
         await self._look()
 
     async def watch(self) -> None:
-        """Make events of alarms and of drift, for ever."""
+        """Make events of alarms and of drift, and bring back who is lost, for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._listen_and_look())
+            group.create_task(self.reach.watch(self._returned))
+
+    async def _returned(self, name: str) -> None:
+        """A device is back: what was left open is ended, drift told, flows follow its map."""
+        self.reconfigurer.conditions.forget(name)
+        self._said.pop(name, None)
+        await self.begin()
+        await self.reconfigurer.settle_flows()
+
+    async def _listen_and_look(self) -> None:
         looked = time.monotonic()
         while True:
             await asyncio.sleep(_ALARMS_EVERY_S)
             for name, driver in self.drivers.items():
-                with contextlib.suppress(PatchlightError):  # who is gone has no alarms to tell
+                if name in self.reach.unread:
+                    continue
+                try:
                     await self._listen(name, driver)
+                except PatchlightError as error:
+                    log.warning("%s: asking for its alarms: %s", name, error.message)
             if time.monotonic() - looked > _LOOK_EVERY_S:
                 try:
                     await self._look()
-                    for name in self.drivers:
+                    for name in self.drivers.keys() - self.reach.unread.keys():
                         await self.reconfigurer.conditions.read(name)
                 except PatchlightError as error:
                     log.warning("looking at the circuit switches: %s", error.message)
                 looked = time.monotonic()
 
     async def _listen(self, name: str, driver: CircuitDriver) -> None:
-        alarms = await driver.alarms()
+        alarms = await self.reach.ask(name, driver.alarms()) or ()
         last = self._heard.get(name)
         new = alarms[alarms.index(last) + 1 :] if last in alarms else alarms
-        self._heard[name] = alarms[-1] if alarms else None
+        if alarms:
+            self._heard[name] = alarms[-1]
         for alarm in new:
             # Notices tell what we did ourselves; ``patchlight ocs alarms`` shows them.
             if alarm.severity != "notice":
@@ -103,25 +124,32 @@ class Plant:
         return [self.lab.circuit_switch(name).name for name in names] or list(self.drivers)
 
     async def drift(self) -> dict[str, Any]:
-        """How each device differs from its last committed map, and since which change."""
-        committed = self.store.committed_maps()
+        """How each device differs from its last committed map, and since which change.
+
+        ``unreachable`` says why that is not known of a device; empty for the others.
+        """
+        committed, found = self.store.committed_maps(), await self.reconfigurer.drift()
+        unread = {name: self.reach.unread.get(name, "") for name in self.drivers}
         return {
             name: {
-                **_drift_as_json(drift),
-                "reconfiguration": committed[name]["reconfiguration"],
-                "committed_at": committed[name]["at"],
+                **_drift_as_json(found.get(name, Drift((), ()))),
+                "reconfiguration": committed.get(name, {}).get("reconfiguration"),
+                "committed_at": committed.get(name, {}).get("at"),
+                "unreachable": unread[name],
             }
-            for name, drift in (await self.reconfigurer.drift()).items()
-            if name in committed
+            for name in self.drivers
+            if name in committed or unread[name]
         }
 
     async def light(self, name: str) -> dict[str, Any]:
         """The light of each cross-connect of one OCS, and the ports that cannot carry any."""
-        driver = self.drivers[self.lab.circuit_switch(name).name]
+        name = self.lab.circuit_switch(name).name
         maps = await self.reconfigurer.read_maps()
-        monitored = driver.capabilities.power_out or driver.capabilities.power_in
-        links = follow_light(self.lab, maps)
-        judged = await judge_light(self.lab, links, driver, maps[name]) if monitored else []
+        if name in maps.unread:
+            return {"monitored": False, "circuits": [], "ports": {},
+                    "unreachable": maps.unread[name]}  # fmt: skip
+        driver = self.drivers[name]
+        judged = await self._judged(name, maps)
         rows = [_light_as_json(each, monitored=driver.capabilities.power_out) for each in judged]
         states = await self.reconfigurer.conditions.read(name)
         return {
@@ -132,7 +160,52 @@ class Plant:
                 for port, state in states.items()
                 if state.condition != "ready"
             },
+            "unreachable": "",
         }
+
+    async def _judged(self, name: str, maps: Mapping[str, PortMap]) -> list[Judged]:
+        driver = self.drivers[name]
+        if not (driver.capabilities.power_out or driver.capabilities.power_in):
+            return []
+        links = follow_light(self.lab, maps)
+        return await self.reconfigurer.light.judge(links, driver, maps[name])
+
+    async def accept_light(self, names: Collection[str], by: str) -> dict[str, int]:
+        """Take the powers of these circuit switches as baselines from now on, but for what has
+        failed; how many circuits of each."""
+        maps = await self.reconfigurer.read_maps()
+        found: dict[str, int] = {}
+        for name in self.named(names):
+            judged = [j for j in await self._judged(name, maps) if j.verdict.kind != "failed"]
+            found[name] = self.reconfigurer.baselines.begin_anew(name, judged)
+        self.store.add_event(time.time(), "baselines", {"circuits": found, "by": by})
+        return found
+
+    async def alarms(self, names: Collection[str]) -> list[dict[str, Any]]:
+        """What these devices reported by themselves, as far as they answer."""
+        found: list[dict[str, Any]] = []
+        for name in self.named(names):
+            alarms = await self.reach.ask(name, self.drivers[name].alarms())
+            found += [{"ocs": name, **asdict(alarm)} for alarm in alarms or ()]
+        return found
+
+    async def circuit_switches(self) -> list[dict[str, Any]]:
+        """Each circuit switch of the lab, whether it answers, and what it says that it is."""
+        rows = []
+        for state in self.reach.status():
+            switch = self.lab.circuit_switch(state["name"])
+            row = state | {
+                "driver": switch.driver, "address": switch.address, "ports": switch.ports,
+                "switching_time_s": switch.switching_time_s,
+                "insertion_loss_db": switch.insertion_loss_db, "identity": None,
+            }  # fmt: skip
+            if state["reachable"]:
+                try:
+                    row["identity"] = asdict(await self.drivers[switch.name].identify())
+                except PatchlightError as error:
+                    row["words"] = error.message
+            rows.append(row)
+        return rows
 
     def preview_as_json(self, steps: Plan, objections: list[str]) -> dict[str, Any]:
         """A plan as people and programs read it."""
@@ -224,18 +297,20 @@ def _drift_as_json(drift: Drift) -> dict[str, list[str]]:
 
 
 def _light_as_json(judged: Judged, *, monitored: bool) -> dict[str, Any]:
-    expected = judged.expected
-    words = judged.words if monitored else "unverified, no power monitor at the outputs"
-    verdict = "failed" if judged.failed and monitored else "unverified" if words else "ok"
+    expected, verdict = judged.expected, judged.verdict
+    if not monitored:
+        verdict = Verdict("unverified", "unverified, no power monitor at the outputs")
     return {
         "cross_connect": str(judged.cross_connect), "in_dbm": judged.in_dbm,
         "out_dbm": judged.out_dbm, "expected_dbm": expected.power_dbm if expected else None,
-        "source": str(expected.source) if expected else None, "verdict": verdict, "words": words,
+        "baseline_dbm": judged.baseline_dbm, "source": str(expected.source) if expected else None,
+        "verdict": verdict.kind, "words": verdict.words,
     }  # fmt: skip
 
 
 def _dark_as_json(text: str) -> dict[str, Any]:
     return {
         "cross_connect": text, "in_dbm": None, "out_dbm": None, "expected_dbm": None,
-        "source": None, "verdict": "unverified", "words": "unverified, no power monitor",
+        "baseline_dbm": None, "source": None, "verdict": "unverified",
+        "words": "unverified, no power monitor",
     }  # fmt: skip

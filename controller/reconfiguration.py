@@ -14,19 +14,23 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from controller.checks import POWER_CEILING_DBM, Checked, Checks, Conditions
+from controller.baselines import Baselines, Readings
+from controller.checks import POWER_CEILING_DBM, Checked, Checks, Conditions, Ports
 from controller.circuits.contract import CircuitDriver
 from controller.commitments import Commitments, Drift
 from controller.locks import Locks
+from controller.optics import DEFAULT_TOLERANCES, Tolerances
 from controller.planning import Plan, difference, plan
-from controller.record import Reconfiguration, Terms, as_stored, as_texts, fingerprint
-from controller.recovery import is_done, raise_refusals, restore
+from controller.reach import Maps, Reach
+from controller.record import Reconfiguration, Terms, as_stored, fingerprint, write_down
+from controller.recovery import changes_of, finish_or_undo, restore
 from controller.stop import StopButton
 from controller.store import Store
-from controller.verification import read_back, verify_light
+from controller.switching import Writer
+from controller.verification import Light
 from testbed.errors import PatchlightError
 from testbed.lab import Endpoint, Lab
-from testbed.portmap import PortMap, PortMapChange
+from testbed.portmap import PortMap
 from testbed.wiring import Links, follow_light
 
 log = logging.getLogger("patchlight.circuits")
@@ -66,38 +70,53 @@ class Reconfigurer:
         traffic: Traffic,
         store: Store,
         power_ceiling_dbm: float = POWER_CEILING_DBM,
+        tolerances: Tolerances = DEFAULT_TOLERANCES,
     ) -> None:
         self._lab, self._drivers, self._flows = lab, drivers, flows
         self._traffic, self._store = traffic, store
         self.locks, self.stop = Locks(lab, store), StopButton(store)
         self.conditions = Conditions(drivers)
         self.commitments = Commitments(store)
+        self.reach = Reach(lab, drivers, self.commitments, store)
+        self.baselines = Baselines(store)
+        self.light = Light(lab, self.baselines, tolerances)
         self._checks = Checks(
             drivers, self.locks, self.conditions, traffic.riding, power_ceiling_dbm
         )
+        self._writer = Writer(lab, drivers, self.light, self.stop)
         # The maps as last read, and the light through them: what to plan from, never what to
         # write on. Before a device is written to, its map is read.
-        self._known: dict[str, PortMap] = {}
+        self._known: Maps | None = None
         self._links: Links | None = None
+        self._lit_by: Mapping[str, PortMap] = {}
+        self._unfinished: dict[str, str] = {}
+        self._readings: Readings = {}
+        self._committing: dict[str, PortMap] = {}
         self._one_at_a_time = asyncio.Lock()
         self._running: set[asyncio.Task[Reconfiguration]] = set()
 
-    async def read_maps(self) -> dict[str, PortMap]:
-        """The present map of every circuit switch, asked of the devices at once."""
-        names = list(self._drivers)
-        maps = await asyncio.gather(*(self._drivers[name].read_map() for name in names))
-        self._known = dict(zip(names, maps, strict=True))
-        return dict(self._known)
+    async def read_maps(self) -> Maps:
+        """The present map of every circuit switch that answers, asked of the devices at once."""
+        self._known = await self.reach.read_maps()
+        return self._known
 
     async def links(self) -> Links:
-        """Who lights up whom now."""
-        maps = await self.read_maps()
-        return follow_light(self._lab, maps, self._links)
+        """Who lights up whom now, as far as the circuit switches answer."""
+        return follow_light(self._lab, await self.read_maps(), self._links)
+
+    def unseen_hosts(self) -> dict[str, str]:
+        """The hosts that are plugged into a circuit switch that does not answer, and why not."""
+        return self.reach.unseen_hosts()
+
+    async def closed_ports(self) -> tuple[Ports, Ports]:
+        """The ports, by OCS, whose circuits are to stay, and those that can carry none."""
+        return await self._checks.closed_ports(self.reach.unread)
 
     async def settle_flows(self) -> None:
         """Make the flow tables those of the circuits that the devices have now."""
         async with self._one_at_a_time:
-            await self._flows.follow(await self.links())
+            maps = await self.read_maps()
+            await self._flows.follow(follow_light(self._lab, maps.everywhere, self._links))
 
     async def close(self) -> None:
         """Wait until the change under way, if there is one, has come to its end."""
@@ -118,10 +137,27 @@ class Reconfigurer:
 
     async def preview(self, decide: Decide, terms: Terms = NO_TERMS) -> tuple[Plan, list[str]]:
         """What ``change`` would do now, and what speaks against it."""
-        before = await self.read_maps()
-        steps = plan(self._lab, before, decide(before))
+        maps = await self.read_maps()
+        steps = self._plan(maps, decide)
         checked = await self._checks.of(steps, terms.by, spare_jobs=terms.spare_jobs)
-        return steps, [*([self.stop.words] if self.stop.pressed else []), *checked.objections]
+        return steps, [*self._halted(steps), *checked.objections]
+
+    def _plan(self, maps: Maps, decide: Decide) -> Plan:
+        wanted = decide(maps)
+        for name in wanted.keys() & maps.unread.keys():
+            maps[name]  # refuses, and says why
+        before = maps.everywhere
+        lit = self._links if before == self._lit_by else None
+        steps = plan(self._lab, before, wanted, self._links, lit=lit)
+        self._links, self._lit_by = steps.links_before, before
+        return steps
+
+    def _halted(self, steps: Plan) -> list[str]:
+        """What keeps any change of these switches from beginning, whatever it is."""
+        words = [self.stop.words] if self.stop.pressed else []
+        return words + list(
+            dict.fromkeys(self._unfinished[n] for n in steps.changes if n in self._unfinished)
+        )
 
     async def _change(self, decide: Decide, why: str, terms: Terms) -> Reconfiguration:
         async with self._one_at_a_time:
@@ -144,31 +180,30 @@ class Reconfigurer:
         self, decide: Decide, record: Reconfiguration, terms: Terms, *, from_memory: bool
     ) -> bool:
         """Plan, check and carry out; ``False`` if it takes newer maps to know what to do."""
-        if from_memory and (terms.planned_from or self._known.keys() != self._drivers.keys()):
+        if from_memory and (terms.planned_from or self._known is None):
             return False
         with record.stage("read"):
-            before = dict(self._known) if from_memory else await self.read_maps()
+            memory = self._known if from_memory else None
+            maps = memory if memory is not None else await self.read_maps()
         with record.stage("plan"):
             try:
-                steps = plan(self._lab, before, decide(before), self._links)
+                steps = self._plan(maps, decide)
             except PatchlightError:
                 if from_memory:
                     return False
                 raise
-            self._links = steps.links_before
-            self._write_down(steps, record, terms)
+            self._committing = self.commitments.after(steps, terms.adopts)
+            write_down(record, steps, self._committing)
         with record.stage("check"):
-            checked = Checked([self.stop.words] if self.stop.pressed else [])
-            if terms.planned_from and terms.planned_from != fingerprint(before):
+            checked = Checked(self._halted(steps))
+            if terms.planned_from and terms.planned_from != fingerprint(steps.before):
                 checked.objections.append("the maps changed since the change was shown")
-            if not checked.objections:
-                checked = await self._checks.of(steps, terms.by, spare_jobs=terms.spare_jobs)
+            if steps and not checked.objections:
+                checked = await self._checked_and_journalled(steps, record, terms)
         if from_memory and (checked.objections or not steps):
             return False
-        if record.id:
-            self._store.update_reconfiguration(record.id, "intent", as_stored(record))
-        else:
-            record.id = self._store.begin_reconfiguration(as_stored(record))
+        if not record.id:
+            self._intend(record)()
         if checked.objections:
             record.state = "refused"
             record.message = f"nothing was written: {'; '.join(checked.objections)}"
@@ -180,18 +215,26 @@ class Reconfigurer:
             return await self._carry_out(steps, checked, record, from_memory=from_memory)
         return True
 
-    def _write_down(self, steps: Plan, record: Reconfiguration, terms: Terms) -> None:
-        record.before = {name: as_texts(m) for name, m in steps.before.items()}
-        record.wanted = {name: as_texts(m) for name, m in steps.wanted.items()}
-        record.changes = {
-            name: {"breaks": [str(c) for c in c_.breaks], "makes": [str(c) for c in c_.makes]}
-            for name, c_ in steps.changes.items()
-        }
-        committed = self.commitments.after(steps, terms.adopts)
-        record.adopted = [name for name in committed if name not in steps.changes]
-        record.commits = {
-            name: as_texts(m) for name, m in committed.items() if m != steps.wanted[name]
-        }
+    async def _checked_and_journalled(
+        self, steps: Plan, record: Reconfiguration, terms: Terms
+    ) -> Checked:
+        """Ask the devices what speaks against it, while the intent goes to the disk."""
+        journalled = asyncio.create_task(asyncio.to_thread(self._intend(record)))
+        try:
+            return await self._checks.of(steps, terms.by, spare_jobs=terms.spare_jobs)
+        except PatchlightError as error:
+            return Checked([error.message])
+        finally:
+            await journalled
+
+    def _intend(self, record: Reconfiguration) -> Callable[[], None]:
+        """What puts the intent into the journal: as it is now, when called."""
+        write = self._store.prepared_intent(record.id, as_stored(record))
+
+        def journal() -> None:
+            record.id = write()
+
+        return journal
 
     async def _carry_out(
         self, steps: Plan, checked: Checked, record: Reconfiguration, *, from_memory: bool
@@ -203,7 +246,10 @@ class Reconfigurer:
                     record.note(await self._traffic.hold(steps.moved))
                     record.note(await self._flows.follow(steps.links_staying))
                 with record.stage("check"):
-                    differs = difference(steps.before, await self.read_maps())
+                    now = await self.read_maps()
+                    for name in steps.changes:
+                        now[name]  # refuses where it cannot be read any more
+                    differs = difference(steps.before, now)
             except PatchlightError as error:
                 differs, from_memory = error.message, False
             if differs and from_memory:
@@ -214,10 +260,11 @@ class Reconfigurer:
                 await self._set_flows(steps.links_before, record)
                 return True
             try:
-                await self._write(steps, checked, record)
+                self._readings = await self._writer.write(steps, checked, record, now)
                 await self._set_flows(steps.links_after, record)
                 record.state, record.message = "committed", "done"
-                self._known, self._links = dict(steps.wanted), steps.links_after
+                self._known = now.after(steps.wanted)
+                self._links, self._lit_by = steps.links_after, self._known.everywhere
             except PatchlightError as error:
                 await self._roll_back(steps, record, error.message)
             except Exception as error:
@@ -229,53 +276,10 @@ class Reconfigurer:
             with record.stage("undrain"):
                 await self._traffic.release()
 
-    async def _write(self, steps: Plan, checked: Checked, record: Reconfiguration) -> None:
-        """Device after device: what goes wrong on one does not reach the next."""
-        several, maps = len(steps.changes) > 1, dict(steps.before)
-        for name, change in steps.changes.items():
-            driver = self._drivers[name]
-            self.stop.check()
-            if change.breaks:
-                with record.stage("break"):
-                    outcome = await driver.disconnect(change.breaks)
-                    raise_refusals(name, "break", outcome.refused)
-                self.stop.check()
-            if change.makes:
-                with record.stage("make"):
-                    outcome = await driver.connect(change.makes)
-                    raise_refusals(name, "make", outcome.refused)
-                self.stop.check()
-            maps[name] = steps.wanted[name]
-            with record.stage("verify"):
-                # Paths through a device that is still to change are not there yet: of these
-                # only what is plainly wrong counts, the rest is looked at in the end.
-                here = follow_light(self._lab, maps) if several else steps.links_after
-                arriving = checked.arriving_dbm.get(name)
-                # Both at once: the device answers the one while the other is understood.
-                read, lit = await asyncio.gather(
-                    read_back(driver, steps.wanted[name]),
-                    verify_light(self._lab, here, driver, change.makes, arriving),
-                    return_exceptions=True,
-                )
-                for found in (read, lit):
-                    if isinstance(found, BaseException):
-                        raise found
-                notes = lit if isinstance(lit, list) else []
-            if not several:
-                record.note(notes)
-        if several:
-            with record.stage("verify"):
-                for name, change in steps.changes.items():
-                    driver = self._drivers[name]
-                    record.note(
-                        await verify_light(self._lab, steps.links_after, driver, change.makes)
-                    )
-        self.stop.check()
-
     async def _roll_back(self, steps: Plan, record: Reconfiguration, reason: str) -> None:
         for name in steps.changes:
             self.conditions.forget(name)
-        self._known = {}
+        self._known = None
         try:
             with record.stage("roll-back"):
                 await restore(self._drivers, steps.changes)
@@ -292,12 +296,8 @@ class Reconfigurer:
             self._mark_bad(record)
 
     def _mark_bad(self, record: Reconfiguration) -> None:
-        for name, change in record.changes.items():
-            touched = PortMapChange(
-                breaks=tuple(PortMap.parse(change["breaks"])),
-                makes=tuple(PortMap.parse(change["makes"])),
-            )
-            self.locks.mark_bad(name, touched.ports, f"change {record.id} could not be undone")
+        for name, change in changes_of(record).items():
+            self.locks.mark_bad(name, change.ports, f"change {record.id} could not be undone")
 
     async def _set_flows(self, links: Links, record: Reconfiguration) -> None:
         with record.stage("flows"):
@@ -306,11 +306,15 @@ class Reconfigurer:
     def _end(self, record: Reconfiguration) -> None:
         record.finished_at = time.time()
         with record.stage("commit"):
-            committed = self.commitments.of(record) if record.state == "committed" else {}
+            done = record.state == "committed"
+            committed = self._committing if done else {}
+            readings, self._readings, self._committing = self._readings, {}, {}
             self._store.update_reconfiguration(
-                record.id, record.state, as_stored(record), self.commitments.rows(committed, record)
-            )
+                record.id, record.state, as_stored(record),
+                self.commitments.rows(committed, record), readings if done else None,
+            )  # fmt: skip
             self.commitments.take(committed)
+            self.baselines.take(readings if done else {})
 
     async def drift(self) -> dict[str, Drift]:
         """How the devices differ from their last committed maps, while no change is under way."""
@@ -321,26 +325,29 @@ class Reconfigurer:
         """Finish or undo what a dead controller left behind; returns what became of each.
 
         A change found whole on the devices is committed; anything else goes back to the
-        map before. Circuits that no unfinished change names are left as they are.
+        map before. Circuits that no unfinished change names are left as they are. A change of
+        a device that does not answer stays open, and its devices closed to others, until this
+        is called when the device is back.
         """
         ended: list[Reconfiguration] = []
-        for row in self._store.unfinished_reconfigurations():
-            record = Reconfiguration(**row)
-            before = {name: PortMap.parse(texts) for name, texts in record.before.items()}
-            wanted = {name: PortMap.parse(texts) for name, texts in record.wanted.items()}
-            changed = {n: before[n].diff(wanted[n]) for n in before if before[n] != wanted[n]}
-            try:
-                now = await self.read_maps()
-                if all(is_done(change, now[name]) for name, change in changed.items()):
-                    record.state, record.message = "committed", "found whole after a restart"
-                else:
-                    await restore(self._drivers, changed)
-                    record.state = "rolled-back"
-                    record.message = "cut short by the controller's end; the map before stands"
-            except PatchlightError as error:
-                record.state, record.message = "unknown", error.message
-                self._mark_bad(record)
-            self._end(record)
-            ended.append(record)
-        self._known = {}
+        async with self._one_at_a_time:
+            self._unfinished = {}
+            for row in self._store.unfinished_reconfigurations():
+                record = Reconfiguration(**row)
+                now, changed = await self.read_maps(), changes_of(record)
+                if away := [name for name in changed if name not in now]:
+                    words = f"change {record.id} is unfinished: it waits for {', '.join(away)}"
+                    self._unfinished |= dict.fromkeys(changed, words)
+                    record.message = f"cut short by the controller's end; waits for {away[0]}"
+                    self._store.update_reconfiguration(record.id, "intent", as_stored(record))
+                    continue
+                try:
+                    await finish_or_undo(record, self._drivers, now)
+                except PatchlightError as error:
+                    record.state, record.message = "unknown", error.message
+                    self._mark_bad(record)
+                self._committing = self.commitments.of(record)
+                self._end(record)
+                ended.append(record)
+            self._known = None
         return ended

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2s
 from typing import Literal
 
+from controller.planning import Plan
 from testbed.errors import PatchlightError
 from testbed.portmap import PortMap
 
@@ -100,3 +101,15 @@ def fingerprint(maps: Mapping[str, PortMap]) -> str:
     for name in sorted(maps):
         digest.update(f"{name} {' '.join(as_texts(maps[name]))}\n".encode())
     return digest.hexdigest()
+
+
+def write_down(record: Reconfiguration, steps: Plan, committed: Mapping[str, PortMap]) -> None:
+    """Put a plan into its record, and the maps that are committed once it is done."""
+    record.before = {name: as_texts(m) for name, m in steps.before.items()}
+    record.wanted = {name: as_texts(m) for name, m in steps.wanted.items()}
+    record.changes = {
+        name: {"breaks": [str(c) for c in c_.breaks], "makes": [str(c) for c in c_.makes]}
+        for name, c_ in steps.changes.items()
+    }
+    record.adopted = [name for name in committed if name not in steps.changes]
+    record.commits = {name: as_texts(m) for name, m in committed.items() if m != steps.wanted[name]}

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 
 from controller.circuits.contract import CircuitDriver, DeviceUnreachable, Refusal
-from controller.record import StepFailed
+from controller.record import Reconfiguration, StepFailed
 from testbed.errors import OutcomeUnknown
 from testbed.portmap import PortMap, PortMapChange
 
@@ -56,3 +56,26 @@ def is_done(change: PortMapChange, now: PortMap) -> bool:
     """Whether a map shows this change as made."""
     there = frozenset(now)
     return there.issuperset(change.makes) and there.isdisjoint(change.breaks)
+
+
+def changes_of(record: Reconfiguration) -> dict[str, PortMapChange]:
+    """What a journalled change was to do, by OCS."""
+    before = {name: PortMap.parse(texts) for name, texts in record.before.items()}
+    wanted = {name: PortMap.parse(texts) for name, texts in record.wanted.items()}
+    return {n: before[n].diff(wanted[n]) for n in before if before[n] != wanted[n]}
+
+
+async def finish_or_undo(
+    record: Reconfiguration, drivers: Mapping[str, CircuitDriver], now: Mapping[str, PortMap]
+) -> None:
+    """Bring a change that was cut short to an end, and write into its record which.
+
+    Raises what the device said last if it cannot be undone.
+    """
+    changed = changes_of(record)
+    if all(is_done(change, now[name]) for name, change in changed.items()):
+        record.state, record.message = "committed", "found whole after a restart"
+        return
+    await restore(drivers, changed)
+    record.state = "rolled-back"
+    record.message = "cut short by the controller's end; the map before stands"

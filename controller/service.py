@@ -18,12 +18,14 @@ from controller.api.app import create_app
 from controller.checks import POWER_CEILING_DBM
 from controller.circuits.contract import CircuitDriver
 from controller.circuits.registry import open_driver, password_of
-from controller.claims import claimed
+from controller.claims import CONTROLLER, claimed
 from controller.fleet.fleet import Fleet
+from controller.jobs.deciders import DEFAULT_POLICIES, PolicyChoice
 from controller.jobs.scheduler import Scheduler
 from controller.openflow.child import SpeakerOptions
 from controller.openflow.client import Speaker
 from controller.openflow.listening import listen
+from controller.optics import DEFAULT_TOLERANCES, Tolerances
 from controller.plant import Plant
 from controller.store import Store
 from controller.switches import Switches
@@ -36,7 +38,8 @@ class Settings:
 
     ``openflow_netns`` is the network namespace that the OpenFlow speaker listens in (a path;
     ``None``: the controller's own). ``token`` opens agents that listen on TCP. Light stronger
-    than ``power_ceiling_dbm`` is not switched.
+    than ``power_ceiling_dbm`` is not switched; ``tolerances`` say how much may be missing.
+    ``policies`` say which job is next, and where it runs.
     """
 
     state_dir: Path
@@ -47,6 +50,8 @@ class Settings:
     ryu_apps: Sequence[str] = ()
     token: str | None = None
     power_ceiling_dbm: float = POWER_CEILING_DBM
+    tolerances: Tolerances = DEFAULT_TOLERANCES
+    policies: PolicyChoice = DEFAULT_POLICIES
 
 
 class _Server(uvicorn.Server):
@@ -79,10 +84,10 @@ class Controller:
             )
         )
         self.switches = Switches(lab, self.speaker)
-        self.scheduler = Scheduler(lab, self.fleet, self.store)
+        self.scheduler = Scheduler(lab, self.fleet, self.store, settings.policies)
         self.plant = Plant(
             lab, self.drivers, self.switches, self.scheduler, self.store,
-            settings.power_ceiling_dbm,
+            settings.power_ceiling_dbm, settings.tolerances,
         )  # fmt: skip
         self.reconfigurer = self.plant.reconfigurer
         self.scheduler.reconfigurer = self.reconfigurer
@@ -93,12 +98,13 @@ class Controller:
             "lab": self.lab.name,
             "version": version("patchlight"),
             "engine": self.speaker.info.get("engine"),
+            "policies": self.settings.policies.words,
             "switches": [
                 {"name": s.name, "datapath_id": s.datapath_id,
                  "connected": self.switches.connected()[s.name]}
                 for s in self.lab.packet_switches
             ],
-            "circuit_switches": [{"name": name} for name in self.drivers],
+            "circuit_switches": self.plant.reach.status(),
             "agents": [{"server": s, "reachable": r} for s, r in self.fleet.reachable.items()],
         }  # fmt: skip
 
@@ -117,11 +123,12 @@ class Controller:
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.store.close)
             stack.push_async_callback(self.fleet.close)
-            holder = f"the controller of lab {self.lab.name}"
+            holder = f"{CONTROLLER} {self.lab.name}"
             stack.enter_context(claimed(self.lab.circuit_switches, holder))
             for driver in self.drivers.values():
                 stack.push_async_callback(driver.close)
-                await driver.open()
+            # Who does not answer is left for later: one switch does not keep the lab waiting.
+            await self.plant.reach.open()
             stack.push_async_callback(self.speaker.close)
             self.speaker.subscribe(self._on_event)
             await self.speaker.start()

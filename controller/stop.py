@@ -20,31 +20,37 @@ class StopButton:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.pressed: dict[str, Any] | None = store.mark(_MARK)
+
+    @property
+    def pressed(self) -> dict[str, Any] | None:
+        """Who pressed it, when and why; ``None`` if it is not pressed.
+
+        Read each time: with ``--direct`` somebody else presses it, in another process.
+        """
+        return self._store.mark(_MARK)
 
     @property
     def words(self) -> str:
         """Who pressed it and why; empty while it is not pressed."""
-        if self.pressed is None:
+        if (pressed := self.pressed) is None:
             return ""
-        who = self.pressed["by"] or "somebody"
-        why = f": {self.pressed['why']}" if self.pressed["why"] else ""
+        who = pressed["by"] or "somebody"
+        why = f": {pressed['why']}" if pressed["why"] else ""
         return f"the stop button was pressed by {who}{why}"
 
     def press(self, by: str, why: str) -> None:
         """Halt what is under way and refuse what comes."""
-        self.pressed = {"by": by, "why": why, "at": time.time()}
-        self._store.set_mark(_MARK, self.pressed)
-        self._store.add_event(time.time(), "stopped", self.pressed)
+        pressed = {"by": by, "why": why, "at": time.time()}
+        self._store.set_mark(_MARK, pressed)
+        self._store.add_event(time.time(), "stopped", pressed)
 
     def clear(self, by: str, why: str) -> None:
         """Let changes begin again; no error if it was not pressed."""
         if self.pressed is not None:
             self._store.set_mark(_MARK, None)
-            self.pressed = None
             self._store.add_event(time.time(), "stop-cleared", {"by": by, "why": why})
 
     def check(self) -> None:
         """``StepFailed`` if it is pressed: called between the steps of a change."""
-        if self.pressed is not None:
-            raise StepFailed(self.words)
+        if words := self.words:
+            raise StepFailed(words)

@@ -10,7 +10,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,18 @@ CREATE TABLE IF NOT EXISTS locks (
     ocs TEXT NOT NULL, port INTEGER NOT NULL, record TEXT NOT NULL, PRIMARY KEY (ocs, port));
 CREATE TABLE IF NOT EXISTS saved (name TEXT PRIMARY KEY, record TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS marks (name TEXT PRIMARY KEY, record TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS baselines (
+    ocs TEXT NOT NULL, inp INTEGER NOT NULL, out INTEGER NOT NULL, source TEXT NOT NULL,
+    readings TEXT NOT NULL, PRIMARY KEY (ocs, inp, out, source)) WITHOUT ROWID;
 """
 
 _ADD_EVENT = "INSERT INTO events (at, kind, record) VALUES (?, ?, ?)"
+_SAVE_BASELINE = "INSERT OR REPLACE INTO baselines VALUES (?, ?, ?, ?, ?)"
 
 Record = Mapping[str, Any]
+
+BaselineKey = tuple[str, int, int, str]
+"""Whose power it is: the OCS, the input, the output, and who sends the light (or ``""``)."""
 
 
 class Store:
@@ -84,9 +91,19 @@ class Store:
 
     def begin_reconfiguration(self, record: Record) -> int:
         """Journal an intent; the number it is known by from now on."""
-        return self._write(
-            "INSERT INTO reconfigurations (state, record) VALUES ('intent', ?)", json.dumps(record)
-        )
+        return self.prepared_intent(0, record)()
+
+    def prepared_intent(self, number: int, record: Record) -> Callable[[], int]:
+        """The same, as it is now, but written when the answer is called: by another thread, say.
+
+        ``number`` is the one that it is known by already, 0 for a new one.
+        """
+        if number:
+            sql = "REPLACE INTO reconfigurations (id, state, record) VALUES (?, 'intent', ?)"
+        else:
+            sql = "INSERT INTO reconfigurations (id, state, record) VALUES (?, 'intent', ?)"
+        values = number or None, json.dumps(record)
+        return lambda: self._write(sql, *values)
 
     def update_reconfiguration(
         self,
@@ -94,10 +111,12 @@ class Store:
         state: str,
         record: Record,
         committed: Mapping[str, Record] | None = None,
+        baselines: Mapping[BaselineKey, Sequence[float]] | None = None,
     ) -> None:
         """Write down how far a change has come; if it is over, that is an event as well.
 
-        ``committed`` replaces what ``committed_maps`` gives for these OCS, all in one write.
+        ``committed`` replaces what ``committed_maps`` gives for these OCS, ``baselines`` the
+        readings of these circuits, all in one write.
         """
         with self._together() as db:
             db.execute(
@@ -108,6 +127,8 @@ class Store:
                 "INSERT OR REPLACE INTO committed VALUES (?, ?)",
                 [(ocs, json.dumps(row)) for ocs, row in (committed or {}).items()],
             )
+            if baselines:
+                db.executemany(_SAVE_BASELINE, _baseline_rows(baselines))
             if state != "intent":
                 kept = ("message", "by", "origin", "why", "changes")
                 event = {"id": number, "state": state} | {
@@ -152,6 +173,19 @@ class Store:
     def committed_maps(self) -> dict[str, dict[str, Any]]:
         """What was last written down for each OCS by ``commit_maps`` or with a change."""
         return {o: json.loads(r) for o, r in self._rows("SELECT ocs, record FROM committed")}
+
+    def save_baselines(self, baselines: Mapping[BaselineKey, Sequence[float]]) -> None:
+        """Replace the readings of these circuits."""
+        with self._together() as db:
+            db.executemany(_SAVE_BASELINE, _baseline_rows(baselines))
+
+    def baselines(self, ocs: str) -> dict[BaselineKey, tuple[float, ...]]:
+        """The readings (dBm, oldest first) of every circuit of one OCS that has any."""
+        rows = self._rows("SELECT inp, out, source, readings FROM baselines WHERE ocs = ?", ocs)
+        return {
+            (ocs, inp, out, source): tuple(float(each) for each in readings.split())
+            for inp, out, source, readings in rows
+        }
 
     # -- what operators leave ----------------------------------------------------------------
 
@@ -247,3 +281,9 @@ class Store:
 def _change(row: tuple[Any, ...]) -> dict[str, Any]:
     number, state, record = row
     return {**json.loads(record), "id": number, "state": state}
+
+
+def _baseline_rows(
+    baselines: Mapping[BaselineKey, Sequence[float]],
+) -> list[tuple[str, int, int, str, str]]:
+    return [(*key, " ".join(map(str, readings))) for key, readings in baselines.items()]

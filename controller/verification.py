@@ -1,28 +1,119 @@
-"""Whether the light goes where it should: read-back, then optical power against the budget."""
+"""Whether the light goes where it should: read-back, then optical power against the loss budget
+and against what the same circuit showed before."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from controller.baselines import Baselines
 from controller.circuits.contract import CircuitDriver, DirectedPort
-from controller.optics import Expected, expected_powers, judge
+from controller.optics import (
+    DEFAULT_TOLERANCES,
+    Expected,
+    Tolerances,
+    Verdict,
+    expected_powers,
+    judge,
+)
 from controller.record import StepFailed
-from testbed.lab import Lab
+from testbed.lab import Endpoint, Lab
 from testbed.portmap import CrossConnect, PortMap
 from testbed.wiring import Links
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One cross-connect's light. ``words`` is empty where it is verified."""
+    """One cross-connect's light: measured, as the loss budget and as it was before (dBm)."""
 
     cross_connect: CrossConnect
     in_dbm: float | None
     out_dbm: float | None
     expected: Expected | None
-    words: str
-    failed: bool
+    baseline_dbm: float | None
+    verdict: Verdict
+
+    @property
+    def source(self) -> Endpoint | None:
+        """Who sends the light, if that is known."""
+        return self.expected.source if self.expected is not None else None
+
+    @property
+    def good(self) -> bool:
+        """Whether this is what the circuit should show again: verified, or the first light of
+        one that nothing is known of."""
+        first = self.verdict.kind == "unverified" and self.out_dbm is not None
+        return self.verdict.kind == "ok" or (first and self.baseline_dbm is None)
+
+
+@dataclass(frozen=True)
+class Light:
+    """Judges light: by the lab's loss budgets, and by what circuits showed before."""
+
+    lab: Lab
+    baselines: Baselines
+    tolerances: Tolerances = DEFAULT_TOLERANCES
+
+    async def judge(
+        self,
+        links: Links,
+        driver: CircuitDriver,
+        cross_connects: Iterable[CrossConnect],
+        arriving_dbm: Mapping[DirectedPort, float | None] | None = None,
+    ) -> list[Judged]:
+        """What the device measures of these cross-connects, and what that says.
+
+        ``arriving_dbm`` is the power at inputs that was measured a moment ago. Only devices
+        with ``power_out`` can be asked.
+        """
+        asked = list(cross_connects)
+        ports = [DirectedPort("out", c.out) for c in asked]
+        known = dict(arriving_dbm or {})
+        if driver.capabilities.power_in:
+            ports += [p for c in asked if (p := DirectedPort("in", c.inp)) not in known]
+        known |= await driver.power(ports)
+        on_the_way = frozenset((driver.name, c) for c in asked)
+        everywhere = expected_powers(self.lab, links, on_the_way)
+        loss_db = self.lab.circuit_switch(driver.name).insertion_loss_db
+        found = []
+        for c in asked:
+            in_dbm = known.get(DirectedPort("in", c.inp))
+            out_dbm = known.get(DirectedPort("out", c.out))
+            expected = everywhere.get((driver.name, c))
+            source = expected.source if expected is not None else None
+            before = self.baselines.dbm(driver.name, c, source)
+            verdict = judge(expected, before, c, in_dbm, out_dbm, loss_db, self.tolerances)
+            found.append(Judged(c, in_dbm, out_dbm, expected, before, verdict))
+        return found
+
+    async def verify(
+        self,
+        links: Links,
+        driver: CircuitDriver,
+        made: Iterable[CrossConnect],
+        arriving_dbm: Mapping[DirectedPort, float | None] | None = None,
+    ) -> Verified:
+        """``StepFailed`` where the light is not as it should be.
+
+        Light that is degraded is a remark and no failure: it carries traffic, and what stood
+        before was broken for it, so that going back helps nobody.
+        """
+        if not driver.capabilities.power_out:
+            return Verified([f"{driver.name}: unverified, it has no power monitor"])
+        judged = await self.judge(links, driver, made, arriving_dbm)
+        failed = [each.verdict.words for each in judged if each.verdict.kind == "failed"]
+        if failed:
+            raise StepFailed(f"{driver.name}: {'; '.join(failed)}")
+        remarks = [f"{driver.name}: {each.verdict.words}" for each in judged if each.verdict.words]
+        return Verified(remarks, [each for each in judged if each.good])
+
+
+@dataclass(frozen=True)
+class Verified:
+    """``remarks`` on what could not be verified or is degraded; ``good``: the readings to keep."""
+
+    remarks: list[str]
+    good: list[Judged] = field(default_factory=list)
 
 
 async def read_back(driver: CircuitDriver, wanted: PortMap) -> PortMap:
@@ -36,51 +127,3 @@ async def read_back(driver: CircuitDriver, wanted: PortMap) -> PortMap:
                         + [f"{c} is missing" for c in left.makes])
         )  # fmt: skip
     return now
-
-
-async def judge_light(
-    lab: Lab,
-    links: Links,
-    driver: CircuitDriver,
-    cross_connects: Iterable[CrossConnect],
-    arriving_dbm: Mapping[DirectedPort, float | None] | None = None,
-) -> list[Judged]:
-    """What the device measures of these cross-connects, and what that says.
-
-    ``arriving_dbm`` is the power at inputs that was measured a moment ago. Only devices with
-    ``power_out`` can be asked.
-    """
-    asked = list(cross_connects)
-    ports = [DirectedPort("out", c.out) for c in asked]
-    known = dict(arriving_dbm or {})
-    if driver.capabilities.power_in:
-        ports += [p for c in asked if (p := DirectedPort("in", c.inp)) not in known]
-    known |= await driver.power(ports)
-    everywhere = expected_powers(lab, links, frozenset((driver.name, c) for c in asked))
-    expected = {c: e for c in asked if (e := everywhere.get((driver.name, c))) is not None}
-    found = []
-    for c in asked:
-        in_dbm, out_dbm = (
-            known.get(DirectedPort("in", c.inp)),
-            known.get(DirectedPort("out", c.out)),
-        )
-        words, failed = judge(expected, c, in_dbm, out_dbm)
-        found.append(Judged(c, in_dbm, out_dbm, expected.get(c), words, failed))
-    return found
-
-
-async def verify_light(
-    lab: Lab,
-    links: Links,
-    driver: CircuitDriver,
-    made: Iterable[CrossConnect],
-    arriving_dbm: Mapping[DirectedPort, float | None] | None = None,
-) -> list[str]:
-    """Remarks on what could not be verified; ``StepFailed`` where the light is not as it should."""
-    if not driver.capabilities.power_out:
-        return [f"{driver.name}: unverified, it has no power monitor"]
-    judged = await judge_light(lab, links, driver, made, arriving_dbm)
-    failed = [each.words for each in judged if each.failed]
-    if failed:
-        raise StepFailed(f"{driver.name}: {'; '.join(failed)}")
-    return [f"{driver.name}: {each.words}" for each in judged if each.words]

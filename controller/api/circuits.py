@@ -13,8 +13,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
 
+from controller.api.caller import caller_of
 from controller.api.models import (
     AdoptRequest,
+    BaselinesRequest,
     ChangeRequest,
     LockRequest,
     ReconfigurationRequest,
@@ -23,7 +25,6 @@ from controller.api.models import (
     StopRequest,
     UnlockRequest,
 )
-from controller.client import USER_HEADER
 from controller.locks import Kind
 from controller.planning import wanted_maps
 from controller.plant import Plant
@@ -42,14 +43,7 @@ async def explain(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"error": error.message, "hint": error.hint}, status_code=status)
 
 
-def _caller(request: Request) -> Terms:
-    """Who asks, as the client says, and from where, as the connection shows."""
-    host, port = request.client or ("", 0)
-    origin = f"{host}:{port}" if port else host
-    return Terms(by=request.headers.get(USER_HEADER, "")[:80], origin=origin)
-
-
-Caller = Annotated[Terms, Depends(_caller)]
+Caller = Annotated[Terms, Depends(caller_of)]
 
 
 def circuit_routes(plant: Plant) -> APIRouter:
@@ -85,6 +79,8 @@ def _look(routes: APIRouter, plant: Plant) -> None:
     async def links() -> Answer:
         found = await plant.reconfigurer.links()
         return {
+            # Links through these are not known; they are left out.
+            "unread": plant.reach.unread,
             "links": [
                 {
                     "a": str(a),
@@ -95,13 +91,23 @@ def _look(routes: APIRouter, plant: Plant) -> None:
                     ],
                 }
                 for a, b in found.pairs()
-            ]
+            ],
         }
 
     @routes.get("/circuits")
     async def circuits() -> Answer:
         maps = await plant.reconfigurer.read_maps()
-        return {name: {"map": as_texts(port_map)} for name, port_map in maps.items()}
+        # No map at all, rather than an empty one: applied later, that would clear the switch.
+        unread = {
+            name: {"map": None, "unreachable": words, "assumed": as_texts(maps.assumed[name])}
+            for name, words in maps.unread.items()
+        }
+        known = {name: {"map": as_texts(port_map)} for name, port_map in maps.items()}
+        return {name: (known | unread)[name] for name in plant.drivers}
+
+    @routes.get("/circuit-switches")
+    async def circuit_switches() -> Answer:
+        return {"circuit_switches": await plant.circuit_switches()}
 
     @routes.get("/circuits/{ocs}/light")
     async def light(ocs: str) -> Answer:
@@ -109,13 +115,7 @@ def _look(routes: APIRouter, plant: Plant) -> None:
 
     @routes.get("/alarms")
     async def alarms(ocs: Annotated[list[str] | None, Query()] = None) -> Answer:
-        return {
-            "alarms": [
-                {"ocs": name, **asdict(alarm)}
-                for name in plant.named(ocs or [])
-                for alarm in await plant.drivers[name].alarms()
-            ]
-        }
+        return {"alarms": await plant.alarms(ocs or [])}
 
     @routes.get("/drift")
     async def drift() -> Answer:
@@ -174,6 +174,10 @@ def _change(routes: APIRouter, plant: Plant) -> None:
 
 
 def _operate(routes: APIRouter, plant: Plant) -> None:
+    @routes.post("/baselines")
+    async def accept(request: BaselinesRequest, caller: Caller) -> Answer:
+        return {"circuits": await plant.accept_light(request.ocs, caller.by)}
+
     @routes.get("/maps")
     async def maps() -> Answer:
         return {"maps": list(plant.store.saved_maps().values())}

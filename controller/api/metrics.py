@@ -43,6 +43,12 @@ class _State:
         for server, reachable in controller.fleet.reachable.items():
             up.add_metric([server], reachable)
         yield up
+        answers = GaugeMetricFamily(
+            "patchlight_ocs_up", "Whether a circuit switch answers.", labels=["ocs"]
+        )
+        for row in controller.plant.reach.status():
+            answers.add_metric([row["name"]], row["reachable"])
+        yield answers
 
 
 def registry_of(controller: Controller) -> CollectorRegistry:

@@ -52,6 +52,12 @@ class AdoptRequest(_Strict):
     why: str = ""
 
 
+class BaselinesRequest(_Strict):
+    """Circuit switches whose light is to be the baseline from now on; all if none are named."""
+
+    ocs: list[str] = []
+
+
 class LockRequest(_Strict):
     """Ports of one OCS to lock for everybody, or with ``keep`` for all but who asks."""
 
@@ -99,10 +105,13 @@ class JobRequest(_Strict):
 
 
 class GangRequest(_Strict):
-    """Jobs that start together, and whether they are regrouped first."""
+    """Jobs that start together, and whether they are regrouped first.
+
+    Without ``topology`` the lab's topology policy decides.
+    """
 
     jobs: list[JobRequest]
-    topology: Literal["keep", "regroup"] = "keep"
+    topology: Literal["keep", "regroup"] | None = None
 
 
 class RegroupRequest(_Strict):

@@ -36,7 +36,7 @@ from controller.circuits.dialects import corrected
 from controller.circuits.session import Session
 from controller.circuits.tl1.client import Tl1Client
 from controller.circuits.tl1.dialects import CALIENT, CircuitDialect
-from controller.circuits.writing import Writing, in_the_way, outcome
+from controller.circuits.writing import JustRead, Writing, in_the_way, outcome
 from testbed.errors import BadInput
 from testbed.lab import CircuitSwitch
 from testbed.portmap import CrossConnect, PortMap
@@ -56,6 +56,7 @@ class CalientTl1:
         self._dialect = dialect or corrected(switch.driver, CALIENT)
         self._client = Tl1Client(Session.of(switch, password), self._dialect)
         self._writing = Writing(switch.name)
+        self._just_read = JustRead[list[Held]]()
 
     @property
     def name(self) -> str:
@@ -89,7 +90,8 @@ class CalientTl1:
 
     async def read_map(self) -> PortMap:
         """The circuits of ``RTRV-CRS`` that are not parked (entered but not activated)."""
-        active = (held for held in await self._held() if not held.matches(self._dialect.parked))
+        table = await self._just_read.read(self._held)
+        active = (held for held in table if not held.matches(self._dialect.parked))
         return PortMap.of(c for held in active for c in held.directions)
 
     async def alarms(self) -> tuple[Alarm, ...]:
@@ -150,10 +152,12 @@ class CalientTl1:
         began, wanted = loop.time(), checked(pairs, self.ports)
         async with self._writing.change():
             refused: dict[CrossConnect, str] = {}
-            going = self._going(wanted, await self._table(wanted), refused)
+            table = self._just_read.table
+            table = await self._table(wanted) if table is None else table
+            going = self._going(wanted, table, refused)
             if self._dialect.bulk and len(going) > 1:
                 await self._in_bulk(self._dialect.delete_bulk, [held.conn for held in going])
-                left = {held.conn for held in await self._held()}
+                left = {held.conn for held in await self._just_read.read(self._held)}
                 going = [held for held in going if held.conn in left]
             for held in going:
                 try:
@@ -164,6 +168,7 @@ class CalientTl1:
         return outcome(wanted, refused, loop.time() - began)
 
     async def _tell(self, template: str, values: dict[str, str]) -> None:
+        self._just_read.forget()
         await self._client.command(template, values, changes=True)
         self._writing.told = True
 
@@ -347,7 +352,8 @@ class CalientTl1:
             beside = await self._beside(wanted)
             # Where nothing holds their ports, they are not there either.
             return (await self._states(wanted) if beside else {}), beside
-        there = {c: held for held in await self._held() for c in held.directions}
+        table = await self._just_read.again(self._held)
+        there = {c: held for held in table for c in held.directions}
         return there, list(there)
 
     async def _beside(self, wanted: Sequence[CrossConnect]) -> list[CrossConnect]:

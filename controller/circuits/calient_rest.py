@@ -183,20 +183,22 @@ class CalientRest(PatchingDriver):
 
     async def _break(self, pairs: Sequence[CrossConnect]) -> None:
         asked, refused = set(pairs), []
-        for circuit in await self._circuits() if pairs else ():
-            if asked.isdisjoint(circuit.directions):
-                continue
-            other = next((c for c in circuit.directions if c not in asked), None)
-            if other is not None:
-                refused.append(
-                    f"{circuit.conn} is a two-way circuit on the device: {other} would break "
-                    "with it"
-                )
-                continue
-            try:
-                await self._delete(circuit)
-            except DeviceRefused as refusal:
-                refused.append(f"{circuit.conn}: {refusal.words}")
+        circuits = await self._circuits() if pairs else ()
+        async with self._client.series(len(pairs)):
+            for circuit in circuits:
+                if asked.isdisjoint(circuit.directions):
+                    continue
+                other = next((c for c in circuit.directions if c not in asked), None)
+                if other is not None:
+                    refused.append(
+                        f"{circuit.conn} is a two-way circuit on the device: {other} would break "
+                        "with it"
+                    )
+                    continue
+                try:
+                    await self._delete(circuit)
+                except DeviceRefused as refusal:
+                    refused.append(f"{circuit.conn}: {refusal.words}")
         if refused:
             raise DeviceRefused(f"{self.name} refused {refused[0]}", words="; ".join(refused))
 

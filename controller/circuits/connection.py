@@ -9,8 +9,12 @@ from typing import Generic, Protocol, TypeVar
 
 from testbed.errors import PatchlightError
 
-BUFFER_LIMIT = 1 << 20
-"""Bytes of one unfinished message (or line of noise) that are kept before giving up."""
+BUFFER_LIMIT = 3 << 18
+"""Bytes of one unfinished message (or line of noise) that are kept before giving up.
+
+A connection that is flooded takes a quarter more memory than that, so 1 MiB at most; the table
+of a switch of 1,000 ports takes a fifth of it.
+"""
 
 M = TypeVar("M")
 

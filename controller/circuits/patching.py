@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from controller.circuits.contract import DeviceRefused, DirectedPort, Outcome, checked
-from controller.circuits.writing import Writing, outcome
+from controller.circuits.writing import JustRead, Writing, outcome
 from testbed.errors import BadInput
 from testbed.lab import CircuitSwitch
 from testbed.portmap import CrossConnect, PortMap
@@ -39,6 +39,7 @@ class PatchingDriver(ABC):
     def __init__(self, switch: CircuitSwitch, list_limit: int) -> None:
         self._switch = switch
         self._writing = Writing(switch.name)
+        self._just_read = JustRead[Mapping[CrossConnect, Held]]()
         self._list_limit = list_limit
 
     @abstractmethod
@@ -65,7 +66,7 @@ class PatchingDriver(ABC):
 
     async def read_map(self) -> PortMap:
         """All that the device's table holds, failed ones too: they hold their ports."""
-        table = await self._table()
+        table = await self._just_read.read(self._table)
         try:
             return PortMap.of(table)
         except BadInput as error:
@@ -77,7 +78,7 @@ class PatchingDriver(ABC):
         began, wanted = loop.time(), checked(pairs, self.ports)
         async with self._writing.change():
             refused: dict[CrossConnect, str] = {}
-            table = await self._table()
+            table = await self._just_read.again(self._table)
             new = _placeable(wanted, table, refused)
             dark = [c for c in new if c in table and table[c].state == "failed"]
             await self._send(self._break, dark)
@@ -91,14 +92,14 @@ class PatchingDriver(ABC):
         loop = asyncio.get_running_loop()
         began, wanted = loop.time(), checked(pairs, self.ports)
         async with self._writing.change():
-            table = await self._table()
+            table = await self._just_read.again(self._table)
             going = [c for c in wanted if c in table]
             words = await self._send(self._break, going)
-            left = await self._table() if going else {}
+            left = await self._just_read.read(self._table) if going else {}
             again = [c for c in going if c in left]
             if again and len(going) > 1 and self._list_limit > 1:
                 words = await self._send(self._break, again, most=1)
-                left = await self._table()
+                left = await self._just_read.read(self._table)
             refused = {
                 c: words.get(c, "the command was accepted, but the device holds it still")
                 for c in again
@@ -130,6 +131,7 @@ class PatchingDriver(ABC):
         limit, words = most or self._list_limit, {}
         for start in range(0, len(pairs), limit):
             chunk = pairs[start : start + limit]
+            self._just_read.forget()
             try:
                 await send(chunk)
             except DeviceRefused as refusal:

@@ -155,6 +155,7 @@ class PolatisNetconf(PatchingDriver):
         """
         size, wanted = await self._known_size(), checked(pairs, self.ports)
         async with self._writing.change():
+            self._just_read.forget()
             await self._edit(self._dialect.replace, self._dialect.pair, size, wanted)
 
     async def enable(self, ports: Iterable[DirectedPort], *, on: bool = True) -> None:
@@ -164,6 +165,7 @@ class PolatisNetconf(PatchingDriver):
         numbers = (size.to_number(port.side, port.number) for port in wanted)
         listed = "".join(leaf.format(port=number) for number in numbers)
         async with self._writing.change():
+            self._just_read.forget()
             await self._client.rpc(self._dialect.enable.format(ports=listed))
 
     # --- what a patching driver needs -------------------------------------------------------

@@ -115,6 +115,7 @@ class PolatisRestconf(PatchingDriver):
         numbers = (numbering.to_number(port.side, port.number) for port in wanted)
         rows = (self._dialect.port_state.format(port=n, state=state) for n in numbers)
         async with self._writing.change():
+            self._just_read.forget()
             body = self._dialect.ports_body.format(pairs=",".join(rows))
             await self._client.change("PATCH", self._dialect.ports, body)
 
@@ -154,15 +155,16 @@ class PolatisRestconf(PatchingDriver):
 
     async def _break(self, pairs: Sequence[CrossConnect]) -> None:
         numbering, refused = await self._known(), []
-        for c in pairs:
-            ingress = numbering.to_number("in", c.inp)
-            try:
-                await self._tell("DELETE", self._dialect.delete.format(ingress=ingress))
-            except DeviceRefused as refusal:
-                if refusal.code != "404":
-                    refused.append(refusal.words)
-                if refusal.code == "412":
-                    break
+        async with self._client.series(len(pairs)):
+            for c in pairs:
+                ingress = numbering.to_number("in", c.inp)
+                try:
+                    await self._tell("DELETE", self._dialect.delete.format(ingress=ingress))
+                except DeviceRefused as refusal:
+                    if refusal.code != "404":
+                        refused.append(refusal.words)
+                    if refusal.code == "412":
+                        break
         if refused:
             raise DeviceRefused(f"{self.name} refused {refused[0]}", words="; ".join(refused))
 

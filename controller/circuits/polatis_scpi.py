@@ -102,6 +102,7 @@ class PolatisScpi(PatchingDriver):
         """
         size, wanted = await self._known_size(), checked(pairs, self.ports)
         async with self._writing.change():
+            self._just_read.forget()
             await self._client.tell(self._listed(self._dialect.replace, size, wanted))
 
     async def enable(self, ports: Iterable[DirectedPort], *, on: bool = True) -> None:
@@ -110,6 +111,7 @@ class PolatisScpi(PatchingDriver):
         template = self._dialect.enable if on else self._dialect.disable
         numbers = ",".join(str(size.to_number(port.side, port.number)) for port in wanted)
         async with self._writing.change():
+            self._just_read.forget()
             await self._client.tell(template.format(ports=numbers))
 
     # --- what a patching driver needs -------------------------------------------------------

@@ -73,6 +73,7 @@ class PolatisTl1(ListingDriver[PolatisDialect]):
         template = self._dialect.enable if on else self._dialect.disable
         numbers = self._joined(numbering.to_number(port.side, port.number) for port in wanted)
         async with self._writing.change():
+            self._just_read.forget()
             await self._client.command(template, {"ports": numbers}, changes=True)
 
     # --- inside -----------------------------------------------------------------------------

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Generic, TypeVar
 
 from controller.circuits.contract import (
     DeviceRefused,
@@ -16,6 +17,9 @@ from controller.circuits.contract import (
 )
 from testbed.errors import OutcomeUnknown
 from testbed.portmap import CrossConnect
+
+_JUST_READ_S = 0.01
+T = TypeVar("T")
 
 
 class Writing:
@@ -44,6 +48,41 @@ class Writing:
                     f"{self._name} was told to change, then: {error.message}",
                     hint="read the device's map before anything else",
                 ) from error
+
+
+class JustRead(Generic[T]):
+    """A device's table, for as long as it is as good as one that is asked for now.
+
+    That is 10 ms from when the question was sent, what a question takes on its way to a device
+    in another building, and until something is told to the device. It spares reading a map
+    again that was read for the same change a moment ago; nothing is kept for longer.
+    """
+
+    def __init__(self) -> None:
+        self._table: T | None = None
+        self._asked_at = 0.0
+
+    async def read(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask, and keep the answer."""
+        asked_at = asyncio.get_running_loop().time()
+        table = await ask()
+        self._table, self._asked_at = table, asked_at
+        return table
+
+    @property
+    def table(self) -> T | None:
+        """The table that was just read; ``None`` if it was not."""
+        age_s = asyncio.get_running_loop().time() - self._asked_at
+        return self._table if age_s <= _JUST_READ_S else None
+
+    async def again(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The table that was just read, or else a new one."""
+        table = self.table
+        return await self.read(ask) if table is None else table
+
+    def forget(self) -> None:
+        """The device is told something now."""
+        self._table = None
 
 
 def outcome(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from testbed.cli.connection import connect, controller_options
+from testbed.cli.policy_options import chosen_policies, policy_options
 
 
 @click.group()
@@ -43,6 +46,11 @@ def controller() -> None:
               help="A Ryu application of yours, run beside ours; may be given again.")  # fmt: skip
 @click.option("--power-ceiling", default=13.0, show_default=True, metavar="DBM",
               help="Stronger light at an OCS input is not switched.")  # fmt: skip
+@click.option("--loss-tolerance", default=3.0, show_default=True, metavar="DB",
+              help="How far from the loss budget light is still good.")  # fmt: skip
+@click.option("--baseline-tolerance", default=1.5, show_default=True, metavar="DB",
+              help="How much less than before makes a circuit degraded.")  # fmt: skip
+@policy_options
 def run(
     lab_name: str,
     state: Path | None,
@@ -52,9 +60,13 @@ def run(
     engine: str | None,
     ryu_apps: tuple[str, ...],
     power_ceiling: float,
+    loss_tolerance: float,
+    baseline_tolerance: float,
+    **policies: Any,
 ) -> None:
     """Run the controller of LAB until Ctrl-C; circuits and flows outlive it."""
     from controller.__main__ import serve
+    from controller.optics import Tolerances
     from controller.service import Settings
     from testbed.labfile import load_lab
 
@@ -68,10 +80,18 @@ def run(
         ryu_apps=ryu_apps,
         token=os.environ.get("PATCHLIGHT_TOKEN"),
         power_ceiling_dbm=power_ceiling,
+        tolerances=Tolerances(loss_tolerance, baseline_tolerance),
+        policies=chosen_policies(policies),
     )
     click.echo(f"controller of {lab.name}: API on http://{settings.api}, OpenFlow on "
                f"{settings.openflow}", err=True)  # fmt: skip
     serve(lab, settings)
+
+
+def _reach(ocs: dict[str, Any]) -> str:
+    if ocs["reachable"]:
+        return "answers"
+    return f"silent for {time.time() - ocs['since']:.0f} s: {ocs['words']}"
 
 
 @controller.command()
@@ -91,7 +111,7 @@ def status(lab_name: str | None, address: str | None, as_json: bool) -> None:
         state = "connected" if switch["connected"] else "away"
         table.add_row(switch["name"], f"packet switch {switch['datapath_id']:#x}", state)
     for ocs in answer["circuit_switches"]:
-        table.add_row(ocs["name"], "circuit switch", "open")
+        table.add_row(ocs["name"], "circuit switch", _reach(ocs))
     for agent in answer["agents"]:
         table.add_row(agent["server"], "agent", "answers" if agent["reachable"] else "silent")
     Console().print(table)

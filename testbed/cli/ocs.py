@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from testbed.cli import ocs_change, ocs_emulate, ocs_guard, ocs_view
+from testbed.cli import ocs_change, ocs_emulate, ocs_guard, ocs_view, ocs_watch
 
 
 @click.group(
@@ -18,6 +18,8 @@ def ocs() -> None:
     """Read and change optical circuit switches."""
 
 
-for command in (*ocs_view.COMMANDS, *ocs_change.COMMANDS, *ocs_guard.COMMANDS):
+for command in (
+    *ocs_view.COMMANDS, *ocs_watch.COMMANDS, *ocs_change.COMMANDS, *ocs_guard.COMMANDS,
+):  # fmt: skip
     ocs.add_command(command)
 ocs.add_command(ocs_emulate.emulate)

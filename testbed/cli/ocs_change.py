@@ -36,7 +36,7 @@ def connect_ports(
 ) -> None:
     """Join ports: by number (3:17) or by what is plugged in (server1.nic0:tor1.1)."""
     texts = [cross_connect_text(target.lab, name, pair, one_way=one_way) for pair in pairs]
-    with target.client() as client:
+    with target.client([name]) as client:
         carry_out(functools.partial(client.reconfigure, {name: texts}), manner)
 
 
@@ -47,7 +47,7 @@ def connect_ports(
 def disconnect(name: str, ports: tuple[str, ...], target: Target, manner: Manner) -> None:
     """Break every cross-connect of these ports, in and out."""
     numbers = sorted({port_number(target.lab, name, port) for port in ports})
-    with target.client() as client:
+    with target.client([name]) as client:
         carry_out(functools.partial(client.reconfigure, {}, disconnect={name: numbers}), manner)
 
 
@@ -69,7 +69,7 @@ def apply_map(file: str, only: bool, target: Target, manner: Manner) -> None:
     ocs1,server1.nic0,tor1.1,one-way             CSV: OCS, from, to, way
     """
     maps = read_map_file(file, target.lab)
-    with target.client() as client:
+    with target.client(maps) as client:
         carry_out(functools.partial(client.reconfigure, maps, only=only), manner)
 
 
@@ -81,7 +81,7 @@ def apply_map(file: str, only: bool, target: Target, manner: Manner) -> None:
 def plan(file: str, only: bool, target: Target, as_json: bool) -> None:
     """What applying FILE would change, which links and jobs ride on it, what is against it."""
     maps = read_map_file(file, target.lab)
-    with target.client() as client:
+    with target.client(maps) as client:
         print_preview(client.reconfigure(maps, only=only, dry_run=True), as_json=as_json)
 
 
@@ -94,7 +94,7 @@ def diff_map(file: str, target: Target, as_json: bool) -> None:
     from testbed.cli.ocs_output import change_lines
 
     maps = read_map_file(file, target.lab)
-    with target.client() as client:
+    with target.client(maps) as client:
         changes = client.reconfigure(maps, only=True, dry_run=True)["changes"]
     if as_json:
         print_json(changes)
@@ -108,7 +108,9 @@ def diff_map(file: str, target: Target, as_json: bool) -> None:
 @change_options
 def roll_back(number: int, target: Target, manner: Manner) -> None:
     """Undo change ID and nothing that other changes did ('patchlight ocs history')."""
-    with target.client() as client:
+    with target.client(
+        lambda store: (store.reconfiguration(number) or {}).get("changes", {})
+    ) as client:
         carry_out(functools.partial(client.roll_back, number), manner)
 
 
@@ -120,7 +122,7 @@ def roll_back(number: int, target: Target, manner: Manner) -> None:
 @json_option
 def save(name: str, switches: tuple[str, ...], why: str, target: Target, as_json: bool) -> None:
     """Keep the present maps under NAME, for 'restore'. Replaces what had that name."""
-    with target.client() as client:
+    with target.client(switches) as client:
         record = client.save_map(name, switches, why)
     if as_json:
         print_json(record)
@@ -135,10 +137,13 @@ def save(name: str, switches: tuple[str, ...], why: str, target: Target, as_json
 @change_options
 def restore(name: str | None, listing: bool, target: Target, manner: Manner) -> None:
     """Bring about the maps saved as NAME, whole."""
-    with target.client() as client:
-        if name is not None and not listing:
+    if name is not None and not listing:
+        with target.client(
+            lambda store: store.saved_maps().get(name, {}).get("maps", {})
+        ) as client:
             carry_out(functools.partial(client.restore, name), manner)
-            return
+        return
+    with target.client(lambda _: (), talks=False) as client:
         saved = client.saved_maps()
     if manner.as_json:
         print_json(saved)

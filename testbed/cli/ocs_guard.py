@@ -15,7 +15,7 @@ from testbed.cli.ocs_options import (
     target_options,
     why_option,
 )
-from testbed.cli.ocs_output import carry_out, print_record
+from testbed.cli.ocs_output import carry_out, print_record, say_unreachable
 from testbed.cli.ocs_view import when
 from testbed.cli.rendering import console, new_table, print_json
 from testbed.errors import BadInput, PatchlightError
@@ -34,7 +34,7 @@ def lock(ports: tuple[str, ...], why: str, keep: bool, target: Target, as_json: 
 
     Without ports: list the locks.
     """
-    with target.client() as client:
+    with target.client(ports_by_switch(target.lab, ports), talks=False) as client:
         if not ports:
             rows = client.locks()
         elif not why:
@@ -65,11 +65,10 @@ def unlock(ports: tuple[str, ...], why: str, target: Target, as_json: bool) -> N
     """Unlock ports, whoever locked them."""
     if not ports:
         raise BadInput("name the ports to unlock: 'patchlight ocs lock' lists those locked")
-    with target.client() as client:
+    by_switch = ports_by_switch(target.lab, ports)
+    with target.client(by_switch, talks=False) as client:
         rows = [
-            row
-            for name, numbers in ports_by_switch(target.lab, ports).items()
-            for row in client.unlock(name, numbers, why)
+            row for name, numbers in by_switch.items() for row in client.unlock(name, numbers, why)
         ]
     if as_json:
         print_json(rows)
@@ -92,7 +91,7 @@ def drift(
     if adopt and repair:
         raise BadInput("--adopt and --repair exclude each other")
     names = [target.lab.circuit_switch(name).name for name in switches]
-    with target.client() as client:
+    with target.client(names) as client:
         if repair:
             carry_out(functools.partial(client.repair, names), manner)
             return
@@ -103,10 +102,12 @@ def drift(
     if manner.as_json:
         print_json(found)
     for name, differs in found.items():
-        since = differs["reconfiguration"]
-        against = f"change {since}" if since else f"what it had at {when(differs['committed_at'])}"
+        since, at = differs["reconfiguration"], differs["committed_at"]
+        against = f"change {since}" if since else f"what it had at {when(at)}" if at else "nothing"
         lines = [f"{name} - {text} is missing" for text in differs["missing"]]
         lines += [f"{name} + {text} was not made here" for text in differs["unknown"]]
+        if differs["unreachable"]:
+            lines = [f"{name} does not answer: {differs['unreachable']}"]
         if not manner.as_json:
             for line in lines or [f"{name} is as committed with {against}"]:
                 click.echo(line)
@@ -115,6 +116,7 @@ def drift(
             "the devices differ from what was committed",
             hint="--repair brings them back, --adopt takes them as they are",
         )
+    say_unreachable(found)
 
 
 @click.command()
@@ -129,7 +131,8 @@ def stop(clear: bool, status: bool, why: str, target: Target, as_json: bool) -> 
     New changes are refused until somebody says 'stop --clear', also after the controller
     started anew. Circuits that stand are not touched.
     """
-    with target.client() as client:
+    # Nothing is held for this: it must reach a change that is under way with --direct.
+    with target.client(lambda _: (), talks=False) as client:
         if clear:
             client.clear_stop(why)
         elif not status:

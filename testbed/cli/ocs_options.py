@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from controller.client import ControllerClient
 from testbed.cli.connection import RUN_ROOT, connect, controller_options, running_lab, user_name
 from testbed.errors import BadInput
 from testbed.lab import Lab
+
+if TYPE_CHECKING:
+    from controller.direct import Needs
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,20 @@ class Target:
         """The lab file's lab."""
         return running_lab(self.lab_name)
 
+    @property
+    def state_dir(self) -> Path:
+        """Where the journal is that ``--direct`` uses."""
+        return self.state or _state_of(self.lab)
+
     @contextlib.contextmanager
-    def client(self) -> Iterator[ControllerClient]:
-        """A client of the controller, or straight of the devices."""
+    def client(
+        self, needs: Collection[str] | Needs | None = None, *, talks: bool = True
+    ) -> Iterator[ControllerClient]:
+        """A client of the controller, or straight of the devices.
+
+        ``needs``: the circuit switches that the command is about, or how to find them in the
+        journal; all of the lab's if none are named. Without ``talks`` it only uses the journal.
+        """
         if not self.direct:
             with connect(self.lab_name, self.address) as client:
                 yield client
@@ -43,7 +57,12 @@ class Target:
             raise BadInput("--direct and --controller exclude each other")
         from controller.direct import direct_client
 
-        with direct_client(self.lab, self.state or _state_of(self.lab), user_name()) as client:
+        if needs is not None and not callable(needs):
+            names = [self.lab.circuit_switch(name).name for name in needs]
+            needs = (lambda _: names) if names else None
+        with direct_client(
+            self.lab, self.state_dir, user_name(), needs, talks=talks
+        ) as client:  # fmt: skip
             yield client
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -88,6 +88,16 @@ def _lines(preview: Answer) -> list[str]:
     lines += [f"link comes: {link}" for link in preview["links_up"]]
     lines += [f"in use by job {job}, which pauses meanwhile" for job in preview["jobs"]]
     return lines + [f"against it: {words}" for words in preview["objections"]]
+
+
+def say_unreachable(answers: Mapping[str, Answer]) -> None:
+    """Raise if some of these circuit switches (by name) do not answer."""
+    silent = {n: a["unreachable"] for n, a in answers.items() if a.get("unreachable")}
+    if silent:
+        raise PatchlightError(
+            "\n".join(f"{name} does not answer: {words}" for name, words in silent.items()),
+            hint="what is said of the others holds; of these nothing is known",
+        )
 
 
 def change_lines(changes: dict[str, dict[str, list[str]]]) -> list[str]:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import time
+from collections import Counter
 from datetime import datetime
 from typing import Any
 
 import click
 
+from controller.client import ControllerError
 from testbed.cli.ocs_names import complete_switch, plugged_in, port_anywhere
 from testbed.cli.ocs_options import Target, json_option, target_options
-from testbed.cli.ocs_output import change_lines
+from testbed.cli.ocs_output import change_lines, say_unreachable
 from testbed.cli.rendering import console, new_table, print_json
 from testbed.errors import PatchlightError
 from testbed.lab import Lab
 
 Answer = dict[str, Any]
 
-_POLL_S = 0.5
-_CIRCUIT_EVENTS = {
-    "circuits", "alarm", "drift", "resumed", "locked", "unlocked", "stopped", "stop-cleared",
-}  # fmt: skip
-
-_switches = click.argument("switches", nargs=-1, metavar="[OCS…]", shell_complete=complete_switch)
+switches_argument = click.argument(
+    "switches", nargs=-1, metavar="[OCS…]", shell_complete=complete_switch
+)
 
 
 def when(at: float) -> str:
@@ -31,7 +28,8 @@ def when(at: float) -> str:
     return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _named(lab: Lab, names: tuple[str, ...]) -> list[str]:
+def named_switches(lab: Lab, names: tuple[str, ...]) -> list[str]:
+    """These circuit switches, or all if none are named; ``BadInput`` if one is not there."""
     return [lab.circuit_switch(name).name for name in names] or [
         switch.name for switch in lab.circuit_switches
     ]
@@ -41,46 +39,60 @@ def _named(lab: Lab, names: tuple[str, ...]) -> list[str]:
 @target_options
 @json_option
 def list_switches(target: Target, as_json: bool) -> None:
-    """The lab's circuit switches, as the lab file has them."""
-    rows = [
+    """The lab's circuit switches: where they are, whether they answer, what they say they are.
+
+    If no controller answers: as the lab file has them.
+    """
+    rows: list[Answer] = [
         {
             "name": s.name, "driver": s.driver, "address": s.address, "ports": s.ports,
             "switching_time_s": s.switching_time_s, "insertion_loss_db": s.insertion_loss_db,
+            "reachable": None, "since": None, "words": "", "identity": None,
         }
         for s in target.lab.circuit_switches
     ]  # fmt: skip
+    try:
+        with target.client() as client:
+            rows = client.circuit_switches()
+    except ControllerError as error:
+        click.echo(f"as the lab file has them: {error.message}", err=True)
     if as_json:
         print_json(rows)
         return
-    table = new_table("OCS", "driver", "address", "ports", "switching time", "insertion loss")
-    for s in target.lab.circuit_switches:
+    table = new_table("OCS", "driver", "address", "ports", "switching time", "answers", "device")
+    for row in rows:
+        reachable = {None: "", True: "yes", False: f"no: {row['words']}"}[row["reachable"]]
+        is_a = row["identity"] or {}
+        device = " ".join(filter(None, (is_a.get(k) for k in ("vendor", "model", "software"))))
         table.add_row(
-            s.name, s.driver, s.address, str(s.ports), f"{s.switching_time_s * 1e3:g} ms",
-            f"{s.insertion_loss_db:g} dB",
+            row["name"], row["driver"], row["address"], str(row["ports"]),
+            f"{row['switching_time_s'] * 1e3:g} ms", reachable, device or row["words"],
         )  # fmt: skip
     console().print(table)
 
 
 @click.command()
-@_switches
+@switches_argument
 @click.option("--power", "with_power", is_flag=True, help="Also measure the light.")
 @target_options
 @json_option
 def show(switches: tuple[str, ...], with_power: bool, target: Target, as_json: bool) -> None:
     """The present cross-connects, and which devices they join."""
-    names = _named(target.lab, switches)
+    names = named_switches(target.lab, switches)
     if with_power:
-        _show_light(target, names, as_json=as_json)
+        say_unreachable(_show_light(target, names, as_json=as_json))
         return
-    with target.client() as client:
-        circuits, locks = client.circuits(), client.locks()
+    with target.client(names) as client:
+        found, locks = client.circuits(), client.locks()
+    circuits = {name: found[name] for name in names}
     if as_json:
-        print_json({name: circuits[name] for name in names})
+        print_json(circuits)
+        say_unreachable(circuits)
         return
     table = new_table("OCS", "cross-connect", "from", "to", "locked")
     for name in names:
         held = {lock["port"]: lock for lock in locks if lock["ocs"] == name}
-        for text in circuits[name]["map"]:
+        for text in circuits[name]["map"] or ():
             inp, out = (int(port) for port in text.split(">"))
             locked = ", ".join(
                 f"{p} {held[p]['kind']} by {held[p]['by']}" for p in (inp, out) if p in held
@@ -88,6 +100,7 @@ def show(switches: tuple[str, ...], with_power: bool, target: Target, as_json: b
             here = plugged_in(target.lab, name, inp), plugged_in(target.lab, name, out)
             table.add_row(name, text, *here, locked)
     console().print(table)
+    say_unreachable(circuits)
 
 
 @click.command()
@@ -99,8 +112,8 @@ def power(places: tuple[str, ...], target: Target, as_json: bool) -> None:
     whole = {switch.name for switch in target.lab.circuit_switches}
     ports = {port_anywhere(target.lab, text) for text in places if text not in whole}
     names = [p for p in places if p in whole] + [ocs for ocs, _ in sorted(ports)]
-    _show_light(target, list(dict.fromkeys(names)) or _named(target.lab, ()), ports,
-                as_json=as_json)  # fmt: skip
+    asked = list(dict.fromkeys(names)) or named_switches(target.lab, ())
+    say_unreachable(_show_light(target, asked, ports, as_json=as_json))
 
 
 def _show_light(
@@ -111,8 +124,18 @@ def _show_light(
     as_json: bool,
 ) -> dict[str, Answer]:
     asked = {ocs for ocs, _ in ports or ()}
-    with target.client() as client:
+    with target.client(names) as client:
         found = {name: client.light(name) for name in names}
+    return _print_light(found, asked, ports, as_json=as_json)
+
+
+def _print_light(
+    found: dict[str, Answer],
+    asked: set[str],
+    ports: set[tuple[str, int]] | None,
+    *,
+    as_json: bool,
+) -> dict[str, Answer]:
     for name, answer in found.items():
         if name in asked:
             answer["circuits"] = [
@@ -123,12 +146,15 @@ def _show_light(
     if as_json:
         print_json(found)
         return found
-    table = new_table("OCS", "cross-connect", "in", "out", "expected", "verdict", "light from")
+    table = new_table(
+        "OCS", "cross-connect", "in", "out", "budget", "baseline", "verdict", "light from"
+    )
     for name, answer in found.items():
         for row in answer["circuits"]:
             table.add_row(
                 name, row["cross_connect"], _dbm(row["in_dbm"]), _dbm(row["out_dbm"]),
-                _dbm(row["expected_dbm"]), row["words"] or row["verdict"], row["source"] or "",
+                _dbm(row["expected_dbm"]), _dbm(row["baseline_dbm"]),
+                row["words"] or row["verdict"], row["source"] or "",
             )  # fmt: skip
     console().print(table)
     for name, answer in found.items():
@@ -142,18 +168,25 @@ def _dbm(value: float | None) -> str:
 
 
 @click.command()
-@_switches
+@switches_argument
+@click.option("--accept", is_flag=True, help="Take the light as it is for the baselines.")
 @target_options
 @json_option
-def verify(switches: tuple[str, ...], target: Target, as_json: bool) -> None:
-    """Check each circuit: as committed, port states, light against the loss budget.
+def verify(switches: tuple[str, ...], accept: bool, target: Target, as_json: bool) -> None:
+    """Check each circuit: as committed, port states, light against budget and baseline.
 
-    Ends with 1 if anything is wrong. What cannot be measured is 'unverified', not wrong.
+    The baseline is what the same circuit showed when it was made before. Ends with 1 if
+    anything is wrong. What cannot be measured is 'unverified', what is inside the budget and
+    has less power than it had is 'degraded': neither is wrong.
     """
-    names = _named(target.lab, switches)
-    with target.client() as client:
+    names = named_switches(target.lab, switches)
+    with target.client(names) as client:
         drift = client.drift()
-    found = _show_light(target, names, as_json=as_json)
+        found = {name: client.light(name) for name in names}
+        if accept:
+            client.accept_light(names)
+            found = {name: client.light(name) for name in names}
+    _print_light(found, set(), None, as_json=as_json)
     wrong = [
         f"{name}: {row['words']}"
         for name, answer in found.items()
@@ -166,12 +199,16 @@ def verify(switches: tuple[str, ...], target: Target, as_json: bool) -> None:
         wrong += [f"{name}: {text} was not made here" for text in differs.get("unknown", ())]
         broken = {p for p, s in found[name]["ports"].items() if s["condition"] == "failed"}
         wrong += [f"{name}: {port} has failed" for port in sorted(broken)]
+        if found[name]["unreachable"]:
+            wrong.append(f"{name} does not answer: {found[name]['unreachable']}")
     if wrong:
         raise PatchlightError("\n".join(wrong))
     if not as_json:
-        rows = [row for answer in found.values() for row in answer["circuits"]]
-        sure = sum(row["verdict"] == "ok" for row in rows)
-        click.echo(f"{sure} circuits verified, {len(rows) - sure} unverified, none failed")
+        kinds = Counter(row["verdict"] for answer in found.values() for row in answer["circuits"])
+        degraded = f", {kinds['degraded']} degraded" if kinds["degraded"] else ""
+        what = "circuit" if kinds["ok"] == 1 else "circuits"
+        click.echo(f"{kinds['ok']} {what} verified{degraded}, {kinds['unverified']} unverified, "
+                   "none failed")  # fmt: skip
 
 
 @click.command()
@@ -184,7 +221,7 @@ def history(
     switch: str | None, last: int, number: int | None, target: Target, as_json: bool
 ) -> None:
     """Who changed what, when, from where and why, and what became of it."""
-    with target.client() as client:
+    with target.client(lambda _: (), talks=False) as client:
         if number is not None:
             rows = [client.reconfiguration(number)]
         else:
@@ -214,61 +251,4 @@ def history(
     console().print(table)
 
 
-@click.command()
-@_switches
-@target_options
-@json_option
-def alarms(switches: tuple[str, ...], target: Target, as_json: bool) -> None:
-    """What the devices reported by themselves since they are connected, notices included."""
-    names = _named(target.lab, switches)
-    with target.client() as client:
-        rows = client.alarms(names)
-    if as_json:
-        print_json(rows)
-        return
-    table = new_table("when", "OCS", "severity", "about", "words")
-    for row in rows:
-        table.add_row(when(row["at"]), row["ocs"], row["severity"], row["subject"], row["words"])
-    console().print(table)
-
-
-@click.command()
-@click.option("--since", type=int, metavar="N", help="Begin after event N [default: now].")
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N events.")
-@click.option("--all", "everything", is_flag=True, help="Also what is not about circuits.")
-@target_options
-@json_option
-def watch(
-    since: int | None, count: int | None, everything: bool, target: Target, as_json: bool
-) -> None:
-    """Follow what happens: changes, alarms, drift, locks. Ends with Ctrl-C."""
-    if target.direct:
-        raise PatchlightError("there is nothing to follow with --direct: ask for 'alarms'")
-    with target.client() as client:
-        seen = client.last_event() if since is None else since
-        left = count
-        while True:
-            for event in client.events(seen):
-                seen = event["number"]
-                if not everything and event["kind"] not in _CIRCUIT_EVENTS:
-                    continue
-                text = json.dumps(event) if as_json else _event_line(event)
-                click.echo(text)
-                left = None if left is None else left - 1
-                if left == 0:
-                    return
-            time.sleep(_POLL_S)
-
-
-def _event_line(event: Answer) -> str:
-    rest = {k: v for k, v in event.items() if k not in ("number", "at", "kind") and v}
-    changes = rest.pop("changes", {})
-    words = ", ".join(
-        f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}"
-        for key, value in rest.items()
-    )
-    lines = [f"{when(event['at'])}  {event['kind']}  {words}"]
-    return "\n".join(lines + [f"    {line}" for line in change_lines(changes)])
-
-
-COMMANDS = (list_switches, show, power, verify, history, alarms, watch)
+COMMANDS = (list_switches, show, power, verify, history)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.optics import TOLERANCE_DB, expected_powers, judge
+from controller.optics import Tolerances, expected_powers, judge
 from controller.planning import plan, wanted_maps
 from testbed.errors import BadInput
 from testbed.labfile import builtin_lab, read_lab
@@ -10,6 +10,7 @@ from testbed.portmap import CrossConnect, PortMap
 from testbed.wiring import follow_light
 
 LAB = read_lab(builtin_lab("ofc2022"))
+LOSS_DB = 1.5
 START = LAB.initial_maps
 
 
@@ -52,15 +53,32 @@ def test_expected_power_is_launch_power_less_the_losses_on_the_way():
     assert str(expected["ocs1", CrossConnect(7, 1)].source) == "tor1.1"
 
 
-def test_power_says_verified_unverified_or_failed():
+def test_power_says_verified_degraded_unverified_or_failed():
     made = CrossConnect(1, 7)
-    expected = {c: e for (_, c), e in expected_powers(LAB, follow_light(LAB, START)).items()}
-    assert judge(expected, made, -0.3, -1.8) == ("", False)
-    assert judge(expected, made, -0.3, -1.8 - TOLERANCE_DB - 0.1)[1]
-    words, failed = judge(expected, made, -0.3, None)
-    assert failed
-    assert "no light at out:7" in words
-    words, failed = judge(expected, made, None, None)
-    assert not failed
-    assert "unverified" in words
-    assert "unverified" in judge({}, made, -0.3, -1.8)[0]
+    expected = expected_powers(LAB, follow_light(LAB, START))["ocs1", made]
+    assert judge(expected, None, made, -0.3, -1.8, LOSS_DB) == ("ok", "")
+    assert judge(expected, None, made, -0.3, -1.8 - 3.1, LOSS_DB).kind == "failed"
+    assert judge(expected, -1.9, made, -0.3, -1.8 - 1.5, LOSS_DB).kind == "ok"
+    degraded = judge(expected, -1.7, made, -0.3, -1.8 - 1.5, LOSS_DB)
+    assert degraded.kind == "degraded"
+    assert "1.6 dB less than it had before (-1.7 dBm)" in degraded.words
+    assert judge(expected, -1.7, made, -0.3, -3.3, LOSS_DB, Tolerances(3.0, 2.0)).kind == "ok"
+    assert judge(expected, -1.7, made, -0.3, -3.3, LOSS_DB, Tolerances(1.0, 2.0)).kind == "failed"
+    dark = judge(expected, -1.8, made, -0.3, None, LOSS_DB)
+    assert dark.kind == "failed"
+    assert "no light at out:7" in dark.words
+    assert judge(expected, -1.8, made, None, None, LOSS_DB).kind == "unverified"
+
+
+def test_a_circuit_without_a_budget_is_judged_by_what_it_showed_before():
+    made = CrossConnect(1, 7)
+    assert judge(None, None, made, -0.3, -1.8, LOSS_DB).kind == "ok"
+    assert judge(None, None, made, -0.3, -1.8 - 3.1, LOSS_DB).kind == "failed"
+    assert judge(None, None, made, -0.3, None, LOSS_DB).kind == "failed"
+    assert judge(None, None, made, None, None, LOSS_DB).kind == "unverified"
+    assert judge(None, None, made, None, -1.8, LOSS_DB).kind == "unverified"
+    assert judge(None, None, made, -58.0, -60.0, LOSS_DB).kind == "unverified"
+    assert judge(None, -1.9, made, -0.3, -1.8, LOSS_DB).kind == "ok"
+    assert judge(None, -1.9, made, -0.3, -4.0, LOSS_DB).kind == "degraded"
+    assert judge(None, -1.9, made, -0.3, None, LOSS_DB).kind == "failed"
+    assert judge(None, -1.9, made, None, None, LOSS_DB).kind == "unverified"

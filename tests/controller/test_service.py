@@ -190,6 +190,7 @@ def test_metrics_are_what_prometheus_reads(running):
         for s in family.samples
     }
     assert found["patchlight_reconfigurations", (("state", "committed"),)] == 1
+    assert found["patchlight_ocs_up", (("ocs", "o1"),)] == 1
 
 
 def test_a_circuit_switch_that_is_gone_fails_the_job_and_not_the_controller(tmp_path):

@@ -10,7 +10,8 @@ from controller.circuits.registry import open_driver
 from controller.commitments import Drift
 from controller.locks import Locks
 from controller.plant import Plant
-from controller.record import Refused, Terms
+from controller.record import Refused, StepFailed, Terms
+from controller.stop import StopButton
 from controller.store import Store
 from testbed.errors import BadInput, PatchlightError
 from testbed.lab import CircuitSwitch, Endpoint, Fibre
@@ -128,6 +129,15 @@ def test_the_stop_button_halts_between_steps_and_refuses_until_cleared(tmp_path)
         assert kinds == ["stopped", "circuits", "circuits", "circuits", "stop-cleared", "circuits"]
 
     run(tmp_path, test)
+
+
+def test_the_stop_button_is_pressed_from_another_process_on_the_same_journal(tmp_path):
+    here, there = (StopButton(Store(tmp_path / "state.db")) for _ in range(2))
+    there.press("eva", "smoke")
+    with pytest.raises(StepFailed, match="pressed by eva: smoke"):
+        here.check()
+    there.clear("eva", "")
+    here.check()
 
 
 def test_memory_of_the_map_saves_a_read_and_never_decides(tmp_path):

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import json
+import threading
 
 import click
 import pytest
@@ -330,13 +331,82 @@ def test_direct_talks_to_the_device_and_remembers(tmp_path):
         assert "no controller today" in direct("history")
         direct("lock", "ocs1.5", "--why", "keep")
         assert "keep" in direct("disconnect", "ocs1", "5", code=1)
-        # The NIC's light arrives; nobody is plugged in where it goes.
+        # The NIC's light arrives, and no more is lost than may be; the others are dark.
         shown = direct("verify")
         assert "-0.3 dBm" in shown
-        assert "0 circuits verified, 4 unverified, none failed" in shown
+        assert "1 circuit verified, 3 unverified, none failed" in shown
         with claimed([read_lab(lab).circuit_switch("ocs1")], "somebody"):
             assert "is held by somebody (pid" in direct("show", code=1)
         device.fault(report="*C EQPT: 1.1.1: mirror stuck")
         assert "ocs1" in direct("list")
         device.kill()
         assert "connecting to ocs1" in direct("show", code=1)
+
+
+@pytest.fixture
+def beside(tmp_path):
+    """A lab of two circuit switches, of which one answers, and ``--direct`` commands on it."""
+    with running_device(tmp_path, lab_file(tmp_path, initial=("1-2",)), "--no-fabric") as device:
+        lab = tmp_path / "lab.yaml"
+        text = lab.read_text().replace("127.0.0.1:3082", device.switch.address)
+        second = "  - {name: ocs2, driver: calient-tl1, address: '127.0.0.1:1', ports: 16}\nfibres:"
+        lab.write_text(text.replace("fibres:", second) + "controller: {api: '127.0.0.1:1'}\n")
+
+        def direct(*words, code=0):
+            options = ["--direct", "--lab", str(lab), "--state", str(tmp_path / "state")]
+            result = CliRunner().invoke(cli, ["ocs", *words, *options])
+            error = result.exception
+            found = error.exit_code if isinstance(error, PatchlightError) else result.exit_code
+            assert found == code, (result.output, error)
+            return f"{result.output}{error or ''}"
+
+        direct.device, direct.lab = device, read_lab(lab)
+        yield direct
+
+
+def test_direct_opens_only_the_switches_it_needs(beside):
+    with claimed([beside.lab.circuit_switch("ocs2")], "somebody"):
+        beside("connect", "ocs1", "5:6")
+        assert "5>6" in beside("show", "ocs1")
+        beside("rollback", "1")
+        beside("save", "monday", "ocs1")
+        beside("restore", "monday")
+        beside("lock", "ocs1.9", "--why", "x")
+        assert "5>6" not in beside("show", "ocs1")
+        assert "is held by somebody" in beside("show", code=1)
+        assert "committed" in beside("history")
+    shown = beside("show", code=1)
+    assert "1>2" in shown
+    assert "ocs2 does not answer: connecting to ocs2 at 127.0.0.1:1" in shown
+    assert "the map of ocs2 is not known" in beside("connect", "ocs2", "1:2", code=1)
+    assert "ocs2 does not answer" in beside("verify", code=1)
+    assert "ocs2 does not answer" in beside("drift", code=1)
+    found = json.loads(beside("list", "--json"))
+    assert [(row["name"], row["reachable"]) for row in found] == [("ocs1", True), ("ocs2", False)]
+    assert found[0]["identity"]["vendor"]
+
+
+def test_direct_alarms_and_watch_listen_to_the_devices(beside):
+    def later(act):
+        timer = threading.Timer(0.8, act)
+        timer.start()
+        return timer
+
+    def report(words):
+        beside.device.fault(report=f"*C EQPT: 1.1.1: {words}")
+
+    timer = later(lambda: report("mirror stuck"))
+    assert "mirror stuck" in beside("alarms", "ocs1", "--listen", "2")
+    timer.join()
+    beside.device.fault(report="A EQPT: 1.1.1: mirror stuck")  # cleared
+    timer = later(lambda: report("fan failed"))
+    assert "fan failed" in beside("watch", "ocs1", "--count", "1")
+    timer.join()
+    beside.device.fault(report="A EQPT: 1.1.1: fan failed")
+    # Others work on the devices meanwhile: both the map and the journal tell.
+    timer = later(lambda: beside("connect", "ocs1", "5:6", "--why", "meanwhile"))
+    seen = [json.loads(line) for line in
+            beside("watch", "ocs1", "--count", "2", "--json").splitlines()]  # fmt: skip
+    timer.join()
+    assert {event["kind"] for event in seen} == {"map", "circuits"}
+    assert all(event["changes"]["ocs1"]["makes"] == ["5>6", "6>5"] for event in seen)

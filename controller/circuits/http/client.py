@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ from testbed.errors import OutcomeUnknown
 log = logging.getLogger("patchlight.ocs.http")
 
 _WORDS_KEPT = 300
+_MANY = 8  # changes: a connection to keep takes as long to make as some that are not kept
 _NOTHING_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _TRANSPORT = (httpx.HTTPError, TimeoutError, OSError, ValueError)
 # What stands before the device gave up on it: the device may be at it still.
@@ -62,6 +64,7 @@ class HttpClient:
         self._trust = Trust(self._address, dialect.verify, old_tls=dialect.old_tls)
         self._lock = asyncio.Lock()
         self._client: httpx.AsyncClient | None = None
+        self._kept: httpx.AsyncClient | None = None
 
     async def close(self) -> None:
         """Let go of the connection. Idempotent; the next exchange makes another."""
@@ -69,6 +72,23 @@ class HttpClient:
             client, self._client = self._client, None
             if client is not None:
                 await client.aclose()
+
+    @contextlib.asynccontextmanager
+    async def series(self, length: int) -> AsyncIterator[None]:
+        """If many, the changes in the block share a connection: each saves a TLS handshake.
+
+        For small changes in a row whose outcome is read after the block: there an answer that
+        belongs to another, or a connection that was just hung up, does no harm.
+        """
+        if length < _MANY:
+            yield
+            return
+        self._kept = kept = self._new_client(keep=True)
+        try:
+            yield
+        finally:
+            self._kept = None
+            await kept.aclose()
 
     async def get(self, path: str) -> Reply:
         """Read; no content is an empty list. ``DeviceRefused`` also if it is not JSON."""
@@ -119,7 +139,8 @@ class HttpClient:
             while True:
                 log.debug("%s < %s", name, self._mask(shown))
                 try:
-                    raw = await self._once(method, path, body, headers)
+                    client = self._kept if changes and self._kept else self._ready()
+                    raw = await self._once(client, method, path, body, headers)
                 except _NOTHING_SENT as error:
                     raise self._unreachable(error) from error
                 except _TRANSPORT as error:
@@ -139,7 +160,12 @@ class HttpClient:
                     return raw
 
     async def _once(
-        self, method: str, path: str, body: str | None, headers: Mapping[str, str]
+        self,
+        client: httpx.AsyncClient,
+        method: str,
+        path: str,
+        body: str | None,
+        headers: Mapping[str, str],
     ) -> _Raw:
         # The timeouts of the client are between bytes; one byte a second must end as well.
         longest_s = self._session.timeout_s + 2 * self._session.connect_timeout_s
@@ -148,7 +174,7 @@ class HttpClient:
             sent["Content-Type"] = self._dialect.media_type
         async with (
             asyncio.timeout(longest_s),
-            self._ready().stream(
+            client.stream(
                 method,
                 f"https://{self._address}{self._dialect.base}{path}",
                 content=body.encode() if body else None,
@@ -167,19 +193,21 @@ class HttpClient:
 
     def _ready(self) -> httpx.AsyncClient:
         if self._client is None:
-            keep = self._dialect.keep_connection
-            headers = {"Accept": self._dialect.media_type, "Accept-Encoding": "identity"}
-            session = self._session
-            self._client = httpx.AsyncClient(
-                auth=httpx.BasicAuth(session.user, session.password),
-                verify=self._trust.context(),
-                headers=headers if keep else {**headers, "Connection": "close"},
-                timeout=httpx.Timeout(session.timeout_s, connect=session.connect_timeout_s),
-                limits=httpx.Limits(max_connections=1, max_keepalive_connections=int(keep)),
-                follow_redirects=False,
-                trust_env=False,
-            )
+            self._client = self._new_client(keep=self._dialect.keep_connection)
         return self._client
+
+    def _new_client(self, *, keep: bool) -> httpx.AsyncClient:
+        headers = {"Accept": self._dialect.media_type, "Accept-Encoding": "identity"}
+        session = self._session
+        return httpx.AsyncClient(
+            auth=httpx.BasicAuth(session.user, session.password),
+            verify=self._trust.context(),
+            headers=headers if keep else {**headers, "Connection": "close"},
+            timeout=httpx.Timeout(session.timeout_s, connect=session.connect_timeout_s),
+            limits=httpx.Limits(max_connections=1, max_keepalive_connections=int(keep)),
+            follow_redirects=False,
+            trust_env=False,
+        )
 
     def _check(self, raw: _Raw, shown: str, *, changes: bool) -> None:
         if 200 <= raw.status < 300:

@@ -22,7 +22,7 @@ try:
     from ncclient.manager import Manager
     from ncclient.operations import RPCError, TimeoutExpiredError
     from ncclient.transport import AuthenticationError, SSHSession, TransportError
-    from ncclient.transport import session as ncclient_session
+    from ncclient.transport.session import END_DELIM, MSG_DELIM, NetconfBase
 except ImportError as error:
     raise PatchlightError(
         f"NETCONF needs the Python package ncclient, which is not installed: {error}",
@@ -30,10 +30,6 @@ except ImportError as error:
     ) from error
 
 __all__ = ["NetconfLine", "RPCError"]
-
-# ncclient looks this often for something to send: by itself each request would take up to
-# 0.1 s more than the device does.
-ncclient_session.TICK = 0.01
 
 _LOOK_S = 0.25
 _GRACE_S = 1.0  # ncclient's own deadline comes first: it leaves nothing waiting behind
@@ -139,9 +135,25 @@ class NetconfLine:
             task.cancel()
 
 
+class _PromptSession(SSHSession):  # type: ignore[misc]  # ncclient has no types
+    """Sends at once. ncclient's own loop looks for something to send every 0.1 s only."""
+
+    def send(self, message: str) -> None:
+        """Send this XML, framed as both sides agreed on (RFC 6242)."""
+        if not self.connected:
+            raise TransportError("not connected to the device")
+        data = message.encode()
+        if self._base == NetconfBase.BASE_11:
+            framed = b"\n#%d\n%b%b" % (len(data), data, END_DELIM)
+        else:
+            framed = data + MSG_DELIM
+        # Requests are made one at a time, so no two of them mix here.
+        self._channel.sendall(framed)
+
+
 def _establish(session: Session, sock: socket.socket) -> Any:
     handler = DefaultDeviceHandler()
-    connection = SSHSession(handler)
+    connection = _PromptSession(handler)
     # The pins are ours: ncclient's own list knows keys by host only and would narrow the
     # algorithms to what paramiko no longer has.
     connection.load_known_hosts = lambda filename=None: None
