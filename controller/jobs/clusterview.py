@@ -9,6 +9,7 @@ from functools import cached_property
 from controller.policies.contract import (
     ClusterShape,
     ClusterView,
+    Frozen,
     GpuSite,
     JobView,
     Progress,
@@ -95,8 +96,8 @@ class LabCluster:
             ),
             recent=tuple(recent)[-64:],
             lab=self.lab,
-            circuits=maps,
-            barred=barred,
+            circuits=Frozen(maps),
+            barred=Frozen(barred),
         )
 
 
@@ -112,7 +113,7 @@ def view_of(job_id: str, spec: JobSpec, arrived_s: float) -> JobView:
         workers=workers,
         arrived_s=arrived_s,
         sequential_s=slowest_s,
-        expected_s={workers: slowest_s} if workers else {},
+        expected_s=Frozen({workers: slowest_s} if workers else None),
         gpu_models=frozenset(spec.compute_s),
     )
 

@@ -113,16 +113,24 @@ class Placer:
         return workers
 
     def rewiring(
-        self, reconfigurer: Reconfigurer, groups: Sequence[Sequence[str]], barred: Ports
+        self,
+        reconfigurer: Reconfigurer,
+        groups: Sequence[Sequence[str]],
+        barred: Ports,
+        running: Sequence[tuple[str, Collection[str]]] = (),
     ) -> Callable[[Mapping[str, PortMap]], Mapping[str, PortMap]]:
-        """What the topology policy makes of the present maps, for a reconfiguration."""
+        """What the topology policy makes of the present maps, for a reconfiguration.
+
+        ``running`` are all jobs that have hosts, also those whose circuits nobody asks about.
+        """
         unseen = tuple(reconfigurer.unseen_hosts())
         closed = {ocs: frozenset(ports) for ocs, ports in barred.items()}
 
         def decide(maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
             cluster = LabCluster(self._lab, follow_light(self._lab, maps))
-            busy = [name for group in groups for name in group]
-            view = cluster.view(time.time(), busy, unseen, (), (), maps, closed)
+            busy = [name for _, hosts in running for name in hosts]
+            busy += [name for group in groups for name in group]
+            view = cluster.view(time.time(), busy, unseen, running, (), maps, closed)
             numbers = [[cluster.numbers[name] for name in group] for group in groups]
             return self._deciders.topology.circuits(view, numbers)
 

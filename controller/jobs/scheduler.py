@@ -234,11 +234,14 @@ class Scheduler:
         return gangs[await self._placer.next(await self._look(), statuses)]
 
     async def _look(self) -> Situation:
-        running = [
+        every = list(self._jobs.values())
+        return await self._placer.look(self.reconfigurer, self._with_hosts(), every)
+
+    def _with_hosts(self) -> list[tuple[str, list[str]]]:
+        return [
             (job.id, [host.name for host in job.hosts])
             for gang in self._active for job in gang.running
         ]  # fmt: skip
-        return await self._placer.look(self.reconfigurer, running, list(self._jobs.values()))
 
     def _full_names(self, spec: JobSpec) -> tuple[str, ...]:
         return tuple(self._lab.host(name).name for name in spec.hosts)
@@ -296,7 +299,7 @@ class Scheduler:
         else:
             barred = either(locked, failed)
             change = await self.reconfigurer.change(
-                self._placer.rewiring(self.reconfigurer, groups, barred),
+                self._placer.rewiring(self.reconfigurer, groups, barred, self._with_hosts()),
                 f"{gang.topology} for {', '.join(gang.ids)}",
             )
         if change.state != "committed":

@@ -13,10 +13,10 @@ a bit for each, as sets of thousands of GPUs are compared and joined in one step
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from testbed.graphs.model import ComputationGraph
 from testbed.lab import Lab
@@ -24,6 +24,31 @@ from testbed.portmap import PortMap
 
 Kind = Literal["partition", "placement", "order", "topology"]
 KINDS: tuple[Kind, ...] = ("partition", "placement", "order", "topology")
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Frozen(Mapping[K, V]):
+    """A mapping that no policy can change; it can be pickled, which ``MappingProxyType`` cannot."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self, known: Mapping[K, V] | None = None) -> None:
+        self._known = dict(known or {})
+
+    def __getitem__(self, key: K) -> V:
+        return self._known[key]
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __repr__(self) -> str:
+        return f"Frozen({self._known})"
 
 
 class GpuSite(NamedTuple):
@@ -69,7 +94,7 @@ class ClusterShape:
         found: dict[str, int] = {}
         for number, gpu in enumerate(self.gpus):
             found[gpu.model] = found.get(gpu.model, 0) | 1 << number
-        return found
+        return Frozen(found)
 
     @staticmethod
     def _sets(count: int, places: Sequence[int]) -> tuple[int, ...]:
@@ -97,7 +122,7 @@ class JobView(NamedTuple):
     sequential_s: float = math.nan
     requirement: float = math.inf
     limit_s: float = math.inf
-    expected_s: Mapping[int, float] = {}
+    expected_s: Mapping[int, float] = Frozen()
     gpu_models: frozenset[str] = frozenset()
 
 
@@ -137,8 +162,8 @@ class ClusterView(NamedTuple):
     recent: Sequence[JobView] = ()
     preview: Preview = _nowhere
     lab: Lab | None = None
-    circuits: Mapping[str, PortMap] = {}
-    barred: Mapping[str, frozenset[int]] = {}
+    circuits: Mapping[str, PortMap] = Frozen()
+    barred: Mapping[str, frozenset[int]] = Frozen()
 
     @property
     def free(self) -> int:

@@ -30,6 +30,8 @@ def load_object(path: Path, name: str | None) -> object:
         found: value
         for found, value in vars(module).items()
         if not found.startswith("_")
+        # NumPy, say, has a function called ``place``.
+        and not inspect.ismodule(value)
         and kind_of(value) is not None
         and getattr(value, "__module__", module.__name__) == module.__name__
     }

@@ -9,6 +9,7 @@ counts, as a result must not hang on the machine's speed.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import threading
@@ -118,23 +119,22 @@ class _Guard(Generic[P]):
         """The checked answer, or ``None`` after a fault was reported."""
         try:
             if self._alone is not None:
-                return (check(self._alone.ask(method, arguments)),)
+                # The check too: an answer can be a generator, or anything else that is asked more.
+                return (self._alone.ask(lambda *asked: check(method(*asked)), arguments),)
             began = perf_counter()
-            answer = method(*arguments)
+            answer = check(method(*arguments))
             took_s = perf_counter() - began
             if took_s > self._deadline_s:
                 late = f"it took {took_s:.1f} s, more than {self._deadline_s:g} s"
                 self._report(Fault(self.kind, self.name, job, late, overruled=False))
-            return (check(answer),)
+            return (answer,)
         except (Nonsense, _Late) as error:
             reason = str(error)
         except KeyboardInterrupt:
             if self._alone is None:
                 raise
             reason = "it raised KeyboardInterrupt"
-        except Exception as error:
-            reason = f"it raised {_raised(error)}"
-        except SystemExit as error:
+        except BaseException as error:  # SystemExit and the like: nothing of it may end others.
             reason = f"it raised {_raised(error)}"
         self._report(Fault(self.kind, self.name, job, reason))
         return None
@@ -149,7 +149,10 @@ def _raised(error: BaseException) -> str:
         if code.co_filename != __file__:
             place = f" ({code.co_filename}:{trace.tb_lineno})"
         trace = trace.tb_next
-    said = str(error).splitlines()
+    try:
+        said = str(error).splitlines()
+    except Exception:
+        said = []
     return type(error).__name__ + (f": {said[0]}" if said else "") + place
 
 
@@ -228,7 +231,7 @@ def _legal(answer: Any, legal: tuple[int, ...]) -> int:
     what = f"one of the legal degrees {', '.join(map(str, legal))}"
     degree = _whole(answer, what)
     if degree not in legal:
-        raise Nonsense(f"it answered {degree}: expected {what}")
+        raise Nonsense(f"it answered {_shown(degree)}: expected {what}")
     return degree
 
 
@@ -238,13 +241,17 @@ def _placed(answer: Any, cluster: ClusterView, job: JobView, workers: int) -> li
     what = f"{workers} different free GPUs, or None"
     if isinstance(answer, str) or not hasattr(answer, "__iter__"):
         raise Nonsense(f"it answered {_shown(answer)}: expected {what}")
-    gpus = [_whole(gpu, what) for gpu in answer]
+    # One more than wanted is enough to know: a generator may never end.
+    gpus = [_whole(gpu, what) for gpu in itertools.islice(answer, workers + 1)]
     if len(gpus) != workers:
-        raise Nonsense(f"it answered {len(gpus)} GPUs: expected {what}")
+        many = len(gpus) if len(gpus) < workers else f"more than {workers}"
+        raise Nonsense(f"it answered {many} GPUs: expected {what}")
     left = cluster.free_for(job)
     for gpu in gpus:
         if not 0 <= gpu < len(cluster.shape.gpus):
-            raise Nonsense(f"it answered GPU {gpu}: there are 0 to {len(cluster.shape.gpus) - 1}")
+            raise Nonsense(
+                f"it answered GPU {_shown(gpu)}: there are 0 to {len(cluster.shape.gpus) - 1}"
+            )
         if not left >> gpu & 1:
             name, twice = cluster.shape.gpus[gpu].name, gpus.count(gpu) > 1
             why = "it is there twice" if twice else "it is not free for this job"
@@ -266,7 +273,8 @@ def _number(answer: Any) -> float:
 def _maps(answer: Any, cluster: ClusterView) -> dict[str, PortMap]:
     if not isinstance(answer, Mapping):
         raise Nonsense(f"it answered {_shown(answer)}: expected a PortMap by OCS")
-    for ocs, wanted in answer.items():
+    found: dict[str, PortMap] = dict(answer)
+    for ocs, wanted in found.items():
         if ocs not in cluster.circuits:
             known = ", ".join(cluster.circuits) or "none"
             raise Nonsense(f"it answered a map for {_shown(ocs)}: the circuit switches are {known}")
@@ -282,4 +290,4 @@ def _maps(answer: Any, cluster: ClusterView) -> dict[str, PortMap]:
             ports = ", ".join(map(str, sorted(touched)))
             raise Nonsense(f"it answered a map for {ocs} that changes ports not to be touched: "
                            f"{ports}")  # fmt: skip
-    return dict(answer)
+    return found

@@ -8,6 +8,7 @@ the constructor's order, plain ``VALUE``: ``fifo``, ``placement:random:seed=3``,
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -57,6 +58,8 @@ DEFAULTS: Mapping[Kind, str] = {
 }  # fmt: skip
 
 _FILE = re.compile(r"(?P<path>.+?\.(?P<suffix>py|onnx))(?::(?P<rest>.*))?", re.DOTALL)
+# ``*args`` and ``**kwargs``: nobody has to give these.
+_ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _PICKLED = (".pkl", ".pickle", ".pt", ".pth", ".joblib", ".zip", ".ckpt")
 
 
@@ -116,8 +119,19 @@ class Recipe:
     def lacks(self) -> tuple[str, ...]:
         """The parameters that have to be given and were not."""
         return tuple(
-            p.name for p in self.parameters if p.default is p.empty and p.name not in self.given
+            p.name
+            for p in self.parameters
+            if p.default is p.empty and p.name not in self.given and p.kind not in _ANY_NUMBER
         )
+
+    def _renewed(self) -> Any:
+        """The object as its file made it: what it learns in one run must not leak into others."""
+        if hasattr(self.factory, "card"):
+            return self.factory
+        try:
+            return copy.deepcopy(self.factory)
+        except Exception:  # It holds what cannot be copied, like a lock or an open file.
+            return self.factory
 
     def make(self, **offered: Any) -> Policy:
         """A new policy. Of ``offered`` it gets what its constructor names and nobody gave.
@@ -125,7 +139,7 @@ class Recipe:
         ``BadInput`` if a parameter is missing or wrong.
         """
         if not inspect.isclass(self.factory):
-            return cast(Policy, self.factory)
+            return cast(Policy, self._renewed())
         named = {p.name for p in self.parameters}
         arguments = {**{k: v for k, v in offered.items() if k in named}, **self.given}
         lacking = [name for name in self.lacks if name not in arguments]
@@ -279,7 +293,7 @@ def _from_file(path: Path, suffix: str, rest: str | None) -> tuple[Recipe, list[
 
 
 def _with(recipe: Recipe, written: list[str]) -> Recipe:
-    known = {p.name: p for p in recipe.parameters}
+    known = {p.name: p for p in recipe.parameters if p.kind not in _ANY_NUMBER}
     if not known:
         raise BadInput(f"{recipe.kind} policy {recipe.name!r} has no parameters")
     given: dict[str, Any] = {}

@@ -48,9 +48,10 @@ class EpisodeResult:
     ``lost`` those whose server broke. ``no_block`` among the causes tells of fragmentation:
     there were free servers enough, but not in the shapes needed.
     ``jct_*`` and ``mean_degree`` are of completed jobs. ``allocated`` is the share of all
-    servers' time that jobs held. ``throughput_bytes_per_s`` is what the paper calls demand
-    throughput: the information of accepted jobs (memory and edges of the unsplit training step,
-    once for each job) by the share of each that was done, over the whole time.
+    servers' time that jobs held, ``busy`` the share in which they computed.
+    ``throughput_bytes_per_s`` is what the paper calls demand throughput: the information of
+    accepted jobs (memory and edges of the unsplit training step, once for each job) by the share
+    of each that was done, over the whole time.
     """
 
     arrivals: int
@@ -66,6 +67,7 @@ class EpisodeResult:
     mean_degree: float
     degrees: Mapping[int, int]
     allocated: float
+    busy: float
     throughput_bytes_per_s: float
 
     @classmethod
@@ -77,17 +79,23 @@ class EpisodeResult:
         horizon_s: float,
         servers: int,
         demand_bytes: Sequence[float],
+        compute_s: Sequence[float],
     ) -> EpisodeResult:
-        """Made from what an episode kept."""
+        """Made from what an episode kept.
+
+        ``demand_bytes`` and ``compute_s`` are of each model: what it moves, and how long one GPU
+        computes for a whole job. Splitting shares the work out and adds none.
+        """
         kept = [a for a in accepted if a.lost_s == math.inf]
         done = [a for a in kept if a.job.arrived_s + a.completion_s <= horizon_s]
         times = np.array([a.completion_s for a in done]) if done else np.array([math.nan])
         alone = np.array([a.job.sequential_s for a in done]) if done else np.array([math.nan])
-        held = moved = 0.0
+        held = moved = worked = 0.0
         for a in accepted:
             lasted = min(a.completion_s, min(horizon_s, a.lost_s) - a.job.arrived_s)
             held += lasted * a.servers.bit_count()
             moved += demand_bytes[a.job.graph] * lasted / a.completion_s
+            worked += compute_s[a.job.graph] * lasted / a.completion_s
         degrees = Counter(a.degree for a in accepted)
         return cls(
             arrivals=arrivals,
@@ -103,6 +111,7 @@ class EpisodeResult:
             mean_degree=sum(a.degree for a in done) / len(done) if done else math.nan,
             degrees=dict(sorted(degrees.items())),
             allocated=held / (servers * horizon_s),
+            busy=worked / (servers * horizon_s),
             throughput_bytes_per_s=moved / horizon_s,
         )
 

@@ -6,9 +6,11 @@ An ``Episode`` stands still at each arrival until it is told the job's partition
 
 from __future__ import annotations
 
+from array import array
 from bisect import insort
 from enum import IntEnum
 from functools import partial
+from time import perf_counter
 from typing import NamedTuple
 
 from controller.policies.contract import ClusterView, JobView, PartitionPolicy, Running
@@ -213,6 +215,7 @@ class Episode:
             horizon_s=self.scenario.horizon_s + EPSILON_S,
             servers=len(self._legal) - 1,
             demand_bytes=self.scenario.workloads.demand_bytes,
+            compute_s=self.scenario.workloads.sequential_s,
         )
 
 
@@ -231,9 +234,21 @@ def _preview(scenario: Scenario, occupied: int, job: JobView, degree: int) -> in
     return servers
 
 
-def run_episode(scenario: Scenario, policy: PartitionPolicy, seed: int) -> EpisodeResult:
-    """One whole episode under a policy."""
+def run_episode(
+    scenario: Scenario,
+    policy: PartitionPolicy,
+    seed: int,
+    latencies_s: array[float] | None = None,
+) -> EpisodeResult:
+    """One whole episode under a policy; ``latencies_s`` gets how long each decision took."""
     episode, degree = Episode(scenario, seed), policy.degree
     while episode.job is not None:
-        episode.decide(degree(*episode.question()))
+        question = episode.question()
+        if latencies_s is None:
+            episode.decide(degree(*question))
+            continue
+        began = perf_counter()
+        answer = degree(*question)
+        latencies_s.append(perf_counter() - began)
+        episode.decide(answer)
     return episode.result()

@@ -161,6 +161,13 @@ def _source(factory: Any) -> tuple[str | None, int]:
     "--profiles", type=click.Path(path_type=Path),
     help="Folder with PipeDream's profiles.  [default: the cache, else built-in ones]",
 )  # fmt: skip
+@click.option("--ramp", metavar="GxRxS", help="Groups × racks × servers.  [default: 4x4x2]")
+@click.option("--arrivals", metavar="HOW:SECONDS",
+              help="When jobs come, like poisson:800.  [default: fixed:1000]")  # fmt: skip
+@click.option("--mix", metavar="MODEL=SHARE,…",
+              help="Which models, like vgg16=3,gnmt=1.  [default: all alike]")  # fmt: skip
+@click.option("--failures", metavar="UP:DOWN",
+              help="Mean times that a server works and is mended, like 30d:4h.")  # fmt: skip
 @click.option(
     "--trace", type=click.Path(path_type=Path), metavar="FILE",
     help="For placement, order and topology policies: the jobs.",
@@ -174,6 +181,10 @@ def evaluate(
     seeds: int,
     first_seed: int,
     profiles: Path | None,
+    ramp: str | None,
+    arrivals: str | None,
+    mix: str | None,
+    failures: str | None,
     trace: Path | None,
     processes: int | None,
     as_json: bool,
@@ -196,6 +207,7 @@ def evaluate(
             raise BadInput(
                 f"{names[0]} is a policy of kind {kind}: expected --trace FILE with jobs"
             )
+        _only_for_partition(kind)
         from testbed.cli.simulate import simulate
 
         written = ",".join(name.removeprefix(f"{kind}:") for name in names)
@@ -204,9 +216,13 @@ def evaluate(
                      *(["--json"] if as_json else [])]  # fmt: skip
         simulate.main(arguments, "patchlight simulate", standalone_mode=False)
         return
+    if trace is not None:
+        raise BadInput("--trace is for placement, order and topology policies: partition policies "
+                       "run PAC-ML's jobs")  # fmt: skip
     figures = of_partition(
         names, laws, rule, range(first_seed, first_seed + seeds), profiles,
         processes or len(os.sched_getaffinity(0)),
+        ramp, arrivals, mix, failures,
     )  # fmt: skip
     if as_json:
         print_json(figures)
@@ -214,6 +230,20 @@ def evaluate(
     console().print(as_table(figures))
     for words in faults_of(figures):
         click.echo(words, err=True)
+
+
+def _only_for_partition(kind: str) -> None:
+    """``BadInput`` if options were given that would mean nothing."""
+    from testbed.errors import BadInput
+
+    context = click.get_current_context()
+    for name in ("laws", "rule", "seeds", "profiles", "ramp", "arrivals", "mix", "failures"):
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            option = "law" if name == "laws" else name
+            raise BadInput(
+                f"--{option} is for partition policies, not for {kind} policies",
+                hint="'patchlight simulate' has the options of a cluster with a queue",
+            )
 
 
 def _kind_of(name: str) -> str:

@@ -18,20 +18,38 @@ def of_partition(
     seeds: range,
     profiles: Path | None,
     processes: int,
+    ramp: str | None = None,
+    arrivals: str | None = None,
+    mix: str | None = None,
+    failures: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Partition policies on PAC-ML's cluster: figures for each law and policy."""
+    """Partition policies on PAC-ML's cluster: figures for each law and policy.
+
+    ``ramp`` and what follows it are to be other than in the paper, see ``Variation.parse``.
+    """
     # Not above: importing NumPy takes longer than --help should.
     from emulation.experiments.pac_ml.run import Wishes, run_policies
+    from emulation.experiments.pac_ml.variation import Variation
     from emulation.flow.engines import Engine
 
     wishes = Wishes(
         seeds=len(seeds), first_seed=seeds.start, laws=tuple(laws) or ("A",), rules=(rule,),
         policies=tuple(names), profiles=profiles,
         engine=Engine("processes", processes),
+        variation=Variation.parse(ramp, arrivals, mix, failures),
     )  # fmt: skip
     found = run_policies(wishes)
+    given = {"ramp": ramp, "arrivals": arrivals, "mix": mix, "failures": failures}
+    varied = {what: text for what, text in given.items() if text is not None}
     return [
-        {"policy": name, "law": place.law, "rule": place.rule, "seeds": list(seeds), **figures}
+        {
+            "policy": name,
+            "law": place.law,
+            "rule": place.rule,
+            "seeds": list(seeds),
+            "varied": varied,
+            **figures,
+        }
         for place, policies in found.items()
         for name, figures in policies.items()
     ]
@@ -40,7 +58,8 @@ def of_partition(
 def as_table(found: Sequence[dict[str, Any]]) -> Table:
     """What ``of_partition`` found, for people."""
     seeds = found[0]["seeds"]
-    title = f"{found[0]['rule']}, seeds {seeds[0]} to {seeds[-1]}, mean ± 95 %"
+    other = "".join(f", {what} {text}" for what, text in found[0]["varied"].items())
+    title = f"{found[0]['rule']}{other}, seeds {seeds[0]} to {seeds[-1]}, mean ± 95 %"
     table = new_table("policy", "law", "blocked", "completion time (s)", "mean degree",
                       "decisions/s", "faults", title=title)  # fmt: skip
     for row in found:

@@ -52,7 +52,12 @@ def absolute(policy: str) -> str:
     """A policy file by its full path: the controller may run in another folder."""
     from pathlib import Path
 
-    head, dot, rest = policy.partition(".py")
+    from controller.policies.contract import KINDS
+
+    kind, colon, named = policy.partition(":")
+    if kind not in KINDS:
+        kind, colon, named = "", "", policy
+    head, dot, rest = named.partition(".py")
     if not dot:
-        head, dot, rest = policy.partition(".onnx")
-    return f"{Path(head + dot).absolute()}{rest}" if dot else policy
+        head, dot, rest = named.partition(".onnx")
+    return f"{kind}{colon}{Path(head + dot).absolute()}{rest}" if dot else policy

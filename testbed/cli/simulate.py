@@ -166,13 +166,13 @@ def simulate(
     )
     on = Engine(engine, processes or 0, address)
     folder = output or Path("results") / time.strftime("simulate-%Y%m%d-%H%M%S")
-    check_output(folder)
     out = console(stderr=as_json)
     read = load_trace(trace, kind, skip_bad=skip_bad)
     if communication is None:
         communication = 0.0 if lab is None else _LAB_COMMUNICATION
     sweep = Sweep(where, queue_jobs(read.jobs[:jobs], communication, speed), settings)
     wanted = combinations(order, placement, topology, seed)
+    check_output(folder)
     began = time.monotonic()
     outcomes = _with_progress(lambda tell: run_sweep(sweep, wanted, on, tell), len(wanted), out)
     setting = {
@@ -229,17 +229,20 @@ def _with_progress(run: Any, count: int, out: Any) -> list[Outcome]:
 
 
 def _print(outcomes: Sequence[Outcome], out: Any) -> None:
+    from rich.markup import escape
+
+    from emulation.flow.queues.report import run_names
     from testbed.cli.rendering import new_table
 
     table = new_table(
         "policies", "done", "blocked", "JCT mean", "p50", "p99", "waited mean", "p99",
         "slowdown", "held", "busy", "fragm.", "makespan", "preempted", "lost", "rewired", "CPU",
     )  # fmt: skip
-    for each in outcomes:
+    for name, each in zip(run_names(outcomes), outcomes, strict=True):
         s = each.summary
         blocked = ", ".join(f"{count} {cause}" for cause, count in s["blocked"].items())
         table.add_row(
-            each.combination.name, str(s["done"]), blocked or "0",
+            escape(name), str(s["done"]), blocked or "0",
             *(_time(s["jct_s"][key]) for key in ("mean", "p50", "p99")),
             *(_time(s["waited_s"][key]) for key in ("mean", "p99")),
             _number(s["bounded_slowdown"]["mean"]),
@@ -248,9 +251,9 @@ def _print(outcomes: Sequence[Outcome], out: Any) -> None:
             str(s["reconfigurations"]), f"{each.cpu_s:.1f} s",
         )  # fmt: skip
     out.print(table)
-    for each in outcomes:
+    for name, each in zip(run_names(outcomes), outcomes, strict=True):
         for fault in each.faults:
-            out.print(f"{each.combination.name}: {fault}", style="yellow")
+            out.print(f"{name}: {fault}", style="yellow", markup=False)
 
 
 def _time(seconds: float | None) -> str:

@@ -60,9 +60,11 @@ class ShortNamesFirst:
 
 
 class Together:
-    """The same as regroup."""
+    """The same as regroup, but leaves circuits as they are while others run."""
 
     def circuits(self, cluster, groups):
+        if len(cluster.running) > len(groups):
+            raise RuntimeError(f"others hold {cluster.occupied:b}")
         names = [[cluster.shape.gpus[gpu].name for gpu in group] for group in groups]
         return regroup(cluster.lab, cluster.circuits, names)
 '''
@@ -159,6 +161,18 @@ def test_a_users_order_says_who_is_next(client: ControllerClient) -> None:
     found = {job_id: ended(client, job_id) for job_id in (first, long, short)}
     assert {job["state"] for job in found.values()} == {"done"}
     assert found[short]["finished_at"] <= found[long]["started_at"]
+
+
+def test_a_topology_policy_sees_who_else_runs(client: ControllerClient) -> None:
+    hosts = ("server1.gpu0", "server1.gpu1")
+    named = JobSpec("stays", 40, 4_000_000, COMPUTE, hosts=hosts)
+    other = client.submit([named], "keep")[0]["id"]
+    wait(lambda: client.job(other)["state"] == "running")
+    job = ended(client, client.submit([spec("asks", 2)])[0]["id"])
+    assert job["state"] == "done", job["message"]
+    faults = [e["message"] for e in client.events() if e["kind"] == "policy-fault"]
+    assert any("others hold 110011" in message for message in faults), faults
+    client.stop(other)
 
 
 def test_a_placement_of_no_use_is_reported_and_the_default_decides(mine: Path) -> None:

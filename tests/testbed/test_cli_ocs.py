@@ -410,3 +410,20 @@ def test_direct_alarms_and_watch_listen_to_the_devices(beside):
     timer.join()
     assert {event["kind"] for event in seen} == {"map", "circuits"}
     assert all(event["changes"]["ocs1"]["makes"] == ["5>6", "6>5"] for event in seen)
+
+
+def test_alarms_that_stand_are_told_apart_from_those_that_have_gone(beside):
+    beside.device.fault(fail_ports=[9])
+    rows = json.loads(beside("alarms", "ocs1", "--json"))
+    assert [row["standing"] for row in rows if "mirror stuck" in row["words"]] == [True]
+    shown = beside("alarms", "ocs1")
+    assert "standing" in shown
+    assert "yes" in shown
+    found = json.loads(beside("list", "--json"))
+    assert [row["standing_alarms"] for row in found] == [1, None]
+
+
+def test_a_map_file_that_is_not_there_is_wrong_input(beside, tmp_path):
+    said = beside("apply", str(tmp_path / "none.yaml"), code=2)
+    assert "No such file or directory" in said
+    assert "Errno" not in said

@@ -138,3 +138,54 @@ def test_files_by_their_full_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert absolute("a/b.py:Mine:x=1") == f"{tmp_path}/a/b.py:Mine:x=1"
     assert absolute("model.onnx") == f"{tmp_path}/model.onnx"
     assert absolute("placement:random") == "placement:random"
+    assert absolute("placement:mine.py:Mine") == f"placement:{tmp_path}/mine.py:Mine"
+
+
+VARIED = ("--ramp", "2x2x1", "--arrivals", "poisson:20000", "--mix", "alexnet=2,gnmt=1",
+          "--failures", "3d:6h")  # fmt: skip
+
+
+def test_another_cluster_other_jobs_and_failures(mine: Path) -> None:
+    done = run("evaluate", "constant:2", "--seeds", "2", "--processes", "1", "--json", *VARIED)
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.output)
+    assert row["varied"] == {"ramp": "2x2x1", "arrivals": "poisson:20000",
+                             "mix": "alexnet=2,gnmt=1", "failures": "3d:6h"}  # fmt: skip
+    assert row["causes"]["lost"] > 0
+    assert sum(row["causes"].values()) == pytest.approx(row["blocking_rate"], abs=0.01)
+    assert 0 < row["busy"] <= row["allocated"] < 1
+    assert 0 < row["decision_latency_p50_s"] <= row["decision_latency_p99_s"]
+    title = run("evaluate", "constant:2", "--seeds", "1", "--processes", "1", *VARIED).output
+    assert "ramp 2x2x1" in title
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "words"),
+    [
+        ("--ramp", "4x4", "is not a RAMP"),
+        ("--ramp", "0x1x1", "is not a RAMP"),
+        ("--ramp", "99x99x99", "expected 1024 at most"),
+        ("--arrivals", "poison:5", "did you mean 'poisson'"),
+        ("--arrivals", "poisson", "how often jobs come"),
+        ("--arrivals", "fixed:0", "0.0 s apart"),
+        ("--arrivals", "fixed:0.001", "1,000,000 jobs at most"),
+        ("--arrivals", "poisson:1e9", "no job came"),
+        ("--mix", "vgg=1", "did you mean 'vgg16'"),
+        ("--mix", "gnmt", "expected each model once"),
+        ("--mix", "gnmt=1,gnmt=2", "expected each model once"),
+        ("--mix", "gnmt=0", "a share above 0"),
+        ("--failures", "30d", "does not say what breaks"),
+        ("--failures", "0d:4h", "expected more than 0 s"),
+        ("--trace", "jobs.csv", "--trace is for placement"),
+    ],
+)
+def test_variations_that_cannot_be(mine: Path, option: str, text: str, words: str) -> None:
+    done = run("evaluate", "constant:2", "--seeds", "1", "--processes", "1", option, text)
+    assert isinstance(done.exception, BadInput)
+    assert words in str(done.exception)
+
+
+def test_options_that_would_mean_nothing_are_refused(tmp_path: Path) -> None:
+    done = run("evaluate", "fifo", "--trace", str(tmp_path / "jobs.csv"), "--law", "A")
+    assert isinstance(done.exception, BadInput)
+    assert "--law is for partition policies" in str(done.exception)

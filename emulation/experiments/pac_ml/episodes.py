@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from emulation.experiments.pac_ml.policies import Faults, make_policy
+from emulation.experiments.pac_ml.variation import Variation
 from emulation.flow.counting import EpisodeResult
 from emulation.flow.hindsight import HindsightBound, hindsight_bound
 from emulation.flow.lossnetwork import run_episode
 from emulation.flow.rollout import LookAhead, candidates, tuned
-from emulation.flow.scenario import Scenario, pac_ml_scenario
+from emulation.flow.scenario import Scenario
 from emulation.flow.workloads import Workloads
 from testbed.graphs import ComputationGraph
 
@@ -51,13 +53,15 @@ class Bound(NamedTuple):
 class Ran(NamedTuple):
     """An episode's result, the processor's time it took, and what the policy did wrong.
 
-    ``faults`` is how often it did, ``first_fault`` says how at first.
+    ``faults`` is how often it did, ``first_fault`` says how at first. ``latencies_s`` are how long
+    each decision took, measured.
     """
 
     result: EpisodeResult
     cpu_s: float
     faults: int = 0
     first_fault: str = ""
+    latencies_s: Sequence[float] = ()
 
 
 Task = Run | Tuning | Bound
@@ -66,21 +70,24 @@ Done = Ran | LookAhead | HindsightBound
 
 @dataclass
 class Bench:
-    """The models and the horizon that all episodes share; keeps what was computed for them."""
+    """The models and the horizon that all episodes share; keeps what was computed for them.
+
+    ``variation`` is what else is other than in the paper.
+    """
 
     graphs: Sequence[ComputationGraph]
     horizon_s: float
+    variation: Variation = field(default_factory=Variation)
     _workloads: Workloads | None = None
     _scenarios: dict[Place, Scenario] = field(default_factory=dict)
 
     def scenario(self, place: Place) -> Scenario:
         """The scenario of a rule and a law."""
         if self._workloads is None:
-            self._workloads = Workloads(self.graphs)
+            self._workloads = self.variation.workloads(self.graphs)
         if place not in self._scenarios:
-            self._scenarios[place] = pac_ml_scenario(
-                self._workloads, place.law, place.rule, self.horizon_s
-            )
+            varied = replace(self.variation, horizon_s=self.horizon_s)
+            self._scenarios[place] = varied.scenario(self._workloads, place.law, place.rule)
         return self._scenarios[place]
 
     def do(self, task: Task) -> Done:
@@ -91,9 +98,10 @@ class Bench:
                 faults = Faults()
                 policy = make_policy(name, scenario, seed, look, faults)
                 started = time.process_time()
-                result = run_episode(scenario, policy, seed)
+                latencies_s = array("d")
+                result = run_episode(scenario, policy, seed, latencies_s)
                 cpu_s = time.process_time() - started
-                return Ran(result, cpu_s, faults.count, faults.first)
+                return Ran(result, cpu_s, faults.count, faults.first, latencies_s)
             case Tuning(_, futures, arrivals):
                 return tuned(scenario, candidates(scenario, futures, arrivals))
             case Bound(_, seed):

@@ -10,7 +10,7 @@ from controller.policies.contract import PartitionPolicy
 from controller.policies.guard import Fault, GuardedPartition
 from controller.policies.partition import Constant, Sufficient
 from controller.policies.registry import Recipe, find, policies
-from emulation.flow.ramp import PAC_ML_SHAPE
+from emulation.flow.ramp import PAC_ML_SHAPE, RampShape
 from emulation.flow.rollout import LookAhead, RollOut
 from emulation.flow.scenario import Scenario
 from testbed.errors import BadInput
@@ -36,8 +36,11 @@ class Faults:
         self.first = self.first or str(fault)
 
 
-def check_names(names: Iterable[str]) -> list[str]:
-    """The names, each once; ``BadInput`` for what is no partition policy, or lacks something."""
+def check_names(names: Iterable[str], ramp: RampShape = PAC_ML_SHAPE) -> list[str]:
+    """The names, each once; ``BadInput`` for what is no partition policy, or lacks something.
+
+    Also for a learned one that was trained for another cluster than ``ramp``.
+    """
     found = list(dict.fromkeys(names))
     for name in found:
         if name not in NAMES:
@@ -47,7 +50,7 @@ def check_names(names: Iterable[str]) -> list[str]:
                 raise BadInput(f"policy {name!r} has to be told {lacking[0]!r}",
                                hint=f"write it {name}:{lacking[0]}=VALUE")  # fmt: skip
             card = _card(recipe)
-            shape = (PAC_ML_SHAPE.groups, PAC_ML_SHAPE.racks, PAC_ML_SHAPE.servers)
+            shape = (ramp.groups, ramp.racks, ramp.servers)
             if card is not None and card.ramp != shape:
                 there, here = ("×".join(map(str, each)) for each in (card.ramp, shape))
                 raise BadInput(f"policy {name!r} was trained for a RAMP of {there} servers: this "

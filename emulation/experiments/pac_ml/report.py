@@ -15,12 +15,18 @@ _BOUND = "bound in hindsight"
 
 
 def check_output(output: Path) -> None:
-    """Make the folder, so that a wrong one is found before the work; ``PatchlightError``."""
+    """``PatchlightError`` if results could not be written there; found before the work.
+
+    The folder is made to try, and taken away again if it was not there.
+    """
+    there = output.exists()
     try:
         output.mkdir(parents=True, exist_ok=True)
         probe = output / ".writable"
         probe.touch()
         probe.unlink()
+        if not there:
+            output.rmdir()
     except OSError as error:
         raise _cannot_write(output, error) from error
 

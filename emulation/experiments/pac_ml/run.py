@@ -6,9 +6,11 @@ import datetime
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+
+import numpy as np
 
 from emulation.experiments.machine import describe_machine
 from emulation.experiments.pac_ml import paper
@@ -29,6 +31,7 @@ from emulation.experiments.pac_ml.policies import (
     made_for,
     shipped,
 )
+from emulation.experiments.pac_ml.variation import Variation
 from emulation.flow.counting import Counting, Interval, mean_and_interval
 from emulation.flow.engines import Engine, run_all
 from emulation.flow.hindsight import HindsightBound
@@ -65,6 +68,7 @@ class Wishes:
     added: tuple[str, ...] = ()
     engine: Engine = _SERIAL
     horizon_s: float = PAC_ML_HORIZON_S
+    variation: Variation = field(default_factory=Variation)
 
     def __post_init__(self) -> None:
         if self.seeds is not None and self.seeds < 1:
@@ -73,7 +77,7 @@ class Wishes:
             raise BadInput(f"the first seed is {self.first_seed}: expected 0 or more")
         _check("requirement law", self.laws, LAW_NAMES)
         _check("placement rule", self.rules, [rule.value for rule in PlacementRule])
-        named = check_names([*(self.policies or ()), *self.added])
+        named = check_names([*(self.policies or ()), *self.added], self.variation.ramp)
         for what, asked in (
             ("laws", self.laws),
             ("rules", self.rules),
@@ -179,7 +183,9 @@ def run_experiment(
 
 def run_policies(wishes: Wishes) -> dict[Place, dict[str, dict[str, Any]]]:
     """Only the policies' figures, as in ``result.json``: no bound, nothing published."""
-    bench = Bench(find_profiles(wishes.profiles).graphs, wishes.horizon_s)
+    graphs = find_profiles(wishes.profiles).graphs
+    wishes.variation.check_models(graphs)
+    bench = Bench(graphs, wishes.horizon_s, wishes.variation)
     looks = _tune(bench, wishes, lambda words: None)
     runs = _runs(wishes, looks)
     found = dict(zip(runs, run_all(runs, bench.do, wishes.engine), strict=True))
@@ -253,9 +259,13 @@ def _figures(seeds: range, ran: list[Ran], published: paper.Published | None) ->
     corrected = [result.blocking_rate(Counting.CORRECTED) for result in results]
     corrected_rate, corrected_ci95 = _interval(mean_and_interval(corrected))
     arrivals = sum(result.arrivals for result in results)
+    if not arrivals:
+        raise BadInput("no job came in any episode: let them come more often, or use more seeds")
     causes = {cause: sum(r.blocked[cause] for r in results) / arrivals for cause in
               results[0].blocked}  # fmt: skip
     causes["unfinished"] = sum(result.unfinished for result in results) / arrivals
+    causes["lost"] = sum(result.lost for result in results) / arrivals
+    latencies_s = [each for r in ran for each in r.latencies_s]
     cpu_s = sum(each.cpu_s for each in ran)
     return {
         "blocking_rate": rate, "ci95": ci95,
@@ -267,8 +277,11 @@ def _figures(seeds: range, ran: list[Ran], published: paper.Published | None) ->
         "slowdown_mean": _mean(r.slowdown_mean for r in results),
         "throughput_bytes_per_s": _mean(r.throughput_bytes_per_s for r in results),
         "allocated": _mean(r.allocated for r in results),
+        "busy": _mean(r.busy for r in results),
         "mean_degree": _mean(r.mean_degree for r in results),
         "decisions_per_s": sum(r.decisions for r in results) / cpu_s if cpu_s else None,
+        "decision_latency_p50_s": _percentile(latencies_s, 50),
+        "decision_latency_p99_s": _percentile(latencies_s, 99),
         "published": None if published is None else published._asdict(),
         "episodes": [{"seed": seed, "blocking_rate": rate_} for seed, rate_ in
                      zip(seeds, faithful, strict=True)],
@@ -287,6 +300,10 @@ def _target(place: Place, policies: dict[str, dict[str, Any]]) -> dict[str, Any]
         "below": asked, "best_policy": best, "best": rates[best], "met": rates[best] < asked,
         "best_constant": min(constants, key=constants.__getitem__) if constants else None,
     }  # fmt: skip
+
+
+def _percentile(values: Sequence[float], percent: float) -> float | None:
+    return float(np.percentile(values, percent)) if values else None
 
 
 def _interval(interval: Interval) -> tuple[float | None, float | None]:

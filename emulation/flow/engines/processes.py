@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -18,6 +19,8 @@ _worker: Worker[Any, Any] | None = None
 
 def _enter(worker: Worker[Any, Any]) -> None:
     global _worker
+    # Ctrl-C reaches all of a terminal's processes: who began the tasks ends them all.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _worker = worker
 
 
@@ -46,11 +49,17 @@ def run_on_processes(tasks: Sequence[T], worker: Worker[T, R], count: int, found
 def _in_pool(left: dict[int, T], worker: Callable[[T], R], count: int) -> Iterator[tuple[int, R]]:
     # Spawned, not forked: a fork of a process with threads (a progress bar's) may hang.
     context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(count, context, _enter, (worker,)) as pool:
         futures = {pool.submit(_do, task): number for number, task in left.items()}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
+        except BaseException:
+            # Nobody wants what is under way any more, and it may take long.
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
         finally:
             # Before the with block waits: what has not begun is not wanted any more.
             pool.shutdown(wait=True, cancel_futures=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
 from bisect import insort
@@ -182,7 +183,8 @@ class Scheduler:
             if not available:
                 return
             task = self._queue[number][2]
-            ends_s = now_s + (task.progress(True).remaining_s or 0.0)
+            again_s = 0.0 if math.isnan(task.started_s) else self._settings.restart_s
+            ends_s = now_s + again_s + task.progress(True).remaining_s
             early = ends_s <= shadow_s + EPSILON_S
             fits = task.workers <= available and (early or task.workers <= spare)
             ring = self._place(simulation.view(), task) if fits else None

@@ -12,8 +12,9 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
+from typing import Any
 
-from controller.policies.contract import ClusterView, JobView, Preview, Running
+from controller.policies.contract import ClusterView, Frozen, JobView, Preview, Running
 from emulation.flow.queues.cluster import Cluster, Rewiring
 from emulation.flow.queues.jobs import QueueJob, load_of
 from emulation.flow.queues.occupancy import Occupancy
@@ -27,6 +28,7 @@ from testbed.portmap import PortMap
 # Moments nearer than this are one.
 EPSILON_S = 1e-7
 _RECENT = 64
+NOTHING: Frozen[str, Any] = Frozen()
 
 
 def _nowhere(job: JobView, degree: int) -> int | None:
@@ -348,7 +350,7 @@ class Simulation:
                 self._views[max(0, self._arrived - _RECENT) : self._arrived],
                 self.preview,
                 cluster.lab,
-                cluster.circuits,
-                cluster.ports_of(occupancy.allocated) if cluster.lab is not None else {},
+                NOTHING if cluster.lab is None else Frozen(cluster.circuits),
+                NOTHING if cluster.lab is None else Frozen(cluster.ports_of(occupancy.allocated)),
             )
         return self._seen

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import pickle
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -163,3 +166,58 @@ def test_whole_numbers_of_numpy_are_numbers() -> None:
     assert (found, faults) == ([1, 3], [])
     assert asked("partition", lambda: np.int64(2)) == (2, [])
     assert asked("order", lambda: np.float32(2)) == (2.0, [])
+
+
+class _Deep(BaseException):
+    """What no program raises that means well."""
+
+    def __str__(self) -> str:
+        raise ValueError("not even words")
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_nothing_that_is_raised_gets_out(alone: bool) -> None:
+    def act() -> Any:
+        raise _Deep
+
+    answer, (fault,) = asked("partition", act, alone=alone)
+    assert answer == 4
+    assert "it raised _Deep" in fault.reason
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_answer_without_end_is_not_waited_for(alone: bool) -> None:
+    answer, (fault,) = asked("placement", lambda: itertools.count(1), alone=alone)
+    assert answer == [1, 2]
+    assert "more than 2 GPUs" in fault.reason
+
+
+def test_an_answer_that_hangs_while_it_is_read_is_left_alone() -> None:
+    go_on = threading.Event()
+
+    def slowly() -> Iterator[int]:
+        yield 1
+        go_on.wait(10)
+        yield 2
+
+    answer, (fault,) = asked("placement", slowly, alone=True, deadline_s=0.05)
+    go_on.set()
+    assert answer == [1, 2]
+    assert "no answer within 0.05 s" in fault.reason
+
+
+def test_huge_numbers_are_shown_in_short() -> None:
+    for answer in (10**400, 10**5000):
+        _, (fault,) = asked("partition", partial(int, answer))
+        assert len(fault.reason) < 300
+        assert "expected one of the legal degrees" in fault.reason
+
+
+def test_what_a_policy_sees_cannot_be_changed() -> None:
+    job = JobView("job")
+    for seen in (job.expected_s, VIEW.circuits, VIEW.barred, SHAPE.model_gpus):
+        with pytest.raises(TypeError):
+            seen["x"] = 1  # type: ignore[index]
+    assert pickle.loads(pickle.dumps((job, VIEW))) is not None
+    assert dict(JobView("another").expected_s) == {}
+    assert JobView("job").expected_s == {}

@@ -213,3 +213,36 @@ def test_every_policy_of_ours_says_what_it_does() -> None:
         assert len(each.about) > 10, each.name
         if inspect.isclass(each.factory):
             assert each.factory.__doc__
+
+
+def test_modules_that_a_file_imports_are_no_policies(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import numpy as np\n\n\nclass Mine:\n    def place(self, cluster, job, workers): ...\n"
+    )
+    assert find(str(path)).name == f"{path}:Mine"
+
+
+def test_constructors_with_any_number_of_arguments(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from controller.policies.contract import OrderPolicy\n\n\n"
+        "class Sub(OrderPolicy):\n    def priority(self, cluster, job, progress): return 1.0\n\n\n"
+        "class Any:\n    def __init__(self, *a, **k): ...\n"
+        "    def priority(self, cluster, job, progress): return 1.0\n"
+    )
+    for name in ("Sub", "Any"):
+        recipe = find(f"{path}:{name}", "order")
+        assert recipe.lacks == ()
+        assert recipe.make(seed=1) is not None
+
+
+def test_an_object_begins_anew_each_time(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "class Counts:\n    asked = 0\n    def priority(self, cluster, job, progress):\n"
+        "        self.asked += 1\n        return float(self.asked)\n\n\ncounts = Counts()\n"
+    )
+    for _ in range(2):
+        policy: Any = find(f"{path}:counts", "order").make()
+        assert policy.priority(None, None, None) == 1.0

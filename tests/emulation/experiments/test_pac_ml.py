@@ -72,6 +72,8 @@ def without_clocks(result: dict[str, Any]) -> dict[str, Any]:
         for cell in laws.values():
             for figures in cell["policies"].values():
                 assert figures.pop("decisions_per_s") > 0
+                middle, late = (figures.pop(f"decision_latency_p{p}_s") for p in (50, 99))
+                assert 0 < middle <= late
     return kept
 
 

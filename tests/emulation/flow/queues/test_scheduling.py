@@ -24,6 +24,8 @@ from emulation.flow.queues import (
     simulate,
 )
 from emulation.flow.queues.drawn import DrawnJobs
+from emulation.flow.queues.scheduling import Scheduler
+from emulation.flow.queues.simulation import Simulation
 from emulation.flow.traces import TraceJob
 from testbed.errors import BadInput
 
@@ -292,3 +294,27 @@ def test_failures_that_cannot_be(text: str) -> None:
     with pytest.raises(BadInput):
         Outages.parse(text)
     assert Outages.parse("server:30d:4h") == Outages("server", 30 * 86400, 4 * 3600)
+
+
+class _LargeFirst:
+    stable = True
+
+    def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+        return -job.workers
+
+
+def test_backfilling_reckons_with_the_time_to_begin_again() -> None:
+    jobs = [job("stays", 0, 2, 100), job("again", 0, 2, 100), job("large", 10, 4, 10)]
+    simulation = Simulation(FOUR, jobs, Settings(backfill=True, restart_s=60))
+    scheduler = Scheduler(simulation, Policies(_LargeFirst(), FirstFit()))
+    for _ in range(2):
+        simulation.advance()
+        scheduler.decide()
+    assert simulation.now_s == 10
+    # Preempted, it would be done when "large" can start, but for the time to begin again.
+    simulation.preempt(simulation.tasks[1])
+    scheduler.decide()
+    assert simulation.tasks[1].state == "waiting"
+    simulation.advance()
+    scheduler.decide()
+    assert (simulation.now_s, simulation.tasks[2].state) == (100, "running")

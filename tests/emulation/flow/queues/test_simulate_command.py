@@ -19,14 +19,14 @@ import pytest
 from click.testing import CliRunner
 
 from emulation.flow.engines import Engine
-from emulation.flow.queues import Settings, TwoLevel, queue_jobs
+from emulation.flow.queues import Settings, TwoLevel, plots, queue_jobs
 from emulation.flow.queues.drawn import DrawnJobs
 from emulation.flow.queues.report import result_of
 from emulation.flow.queues.results import JobRecord
 from emulation.flow.queues.sweep import Combination, Sweep, combinations, run_sweep
 from emulation.flow.traces import read_trace
 from testbed.cli.simulate import simulate
-from testbed.errors import BadInput
+from testbed.errors import BadInput, PatchlightError
 
 HEADER = "timestamp,duration,num_gpus,gpu_time,cluster\n"
 ROWS = [
@@ -209,3 +209,88 @@ def test_help_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--backfill" in done.stdout
+
+
+def test_where_nobody_waited_the_plots_say_so(trace: Path, tmp_path: Path) -> None:
+    jobs = queue_jobs(read_trace(trace))
+    roomy = Sweep(TwoLevel(4, 4, 4), jobs)(Combination())
+    tight = Sweep(TwoLevel(1, 1, 4), jobs)(Combination())
+    assert _words(plots.completion({"a": roomy.result})) == ["no job waited"]
+    assert _words(plots.load({"a": roomy.result})) == ["no job waited"]
+    assert _words(plots.completion({"a": roomy.result, "b": tight.result})) == []
+    assert _words(plots.load({"b": tight.result})) == []
+
+
+def _words(figure: Any) -> list[str]:
+    return [text.get_text() for axis in figure.axes for text in axis.texts]
+
+
+RAISES = """
+class Mine:
+    def place(self, cluster, job, workers):
+        raise ValueError("[/red] [bold]")
+"""
+
+
+def test_two_files_of_one_name_and_words_in_brackets(trace: Path, tmp_path: Path) -> None:
+    written = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(RAISES)
+        written.append(f"{tmp_path}/{folder}/mine.py:Mine")
+    done = command(trace, tmp_path / "out", "--cluster", "1x1x4", "--engine", "serial",
+                   "--placement", ",".join(written))  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "[/red] [bold]" in done.output
+    runs = json.loads((tmp_path / "out/result.json").read_text())["runs"]
+    assert [run["name"] for run in runs] == ["fifo mine.py Mine", "fifo mine.py Mine (2)"]
+    assert len({run["jobs_file"] for run in runs}) == 2
+    assert all((tmp_path / "out" / run["jobs_file"]).is_file() for run in runs)
+
+
+def test_results_that_cannot_be_written_are_told_before_the_work(
+    trace: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    done = command(trace, tmp_path / "file" / "out")
+    assert isinstance(done.exception, PatchlightError)
+    assert "cannot write the results" in str(done.exception)
+    done = command(tmp_path / "none.csv", tmp_path / "out")
+    assert isinstance(done.exception, PatchlightError)
+    assert not (tmp_path / "out").exists()
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+from emulation.flow.engines import Engine, run_all
+
+def work(task):
+    os.write(1, b"%d\\n" % os.getpid())  # In one piece: two processes write.
+    time.sleep(60)
+
+if __name__ == "__main__":
+    def later():
+        os.read(0, 1)
+        os.killpg(0, signal.SIGINT)
+    threading.Thread(target=later, daemon=True).start()
+    run_all(range(4), work, Engine("processes", 2))
+"""
+
+
+def test_ctrl_c_ends_the_processes_at_once(tmp_path: Path) -> None:
+    (tmp_path / "long.py").write_text(INTERRUPTED)
+    began = time.monotonic()
+    with subprocess.Popen(
+        [sys.executable, str(tmp_path / "long.py")], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as run:  # fmt: skip
+        assert run.stdout is not None
+        workers = [int(run.stdout.readline()) for _ in range(2)]
+        _, said = run.communicate("x", timeout=50)
+    assert run.returncode != 0
+    assert "KeyboardInterrupt" in said
+    assert time.monotonic() - began < 40
+    for pid in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

@@ -1,0 +1,135 @@
+"""PAC-ML's experiment with another cluster, other arrivals, another mix of models, or failures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from emulation.flow.arrivals import Arrivals, FixedArrivals, PoissonArrivals
+from emulation.flow.failures import Failures
+from emulation.flow.queues.outages import Outages
+from emulation.flow.ramp import PAC_ML_SHAPE, RampShape
+from emulation.flow.scenario import PAC_ML_HORIZON_S, Scenario, pac_ml_scenario
+from emulation.flow.workloads import Workloads
+from testbed.errors import BadInput
+from testbed.graphs import ComputationGraph
+from testbed.mistakes import nearest
+
+MAX_SERVERS = 1024
+MAX_ARRIVALS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Variation:
+    """What is other than in the paper; as it comes, nothing is.
+
+    ``mix`` gives models their shares of the jobs by name, 0 to those that it does not name;
+    without it they come as in the paper.
+    """
+
+    ramp: RampShape = PAC_ML_SHAPE
+    arrivals: Arrivals = field(default_factory=FixedArrivals)
+    mix: tuple[tuple[str, float], ...] = ()
+    failures: Failures | None = None
+    horizon_s: float = PAC_ML_HORIZON_S
+
+    @classmethod
+    def parse(
+        cls,
+        ramp: str | None = None,
+        arrivals: str | None = None,
+        mix: str | None = None,
+        failures: str | None = None,
+        horizon_s: float = PAC_ML_HORIZON_S,
+    ) -> Variation:
+        """Of what users write, as ``4x4x2``, ``poisson:1000``, ``vgg16=3,gnmt=1``, ``30d:4h``.
+
+        ``BadInput`` saying what was expected.
+        """
+        return cls(
+            PAC_ML_SHAPE if ramp is None else _shape(ramp),
+            FixedArrivals() if arrivals is None else _arrivals(arrivals, horizon_s),
+            () if mix is None else _mix(mix),
+            None if failures is None else _failures(failures),
+            horizon_s,
+        )
+
+    def check_models(self, graphs: Sequence[ComputationGraph]) -> None:
+        """``BadInput`` if the mix names a model that is none of these."""
+        names = [graph.name for graph in graphs]
+        for name, _ in self.mix:
+            if name not in names:
+                known = nearest(name, names, "the models are")
+                raise BadInput(f"the job mix has {name!r}: {known}")
+
+    def workloads(self, graphs: Sequence[ComputationGraph]) -> Workloads:
+        """The models on this cluster."""
+        self.check_models(graphs)
+        return Workloads(graphs, self.ramp)
+
+    def scenario(self, workloads: Workloads, law: str, rule: str) -> Scenario:
+        """The experiment so varied."""
+        plain = pac_ml_scenario(workloads, law, rule, self.horizon_s)
+        shares = dict(self.mix)
+        return replace(
+            plain,
+            arrivals=self.arrivals,
+            failures=self.failures,
+            mix=tuple(shares.get(name, 0.0) for name in workloads.names) if shares else None,
+            replication=None if shares else plain.replication,
+        )
+
+
+def _shape(text: str) -> RampShape:
+    match = re.fullmatch(r"(\d{1,4})[x×](\d{1,4})[x×](\d{1,4})", text.strip())
+    if match is None or "0" in (part.lstrip("0") or "0" for part in match.groups()):
+        raise BadInput(f"{text!r} is not a RAMP: expected groups x racks in each x servers in "
+                       "each, like 4x4x2")  # fmt: skip
+    shape = RampShape(*(int(part) for part in match.groups()))
+    if shape.size > MAX_SERVERS:
+        raise BadInput(f"a RAMP of {shape.size} servers: expected {MAX_SERVERS} at most")
+    return shape
+
+
+def _arrivals(text: str, horizon_s: float) -> Arrivals:
+    kind, _, written = text.strip().partition(":")
+    kinds: dict[str, Callable[[float], Arrivals]] = {
+        "fixed": FixedArrivals, "poisson": PoissonArrivals,
+    }  # fmt: skip
+    if kind not in kinds:
+        raise BadInput(f"jobs cannot come {text!r}: {nearest(kind, kinds)}, with the seconds "
+                       "between two, like poisson:1000")  # fmt: skip
+    try:
+        interval_s = float(written)
+    except ValueError:
+        raise BadInput(f"{text!r} does not say how often jobs come: expected the seconds between "
+                       f"two, like {kind}:1000") from None  # fmt: skip
+    found = kinds[kind](interval_s)
+    if horizon_s / interval_s > MAX_ARRIVALS:
+        raise BadInput(f"a job each {interval_s:g} s for {horizon_s:g} s: expected "
+                       f"{MAX_ARRIVALS:,} jobs at most")  # fmt: skip
+    return found
+
+
+def _mix(text: str) -> tuple[tuple[str, float], ...]:
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, sign, share = part.strip().partition("=")
+        try:
+            value = float(share) if sign else -1.0
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < float("inf") or name in found:
+            raise BadInput(f"the job mix has {part.strip()!r}: expected each model once with its "
+                           "share, like vgg16=3,gnmt=1")  # fmt: skip
+        found[name] = value
+    if not any(found.values()):
+        raise BadInput(f"the job mix is {text!r}: expected a share above 0")
+    return tuple(found.items())
+
+
+def _failures(text: str) -> Failures:
+    written = text.removeprefix("server:")
+    outages = Outages.parse(f"server:{written}")
+    return Failures(outages.mean_up_s, outages.mean_down_s)
