@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import httpx
 
-from testbed.errors import BadInput, PatchlightError
+from testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from testbed.jobs import JobSpec
 
 Answer = dict[str, Any]
@@ -56,10 +56,19 @@ class ControllerClient:
         try:
             response = self._http.request(method, path, json=body, params=query)
         except httpx.HTTPError as error:
+            said = str(error) or type(error).__name__
+            never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            if method != "GET" and not never_sent and not (body or {}).get("dry_run"):
+                raise OutcomeUnknown(
+                    f"the controller at {self.address} was asked, and did not say what came of "
+                    f"it ({said})",
+                    hint="once it runs, it finishes or undoes what it had begun: "
+                    "'patchlight ocs history' says which",
+                ) from error
             raise ControllerError(
-                f"no answer from a controller at {self.address} ({error or type(error).__name__})",
+                f"no answer from a controller at {self.address} ({said})",
                 hint="start one with 'patchlight emulate up LAB' or 'patchlight controller run', "
-                "or name another with --controller host:port",
+                "name another with --controller host:port; 'patchlight ocs --direct' does without",
             ) from error
         try:
             answer = response.json()
@@ -68,7 +77,11 @@ class ControllerClient:
         if response.is_success:
             return dict(answer)
         if "error" in answer:
-            kind = BadInput if response.status_code == 422 else ControllerError
+            kind: type[PatchlightError] = ControllerError
+            if answer.get("outcome") == "unknown":
+                kind = OutcomeUnknown
+            elif response.status_code == 422:
+                kind = BadInput
             raise kind(str(answer["error"]), hint=answer.get("hint"))
         raise BadInput(f"the controller does not take that: {answer.get('detail', answer)}")
 

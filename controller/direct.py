@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
@@ -58,6 +59,9 @@ class InProcess(httpx.BaseTransport):
         body = await response.aread()
         return httpx.Response(response.status_code, headers=response.headers, content=body)
 
+
+# What is logged of devices and changes, a command without a controller prints as its own answer.
+logging.getLogger("patchlight.circuits").addHandler(logging.NullHandler())
 
 Needs = Callable[[Store], Collection[str]]
 """Which circuit switches a command talks to, given the journal."""

@@ -12,11 +12,13 @@ from typing import Any
 from controller.checks import POWER_CEILING_DBM
 from controller.circuits.contract import Alarm, CircuitDriver
 from controller.commitments import Drift
+from controller.lastseen import Decide
 from controller.optics import DEFAULT_TOLERANCES, Tolerances, Verdict
 from controller.planning import Plan
-from controller.reconfiguration import Decide, Flows, Reconfigurer, Traffic
+from controller.reconfiguration import Reconfigurer
 from controller.record import Refused, as_texts, fingerprint
 from controller.store import Store
+from controller.surroundings import Flows, Traffic
 from controller.verification import Judged
 from testbed.errors import BadInput, PatchlightError
 from testbed.lab import Lab
@@ -27,6 +29,8 @@ log = logging.getLogger("patchlight.circuits")
 
 _ALARMS_EVERY_S = 0.5
 _LOOK_EVERY_S = 30.0
+# Of a device that floods us no more become events each time: the journal is not to grow by that.
+_EVENTS_AT_ONCE = 20
 
 
 class Plant:
@@ -105,11 +109,16 @@ class Plant:
         new = alarms[alarms.index(last) + 1 :] if last in alarms else alarms
         if alarms:
             self._heard[name] = alarms[-1]
-        for alarm in new:
-            # Notices tell what we did ourselves; ``patchlight ocs alarms`` shows them.
-            if alarm.severity != "notice":
-                self.reconfigurer.conditions.forget(name)
-                self.store.add_event(alarm.at, "alarm", {"ocs": name, **asdict(alarm)})
+        # Notices tell what we did ourselves; ``patchlight ocs alarms`` shows them.
+        told = [alarm for alarm in new if alarm.severity != "notice"]
+        if not told:
+            return
+        self.reconfigurer.conditions.forget(name)
+        left_out = len(told) - _EVENTS_AT_ONCE
+        if left_out > 0:
+            words = f"and {left_out} more at once: patchlight ocs alarms {name}"
+            told = [*told[:_EVENTS_AT_ONCE], Alarm(time.time(), "minor", "flood", words)]
+        self.store.add_events("alarm", [(a.at, {"ocs": name, **asdict(a)}) for a in told])
 
     async def _look(self) -> None:
         for name, drift in (await self.reconfigurer.drift()).items():
@@ -198,10 +207,13 @@ class Plant:
                 "driver": switch.driver, "address": switch.address, "ports": switch.ports,
                 "switching_time_s": switch.switching_time_s,
                 "insertion_loss_db": switch.insertion_loss_db, "identity": None,
+                "standing_alarms": None,
             }  # fmt: skip
             if state["reachable"]:
                 try:
-                    row["identity"] = asdict(await self.drivers[switch.name].identify())
+                    driver = self.drivers[switch.name]
+                    row["identity"] = asdict(await driver.identify())
+                    row["standing_alarms"] = sum(a.standing for a in await driver.alarms())
                 except PatchlightError as error:
                     row["words"] = error.message
             rows.append(row)
@@ -271,7 +283,10 @@ class Plant:
     def repairing(self, names: Collection[str]) -> dict[str, PortMap]:
         """The committed maps of these circuit switches, to be brought about."""
         committed = self.reconfigurer.commitments.maps
-        return {name: committed[name] for name in self.named(names)}
+        for name in names:
+            if self.lab.circuit_switch(name).name not in committed:
+                raise Refused(f"nothing was ever committed for {name}: it was never seen yet")
+        return {name: committed[name] for name in self.named(names) if name in committed}
 
     async def save(self, name: str, names: Collection[str], by: str, why: str) -> dict[str, Any]:
         """Keep the present maps under a name."""

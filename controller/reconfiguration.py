@@ -12,51 +12,31 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from controller.baselines import Baselines, Readings
 from controller.checks import POWER_CEILING_DBM, Checked, Checks, Conditions, Ports
 from controller.circuits.contract import CircuitDriver
 from controller.commitments import Commitments, Drift
+from controller.lastseen import Decide, LastSeen
 from controller.locks import Locks
 from controller.optics import DEFAULT_TOLERANCES, Tolerances
-from controller.planning import Plan, difference, plan
+from controller.planning import Plan, difference
 from controller.reach import Maps, Reach
 from controller.record import Reconfiguration, Terms, as_stored, fingerprint, write_down
 from controller.recovery import changes_of, finish_or_undo, restore
 from controller.stop import StopButton
 from controller.store import Store
+from controller.surroundings import Flows, Traffic
 from controller.switching import Writer
 from controller.verification import Light
-from testbed.errors import PatchlightError
-from testbed.lab import Endpoint, Lab
+from testbed.errors import OutcomeUnknown, PatchlightError
+from testbed.lab import Lab
 from testbed.portmap import PortMap
-from testbed.wiring import Links, follow_light
+from testbed.wiring import Links
 
 log = logging.getLogger("patchlight.circuits")
 
-Decide = Callable[[Mapping[str, PortMap]], Mapping[str, PortMap]]
 NO_TERMS = Terms()
-
-
-class Flows(Protocol):
-    """Whoever keeps the packet switches' flow tables in step with the light."""
-
-    async def follow(self, links: Links) -> list[str]:
-        """Have the switches forward over these links and no others; what failed, in words."""
-
-
-class Traffic(Protocol):
-    """Whoever sends over the network and can be asked to wait."""
-
-    def riding(self, moved: frozenset[Endpoint]) -> list[str]:
-        """The running jobs whose traffic uses these ports."""
-
-    async def hold(self, moved: frozenset[Endpoint]) -> list[str]:
-        """Quiesce what rides on these ports; who could not be, in words."""
-
-    async def release(self) -> None:
-        """Let everything that was held go on."""
 
 
 class Reconfigurer:
@@ -84,11 +64,7 @@ class Reconfigurer:
             drivers, self.locks, self.conditions, traffic.riding, power_ceiling_dbm
         )
         self._writer = Writer(lab, drivers, self.light, self.stop)
-        # The maps as last read, and the light through them: what to plan from, never what to
-        # write on. Before a device is written to, its map is read.
-        self._known: Maps | None = None
-        self._links: Links | None = None
-        self._lit_by: Mapping[str, PortMap] = {}
+        self._seen = LastSeen(lab, self.reach)
         self._unfinished: dict[str, str] = {}
         self._readings: Readings = {}
         self._committing: dict[str, PortMap] = {}
@@ -97,12 +73,11 @@ class Reconfigurer:
 
     async def read_maps(self) -> Maps:
         """The present map of every circuit switch that answers, asked of the devices at once."""
-        self._known = await self.reach.read_maps()
-        return self._known
+        return await self._seen.read()
 
     async def links(self) -> Links:
         """Who lights up whom now, as far as the circuit switches answer."""
-        return follow_light(self._lab, await self.read_maps(), self._links)
+        return self._seen.light(await self.read_maps())
 
     def unseen_hosts(self) -> dict[str, str]:
         """The hosts that are plugged into a circuit switch that does not answer, and why not."""
@@ -116,7 +91,7 @@ class Reconfigurer:
         """Make the flow tables those of the circuits that the devices have now."""
         async with self._one_at_a_time:
             maps = await self.read_maps()
-            await self._flows.follow(follow_light(self._lab, maps.everywhere, self._links))
+            await self._flows.follow(self._seen.light(maps.everywhere))
 
     async def close(self) -> None:
         """Wait until the change under way, if there is one, has come to its end."""
@@ -138,19 +113,9 @@ class Reconfigurer:
     async def preview(self, decide: Decide, terms: Terms = NO_TERMS) -> tuple[Plan, list[str]]:
         """What ``change`` would do now, and what speaks against it."""
         maps = await self.read_maps()
-        steps = self._plan(maps, decide)
+        steps = self._seen.plan(maps, decide)
         checked = await self._checks.of(steps, terms.by, spare_jobs=terms.spare_jobs)
         return steps, [*self._halted(steps), *checked.objections]
-
-    def _plan(self, maps: Maps, decide: Decide) -> Plan:
-        wanted = decide(maps)
-        for name in wanted.keys() & maps.unread.keys():
-            maps[name]  # refuses, and says why
-        before = maps.everywhere
-        lit = self._links if before == self._lit_by else None
-        steps = plan(self._lab, before, wanted, self._links, lit=lit)
-        self._links, self._lit_by = steps.links_before, before
-        return steps
 
     def _halted(self, steps: Plan) -> list[str]:
         """What keeps any change of these switches from beginning, whatever it is."""
@@ -170,24 +135,31 @@ class Reconfigurer:
                 # write; if they are out of date, once more from those that the devices have.
                 if not await self._attempt(decide, record, terms, from_memory=True):
                     await self._attempt(decide, record, terms, from_memory=False)
+            except Exception as error:
+                # What fails once something was written is rolled back where it fails. An intent
+                # left open would be undone at the next start, under the changes made since.
+                if record.state == "intent":
+                    record.state = "refused"
+                    record.message = f"nothing was written: {_words(error)}"
+                raise
             finally:
                 # However this ends, the journal says where it stands.
                 if record.id:
-                    self._end(record)
+                    self._close(record)
             return record
 
     async def _attempt(
         self, decide: Decide, record: Reconfiguration, terms: Terms, *, from_memory: bool
     ) -> bool:
         """Plan, check and carry out; ``False`` if it takes newer maps to know what to do."""
-        if from_memory and (terms.planned_from or self._known is None):
+        if from_memory and (terms.planned_from or self._seen.maps is None):
             return False
         with record.stage("read"):
-            memory = self._known if from_memory else None
+            memory = self._seen.maps if from_memory else None
             maps = memory if memory is not None else await self.read_maps()
         with record.stage("plan"):
             try:
-                steps = self._plan(maps, decide)
+                steps = self._seen.plan(maps, decide)
             except PatchlightError:
                 if from_memory:
                     return False
@@ -208,7 +180,8 @@ class Reconfigurer:
             record.state = "refused"
             record.message = f"nothing was written: {'; '.join(checked.objections)}"
         elif not steps:
-            record.message = "nothing to change: the circuits are there already"
+            record.message = "nothing to change: the maps are so already"
+            record.message += ", and count as committed" if record.adopted else ""
             await self._set_flows(steps.links_after, record)
             record.state = "committed"
         else:
@@ -254,6 +227,8 @@ class Reconfigurer:
                 differs, from_memory = error.message, False
             if differs and from_memory:
                 record.note([f"planned anew: {differs}"])
+                # The new plan may be refused: then what was to go from the old one has to stay.
+                await self._set_flows(self._seen.light(now.everywhere), record)
                 return False
             if differs:
                 record.state, record.message = "refused", f"nothing was written: {differs}"
@@ -263,14 +238,13 @@ class Reconfigurer:
                 self._readings = await self._writer.write(steps, checked, record, now)
                 await self._set_flows(steps.links_after, record)
                 record.state, record.message = "committed", "done"
-                self._known = now.after(steps.wanted)
-                self._links, self._lit_by = steps.links_after, self._known.everywhere
+                self._seen.done(steps, now)
             except PatchlightError as error:
                 await self._roll_back(steps, record, error.message)
             except Exception as error:
                 # A bug, of a driver maybe: the devices are not to stay half changed for it.
                 log.exception("change %d", record.id)
-                await self._roll_back(steps, record, f"unexpected {type(error).__name__}: {error}")
+                await self._roll_back(steps, record, _words(error))
             return True
         finally:
             with record.stage("undrain"):
@@ -279,17 +253,19 @@ class Reconfigurer:
     async def _roll_back(self, steps: Plan, record: Reconfiguration, reason: str) -> None:
         for name in steps.changes:
             self.conditions.forget(name)
-        self._known = None
+        self._seen.forget()
         try:
             with record.stage("roll-back"):
                 await restore(self._drivers, steps.changes)
                 await self._set_flows(steps.links_before, record)
             record.state = "rolled-back"
             record.message = f"{reason}; the map before stands again"
-        except PatchlightError as second:
+        except Exception as second:
+            if not isinstance(second, PatchlightError):
+                log.exception("rolling back change %d", record.id)
             record.state = "unknown"
             record.message = (
-                f"{reason}; rolling back failed too: {second.message}. "
+                f"{reason}; rolling back failed too: {_words(second)}. "
                 "Read the switch with 'patchlight ocs show' before anything else; until they "
                 "are unlocked, the ports of this change are locked"
             )
@@ -315,6 +291,18 @@ class Reconfigurer:
             )  # fmt: skip
             self.commitments.take(committed)
             self.baselines.take(readings if done else {})
+
+    def _close(self, record: Reconfiguration) -> None:
+        """``_end``; where the journal takes no more, its devices are closed to changes."""
+        try:
+            self._end(record)
+        except PatchlightError as error:
+            words = f"how change {record.id} ended is not in the journal: {error.message}"
+            self._unfinished |= dict.fromkeys(record.changes, words)
+            raise OutcomeUnknown(
+                f"change {record.id} came to: {record.state}, {record.message}; but {words}",
+                hint="make room for the journal and start the controller again",
+            ) from error
 
     async def drift(self) -> dict[str, Drift]:
         """How the devices differ from their last committed maps, while no change is under way."""
@@ -343,11 +331,17 @@ class Reconfigurer:
                     continue
                 try:
                     await finish_or_undo(record, self._drivers, now)
-                except PatchlightError as error:
-                    record.state, record.message = "unknown", error.message
+                except Exception as error:
+                    record.state, record.message = "unknown", _words(error)
                     self._mark_bad(record)
                 self._committing = self.commitments.of(record)
                 self._end(record)
                 ended.append(record)
-            self._known = None
+            self._seen.forget()
         return ended
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, PatchlightError):
+        return error.message
+    return f"unexpected {type(error).__name__}: {error}"

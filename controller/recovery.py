@@ -12,6 +12,9 @@ from testbed.portmap import PortMap, PortMapChange
 
 # A device that just dropped the connection gets a moment to take a new one.
 _PAUSES_S = (0.05, 0.5, 2.0)
+# After this long no new attempt begins: jobs pause meanwhile, and some devices take 15 s to
+# be known as silent.
+_GIVE_UP_S = 20.0
 
 
 async def restore(
@@ -21,13 +24,15 @@ async def restore(
 
     Raises what the device said last if it cannot be brought about and read back.
     """
+    loop = asyncio.get_running_loop()
     for name, change in changes.items():
+        began = loop.time()
         for pause_s in (*_PAUSES_S, None):
             try:
                 await _restore(drivers[name], change)
                 break
             except (OutcomeUnknown, DeviceUnreachable):
-                if pause_s is None:
+                if pause_s is None or loop.time() - began > _GIVE_UP_S:
                     raise
                 await asyncio.sleep(pause_s)
 

@@ -19,6 +19,7 @@ from controller.checks import POWER_CEILING_DBM
 from controller.circuits.contract import CircuitDriver
 from controller.circuits.registry import open_driver, password_of
 from controller.claims import CONTROLLER, claimed
+from controller.direct import open_store
 from controller.fleet.fleet import Fleet
 from controller.jobs.deciders import DEFAULT_POLICIES, PolicyChoice
 from controller.jobs.scheduler import Scheduler
@@ -27,7 +28,6 @@ from controller.openflow.client import Speaker
 from controller.openflow.listening import listen
 from controller.optics import DEFAULT_TOLERANCES, Tolerances
 from controller.plant import Plant
-from controller.store import Store
 from controller.switches import Switches
 from testbed.lab import Lab
 
@@ -67,8 +67,7 @@ class Controller:
 
     def __init__(self, lab: Lab, settings: Settings) -> None:
         self.lab, self.settings = lab, settings
-        settings.state_dir.mkdir(parents=True, exist_ok=True)
-        self.store = Store(settings.state_dir / "controller.db")
+        self.store = open_store(settings.state_dir)
         self.fleet = Fleet(lab, settings.token)
         self.drivers: dict[str, CircuitDriver] = {
             switch.name: open_driver(switch, password_of(switch)) for switch in lab.circuit_switches

@@ -50,6 +50,7 @@ class Store:
     """The controller's memory in one SQLite file (``:memory:`` for none)."""
 
     def __init__(self, path: Path | str) -> None:
+        self._path = path
         try:
             self._db = sqlite3.connect(str(path), isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -67,25 +68,39 @@ class Store:
         """Close the file; nothing is pending, every write was committed."""
         self._db.close()
 
-    def _write(self, sql: str, *values: object) -> int:
+    @contextmanager
+    def _locked(self) -> Iterator[sqlite3.Connection]:
+        """One user of the file at a time; what goes wrong with it is an error of ours."""
         with self._lock:
-            return self._db.execute(sql, values).lastrowid or 0
+            try:
+                yield self._db
+            except sqlite3.Error as error:
+                raise PatchlightError(
+                    f"the controller's journal in {self._path}: {error}",
+                    hint="is there room on the disk, and is the file writable?",
+                ) from error
+
+    def _write(self, sql: str, *values: object) -> int:
+        with self._locked() as db:
+            return db.execute(sql, values).lastrowid or 0
 
     @contextmanager
     def _together(self) -> Iterator[sqlite3.Connection]:
         """All that is written in the block is on disk after it, or none of it."""
-        with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
+        with self._locked() as db:
+            db.execute("BEGIN IMMEDIATE")
             try:
-                yield self._db
+                yield db
+                db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                # A full disk may have rolled back already.
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
 
     def _rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        with self._lock:
-            return self._db.execute(sql, values).fetchall()
+        with self._locked() as db:
+            return db.execute(sql, values).fetchall()
 
     # -- changes of circuits -----------------------------------------------------------------
 
@@ -264,6 +279,11 @@ class Store:
     def add_event(self, at: float, kind: str, record: Record) -> int:
         """Append an event; its number."""
         return self._write(_ADD_EVENT, at, kind, json.dumps(record))
+
+    def add_events(self, kind: str, events: Sequence[tuple[float, Record]]) -> None:
+        """Append events of one kind, each with its time, in one write."""
+        with self._together() as db:
+            db.executemany(_ADD_EVENT, [(at, kind, json.dumps(record)) for at, record in events])
 
     def events(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         """At most ``limit`` events after number ``after``, oldest first."""

@@ -67,6 +67,7 @@ class _Watch:
         self._maps: dict[str, PortMap] = {}
         self._heard: dict[str, Alarm] = {}
         self._journal, self._own, self._read_at = store.last_event(), 0, 0.0
+        self._returning: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
         """Read what there is, so that only what happens from now on is told."""
@@ -80,16 +81,17 @@ class _Watch:
             found += await self._alarms(name)
         if time.monotonic() - self._read_at >= _READ_EVERY_S:
             self._read_at = time.monotonic()
-            await self._bring_back()
+            self._bring_back()
             found += self._differences(await self._reach.read_maps())
         journal, own = self._store.events(self._journal), self._events.events(self._own)
         self._journal = journal[-1]["number"] if journal else self._journal
         self._own = own[-1]["number"] if own else self._own
         return sorted([*found, *journal, *own], key=lambda event: float(event["at"]))
 
-    async def _bring_back(self) -> None:
-        if self._reach.unread:
-            await self._reach.open()
+    def _bring_back(self) -> None:
+        # Beside the rest: some devices take 15 s to be known as silent.
+        if self._reach.unread and (self._returning is None or self._returning.done()):
+            self._returning = asyncio.create_task(self._reach.open())
 
     async def _alarms(self, name: str) -> list[Event]:
         alarms = await self._reach.ask(name, self._drivers[name].alarms()) or ()

@@ -25,12 +25,12 @@ from controller.api.models import (
     StopRequest,
     UnlockRequest,
 )
+from controller.lastseen import Decide
 from controller.locks import Kind
 from controller.planning import wanted_maps
 from controller.plant import Plant
-from controller.reconfiguration import Decide
 from controller.record import Refused, Terms, as_stored, as_texts
-from testbed.errors import BadInput, PatchlightError
+from testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from testbed.portmap import PortMap
 
 Answer = dict[str, Any]
@@ -40,7 +40,10 @@ async def explain(_: Request, error: Exception) -> JSONResponse:
     """An error of ours as the API tells it: what is wrong, and what to do next."""
     assert isinstance(error, PatchlightError)
     status = 422 if isinstance(error, BadInput) else 409 if isinstance(error, Refused) else 502
-    return JSONResponse({"error": error.message, "hint": error.hint}, status_code=status)
+    said = {"error": error.message, "hint": error.hint}
+    if isinstance(error, OutcomeUnknown):
+        said["outcome"] = "unknown"
+    return JSONResponse(said, status_code=status)
 
 
 Caller = Annotated[Terms, Depends(caller_of)]
@@ -144,7 +147,7 @@ def _change(routes: APIRouter, plant: Plant) -> None:
     async def reconfiguration(number: int) -> Answer:
         record = plant.store.reconfiguration(number)
         if record is None:
-            raise BadInput(f"no reconfiguration {number}")
+            raise BadInput(f"there is no change {number}: 'patchlight ocs history' shows them")
         return record
 
     @routes.post("/reconfigurations/{number}/rollback")

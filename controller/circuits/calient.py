@@ -8,16 +8,14 @@ whole. Run against the emulated device only so far; the commands are in ``tl1/di
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from controller.circuits.calient_ports import to_aid
+from controller.circuits.calient_reader import FEW, CalientReader
 from controller.circuits.calient_table import (
     Held,
-    circuits_at_port,
     command_values,
     conn_id,
-    read_circuits,
     read_identity,
     read_port_states,
     read_power,
@@ -36,12 +34,11 @@ from controller.circuits.dialects import corrected
 from controller.circuits.session import Session
 from controller.circuits.tl1.client import Tl1Client
 from controller.circuits.tl1.dialects import CALIENT, CircuitDialect
-from controller.circuits.writing import JustRead, Writing, in_the_way, outcome
+from controller.circuits.writing import Writing, in_the_way, outcome
 from testbed.errors import BadInput
 from testbed.lab import CircuitSwitch
 from testbed.portmap import CrossConnect, PortMap
 
-_FEW = 4  # up to so many ports or circuits are asked for one by one, not as a whole table
 _SETTLE_S = 10.0  # a circuit that is not up by then has failed (G2MPLS waits as long)
 _FIRST_POLL_S, _POLL_GROWTH, _LAST_POLL_S = 0.001, 1.6, 1.0
 
@@ -56,7 +53,7 @@ class CalientTl1:
         self._dialect = dialect or corrected(switch.driver, CALIENT)
         self._client = Tl1Client(Session.of(switch, password), self._dialect)
         self._writing = Writing(switch.name)
-        self._just_read = JustRead[list[Held]]()
+        self._table = CalientReader(self._client, self._dialect)
 
     @property
     def name(self) -> str:
@@ -90,7 +87,7 @@ class CalientTl1:
 
     async def read_map(self) -> PortMap:
         """The circuits of ``RTRV-CRS`` that are not parked (entered but not activated)."""
-        table = await self._just_read.read(self._held)
+        table = await self._table.just_read.read(self._table.held)
         active = (held for held in table if not held.matches(self._dialect.parked))
         return PortMap.of(c for held in active for c in held.directions)
 
@@ -112,7 +109,7 @@ class CalientTl1:
             raise BadInput(f"{self.name} has ports 1–{self.ports}, not {numbers[0]}–{numbers[-1]}")
         if not numbers:
             return {}
-        if len(numbers) <= _FEW:
+        if len(numbers) <= FEW:
             replies = [
                 await self._client.command(self._dialect.power_one, {"port": to_aid(number)})
                 for number in numbers
@@ -129,7 +126,7 @@ class CalientTl1:
         began, wanted = loop.time(), checked(pairs, self.ports)
         async with self._writing.change():
             refused: dict[CrossConnect, str] = {}
-            before, beside = await self._present(wanted)
+            before, beside = await self._table.present(wanted)
             new = [c for c in wanted if c not in before or not before[c].matches(self._dialect.up)]
             # A unit that resolves conflicts itself would break what holds a busy port.
             refused |= in_the_way(
@@ -152,12 +149,12 @@ class CalientTl1:
         began, wanted = loop.time(), checked(pairs, self.ports)
         async with self._writing.change():
             refused: dict[CrossConnect, str] = {}
-            table = self._just_read.table
-            table = await self._table(wanted) if table is None else table
+            table = self._table.just_read.table
+            table = await self._table.about(wanted) if table is None else table
             going = self._going(wanted, table, refused)
             if self._dialect.bulk and len(going) > 1:
                 await self._in_bulk(self._dialect.delete_bulk, [held.conn for held in going])
-                left = {held.conn for held in await self._just_read.read(self._held)}
+                left = {held.conn for held in await self._table.just_read.read(self._table.held)}
                 going = [held for held in going if held.conn in left]
             for held in going:
                 try:
@@ -168,8 +165,11 @@ class CalientTl1:
         return outcome(wanted, refused, loop.time() - began)
 
     async def _tell(self, template: str, values: dict[str, str]) -> None:
-        self._just_read.forget()
-        await self._client.command(template, values, changes=True)
+        self._table.just_read.forget()
+        try:
+            await self._client.command(template, values, changes=True)
+        finally:
+            self._table.just_read.forget()
         self._writing.told = True
 
     # --- making ----------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class CalientTl1:
         try:
             await self._tell(self._dialect.enter, values)
         except DeviceRefused as refusal:
-            held = (await self._states([cross_connect])).get(cross_connect)
+            held = (await self._table.states([cross_connect])).get(cross_connect)
             if held is None:
                 refused[cross_connect] = refusal.words
                 return
@@ -229,7 +229,7 @@ class CalientTl1:
         deadline = loop.time() + pause + _SETTLE_S
         while waiting:
             await asyncio.sleep(pause)
-            states = await self._states(waiting)
+            states = await self._table.states(waiting)
             still: list[CrossConnect] = []
             missing: list[CrossConnect] = []
             for c in waiting:
@@ -259,7 +259,7 @@ class CalientTl1:
 
     async def _clear(self, cross_connect: CrossConnect) -> None:
         """Take away what is left of a circuit that did not come up, if the device lets us."""
-        held = (await self._states([cross_connect])).get(cross_connect)
+        held = (await self._table.states([cross_connect])).get(cross_connect)
         if held is not None and held.directions == (cross_connect,):
             try:
                 await self._delete(held)
@@ -299,73 +299,5 @@ class CalientTl1:
             await self._tell(self._dialect.delete, values)
         except DeviceRefused as refusal:
             # Some firmware forgets a circuit as soon as it is deactivated.
-            if not self._says_no_such(refusal):
+            if not self._table.says_no_such(refusal):
                 raise
-
-    # --- reading ---------------------------------------------------------------------------
-
-    async def _held(self) -> list[Held]:
-        reply = await self._client.command(self._dialect.retrieve_all, paged=True)
-        return read_circuits(reply.lines, self._dialect)
-
-    async def _states(self, wanted: Sequence[CrossConnect]) -> dict[CrossConnect, Held]:
-        """What the device's table has on ``wanted``, by direction."""
-        return {c: held for held in await self._table(wanted) for c in held.directions}
-
-    async def _table(self, wanted: Sequence[CrossConnect]) -> list[Held]:
-        """The device's table as far as it concerns ``wanted``."""
-        table: list[Held] = []
-        if len(wanted) > _FEW:
-            return await self._held()
-        for c in wanted:
-            found = await self._ask(c)
-            if found is None:
-                return await self._held()
-            table += found
-        return table
-
-    async def _ask(self, c: CrossConnect) -> list[Held] | None:
-        """The circuit of ``c``, if there is one; ``None`` if the question is not understood."""
-        values = command_values(c, self._dialect)
-        two_way = f"{values['src']}-{values['dst']}", f"{values['dst']}-{values['src']}"
-        for conn in (values["conn"], *two_way):
-            try:
-                reply = await self._client.command(
-                    self._dialect.retrieve_one, {**values, "conn": conn}
-                )
-            except DeviceRefused as refusal:
-                if not self._says_no_such(refusal):
-                    return None
-                continue
-            if found := read_circuits(reply.lines, self._dialect):
-                return found
-        return []
-
-    async def _present(
-        self, wanted: Sequence[CrossConnect]
-    ) -> tuple[dict[CrossConnect, Held], list[CrossConnect]]:
-        """What of ``wanted`` is in the device's table, and the directions that hold their ports.
-
-        Both may have others, too.
-        """
-        if len(wanted) <= _FEW:
-            beside = await self._beside(wanted)
-            # Where nothing holds their ports, they are not there either.
-            return (await self._states(wanted) if beside else {}), beside
-        table = await self._just_read.again(self._held)
-        there = {c: held for held in table for c in held.directions}
-        return there, list(there)
-
-    async def _beside(self, wanted: Sequence[CrossConnect]) -> list[CrossConnect]:
-        """The directions that hold a port of a few ``wanted``, and perhaps others."""
-        found: list[CrossConnect] = []
-        for port in {port for c in wanted for port in (c.inp, c.out)}:
-            reply = await self._client.command(self._dialect.power_one, {"port": to_aid(port)})
-            here = circuits_at_port(reply.lines, self._dialect)
-            if here is None:
-                return [c for held in await self._held() for c in held.directions]
-            found += here
-        return found
-
-    def _says_no_such(self, refusal: DeviceRefused) -> bool:
-        return re.search(self._dialect.no_such_circuit, refusal.words, re.IGNORECASE) is not None

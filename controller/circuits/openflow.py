@@ -128,10 +128,11 @@ class OpenFlowSwitch(PatchingDriver):
         """What happened to ports and the connection; flow entries of others and bad ports."""
         if time.monotonic() >= self._look_again_at:
             self._look_again_at = time.monotonic() + _LOOK_EVERY_S
-            await self._table()
+            # What a change works with is left as it is: this answer may be older than its own.
+            _, foreign = await self._flows()
             now = [
                 Standing("minor", "flow", f"a flow entry of another application: {entry}")
-                for entry in self._foreign
+                for entry in foreign
             ]
             now += [
                 Standing("minor", str(port), f"{state.condition}: {state.words}")
@@ -144,6 +145,11 @@ class OpenFlowSwitch(PatchingDriver):
     # --- what a patching driver needs -------------------------------------------------------
 
     async def _table(self) -> Mapping[CrossConnect, Held]:
+        self._entries, self._foreign = await self._flows()
+        return dict.fromkeys(self._entries, Held())
+
+    async def _flows(self) -> tuple[dict[CrossConnect, FlowEntry], tuple[FlowEntry, ...]]:
+        """Our entries, and those of others."""
         said = await self._line.ask("read_flows")
         entries: dict[CrossConnect, FlowEntry] = {}
         foreign = []
@@ -153,8 +159,7 @@ class OpenFlowSwitch(PatchingDriver):
                 foreign.append(entry)
             else:
                 entries[cross_connect] = entry
-        self._entries, self._foreign = entries, tuple(foreign)
-        return dict.fromkeys(entries, Held())
+        return entries, tuple(foreign)
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
         free, words = [], []

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,8 @@ from controller.openflow.protocol import Message
 from testbed.errors import OutcomeUnknown, PatchlightError
 
 _LOOK_EVERY_S = 0.05
+_PREFIX = "patchlight-of-"
+_YOUNG_S = 60.0  # a folder of this age may be about to be held
 _NO_ANSWER = ("SwitchGone", "DeadlinePassed")
 
 
@@ -40,8 +45,10 @@ class OpenFlowLine:
         self._heard = heard
         self._speaker: Speaker | None = None
         self._folder: Path | None = None
+        self._held: int | None = None
         self._strangers: set[int] = set()
         self._opening = asyncio.Lock()
+        self._closing = False
 
     async def open(self) -> None:
         """Listen, and wait for the switch. ``DeviceUnreachable`` if it does not come in time.
@@ -55,7 +62,9 @@ class OpenFlowLine:
 
     async def _listen(self) -> None:
         self._strangers.clear()
-        self._folder = Path(tempfile.mkdtemp(prefix="patchlight-of-"))
+        await asyncio.to_thread(_sweep)
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._held = _hold(self._folder)
         speaker = Speaker(
             SpeakerOptions(
                 socket=self._folder / "speaker.sock",
@@ -79,9 +88,11 @@ class OpenFlowLine:
         self._speaker = speaker
 
     async def close(self) -> None:
-        """Stop listening. Idempotent."""
+        """Stop listening, and waiting for the switch. Idempotent."""
+        self._closing = True
         async with self._opening:
             await self._end()
+        self._closing = False
 
     async def ask(self, operation: str) -> Any:
         """What the switch says. Raises ``DeviceUnreachable`` or ``DeviceRefused``.
@@ -139,6 +150,8 @@ class OpenFlowLine:
                 switches = await self._speaker.request("switches")
                 if any(int(s["datapath_id"]) == self._datapath_id for s in switches):
                     return
+            if self._closing:
+                raise DeviceUnreachable(f"{self._name}: the driver is being closed")
             if loop.time() > deadline:
                 raise DeviceUnreachable(
                     f"{self._name} did not connect to {self._address} within "
@@ -163,8 +176,32 @@ class OpenFlowLine:
     async def _end(self) -> None:
         speaker, self._speaker = self._speaker, None
         folder, self._folder = self._folder, None
+        held, self._held = self._held, None
         if speaker is not None:
             with contextlib.suppress(PatchlightError):
                 await speaker.close()
         if folder is not None:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        if held is not None:
+            os.close(held)
+
+
+def _hold(folder: Path) -> int:
+    """Keep others from sweeping the folder away, until what this gives is closed."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def _sweep() -> None:
+    """Remove what processes of ours that were killed left behind; the kernel let go of it."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                found = os.fstat(descriptor)
+                if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _YOUNG_S:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)

@@ -136,6 +136,8 @@ class PatchingDriver(ABC):
                 await send(chunk)
             except DeviceRefused as refusal:
                 words.update(dict.fromkeys(chunk, refusal.words))
+            finally:
+                self._just_read.forget()
             # Of a refused list some may have been done.
             self._writing.told = True
         return words

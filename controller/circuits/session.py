@@ -17,11 +17,18 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 from controller.circuits.alarms import AlarmLog
 from controller.circuits.connection import Connection, ConnectionLost, Framer, FramingError
-from controller.circuits.contract import Alarm, DeviceRefused, DeviceUnreachable, Severity
+from controller.circuits.contract import (
+    Alarm,
+    DeviceRefused,
+    DeviceUnreachable,
+    LoginRefused,
+    Severity,
+)
 from testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from testbed.lab import CircuitSwitch
 
 _ALARM_WORDS_KEPT = 500  # characters of each, so that a flood of long ones stays bounded
+_PAUSE_AFTER_LOGIN_REFUSED_S = 300.0  # before an idle session tries again
 _LOGIN_SETTLES_S = 0.5  # some units answer "not logged in" for a moment after the login
 
 
@@ -110,7 +117,7 @@ class KeptSession(ABC, Generic[L]):
     def _alarm(self, severity: Severity, subject: str, words: str) -> None:
         words, subject = self._mask(words)[:_ALARM_WORDS_KEPT], subject[:_ALARM_WORDS_KEPT]
         self._alarms.note(severity, subject, words)
-        level = logging.DEBUG if severity == "notice" else logging.WARNING
+        level = logging.DEBUG if severity == "notice" else logging.INFO
         self.log.log(level, "%s > %s %s", self._session.name, severity, words)
 
     async def open(self) -> None:
@@ -226,6 +233,9 @@ class KeptSession(ABC, Generic[L]):
             try:
                 await self._say_something()
             except PatchlightError as error:
+                if isinstance(error, LoginRefused):
+                    # Some units lock an account out after a few wrong passwords.
+                    self._last_used += _PAUSE_AFTER_LOGIN_REFUSED_S
                 self.log.warning("%s: keep-alive: %s", self._session.name, error.message)
 
     # --- words ------------------------------------------------------------------------------

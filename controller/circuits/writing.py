@@ -61,12 +61,15 @@ class JustRead(Generic[T]):
     def __init__(self) -> None:
         self._table: T | None = None
         self._asked_at = 0.0
+        self._told = 0
 
     async def read(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask, and keep the answer."""
-        asked_at = asyncio.get_running_loop().time()
+        asked_at, told = asyncio.get_running_loop().time(), self._told
         table = await ask()
-        self._table, self._asked_at = table, asked_at
+        # Somebody else may have told the device something while this question was on its way.
+        if told == self._told:
+            self._table, self._asked_at = table, asked_at
         return table
 
     @property
@@ -81,7 +84,8 @@ class JustRead(Generic[T]):
         return await self.read(ask) if table is None else table
 
     def forget(self) -> None:
-        """The device is told something now."""
+        """The device is told something now, or has just done it: say so before and after."""
+        self._told += 1
         self._table = None
 
 

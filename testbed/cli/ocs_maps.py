@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from testbed.cli.ocs_names import cross_connect_text
-from testbed.errors import BadInput, PatchlightError
+from testbed.errors import BadInput
 from testbed.lab import Lab
 from testbed.portmap import PortMap
 
@@ -28,8 +28,10 @@ def read_map_file(path: str, lab: Lab) -> dict[str, list[str]]:
     """
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PatchlightError(f"reading the map {path}: {error}") from error
+    except OSError as error:
+        raise BadInput(f"reading the map {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"reading the map {path}: it is no UTF-8 text ({error.reason})") from error
     rows = _csv_rows(path, text) if path.endswith(".csv") else _yaml_rows(path, text, lab)
     mistakes: list[str] = []
     found: dict[str, list[str]] = {}

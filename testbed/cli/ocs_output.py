@@ -76,7 +76,7 @@ def print_preview(preview: Answer, *, as_json: bool) -> None:
     if as_json:
         print_json(preview)
     else:
-        for line in _lines(preview) or ["nothing to change: the circuits are there already"]:
+        for line in _lines(preview) or ["nothing to change: the maps are so already"]:
             click.echo(line)
     if preview["objections"]:
         raise PatchlightError("this change would be refused")

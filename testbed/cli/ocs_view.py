@@ -48,6 +48,7 @@ def list_switches(target: Target, as_json: bool) -> None:
             "name": s.name, "driver": s.driver, "address": s.address, "ports": s.ports,
             "switching_time_s": s.switching_time_s, "insertion_loss_db": s.insertion_loss_db,
             "reachable": None, "since": None, "words": "", "identity": None,
+            "standing_alarms": None,
         }
         for s in target.lab.circuit_switches
     ]  # fmt: skip
@@ -59,16 +60,24 @@ def list_switches(target: Target, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    table = new_table("OCS", "driver", "address", "ports", "switching time", "answers", "device")
+    table = new_table(
+        "OCS", "driver", "address", "ports", "switching time", "answers", "alarms", "device"
+    )
     for row in rows:
         reachable = {None: "", True: "yes", False: f"no: {row['words']}"}[row["reachable"]]
         is_a = row["identity"] or {}
         device = " ".join(filter(None, (is_a.get(k) for k in ("vendor", "model", "software"))))
         table.add_row(
             row["name"], row["driver"], row["address"], str(row["ports"]),
-            f"{row['switching_time_s'] * 1e3:g} ms", reachable, device or row["words"],
+            f"{row['switching_time_s'] * 1e3:g} ms", reachable, _alarms_of(row),
+            device or (row["words"] if row["reachable"] else ""),
         )  # fmt: skip
     console().print(table)
+
+
+def _alarms_of(row: Answer) -> str:
+    # Nothing for none: not every device has such a list.
+    return f"{row['standing_alarms']} standing" if row.get("standing_alarms") else ""
 
 
 @click.command()

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from controller.client import ControllerError
 from testbed.cli.ocs_options import Target, json_option, target_options
 from testbed.cli.ocs_output import change_lines, say_unreachable
 from testbed.cli.ocs_view import named_switches, switches_argument, when
@@ -50,11 +51,12 @@ def alarms(
     if as_json:
         print_json(rows)
     else:
-        table = new_table("when", "OCS", "severity", "about", "words")
+        table = new_table("when", "OCS", "severity", "standing", "about", "words")
         for row in rows:
             table.add_row(
-                when(row["at"]), row["ocs"], row["severity"], row["subject"], row["words"]
-            )
+                when(row["at"]), row["ocs"], row["severity"], "yes" if row["standing"] else "",
+                row["subject"], row["words"],
+            )  # fmt: skip
         console().print(table)
     say_unreachable({row["ocs"]: {"unreachable": row["message"]} for row in silent})
 
@@ -105,8 +107,20 @@ def _followed(target: Target, names: set[str] | None, since: int | None) -> Iter
                 yield from happened(_POLL_S)
     with target.client() as client:
         seen = client.last_event() if since is None else since
+        away = False
         while True:
-            for event in client.events(seen):
+            try:
+                found = client.events(seen)
+            except ControllerError as error:
+                # Its journal goes on where it was, so nothing is missed when it is back.
+                if not away:
+                    click.echo(f"waiting for the controller: {error.message}", err=True)
+                found, away = [], True
+            else:
+                if away:
+                    click.echo("the controller answers again", err=True)
+                away = False
+            for event in found:
                 seen = event["number"]
                 yield event
             time.sleep(_POLL_S)

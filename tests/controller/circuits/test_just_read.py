@@ -44,3 +44,21 @@ def test_a_table_that_took_long_to_come_is_old_when_it_is_here() -> None:
         assert just_read.table is None
 
     asyncio.run(go())
+
+
+def test_a_table_that_was_asked_for_before_something_was_told_is_not_kept() -> None:
+    async def go() -> None:
+        just_read, told = JustRead[str](), asyncio.Event()
+
+        async def ask() -> str:
+            await told.wait()
+            return "old"
+
+        reading = asyncio.create_task(just_read.read(ask))
+        await asyncio.sleep(0)
+        just_read.forget()
+        told.set()
+        assert await reading == "old"
+        assert just_read.table is None
+
+    asyncio.run(go())

@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import socket
+import tempfile
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from controller.circuits.contract import DeviceUnreachable, DirectedPort
 from controller.circuits.openflow import OpenFlowDialect, OpenFlowSwitch
+from controller.circuits.openflow_line import OpenFlowLine, _hold, _sweep
 from controller.circuits.registry import open_driver
 from testbed.errors import BadInput, OutcomeUnknown
 from testbed.portmap import CrossConnect, PortMap
@@ -186,3 +189,46 @@ def test_who_does_not_come_is_told_of_with_what_to_do(device: Running, tmp_path:
     assert "what did is datapath id 0x51, not 0x52" in error.message
     with pytest.raises(BadInput, match="needs the switch's datapath id"):
         open_driver(replace(device.switch, datapath_id=None))
+
+
+def test_folders_that_killed_processes_left_are_swept_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, held, young, foreign = (
+        tmp_path / name
+        for name in ("patchlight-of-left", "patchlight-of-held", "patchlight-of-young", "other")
+    )
+    for folder in (left, held, young, foreign):
+        folder.mkdir()
+        (folder / "speaker.sock").touch()
+    for folder in (left, held, foreign):
+        os.utime(folder, (1, 1))
+    descriptor = _hold(held)
+    _sweep()
+    assert sorted(tmp_path.iterdir()) == sorted([held, young, foreign])
+    os.close(descriptor)
+    _sweep()
+    assert sorted(tmp_path.iterdir()) == sorted([young, foreign])
+
+
+def test_closing_does_not_wait_for_a_switch_that_does_not_come() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+
+    async def go() -> None:
+        line = OpenFlowLine(
+            "ocs1", address, 0x51, engine=None, timeout_s=3.0, connect_timeout_s=60.0,
+            heard=lambda event: None,
+        )  # fmt: skip
+        opening = asyncio.create_task(line.open())
+        deadline = time.monotonic() + 30
+        while line._speaker is None:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+        await line.close()
+        with pytest.raises(DeviceUnreachable, match="being closed"):
+            await opening
+        assert time.monotonic() < deadline
+
+    asyncio.run(go())
