@@ -26,7 +26,10 @@ MODULES = (
     "benchmarks.experiment",
     "benchmarks.openflow",
     "benchmarks.ocs",
+    "benchmarks.ocssessions",
     "benchmarks.simulator",
+    "benchmarks.queues",
+    "benchmarks.learning",
 )
 _KEYS = ("name", "value", "unit", "asked", "peer", "peer_value")
 

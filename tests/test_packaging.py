@@ -13,6 +13,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("testbed", "controller", "agents", "emulation")
+DATA = {
+    "testbed/labs": ["*.yaml"],
+    "controller/policies/models": ["*.onnx", "*.json"],
+    "emulation/learning/configs": ["*.yaml"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +37,23 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(built)
 
 
-def test_every_module_and_lab_file_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
+def test_every_module_and_data_file_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
     wanted = {
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
         for path in (ROOT / package).rglob("*.py")
         if (path.parent / "__init__.py").exists()
     }
-    labs = {p.relative_to(ROOT).as_posix() for p in (ROOT / "testbed/labs").glob("*.yaml")}
-    assert "testbed/labs/ofc2022.yaml" in labs
+    data = {
+        path.relative_to(ROOT).as_posix()
+        for folder, kinds in DATA.items()
+        for kind in kinds
+        for path in (ROOT / folder).glob(kind)
+    }
+    assert "testbed/labs/ofc2022.yaml" in data
+    assert "controller/policies/models/ramp-block.onnx" in data
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert inside == wanted | labs
+    assert inside == wanted | data
 
 
 def test_every_folder_with_modules_is_a_package() -> None:

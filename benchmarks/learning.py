@@ -1,0 +1,70 @@
+"""How fast a learned policy decides, and how fast the environments step; each on one core.
+
+Decisions are those of a shipped model in whole episodes of PAC-ML's size, each measured by itself:
+from the view of the cluster to the degree, the observation included. Processor time counts, so that
+what else runs on the machine does not.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from benchmarks.simulator import _graphs
+from controller.policies.learned import load_learned, shipped_models
+from emulation.flow import Episode, Workloads, pac_ml_scenario
+from testbed.errors import PatchlightError
+
+LANES, STEPS, ROUNDS = 256, 200, 5
+
+
+def run() -> list[dict[str, Any]]:
+    graphs, source = _graphs()
+    workloads = Workloads(graphs)
+    models = shipped_models()
+    if not models:
+        raise PatchlightError("there is no shipped model to measure")
+    found: list[dict[str, Any]] = []
+    for name, path in models.items():
+        policy = load_learned(path)
+        took: list[float] = []
+        for law in "AD":
+            episode = Episode(pac_ml_scenario(workloads, law, policy.card.placement_rule), 900)
+            while episode.job is not None:
+                question = episode.question()
+                before = time.process_time()
+                degree = policy.degree(*question)
+                took.append((time.process_time() - before) * 1e3)
+                episode.decide(degree)
+        found += [
+            {"name": f"learned policy {name}: a decision, 99th percentile of {len(took)}",
+             "value": float(np.percentile(took, 99)), "unit": "CPU ms", "asked": "at most 1"},
+            {"name": f"learned policy {name}: a decision, median",
+             "value": statistics.median(took), "unit": "CPU ms"},
+        ]  # fmt: skip
+    if find_spec("gymnasium") is None:
+        raise PatchlightError("environments need Gymnasium", hint="deploy/bootstrap.sh --learn")
+    from emulation.learning.envs.ramp_lanes import RampPartitionVectorEnv
+
+    for rule in ("ramp-first-fit", "ramp-block"):
+        scenarios = [pac_ml_scenario(workloads, law, rule) for law in "ABCD"]
+        lanes = RampPartitionVectorEnv(LANES, scenario=scenarios, staggered=True)
+        lanes.reset(seed=1000)
+        rng = np.random.default_rng(0)
+        rates = []
+        for _ in range(ROUNDS):
+            before = time.process_time()
+            for _ in range(STEPS):
+                mask = lanes.action_masks()
+                lanes.step((mask * rng.random(mask.shape)).argmax(axis=1))
+            rates.append(LANES * STEPS / (time.process_time() - before))
+        found.append({
+            "name": f"environment RampPartition, {LANES} lanes, full observations, {rule} "
+                    f"({source})",
+            "value": statistics.median(rates), "unit": "steps/CPU s", "asked": "at least 5000",
+        })  # fmt: skip
+    return found

@@ -1,0 +1,130 @@
+"""From a trained scorer to the two files of a model: ``NAME.onnx`` and its card, ``NAME.json``."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+
+from controller.policies.card import Card
+from controller.policies.learned import load_learned
+from controller.policies.observation import SCHEMA, VERSION, Layout
+from emulation.learning.config import Config
+from emulation.learning.network import OptionScorer
+
+_OPSET = 17
+_SMALL = 1024
+
+
+class _Plain(nn.Module):
+    """The scorer with an argument for each array, as ONNX wants it."""
+
+    def __init__(self, scorer: OptionScorer) -> None:
+        super().__init__()
+        self.scorer = scorer
+
+    def forward(self, *arrays: Tensor) -> Tensor:
+        found: Tensor = self.scorer(dict(zip(self.scorer.inputs, arrays, strict=True)))
+        return found
+
+
+def export(
+    scorer: OptionScorer,
+    layout: Layout,
+    config: Config,
+    training: Mapping[str, Any],
+    folder: Path,
+    name: str | None = None,
+    notes: str = "",
+) -> Path:
+    """Writes the model into ``folder`` and reads it back as a user would; the ONNX file's path."""
+    name = name or config.name
+    content = onnx_bytes(scorer, layout)
+    card = Card(
+        name=name,
+        kind="partition",
+        observation_schema=SCHEMA,
+        observation_version=VERSION,
+        actions=layout.actions,
+        ramp=layout.ramp,
+        placement_rule=config.environment.rule,
+        code_version=_version(),
+        sha256=hashlib.sha256(content).hexdigest(),
+        notes=notes,
+        training=json.loads(json.dumps(training)),
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.onnx"
+    for where, what in ((path, content), (path.with_suffix(".json"), card.written().encode())):
+        draft = where.with_name(where.name + ".tmp")
+        draft.write_bytes(what)
+        os.replace(draft, where)
+    load_learned(path)
+    return path
+
+
+def onnx_bytes(scorer: OptionScorer, layout: Layout) -> bytes:
+    """The scorer as an ONNX model for one observation at a time.
+
+    Weights are kept with 16 bits each: half the size, and less than what learning leaves open.
+    """
+    scorer = rounded(scorer).eval()
+    names = scorer.inputs
+    examples = tuple(torch.from_numpy(layout.empty(1)[name]) for name in names)
+    file: Any = io.BytesIO()  # which the tracing exporter takes, whatever its types say
+    with warnings.catch_warnings():
+        # The exporter that traces is all that these networks need; the new one wants more packages.
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            _Plain(scorer), examples, file, input_names=list(names), output_names=["scores"],
+            opset_version=_OPSET, dynamo=False,
+        )  # fmt: skip
+    return _smaller(file.getvalue())
+
+
+def rounded(scorer: OptionScorer) -> OptionScorer:
+    """The scorer with the weights that its model will have."""
+    found = copy.deepcopy(scorer)
+    with torch.no_grad():
+        for weights in found.parameters():
+            weights.copy_(weights.half().float())
+    return found
+
+
+def _smaller(content: bytes) -> bytes:
+    """The model with large weights kept as 16-bit numbers; loading makes them 32-bit ones."""
+    model = onnx.load_from_string(content)
+    casts = []
+    for weights in model.graph.initializer:
+        values = numpy_helper.to_array(weights)
+        if values.dtype != np.float32 or values.size < _SMALL:
+            continue
+        name = weights.name
+        weights.CopyFrom(numpy_helper.from_array(values.astype(np.float16), f"{name}.half"))
+        casts.append(helper.make_node("Cast", [f"{name}.half"], [name], to=TensorProto.FLOAT))
+    nodes = [*casts, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    onnx.checker.check_model(model)
+    smaller: bytes = model.SerializeToString()
+    return smaller
+
+
+def _version() -> str:
+    try:
+        return version("patchlight")
+    except PackageNotFoundError:
+        return "unknown"

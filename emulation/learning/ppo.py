@@ -1,0 +1,224 @@
+"""Proximal policy optimisation with action masks: sb3-contrib's ``MaskablePPO`` on our lanes.
+
+The policy is the same ``OptionScorer``: its scores, sharpened, are the actions' log-odds, and the
+worth of the cluster is the mean of these scores under the policy's own odds, corrected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from sb3_contrib import MaskablePPO
+from sb3_contrib.common.maskable.policies import MaskableMultiInputActorCriticPolicy
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor, nn
+
+from controller.policies.observation import Layout
+from emulation.flow.scenario import Scenario
+from emulation.learning.afterstates import Progress
+from emulation.learning.config import Config, Network
+from emulation.learning.envs.ramp_lanes import RampPartitionVectorEnv
+from emulation.learning.lanes import Finished
+from emulation.learning.network import IMPOSSIBLE, OptionScorer
+from testbed.errors import BadInput
+
+
+class LanesForSb3(VecEnv):
+    """``RampPartitionVectorEnv`` as Stable-Baselines3 wants it."""
+
+    def __init__(self, environments: RampPartitionVectorEnv, first_seed: int) -> None:
+        self.environments, self._first_seed = environments, first_seed
+        self.finished: list[Finished] = []
+        self._actions = np.zeros(environments.num_envs, int)
+        super().__init__(
+            environments.num_envs,
+            environments.single_observation_space,
+            environments.single_action_space,
+        )
+
+    def reset(self) -> dict[str, Any]:
+        """New episodes in all lanes."""
+        seen, _ = self.environments.reset(seed=self._first_seed)
+        return {name: array.copy() for name, array in seen.items()}
+
+    def step_async(self, actions: Any) -> None:
+        """Note what to do."""
+        self._actions = np.asarray(actions)
+
+    def step_wait(self) -> Any:
+        """One decision in each lane."""
+        seen, rewards, over, _, information = self.environments.step(self._actions)
+        found: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        for lane, rate in enumerate(information.get("blocking_rate", ())):
+            if rate == rate:
+                self.finished.append(Finished(lane, 0, 0, float(rate)))
+        copied = {name: array.copy() for name, array in seen.items()}
+        for lane in np.flatnonzero(over).tolist():
+            found[lane]["terminal_observation"] = {n: array[lane] for n, array in copied.items()}
+        return copied, rewards.astype(np.float32), over, found
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """The same for all lanes."""
+        return [getattr(self.environments, attr_name, None)] * self.num_envs
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Lanes have nothing to set."""
+        raise BadInput(f"cannot set {attr_name!r} of lanes")
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **named: Any) -> Any:
+        """The action masks are all that is asked for."""
+        if method_name != "action_masks":
+            raise BadInput(f"lanes have no method {method_name!r}")
+        return list(self.environments.action_masks())
+
+    def has_attr(self, attr_name: str) -> bool:
+        """As ``env_method``."""
+        return attr_name == "action_masks"
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        """Never."""
+        return [False] * self.num_envs
+
+
+class _Scores(BaseFeaturesExtractor):
+    """Log-odds of the actions, and the worth of the state, one after the other."""
+
+    def __init__(
+        self, observation_space: spaces.Dict, layout: Layout, network: Network, settings: Any
+    ) -> None:
+        super().__init__(observation_space, len(layout.actions) + 1)
+        self.scorer = OptionScorer(layout, network, settings.discount)
+        self.sharpness = nn.Parameter(torch.tensor(float(settings.sharpness)))
+
+    def forward(self, seen: dict[str, Tensor]) -> Tensor:
+        """Batch × (actions + 1)."""
+        scores = self.scorer(seen)
+        odds = torch.where(scores > IMPOSSIBLE / 2, scores * self.sharpness, scores)
+        worth = (torch.softmax(odds, dim=-1) * scores).sum(dim=-1, keepdim=True)
+        return torch.cat([odds, worth], dim=-1)
+
+
+class _Split(nn.Module):
+    """Takes log-odds and worth apart; nothing is left to learn behind them."""
+
+    def __init__(self, actions: int) -> None:
+        super().__init__()
+        self.latent_dim_pi, self.latent_dim_vf = actions, 1
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        return self.forward_actor(features), self.forward_critic(features)
+
+    def forward_actor(self, features: Tensor) -> Tensor:
+        return features[..., :-1]
+
+    def forward_critic(self, features: Tensor) -> Tensor:
+        return features[..., -1:]
+
+
+class _Policy(MaskableMultiInputActorCriticPolicy):
+    def _build_mlp_extractor(self) -> None:
+        actions = int(self.action_space.n)  # type: ignore[attr-defined]
+        self.mlp_extractor = _Split(actions)  # type: ignore[assignment]
+
+    def _build(self, lr_schedule: Any) -> None:
+        super()._build(lr_schedule)
+        self.action_net = nn.Identity()
+        self.value_net = nn.Linear(1, 1)
+        with torch.no_grad():
+            self.value_net.weight.fill_(1.0)
+            self.value_net.bias.zero_()
+        self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1), eps=1e-5)
+
+
+class _Watch(BaseCallback):
+    """Sees each step go by."""
+
+    def _on_step(self) -> bool:
+        return True
+
+
+class PpoLearner:
+    """Rounds of PPO. It plays as well as it learns: there is no average to keep."""
+
+    def __init__(self, config: Config, scenarios: Sequence[Scenario], done: int = 0) -> None:
+        self.config, settings = config, config.ppo
+        environment = config.environment
+        torch.manual_seed(config.seed)
+        first = environment.first_seed + 2 * (done // 1000 + (done > 0) * environment.lanes)
+        lanes = RampPartitionVectorEnv(environment.lanes, scenario=scenarios, staggered=True)
+        self._lanes = LanesForSb3(lanes, first)
+        self.steps = done
+        total = config.steps
+
+        def rate(left: float) -> float:
+            return settings.learning_rate * max(0.0, 1 - self.steps / total) + 1e-6
+
+        self._model = MaskablePPO(
+            _Policy, self._lanes, learning_rate=rate, n_steps=settings.horizon,
+            batch_size=settings.batch, n_epochs=settings.epochs, gamma=settings.discount,
+            gae_lambda=settings.trace, clip_range=settings.clip, ent_coef=settings.entropy,
+            seed=config.seed, device="cpu",
+            policy_kwargs={
+                "features_extractor_class": _Scores,
+                "features_extractor_kwargs": {
+                    "layout": lanes.layout, "network": config.network, "settings": settings,
+                },
+            },
+        )  # fmt: skip
+        self._begin(Path(settings.start) if settings.start else None)
+        self._callback: BaseCallback | None = None
+
+    def _begin(self, folder: Path | None) -> None:
+        if folder is None:
+            return
+        from emulation.learning.training import load_run, scorer_of
+
+        config, kept = load_run(folder)
+        scorer, _ = scorer_of(config, kept)
+        try:
+            missing = self.average.load_state_dict(scorer.state_dict(), strict=False)
+        except RuntimeError as error:
+            raise BadInput(f"cannot begin with {folder}: its network is another one") from error
+        if missing.unexpected_keys:
+            raise BadInput(f"cannot begin with {folder}: its network has more parts")
+
+    @property
+    def average(self) -> OptionScorer:
+        """The scorer to evaluate and to keep."""
+        features = self._model.policy.features_extractor
+        assert isinstance(features, _Scores)
+        return features.scorer
+
+    def round(self) -> Progress:
+        """Plays ``horizon`` decisions in every lane and learns from them."""
+        model = self._model
+        if self._callback is None:
+            _, self._callback = model._setup_learn(self.config.steps, _Watch(), False)
+        model.collect_rollouts(
+            self._lanes, self._callback, model.rollout_buffer, self.config.ppo.horizon
+        )
+        self.steps += self.config.ppo.horizon * self._lanes.num_envs
+        model._update_current_progress_remaining(self.steps, self.config.steps)
+        model.train()
+        finished, self._lanes.finished = tuple(self._lanes.finished), []
+        return Progress(float(model.logger.name_to_value["train/loss"]), finished)
+
+    def state(self) -> dict[str, Any]:
+        """Weights and the optimiser's memory; lanes begin anew."""
+        policy = self._model.policy
+        return {"policy": policy.state_dict(), "optimizer": policy.optimizer.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._model.policy.load_state_dict(state["policy"])
+        self._model.policy.optimizer.load_state_dict(state["optimizer"])

@@ -1,0 +1,241 @@
+"""A training run: rounds of learning, progress, evaluation, checkpoints; and going on with one.
+
+A run's folder holds ``config.json``, ``progress.csv``, ``checkpoint.pt`` (weights and optimiser,
+read back as tensors only) and, at the end, the model: ``NAME.onnx`` with its card.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from controller.policies.observation import Layout
+from emulation.flow.requirements import LAW_NAMES
+from emulation.flow.scenario import Scenario, pac_ml_scenario
+from emulation.flow.workloads import Workloads
+from emulation.learning.afterstates import AfterstateLearner, play
+from emulation.learning.config import Config, check, parse_config
+from emulation.learning.lanes import layout_of
+from emulation.learning.network import OptionScorer
+from testbed.errors import BadInput, PatchlightError
+from testbed.graphs import ComputationGraph
+
+CHECKPOINT, CONFIG, PROGRESS = "checkpoint.pt", "config.json", "progress.csv"
+_KEPT_EVERY_S = 60.0
+
+
+class Learner(Protocol):
+    """What a run does round for round."""
+
+    steps: int
+
+    @property
+    def average(self) -> OptionScorer:
+        """The scorer to evaluate and to keep."""
+
+    def round(self) -> Any:
+        """Plays and learns."""
+
+    def state(self) -> dict[str, Any]:
+        """What to go on from."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of a run: the scorer, and what its card says of it."""
+
+    scorer: OptionScorer
+    training: dict[str, Any]
+
+
+def scenarios_of(config: Config, graphs: Sequence[ComputationGraph]) -> list[Scenario]:
+    """One scenario for each law; they share the cluster and the models."""
+    environment = config.environment
+    workloads = Workloads(graphs)
+    return [
+        pac_ml_scenario(workloads, law, environment.rule, environment.horizon_s)
+        for law in environment.laws
+    ]
+
+
+class Run:
+    """A training run in a folder. ``say`` hears of its progress, a line at a time."""
+
+    def __init__(
+        self,
+        config: Config,
+        graphs: Sequence[ComputationGraph],
+        folder: Path,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.config, self.folder, self._say = config, folder, say
+        self.scenarios = scenarios_of(config, graphs)
+        self.models = [graph.name for graph in graphs]
+        self.layout = layout_of(self.scenarios[0])
+        check(config, self.layout.degrees)
+        self._before_s = 0.0
+        self._done = 0
+        self._state: dict[str, Any] | None = None
+
+    def resume(self) -> None:
+        """Go on from the folder's checkpoint; ``BadInput`` if it has none of this configuration."""
+        path = self.folder / CHECKPOINT
+        try:
+            kept = torch.load(path, weights_only=True)
+        except FileNotFoundError as error:
+            raise BadInput(f"cannot resume in {self.folder}: it has no {CHECKPOINT}") from error
+        except Exception as error:  # torch raises whatever its archive reader does
+            raise BadInput(f"cannot read the checkpoint {path}: {error}") from error
+        written = json.dumps(_timeless(self.config), sort_keys=True)
+        if not isinstance(kept, dict) or kept.get("config") != written:
+            raise BadInput(
+                f"the checkpoint {path} is of another configuration",
+                hint="only 'steps' and 'evaluation' may change; else begin in a new folder",
+            )
+        self._done, self._before_s = int(kept["steps"]), float(kept["wall_s"])
+        self._state = kept["learner"]
+
+    def learn(self) -> Report:
+        """All rounds. Interrupted, it keeps a checkpoint first."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self._state is None and (self.folder / CHECKPOINT).exists():
+            raise BadInput(
+                f"{self.folder} holds a run already", hint="go on with --resume, or name another"
+            )
+        _write(self.folder / CONFIG, json.dumps(self.config.as_data(), indent=2) + "\n")
+        learner = self._learner()
+        started = kept = time.monotonic()
+        evaluated = learner.steps
+        rates: dict[str, float] = {}
+        finished: list[float] = []
+        progress = None
+        try:
+            while learner.steps < self.config.steps:
+                progress = learner.round()
+                finished += [each.blocking_rate for each in progress.finished]
+                now = time.monotonic()
+                if now - kept >= _KEPT_EVERY_S:
+                    kept = now
+                    self._keep(learner, now - started)
+                due = learner.steps - evaluated >= self.config.evaluation.every_steps
+                if due or learner.steps >= self.config.steps:
+                    evaluated = learner.steps
+                    rates = self.evaluate(learner.average)
+                    self._log(learner, time.monotonic() - started, progress.loss, finished, rates)
+                    finished = []
+        finally:
+            self._keep(learner, time.monotonic() - started)
+        if not rates:
+            rates = self.evaluate(learner.average)
+        return Report(learner.average, {
+            "config": self.config.as_data(), "steps": learner.steps, "models": self.models,
+            "wall_s": round(self._before_s + time.monotonic() - started, 1),
+            "torch": str(torch.__version__), "evaluated_blocking_rate": rates,
+        })  # fmt: skip
+
+    def evaluate(self, scorer: OptionScorer) -> dict[str, float]:
+        """The mean faithful blocking rate on each law, over the evaluation's seeds."""
+        evaluation, laws = self.config.evaluation, self.config.environment.laws
+        found = {}
+        for law, scenario in zip(laws, self.scenarios, strict=True):
+            rates = play(scorer, scenario, evaluation.first_seed, evaluation.seeds)
+            found[law] = round(sum(rates) / len(rates), 5)
+        return found
+
+    def _learner(self) -> Learner:
+        learner: Learner
+        if self.config.algorithm == "afterstates":
+            learner = AfterstateLearner(self.config, self.scenarios, self._done)
+        else:
+            from emulation.learning.ppo import PpoLearner
+
+            learner = PpoLearner(self.config, self.scenarios, self._done)
+        if self._state is not None:
+            learner.restore(self._state)
+        return learner
+
+    def _keep(self, learner: Learner, spent_s: float) -> None:
+        state = {
+            "config": json.dumps(_timeless(self.config), sort_keys=True),
+            "steps": learner.steps, "wall_s": self._before_s + spent_s, "learner": learner.state(),
+            "ramp": list(self.layout.ramp), "degrees": list(self.layout.degrees),
+            "discount": learner.average.discount, "average": learner.average.state_dict(),
+        }  # fmt: skip
+        path = self.folder / CHECKPOINT
+        draft = path.with_suffix(".tmp")
+        torch.save(state, draft)
+        os.replace(draft, path)
+
+    def _log(
+        self,
+        learner: Learner,
+        spent_s: float,
+        loss: float,
+        finished: list[float],
+        rates: dict[str, float],
+    ) -> None:
+        path = self.folder / PROGRESS
+        new = not path.exists()
+        wall_s = self._before_s + spent_s
+        playing = sum(finished) / len(finished) if finished else float("nan")
+        with path.open("a", newline="") as file:
+            writer = csv.writer(file)
+            if new:
+                laws = [f"blocking_{law}" for law in LAW_NAMES]
+                writer.writerow(["steps", "wall_s", "loss", "blocking_in_training", *laws])
+            shown = [rates.get(law, "") for law in LAW_NAMES]
+            writer.writerow([learner.steps, round(wall_s, 1), loss, playing, *shown])
+        written = "  ".join(f"{law} {rate:.4f}" for law, rate in rates.items())
+        part = learner.steps / self.config.steps
+        self._say(f"{part:4.0%}  {learner.steps:>10,} steps  {wall_s:6.0f} s  "
+                  f"loss {loss:.4f}  blocking: {written}")  # fmt: skip
+
+
+def load_run(folder: Path) -> tuple[Config, dict[str, Any]]:
+    """The configuration and the checkpoint in a run's folder; ``BadInput`` if it has none."""
+    try:
+        config = parse_config((folder / CONFIG).read_text(), str(folder / CONFIG))
+        kept = torch.load(folder / CHECKPOINT, weights_only=True)
+    except PatchlightError:
+        raise
+    except FileNotFoundError as error:
+        raise BadInput(
+            f"{folder} is no training run: it has no {Path(error.filename).name}",
+            hint="give the folder that 'patchlight policy train' wrote",
+        ) from error
+    except Exception as error:
+        raise BadInput(f"cannot read the checkpoint in {folder}: {error}") from error
+    return config, kept
+
+
+def scorer_of(config: Config, kept: dict[str, Any]) -> tuple[OptionScorer, Layout]:
+    """The scorer that a checkpoint holds, and the layout it is for."""
+    groups, racks, servers = kept["ramp"]
+    layout = Layout((groups, racks, servers), tuple(kept["degrees"]))
+    scorer = OptionScorer(layout, config.network, float(kept["discount"]))
+    scorer.load_state_dict(kept["average"])
+    return scorer, layout
+
+
+def _timeless(config: Config) -> dict[str, Any]:
+    """What may not change between a run and its resumption."""
+    found = config.as_data()
+    del found["steps"], found["evaluation"]
+    return found
+
+
+def _write(path: Path, text: str) -> None:
+    draft = path.with_suffix(".tmp")
+    draft.write_text(text)
+    os.replace(draft, path)

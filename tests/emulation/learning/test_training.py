@@ -1,0 +1,182 @@
+"""Training runs: configurations, learning, going on, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+for _package in ("torch", "gymnasium", "onnx"):
+    pytest.importorskip(_package, reason=f"{_package} is not installed: extra 'learn'")
+
+from click.testing import CliRunner  # noqa: E402
+
+from controller.policies.learned import load_learned  # noqa: E402
+from emulation.flow import Workloads, run_episode  # noqa: E402
+from emulation.learning.afterstates import AfterstateLearner, Teacher, play  # noqa: E402
+from emulation.learning.config import (  # noqa: E402
+    CONFIGS,
+    ConfigError,
+    find_config,
+    parse_config,
+    read_config,
+)
+from emulation.learning.export import export, rounded  # noqa: E402
+from emulation.learning.training import Run, load_run, scenarios_of, scorer_of  # noqa: E402
+from testbed.cli.policy_learn import export as export_command  # noqa: E402
+from testbed.errors import BadInput  # noqa: E402
+from testbed.graphs import builtin_graph  # noqa: E402
+
+GRAPHS = [builtin_graph("alexnet"), builtin_graph("vgg16")]
+TINY = """
+name: tiny
+steps: 4000
+environment: {laws: [A, D], lanes: 32, horizon_s: 1e5, rule: ramp-block}
+network: {hidden: [16], busy_after: [1, 4, 10]}
+evaluation: {seeds: 2, every_steps: 2000}
+"""
+
+
+def test_a_tiny_run_learns_writes_a_model_and_goes_on(tmp_path: Path) -> None:
+    lines: list[str] = []
+    config = parse_config(TINY)
+    run = Run(config, GRAPHS, tmp_path / "run", lines.append)
+    report = run.learn()
+    assert report.training["steps"] >= 4000
+    assert len(lines) >= 2
+    assert "A 0." in lines[-1]
+    rows = (tmp_path / "run" / "progress.csv").read_text().splitlines()
+    assert rows[0].startswith("steps,wall_s,loss,blocking_in_training,blocking_A")
+    assert len(rows) == 1 + len(lines)
+
+    path = export(report.scorer, run.layout, config, report.training, tmp_path / "model")
+    policy = load_learned(path, ramp=(4, 4, 2), rule="ramp-block")
+    assert policy.card.training["config"]["environment"]["laws"] == ["A", "D"]
+    # The model plays as the network does, in single episodes as in lanes.
+    scenario = run.scenarios[0]
+    rates = [run_episode(scenario, policy, seed).blocking_rate() for seed in (500, 501)]
+    assert rates == pytest.approx(play(rounded(report.scorer), scenario, 500, 2))
+
+    with pytest.raises(BadInput, match="holds a run already"):
+        Run(config, GRAPHS, tmp_path / "run").learn()
+    longer = Run(parse_config(TINY.replace("4000", "5000")), GRAPHS, tmp_path / "run")
+    longer.resume()
+    assert longer.learn().training["steps"] >= 5000
+    other = Run(parse_config(TINY.replace("[16]", "[8]")), GRAPHS, tmp_path / "run")
+    with pytest.raises(BadInput, match="another configuration"):
+        other.resume()
+    with pytest.raises(BadInput, match=r"no checkpoint\.pt"):
+        Run(config, GRAPHS, tmp_path / "nothing").resume()
+
+    kept_config, kept = load_run(tmp_path / "run")
+    scorer, layout = scorer_of(kept_config, kept)
+    assert layout == run.layout
+    assert scorer.inputs == ("remaining", "mask", "recent")
+    done = CliRunner().invoke(
+        export_command, [str(tmp_path / "run"), str(tmp_path / "out"), "--name", "again"]
+    )
+    assert done.exit_code == 0, done.output
+    assert load_learned(tmp_path / "out" / "again.onnx").card.training["steps"] >= 5000
+
+
+def test_maskable_ppo_learns_and_exports_with_the_graph(tmp_path: Path) -> None:
+    pytest.importorskip("sb3_contrib", reason="sb3-contrib is not installed: extra 'learn'")
+    config = parse_config(
+        TINY.replace("steps: 4000", "steps: 512\nalgorithm: maskable-ppo")
+        .replace("lanes: 32", "lanes: 8")
+        .replace("hidden: [16]", "hidden: [16], graph_width: 4")
+        + "ppo: {horizon: 32, batch: 128, epochs: 1}\n"
+    )  # fmt: skip
+    run = Run(config, GRAPHS, tmp_path / "run")
+    report = run.learn()
+    policy = load_learned(export(report.scorer, run.layout, config, report.training, tmp_path))
+    rate = run_episode(run.scenarios[0], policy, 500).blocking_rate()
+    assert 0 < rate < 1
+    again = Run(config, GRAPHS, tmp_path / "run")
+    again.resume()
+    assert again.learn().training["steps"] >= 512
+
+
+def test_learning_from_play_beats_chance() -> None:
+    config = parse_config(
+        TINY.replace("[A, D]", "[D]").replace("lanes: 32", "lanes: 64")
+        + "afterstates: {teacher: {D: 2}, taught: 1, averaging: 0.05}\n"
+    )
+    scenarios = scenarios_of(config, GRAPHS)
+    learner = AfterstateLearner(config, scenarios)
+    before = np.mean(play(learner.scorer, scenarios[0], 500, 4))
+    for _ in range(20):
+        learner.round()
+    assert np.mean(play(learner.average, scenarios[0], 500, 4)) < before
+
+
+def test_the_teacher_keeps_to_its_rule() -> None:
+    config = parse_config(TINY)
+    scenarios = scenarios_of(config, GRAPHS)
+    learner = AfterstateLearner(config, scenarios)
+    teacher = Teacher(learner.lanes, [4, "sufficient"])
+    for _ in range(30):
+        lanes = learner.lanes
+        actions = teacher.actions(lanes)
+        assert lanes.mask[np.arange(lanes.count), actions].all()
+        degrees = np.array(lanes.layout.actions)[actions]
+        assert set(degrees[lanes.scenario_of == 0]) <= {0, 4}
+        lanes.step(actions)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column", "message"),
+    [
+        ("steps: 1", 1, 1, "lacks 'name'"),
+        ("name: a\ncolour: red", 2, 1, "unknown key 'colour'"),
+        ("name: a\nenvironment:\n  lane: 3", 3, 3, "did you mean 'lanes'"),
+        ("name: a\nsteps: many", 2, 8, "expected a whole number"),
+        ("name: a\nsteps: 0", 2, 8, "expected over 0"),
+        ("name: a\nafterstates: {discount: 1.5}", 2, 25, "to 1"),
+        ("name: a\nalgorithm: magic", 2, 12, "afterstates"),
+        ("name: a\nenvironment: {laws: [A, E]}", 2, 25, "'laws' is 'E'"),
+        ("name: a\nenvironment: {laws: A}", 2, 21, "is a list"),
+        ("name: a\nafterstates: {teacher: {A: no}}", 2, 28, "no teacher 'no'"),
+        ("name: a b", 1, 7, "is no name"),
+        ("name: [a", 1, 1, "not YAML"),
+        ("", 1, 1, "empty"),
+    ],
+)
+def test_mistakes_in_a_configuration_are_named_with_their_place(
+    text: str, line: int, column: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_config(text, "c.yaml")
+    first = caught.value.mistakes[0]
+    assert first.file == "c.yaml"
+    if message != "not YAML":
+        assert (first.line, first.column) == (line, column)
+
+
+def test_all_mistakes_are_named_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config("name: a\nsteps: x\ncolour: red\nseed: -1")
+    assert len(caught.value.mistakes) == 3
+
+
+def test_a_teacher_of_a_degree_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    config = parse_config(TINY + "afterstates: {teacher: {A: 5, D: 2}}\n")
+    with pytest.raises(BadInput, match="degree 5"):
+        Run(config, GRAPHS, tmp_path)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_configurations_that_come_along_can_be_read(path: Path) -> None:
+    config = read_config(find_config(Path(path.stem)))
+    assert config.name == path.stem
+    assert config.environment.first_seed >= 1000
+    evaluation = config.evaluation
+    assert evaluation.first_seed >= 500
+    assert evaluation.first_seed + evaluation.seeds <= 1000
+
+
+def test_scenarios_share_their_workloads() -> None:
+    scenarios = scenarios_of(parse_config(TINY), GRAPHS)
+    assert isinstance(scenarios[0].workloads, Workloads)
+    assert scenarios[0].workloads is scenarios[1].workloads
