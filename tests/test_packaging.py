@@ -51,7 +51,7 @@ def test_every_module_and_data_file_is_in_the_wheel(wheel: zipfile.ZipFile) -> N
         for path in (ROOT / folder).glob(kind)
     }
     assert "testbed/labs/ofc2022.yaml" in data
-    assert "controller/policies/models/ramp-block.onnx" in data
+    assert "controller/policies/models/learned-block.onnx" in data
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert inside == wanted | data
 
