@@ -7,13 +7,14 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from controller.fleet.fleet import Fleet
 from controller.jobs.admission import check_specs
 from controller.jobs.deciders import DEFAULT_POLICIES, Deciders, PolicyChoice
 from controller.jobs.gang import JobFailed, RunningJob, run_all
+from controller.jobs.ledger import Ledger
 from controller.jobs.placing import Placer, Situation, either
 from controller.policies.guard import Fault
 from controller.policies.regroup import regroup
@@ -56,28 +57,12 @@ class Scheduler:
         self.choice = choice
         self._placer = Placer(lab, Deciders(self.choice, self._on_fault))
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._jobs: dict[str, JobStatus] = {}
+        self._ledger = Ledger(store)
         self._queue: list[_Gang] = []
         self._active: list[_Gang] = []
         self._held: list[RunningJob] = []
         self._changed = asyncio.Event()
         self.reconfigurer: Reconfigurer
-        for record in store.jobs():
-            spec = JobSpec(**{**record["spec"], "hosts": tuple(record["spec"]["hosts"])})
-            status = JobStatus(
-                **{
-                    **record,
-                    "spec": spec,
-                    "state": JobState(record["state"]),
-                    "hosts": tuple(record["hosts"]),
-                    "last_lines": tuple(record["last_lines"]),
-                }
-            )
-            if not status.state.is_final:
-                status = replace(
-                    status, state=JobState.FAILED, message="the controller ended while it ran"
-                )
-            self._remember(status)
 
     # -- what users ask ----------------------------------------------------------------
 
@@ -89,20 +74,18 @@ class Scheduler:
         check_specs(self._lab, specs, counted=self.choice.partition is None)
         ids = tuple(f"{spec.name}-{uuid.uuid4().hex[:6]}" for spec in specs)
         for job_id, spec in zip(ids, specs, strict=True):
-            self._remember(JobStatus(job_id, spec, JobState.QUEUED, submitted_at=time.time()))
+            self._ledger.keep(JobStatus(job_id, spec, JobState.QUEUED, submitted_at=time.time()))
         self._queue.append(_Gang(ids, topology or self.choice.topology))
         self._changed.set()
-        return [self._jobs[job_id] for job_id in ids]
+        return [self._ledger[job_id] for job_id in ids]
 
     def job(self, job_id: str) -> JobStatus:
         """One job; ``BadInput`` if there is none of that id."""
-        if job_id not in self._jobs:
-            raise BadInput(f"no job {job_id!r}: 'patchlight job list' shows those there are")
-        return self._jobs[job_id]
+        return self._ledger[job_id]
 
     def jobs(self) -> list[JobStatus]:
         """Every job, in the order of submission."""
-        return list(self._jobs.values())
+        return self._ledger.every()
 
     async def stop(self, job_id: str) -> JobStatus:
         """End the job's gang: its workers stop, GPUs and NICs go back."""
@@ -111,7 +94,7 @@ class Scheduler:
             if job_id in gang.ids:
                 self._queue.remove(gang)
                 for other in gang.ids:
-                    self._set(other, JobState.STOPPED, "stopped by the user")
+                    self._ledger.move(other, JobState.STOPPED, "stopped by the user")
         for gang in self._active:
             if job_id in gang.ids and gang.task is not None:
                 gang.task.cancel()
@@ -142,7 +125,7 @@ class Scheduler:
             job
             for gang in self._active
             for job in gang.running
-            if self._jobs[job.id].state is JobState.RUNNING
+            if self._ledger[job.id].state is JobState.RUNNING
             and any(host.endpoint in moved for host in job.hosts)
         ]
 
@@ -158,7 +141,7 @@ class Scheduler:
 
     def _hold_deadline_s(self, job: RunningJob) -> float:
         """Three of the job's iterations as they went so far, at least 10 s."""
-        status = self._jobs[job.id]
+        status = self._ledger[job.id]
         if not status.iterations_done or status.started_at is None:
             return 30.0
         return max(10.0, 3 * (time.time() - status.started_at) / status.iterations_done)
@@ -183,7 +166,9 @@ class Scheduler:
                     placed = await self._place(gang)
                 except PatchlightError as error:
                     # A device that does not answer just now is this gang's trouble alone.
-                    self._end(gang, JobState.FAILED, f"no hosts could be chosen: {error}")
+                    self._ledger.end(
+                        gang.ids, JobState.FAILED, f"no hosts could be chosen: {error}"
+                    )
                     if gang in self._queue:
                         self._queue.remove(gang)
                     continue
@@ -207,7 +192,7 @@ class Scheduler:
     async def _place(self, gang: _Gang) -> list[RunningJob] | None:
         """Hosts for each job of the gang, or ``None`` while some are busy."""
         busy = {name for other in self._active for name in other.busy_hosts}
-        statuses = [self._jobs[job_id] for job_id in gang.ids]
+        statuses = [self._ledger[job_id] for job_id in gang.ids]
         named = [self._full_names(status.spec) for status in statuses]
         taken = [name for names in named for name in names]
         if not busy.isdisjoint(taken):
@@ -230,11 +215,11 @@ class Scheduler:
         if self._placer.in_turn or len(self._queue) == 1:
             return self._queue[0]
         gangs = list(self._queue)
-        statuses = [[self._jobs[job_id] for job_id in gang.ids] for gang in gangs]
+        statuses = [[self._ledger[job_id] for job_id in gang.ids] for gang in gangs]
         return gangs[await self._placer.next(await self._look(), statuses)]
 
     async def _look(self) -> Situation:
-        every = list(self._jobs.values())
+        every = self._ledger.every()
         return await self._placer.look(self.reconfigurer, self._with_hosts(), every)
 
     def _with_hosts(self) -> list[tuple[str, list[str]]]:
@@ -248,34 +233,36 @@ class Scheduler:
 
     def _running_job(self, job_id: str, spec: JobSpec, names: Sequence[str]) -> RunningJob:
         hosts = tuple(self._lab.host(name) for name in names)
-        self._remember(replace(self._jobs[job_id], spec=spec, hosts=tuple(names)))
+        self._ledger.keep(replace(self._ledger[job_id], spec=spec, hosts=tuple(names)))
 
         def on_reports(reports: list[dict[str, Any]]) -> None:
             self._store.add_iterations(job_id, reports)
             done = max(report["index"] for report in reports) + 1
-            status = self._jobs[job_id]
+            status = self._ledger[job_id]
             if done > status.iterations_done:
-                self._remember(replace(status, iterations_done=done))
+                self._ledger.keep(replace(status, iterations_done=done))
 
-        return RunningJob(job_id, spec, hosts, lambda s: self._set(job_id, s), on_reports)
+        return RunningJob(job_id, spec, hosts, lambda s: self._ledger.move(job_id, s), on_reports)
 
     async def _live(self, gang: _Gang) -> None:
         try:
             if gang.topology != "keep":
                 await self._rewire_first(gang)
             for job in gang.running:
-                self._set(job.id, JobState.PREPARING)
+                self._ledger.move(job.id, JobState.PREPARING)
             # To the end, also if one fails: no worker may be made after all were given back.
             await run_all(job.prepare(self._lab, self._fleet) for job in gang.running)
             await run_all(job.start() for job in gang.running)
             # One job of a gang failing does not end the others: they share only the start.
             await asyncio.gather(*(self._see_through(job) for job in gang.running))
         except asyncio.CancelledError:
-            self._end(gang, JobState.STOPPED, "stopped")
+            self._ledger.end(gang.ids, JobState.STOPPED, "stopped")
         except PatchlightError as error:
-            self._end(gang, JobState.FAILED, str(error), getattr(error, "last_lines", ()))
+            self._ledger.end(
+                gang.ids, JobState.FAILED, str(error), getattr(error, "last_lines", ())
+            )
         except Exception as error:
-            self._end(gang, JobState.FAILED, f"{type(error).__name__}: {error}")
+            self._ledger.end(gang.ids, JobState.FAILED, f"{type(error).__name__}: {error}")
             raise
         finally:
             left = await asyncio.gather(*(job.give_back() for job in gang.running))
@@ -289,7 +276,7 @@ class Scheduler:
         others = [g for g in self._active if g is not gang and g.topology == gang.topology]
         groups = [[h.name for h in job.hosts] for g in (gang, *others) for job in g.running]
         for job in gang.running:
-            self._set(job.id, JobState.RECONFIGURING)
+            self._ledger.move(job.id, JobState.RECONFIGURING)
         locked, failed = await self.reconfigurer.closed_ports()
         if gang.topology == "regroup":
             change = await self.reconfigurer.change(
@@ -309,9 +296,9 @@ class Scheduler:
     async def _see_through(self, job: RunningJob) -> None:
         try:
             await job.watch()
-            self._set(job.id, JobState.DONE)
+            self._ledger.move(job.id, JobState.DONE)
         except PatchlightError as error:
-            self._set(job.id, JobState.FAILED, str(error), getattr(error, "last_lines", ()))
+            self._ledger.move(job.id, JobState.FAILED, str(error), getattr(error, "last_lines", ()))
             await job.give_back()
 
     # -- bookkeeping ---------------------------------------------------------------------
@@ -326,30 +313,3 @@ class Scheduler:
         record = {"policy": fault.policy, "policy_kind": fault.kind, "job": fault.job,
                   "message": str(fault)}  # fmt: skip
         self._store.add_event(time.time(), "policy-fault", record)
-
-    def _end(
-        self, gang: _Gang, state: JobState, message: str, last_lines: Sequence[str] = ()
-    ) -> None:
-        for job_id in gang.ids:
-            if not self._jobs[job_id].state.is_final:
-                self._set(job_id, state, message, last_lines)
-
-    def _set(
-        self, job_id: str, state: JobState, message: str = "", last_lines: Sequence[str] = ()
-    ) -> None:
-        now, status = time.time(), self._jobs[job_id]
-        self._remember(
-            replace(
-                status,
-                state=state,
-                message=message,
-                last_lines=tuple(last_lines),
-                started_at=now if state is JobState.RUNNING else status.started_at,
-                finished_at=now if state.is_final else None,
-            )
-        )
-        self._store.add_event(now, f"job-{state}", {"job": job_id, "message": message})
-
-    def _remember(self, status: JobStatus) -> None:
-        self._jobs[status.id] = status
-        self._store.save_job(status.id, status.state, asdict(status))

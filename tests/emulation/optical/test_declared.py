@@ -142,7 +142,7 @@ def test_a_calient_refuses_a_busy_port_or_makes_room_slowly(
         while wanted - lit.keys():
             assert time.monotonic() < began + 5
             await asyncio.sleep(0.01)
-            states = await driver._states(list(wanted))
+            states = await driver._table.states(list(wanted))
             now = time.monotonic() - began
             for c, held in states.items():
                 if held.matches(driver._dialect.up):
