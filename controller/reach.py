@@ -17,7 +17,7 @@ from controller.circuits.contract import CircuitDriver, DeviceUnreachable, Login
 from controller.commitments import Commitments
 from controller.record import Refused
 from controller.store import Store
-from testbed.errors import PatchlightError
+from testbed.errors import PatchlightError, in_words
 from testbed.lab import Lab
 from testbed.portmap import PortMap
 
@@ -81,7 +81,7 @@ class _Lost:
 
     def again(self, error: Exception) -> None:
         """It still does not answer: say why now, and wait longer before the next attempt."""
-        self.words = _words(error)
+        self.words = in_words(error)
         self.pause_s = min(_PAUSE_GROWTH * self.pause_s, _LONGEST_PAUSE_S)
         if isinstance(error, LoginRefused):
             self.pause_s = _PAUSE_AFTER_LOGIN_REFUSED_S
@@ -178,7 +178,7 @@ class Reach:
     def lost(self, name: str, error: Exception) -> None:
         """It did not answer: leave it alone until it does."""
         if name in self._lost:
-            self._lost[name].words = _words(error)
+            self._lost[name].words = in_words(error)
         else:
             self._report(name, error)
 
@@ -212,7 +212,7 @@ class Reach:
         self._found(name)
 
     def _report(self, name: str, error: Exception) -> None:
-        self._lost[name] = lost = _Lost(_words(error))
+        self._lost[name] = lost = _Lost(in_words(error))
         if isinstance(error, LoginRefused):
             lost.pause_s = _PAUSE_AFTER_LOGIN_REFUSED_S
         if not isinstance(error, PatchlightError):
@@ -227,9 +227,3 @@ class Reach:
             away_s = round(time.time() - lost.since, 1)
             log.warning("%s answers again after %.1f s", name, away_s)
             self._store.add_event(time.time(), "reachable", {"ocs": name, "away_s": away_s})
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, PatchlightError):
-        return error.message
-    return f"unexpected {type(error).__name__}: {error}"

@@ -29,7 +29,7 @@ from controller.store import Store
 from controller.surroundings import Flows, Traffic
 from controller.switching import Writer
 from controller.verification import Light
-from testbed.errors import OutcomeUnknown, PatchlightError
+from testbed.errors import OutcomeUnknown, PatchlightError, in_words
 from testbed.lab import Lab
 from testbed.portmap import PortMap
 from testbed.wiring import Links
@@ -140,7 +140,7 @@ class Reconfigurer:
                 # left open would be undone at the next start, under the changes made since.
                 if record.state == "intent":
                     record.state = "refused"
-                    record.message = f"nothing was written: {_words(error)}"
+                    record.message = f"nothing was written: {in_words(error)}"
                 raise
             finally:
                 # However this ends, the journal says where it stands.
@@ -244,7 +244,7 @@ class Reconfigurer:
             except Exception as error:
                 # A bug, of a driver maybe: the devices are not to stay half changed for it.
                 log.exception("change %d", record.id)
-                await self._roll_back(steps, record, _words(error))
+                await self._roll_back(steps, record, in_words(error))
             return True
         finally:
             with record.stage("undrain"):
@@ -265,7 +265,7 @@ class Reconfigurer:
                 log.exception("rolling back change %d", record.id)
             record.state = "unknown"
             record.message = (
-                f"{reason}; rolling back failed too: {_words(second)}. "
+                f"{reason}; rolling back failed too: {in_words(second)}. "
                 "Read the switch with 'patchlight ocs show' before anything else; until they "
                 "are unlocked, the ports of this change are locked"
             )
@@ -332,16 +332,10 @@ class Reconfigurer:
                 try:
                     await finish_or_undo(record, self._drivers, now)
                 except Exception as error:
-                    record.state, record.message = "unknown", _words(error)
+                    record.state, record.message = "unknown", in_words(error)
                     self._mark_bad(record)
                 self._committing = self.commitments.of(record)
                 self._end(record)
                 ended.append(record)
             self._seen.forget()
         return ended
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, PatchlightError):
-        return error.message
-    return f"unexpected {type(error).__name__}: {error}"

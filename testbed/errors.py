@@ -31,3 +31,10 @@ class OutcomeUnknown(PatchlightError):
     """A device was told to change and did not say what came of it: read it again first."""
 
     exit_code = 3
+
+
+def in_words(error: Exception) -> str:
+    """What happened, for a record or a report: an error's message, or what kind of bug it is."""
+    if isinstance(error, PatchlightError):
+        return error.message
+    return f"unexpected {type(error).__name__}: {error}"
