@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from testbed.cli import ocs_change, ocs_emulate, ocs_guard, ocs_view, ocs_watch
+from testbed.cli import ocs_change, ocs_emulate, ocs_fault, ocs_guard, ocs_view, ocs_watch
 
 
 @click.group(
@@ -23,3 +23,4 @@ for command in (
 ):  # fmt: skip
     ocs.add_command(command)
 ocs.add_command(ocs_emulate.emulate)
+ocs.add_command(ocs_fault.fault)

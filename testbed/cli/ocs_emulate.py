@@ -163,8 +163,8 @@ def _say(switch: CircuitSwitch, host: str, port: int, control: Path | None) -> N
                f"user: {switch.user}{password}{more}}}]}}")  # fmt: skip
     click.echo("with it:     patchlight ocs show --lab FILE --direct")
     if control is not None:
-        click.echo(f"faults:      echo '{{\"refuse_next\": \"busy\"}}' | "
-                   f"nc -U {shlex.quote(str(control))}")  # fmt: skip
+        click.echo(f"faults:      patchlight ocs fault {shlex.quote(str(control))} "
+                   "'{\"refuse_next\": \"busy\"}'")  # fmt: skip
 
 
 def by_hand(switch: CircuitSwitch, host: str, port: int) -> str:

@@ -6,21 +6,24 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from controller.circuits.contract import LoginRefused
 from controller.circuits.registry import open_driver
 from emulation.optical.fronts import FRONTS
+from testbed.cli.ocs import ocs
 from testbed.emulatedcheck import WITHOUT_USERS
+from testbed.errors import BadInput
 from testbed.lab import CircuitSwitch
 from testbed.portmap import CrossConnect, PortMap
 
@@ -140,13 +143,12 @@ def test_circuits_outlive_it_and_faults_are_taken(tmp_path: Path) -> None:
     for first_map in (PortMap(), PortMap.of([(4, 5)])):
         with emulated(*options, *kept) as (process, printed):
             asyncio.run(drive(address(printed), first_map))
-            with socket.socket(socket.AF_UNIX) as client:
-                deadline = time.monotonic() + 5
-                while not control.exists():
-                    assert time.monotonic() < deadline
-                client.connect(str(control))
-                client.sendall(b'{"refuse_next": "busy"}\n')
-                assert json.loads(client.makefile().readline())["ok"]
+            assert process.stdout is not None
+            said = re.fullmatch(r"faults: +patchlight (.*)\n", process.stdout.readline())
+            assert said is not None
+            told = CliRunner().invoke(ocs, shlex.split(said[1])[1:])
+            assert told.exit_code == 0
+            assert json.loads(told.output)["refuse_next"] == "busy"
             process.terminate()
             assert process.wait(10) == 0
 
@@ -214,3 +216,18 @@ def test_what_a_device_has_not_is_refused(options: tuple[str, ...], words: str) 
     )
     assert ended.returncode == 2
     assert words in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("{", "is not JSON"), ('{"refuse_nex": 1}', "no fault is called"), ("[]", "a JSON object")],
+)
+def test_a_fault_that_is_none_is_told(fault: str, words: str, tmp_path: Path) -> None:
+    control = tmp_path / "control"
+    options = ("--driver", "polatis-scpi", "--listen", "127.0.0.1:0", "--control", str(control))
+    with emulated(*options):
+        told = CliRunner().invoke(ocs, ["fault", str(control), fault])
+    assert isinstance(told.exception, BadInput)
+    assert words in str(told.exception)
+    nobody = CliRunner().invoke(ocs, ["fault", str(control), "{}"])
+    assert "no emulated switch answers" in str(nobody.exception)
