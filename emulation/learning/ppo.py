@@ -16,6 +16,7 @@ from gymnasium import spaces
 from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.policies import MaskableMultiInputActorCriticPolicy
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
@@ -175,6 +176,8 @@ class PpoLearner:
                 },
             },
         )  # fmt: skip
+        # Without one of ours it makes a folder in /tmp for its own.
+        self._model.set_logger(Logger(None, []))
         self._begin(Path(settings.start) if settings.start else None)
         self._callback: BaseCallback | None = None
 
