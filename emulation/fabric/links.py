@@ -14,14 +14,13 @@ from typing import Any
 from pyroute2.netlink.rtnl.fibmsg import fibmsg
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
-from pyroute2.netlink.rtnl.ndmsg import ndmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from emulation.fabric.netlink import F_CREATE, F_DUMP, F_EXCL, F_REPLACE, Netlink, Request
 from emulation.fabric.netlink import attributes as split_attributes
 
 _NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
-_NEWADDR, _NEWROUTE, _NEWNEIGH, _NEWRULE = 20, 24, 28, 32
+_NEWADDR, _NEWROUTE, _NEWRULE = 20, 24, 32
 _GETNSID = 90
 _IFF_UP = 1
 _AF_INET = 2
@@ -30,7 +29,6 @@ _IFINFO = struct.Struct("=BxHiII")
 _IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_LINK, _IFLA_LINKINFO = 1, 3, 5, 18
 _IFLA_LINK_NETNSID, _IFLA_INFO_KIND = 37, 1
 _NETNSA_NSID, _NETNSA_FD = 1, 3
-_NUD_PERMANENT = 0x80
 _SCOPE_LINK = 253
 _PROTOCOL_STATIC = 4
 LOOPBACK = 1
@@ -167,14 +165,6 @@ def add_source_rule(source: IPv4Address, table: int) -> Request:
         fibmsg(), family=_AF_INET, src_len=32, table=min(table, 252), action=1, attrs=attrs
     )
     return Request(_NEWRULE, F_CREATE, body, f"adding the routing rule for {source}")
-
-
-def add_neighbour(index: int, address: IPv4Address, mac: str) -> Request:
-    """Say once and for all which MAC has an address, so that ARP never asks."""
-    attrs = [("NDA_DST", str(address)), ("NDA_LLADDR", mac)]
-    body = _body(ndmsg(), family=_AF_INET, ifindex=index, state=_NUD_PERMANENT, attrs=attrs)
-    doing = f"adding the neighbour {address} at {mac}"
-    return Request(_NEWNEIGH, F_CREATE | F_REPLACE, body, doing)
 
 
 def _kind(kind: str, data: list[tuple[str, Any]]) -> tuple[str, Any]:
