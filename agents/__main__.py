@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from agents.run import Options, run_agent
-from agents.workers.choice import DEFAULT_IMAGE
-from testbed.errors import PatchlightError
+from patchlight.agents.run import Options, run_agent
+from patchlight.agents.workers.choice import DEFAULT_IMAGE
+from patchlight.testbed.errors import PatchlightError
 
 
 def main() -> int:

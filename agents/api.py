@@ -11,8 +11,8 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
-from agents.errors import AgentError, Conflict, Unauthorized
-from agents.messages import (
+from patchlight.agents.errors import AgentError, Conflict, Unauthorized
+from patchlight.agents.messages import (
     AgentStatus,
     GateAnswer,
     HoldRequest,
@@ -20,8 +20,8 @@ from agents.messages import (
     WorkerSpec,
     WorkerStatus,
 )
-from agents.service import AgentService
-from testbed.errors import PatchlightError
+from patchlight.agents.service import AgentService
+from patchlight.testbed.errors import PatchlightError
 
 
 def make_app(service: AgentService, token: str | None = None) -> FastAPI:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError
 
 
 class AgentError(PatchlightError):

@@ -11,7 +11,7 @@ import fcntl
 import socket
 import struct
 
-from agents.errors import NicError
+from patchlight.agents.errors import NicError
 
 _SIOCETHTOOL = 0x8946
 _GET_TX_CHECKSUM, _SET_TX_CHECKSUM = 0x16, 0x17

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from agents.errors import GpuError
-from testbed.errors import BadInput
-from testbed.lab import Gpu, Server
+from patchlight.agents.errors import GpuError
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import Gpu, Server
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,8 @@ class SocketGpus:
                 if time.monotonic() > end:
                     raise GpuError(
                         f"GPU {name} has no socket {path}",
-                        hint="start the emulated GPUs first: python -m emulation.gpus",
+                        hint="start the emulated GPUs first: "
+                        "python -m patchlight.emulation.lab.gpus",
                     )
                 await asyncio.sleep(0.02)
 

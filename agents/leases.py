@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agents.errors import AgentError, Conflict
-from agents.messages import WorkerSpec
-from agents.nics import NicState
-from agents.workers.contract import Trace
+from patchlight.agents.errors import AgentError, Conflict
+from patchlight.agents.messages import WorkerSpec
+from patchlight.agents.nics import NicState
+from patchlight.agents.workers.contract import Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import os
 import socket
 from pathlib import Path
 
-from agents.errors import AgentError
-from testbed.errors import BadInput
+from patchlight.agents.errors import AgentError
+from patchlight.testbed.errors import BadInput
 
 
 def open_listener(address: str, token: str | None) -> socket.socket:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from agents.errors import NamespaceError
+from patchlight.agents.errors import NamespaceError
 
 T = TypeVar("T")
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from pyroute2 import IPRoute, NetlinkError
 
-from agents import ethtool, netns
-from agents.errors import NicError
-from agents.qdiscs import TokenBucket, read_token_bucket, set_token_bucket
+from patchlight.agents import ethtool, netns
+from patchlight.agents.errors import NicError
+from patchlight.agents.qdiscs import TokenBucket, read_token_bucket, set_token_bucket
 
 _IFF_UP = 1
 _NUD_PERMANENT = 0x80

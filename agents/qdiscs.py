@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agents.errors import NicError
+from patchlight.agents.errors import NicError
 
 _ERROR, _DONE = 2, 3
 _NEWQDISC, _GETQDISC = 36, 38

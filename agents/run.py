@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents.errors import AgentError
-from agents.listening import open_listener, read_token
-from testbed.errors import BadInput, PatchlightError
-from testbed.lab import Server
+from patchlight.agents.errors import AgentError
+from patchlight.agents.listening import open_listener, read_token
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.lab import Server
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def run_agent(options: Options) -> None:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
-    from testbed.labfile import read_lab
+    from patchlight.testbed.labfile.reader import read_lab
 
     lab = read_lab(options.lab)
     server = lab.device(options.server)
@@ -50,10 +50,10 @@ def run_agent(options: Options) -> None:
     token = read_token(options.token_file)
     with _only_agent(options.state), open_listener(options.listen, token) as listener:
         # Imported late, so that a wrong option is answered at once.
-        from agents.api import make_app
-        from agents.gpus import gpu_backend
-        from agents.service import AgentService
-        from agents.workers.choice import make_runner
+        from patchlight.agents.api import make_app
+        from patchlight.agents.gpus import gpu_backend
+        from patchlight.agents.service import AgentService
+        from patchlight.agents.workers.choice import make_runner
 
         service = AgentService(
             lab,

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from agents import netns, nics
-from agents.errors import AgentError, BadRequest, Conflict, NicError, NotHere
-from agents.gpus import GpuBackend
-from agents.leases import Holders, Lease, LeaseBook
-from agents.messages import (
+from patchlight.agents import netns, nics
+from patchlight.agents.errors import AgentError, BadRequest, Conflict, NicError, NotHere
+from patchlight.agents.gpus import GpuBackend
+from patchlight.agents.leases import Holders, Lease, LeaseBook
+from patchlight.agents.messages import (
     AgentStatus,
     GpuStatus,
     NicStatus,
@@ -22,9 +22,9 @@ from agents.messages import (
     WorkerState,
     WorkerStatus,
 )
-from agents.workerfiles import ReportReader, Saying, read_state, tell, verdict
-from agents.workers.contract import Ending, Order, Runner, RunningWorker
-from testbed.lab import Lab, Nic, Server
+from patchlight.agents.workerfiles import ReportReader, Saying, read_state, tell, verdict
+from patchlight.agents.workers.contract import Ending, Order, Runner, RunningWorker
+from patchlight.testbed.lab import Lab, Nic, Server
 
 _GRACE_S = 2.0
 _log = logging.getLogger("patchlight.agent")

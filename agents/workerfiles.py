@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agents.errors import AgentError, Conflict
-from agents.messages import Report, WorkerState
-from agents.workers.contract import Ending
+from patchlight.agents.errors import AgentError, Conflict
+from patchlight.agents.messages import Report, WorkerState
+from patchlight.agents.workers.contract import Ending
 
 
 @dataclass(frozen=True, slots=True)

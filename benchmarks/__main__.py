@@ -18,8 +18,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from emulation.experiments.machine import describe_machine
-from testbed.errors import PatchlightError
+from patchlight.emulation.experiments.machine import describe_machine
+from patchlight.testbed.errors import PatchlightError
 
 MODULES = (
     "benchmarks.fabric",

@@ -9,13 +9,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError
 
 
 def run() -> list[dict[str, Any]]:
     """One run of all cases, 12 iterations; a figure for each target of the experiment."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "testbed.cli.main", "experiment", "ofc2022"]
+        command = [sys.executable, "-m", "patchlight", "experiment", "ofc2022"]
         done = subprocess.run(
             [*command, "--name", "bench-ofc2022", "--workers", "process", "--output", folder],
             capture_output=True, text=True, check=False,

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.privateovs import PrivateOvs
-from testbed import generate
-from testbed.errors import PatchlightError
-from testbed.labfile import write_lab
+from patchlight.testbed import generate
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.labfile.reader import write_lab
+from tests.support.private_ovs import PrivateOvs
 
 HOSTS, PER_SWITCH = 256, 16
 ROUNDS = 3
@@ -118,7 +118,7 @@ def _ours(folder: Path, fabric: str, *, one_switch: int = 0) -> Cost:
 
 
 def _patchlight(*arguments: str) -> Cost:
-    return _run([sys.executable, "-m", "testbed.cli.main", "emulate", *arguments])
+    return _run([sys.executable, "-m", "patchlight", "emulate", *arguments])
 
 
 def _run(command: list[str], **options: Any) -> Cost:

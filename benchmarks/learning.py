@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.simulator import _graphs
-from controller.policies.learned import load_learned, shipped_models
-from emulation.flow import Episode, Workloads, pac_ml_scenario
-from testbed.errors import PatchlightError
+from patchlight.controller.policies.learned import load_learned, shipped_models
+from patchlight.emulation.simulator.ramp import Episode, Workloads, pac_ml_scenario
+from patchlight.testbed.errors import PatchlightError
 
 LANES, STEPS, ROUNDS = 256, 200, 5
 
@@ -48,7 +48,7 @@ def run() -> list[dict[str, Any]]:
         ]  # fmt: skip
     if find_spec("gymnasium") is None:
         raise PatchlightError("environments need Gymnasium", hint="deploy/bootstrap.sh --learn")
-    from emulation.learning.envs.ramp_lanes import RampPartitionVectorEnv
+    from patchlight.emulation.learning.envs.ramp_lanes import RampPartitionVectorEnv
 
     for rule in ("ramp-first-fit", "ramp-block"):
         scenarios = [pac_ml_scenario(workloads, law, rule) for law in "ABCD"]

@@ -3,7 +3,7 @@
 An emulated 320-port OCS (25 ms) as a process of its own on this machine, every port in use
 and plugged; a pair that is moved is one circuit broken and one made. The whole transaction is
 timed, journalling, read-back and power included; medians of the rounds, with their minimum and
-the machine's load beside them. Then the campaign of ``benchmarks.ocsfaults``.
+the machine's load beside them. Then the campaign of ``tests.support.ocs_faults``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ocsfaults import Nobody, campaign
-from controller.circuits.registry import open_driver
-from controller.planning import plan
-from controller.reconfiguration import Reconfigurer
-from controller.store import Store
-from testbed.errors import PatchlightError
-from testbed.lab import (
+from patchlight.controller.changes.planning import plan
+from patchlight.controller.changes.transaction import Reconfigurer
+from patchlight.controller.circuits.registry import open_driver
+from patchlight.controller.store import Store
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import (
     CircuitSwitch,
     Endpoint,
     Fibre,
@@ -38,9 +37,10 @@ from testbed.lab import (
     Server,
     default_mac,
 )
-from testbed.labfile import write_lab
-from testbed.portmap import PortMap
-from tests.controller.circuits.emulated import Running, running
+from patchlight.testbed.labfile.reader import write_lab
+from patchlight.testbed.portmap import PortMap
+from tests.support.emulated_devices import Running, running
+from tests.support.ocs_faults import Nobody, campaign
 
 PORTS, SWITCHING_S, ROUNDS, CAMPAIGN = 320, 0.025, 21, 1000
 ASKED_MS = {1: 10, 16: 15, 320: 60}

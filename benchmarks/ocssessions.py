@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from controller.circuits.connection import BUFFER_LIMIT, Connection
-from controller.circuits.scpi.framing import LineFramer
-from controller.circuits.tl1.framing import Framer
-from testbed.errors import PatchlightError
+from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, Connection
+from patchlight.controller.circuits.protocols.scpi.framing import LineFramer
+from patchlight.controller.circuits.protocols.tl1.framing import Framer
+from patchlight.testbed.errors import PatchlightError
 from tests.controller.circuits.test_faulty_sessions import session
 
 SESSIONS = {"calient-tl1": 3000, "polatis-tl1": 1000, "glimmerglass-tl1": 1000,

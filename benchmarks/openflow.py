@@ -18,14 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.privateovs import PrivateOvs
-from controller.openflow import engine as engines
-from controller.openflow.child import SpeakerOptions
-from controller.openflow.client import Speaker
-from controller.openflow.flowtable import FlowTable
-from controller.openflow.forwarding import entry_to
-from controller.openflow.upkeep import SwitchFlows
-from testbed.errors import PatchlightError
+from patchlight.controller.openflow.client import Speaker
+from patchlight.controller.openflow.flow_sync import SwitchFlows
+from patchlight.controller.openflow.flowtable import FlowTable
+from patchlight.controller.openflow.forwarding import entry_to
+from patchlight.controller.openflow.speaker import engine as engines
+from patchlight.controller.openflow.speaker_process import SpeakerOptions
+from patchlight.testbed.errors import PatchlightError
+from tests.support.private_ovs import PrivateOvs
 
 ENTRIES = 5000
 ROUNDS = 5

@@ -2,29 +2,29 @@
 
 Each run of the trace is a process of its own, so that its memory is its own; its time is that
 of the simulation alone, reading the trace is measured apart. Without the trace
-(``PATCHLIGHT_DATA`` or ``../shared/data``) there is an error, and the other benchmarks go on.
+(``PATCHLIGHT_DATA``) there is an error, and the other benchmarks go on.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError
+from tests.support.data import data_set, without
 
 ROUNDS = 3
 STEPS = 20_000
 _PROJECT = Path(__file__).resolve().parent.parent
 _RUN = """
 import json, resource, sys, time
-from emulation.flow.queues import Settings, TwoLevel, queue_jobs
-from emulation.flow.queues.sweep import Combination, Sweep
-from emulation.flow.traces import read_trace
+from patchlight.emulation.simulator.cluster import Settings, TwoLevel, queue_jobs
+from patchlight.emulation.simulator.cluster.sweep import Combination, Sweep
+from patchlight.emulation.simulator.traces import read_trace
 trace, cluster, oversubscription, communication, speed, preempt, order, placement = sys.argv[1:]
 began = time.process_time()
 jobs = queue_jobs(read_trace(trace, skip_bad=True), float(communication), float(speed))
@@ -41,7 +41,7 @@ print(json.dumps({
 _STEPPING = """
 import sys, time
 import gymnasium, numpy as np
-import emulation.learning
+import patchlight.emulation.learning
 name, steps, count = sys.argv[1], int(sys.argv[2]), 8
 envs = gymnasium.make_vec(name, num_envs=count, vectorization_mode="sync")
 observation, _ = envs.reset(seed=0)
@@ -114,11 +114,7 @@ def _alone(code: str, *arguments: str) -> str:
 
 
 def _trace() -> Path:
-    beside = _PROJECT.parent / "shared" / "data"
-    path = Path(os.environ.get("PATCHLIGHT_DATA", beside)) / "traces" / "philly.csv"
-    if not path.is_file():
-        raise PatchlightError(
-            f"no Philly trace: {path} is not there",
-            hint="set PATCHLIGHT_DATA to the folder that has traces/philly.csv",
-        )
+    path = data_set("traces/philly.csv")
+    if path is None:
+        raise PatchlightError(without("traces/philly.csv"))
     return path

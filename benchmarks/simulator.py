@@ -3,26 +3,29 @@
 A constant degree of 8 on law A at the paper's horizon, under both placement rules: whole
 episodes, drawing the jobs, making the views and counting included. The first episodes, in which
 completion times are simulated, are measured apart. PipeDream's profiles are used where they are
-at hand (``PATCHLIGHT_DATA`` or ``../shared/data``), else the built-in computed ones.
+at hand (``PATCHLIGHT_DATA``), else the built-in computed ones.
 """
 
 from __future__ import annotations
 
-import os
 import resource
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
-from controller.policies.partition import Constant
-from emulation.flow import PlacementRule, Workloads, pac_ml_scenario, run_episode
-from testbed.graphs import ComputationGraph, builtin_graph, read_graph
+from patchlight.controller.policies.partition import Constant
+from patchlight.emulation.simulator.ramp import (
+    PlacementRule,
+    Workloads,
+    pac_ml_scenario,
+    run_episode,
+)
+from patchlight.testbed.graphs import ComputationGraph, builtin_graph, read_graph
+from tests.support.data import data_set
 
 NAMES = ("alexnet", "resnet18", "squeezenet1_0", "vgg16", "gnmt")
 ROUNDS, EPISODES = 5, 10
 _ASKED = {PlacementRule.RAMP_BLOCK: 25_000, PlacementRule.RAMP_FIRST_FIT: 5_000}
-_PROJECT = Path(__file__).resolve().parent.parent
 
 
 def run() -> list[dict[str, Any]]:
@@ -71,8 +74,7 @@ def _rate(work: Any) -> float:
 
 
 def _graphs() -> tuple[list[ComputationGraph], str]:
-    beside = _PROJECT.parent / "shared" / "data"
-    folder = Path(os.environ.get("PATCHLIGHT_DATA", beside)) / "pipedream"
-    if folder.is_dir():
+    folder = data_set("pipedream")
+    if folder is not None:
         return [read_graph(folder / f"{name}.txt") for name in NAMES], "PipeDream's profiles"
     return [builtin_graph(name) for name in NAMES], "built-in computed profiles"

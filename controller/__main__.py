@@ -1,4 +1,4 @@
-"""``python -m controller``: the same as ``patchlight controller run``."""
+"""``python -m patchlight.controller``: the same as ``patchlight controller run``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from controller.checks import POWER_CEILING_DBM
-from controller.jobs.deciders import DEFAULT_POLICIES, PolicyChoice
-from controller.optics import DEFAULT_TOLERANCES, Tolerances
-from controller.service import Controller, Settings
-from testbed.errors import PatchlightError
-from testbed.lab import Lab
-from testbed.labfile import load_lab
+from patchlight.controller.changes.power_budget import DEFAULT_TOLERANCES, Tolerances
+from patchlight.controller.changes.preflight import POWER_CEILING_DBM
+from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
+from patchlight.controller.parts import Controller, Settings
+from patchlight.controller.service import run
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.labfile.reader import load_lab
 
 
 def serve(lab: Lab, settings: Settings) -> None:
@@ -25,12 +26,12 @@ def serve(lab: Lab, settings: Settings) -> None:
     logging.basicConfig(level=logging.INFO, format=form)
     for chatty in ("httpx", "httpcore"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    asyncio.run(Controller(lab, settings).run())
+    asyncio.run(run(Controller(lab, settings)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, run, and say in a line what went wrong."""
-    parser = argparse.ArgumentParser(prog="python -m controller", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m patchlight.controller", description=__doc__)
     parser.add_argument("--lab", required=True, help="a lab file")
     parser.add_argument("--state", required=True, type=Path, help="where to keep state")
     parser.add_argument("--api", help="host:port of the REST API")

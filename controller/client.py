@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import httpx
 
-from testbed.errors import BadInput, OutcomeUnknown, PatchlightError
-from testbed.jobs import JobSpec
+from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
+from patchlight.testbed.jobs import JobSpec
 
 Answer = dict[str, Any]
 
@@ -99,8 +99,8 @@ class ControllerClient:
 
     # -- changing circuits ---------------------------------------------------------------------
     # Each of these takes ``why``, ``dry_run``, ``spare_jobs`` and ``planned_from`` (see
-    # ``controller.api.models.ChangeRequest``) and answers with the record of the change, or
-    # with what would change.
+    # ``controller.api.models.ChangeRequest``) and answers with the record of the change, or with
+    # what would change.
 
     def reconfigure(
         self,

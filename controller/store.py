@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS reconfigurations (
@@ -307,3 +307,15 @@ def _baseline_rows(
     baselines: Mapping[BaselineKey, Sequence[float]],
 ) -> list[tuple[str, int, int, str, str]]:
     return [(*key, " ".join(map(str, readings))) for key, readings in baselines.items()]
+
+
+def open_store(state_dir: Path) -> Store:
+    """The journal in a directory, which is made if it is not there."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PatchlightError(
+            f"keeping the journal in {state_dir}: {error.strerror}",
+            hint="name another place with --state",
+        ) from error
+    return Store(state_dir / "controller.db")

@@ -13,11 +13,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path as Curve
 
-from testbed.drawing_layout import Box, Layout, lay_out
-from testbed.lab import Endpoint, Host, Lab
-from testbed.portmap import PortMap
-from testbed.units import format_rate
-from testbed.wiring import LightPath, Links, follow_light
+from patchlight.testbed.drawing_layout import Box, Layout, lay_out
+from patchlight.testbed.lab import Endpoint, Host, Lab
+from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.units import format_rate
+from patchlight.testbed.wiring import LightPath, Links, follow_light
 
 FORMATS = ("svg", "png", "pdf")
 # Okabe and Ito's colours, which people with any colour vision can tell apart.

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from testbed.lab import Endpoint, Lab
-from testbed.wiring import fibre_ends
+from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.testbed.wiring import fibre_ends
 
 _MOST_IN_DETAIL = 24  # hosts; more than that get no text of their own
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Network
 
-from testbed.errors import BadInput
-from testbed.lab import Endpoint, Fibre, Gpu, Lab, Nic, PacketSwitch, Server, default_mac
-from testbed.labschema import FABRICS, LAB_NAME, MOST_PACKET_PORTS
-from testbed.mistakes import nearest
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import Endpoint, Fibre, Gpu, Lab, Nic, PacketSwitch, Server, default_mac
+from patchlight.testbed.labfile.errors import nearest
+from patchlight.testbed.labfile.schema import FABRICS, LAB_NAME, MOST_PACKET_PORTS
 
 _FIRST = int(IPv4Address("10.0.0.0"))
 _MOST_HOSTS = 2**24 - 2  # 10.0.0.0/8

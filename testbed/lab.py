@@ -1,8 +1,8 @@
 """A lab as a value: servers, packet switches, circuit switches and the fibres between them.
 
 Nothing here reads a file, opens a socket or knows whether the lab is real or emulated.
-``testbed.labfile`` makes a ``Lab`` out of YAML and finds the mistakes in it;
-``testbed.wiring`` follows the light through it.
+``patchlight.testbed.labfile.reader`` makes a ``Lab`` out of YAML and finds the mistakes in it;
+``patchlight.testbed.wiring`` follows the light through it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from functools import cached_property
 from ipaddress import IPv4Address, IPv4Network
 from typing import TypeVar
 
-from testbed.emulated import Emulation
-from testbed.errors import BadInput
-from testbed.portmap import PortMap
+from patchlight.testbed.emulated import Emulation
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.portmap import PortMap
 
 T = TypeVar("T")
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from testbed.errors import BadInput
-from testbed.lab import Lab
-from testbed.portmap import PortMap
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.portmap import PortMap
 
 
 def parse_maps(text: str, lab: Lab, source: str = "the maps") -> dict[str, PortMap]:

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput
 
 _ONE_WAY = re.compile(r"[0-9]{1,9}>[0-9]{1,9}")
 _WRITTEN = re.compile(r"(?P<inp>[0-9]{1,9})\s*(?P<way>[->])\s*(?P<out>[0-9]{1,9})")

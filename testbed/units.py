@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 
-from testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput
 
 _RATE = {"bps": 1, "kbps": 1e3, "Mbps": 1e6, "Gbps": 1e9, "Tbps": 1e12}
 _TIME = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600}

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from testbed.lab import Endpoint, Fibre, Lab, PacketSwitch
-from testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab import Endpoint, Fibre, Lab, PacketSwitch
+from patchlight.testbed.portmap import CrossConnect, PortMap
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from hypothesis import settings
+
+from tests.support.data import data_set, without
+
+# On machines that are busy with other tests slow is not wrong.
+settings.register_profile("patchlight", deadline=None)
+settings.load_profile("patchlight")
 
 NAMESPACES = Path("/run/netns")
 LABS = Path("/run/patchlight")
@@ -85,6 +92,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.fail(f"CI must be able to run this: {'; '.join(lacking)}", pytrace=False)
     if lacking:
         pytest.skip("; ".join(lacking))
+
+
+def _data_set(name: str) -> Path:
+    path = data_set(name)
+    if path is None:
+        pytest.skip(without(name))
+    return path
+
+
+@pytest.fixture(scope="session")
+def pipedream() -> Path:
+    """The folder of PipeDream's profiles."""
+    return _data_set("pipedream")
+
+
+@pytest.fixture(scope="session")
+def philly() -> Path:
+    """The Philly trace as CSV."""
+    return _data_set("traces/philly.csv")
 
 
 @pytest.fixture(scope="session")

@@ -12,12 +12,25 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("testbed", "controller", "agents", "emulation")
+FOLDERS = ("agents", "controller", "deploy", "emulation", "testbed")
 DATA = {
     "testbed/labs": ["*.yaml"],
     "controller/policies/models": ["*.onnx", "*.json"],
     "emulation/learning/configs": ["*.yaml"],
+    "deploy": ["Dockerfile", "*.sh", "*.txt"],
 }
+
+
+def _modules() -> list[Path]:
+    """Every module of the distribution, each once: ``patchlight`` has links to the folders."""
+    ours = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    command = (ROOT / "patchlight" / "cli").rglob("*.py")
+    return [*ours, *command, *(ROOT / "patchlight").glob("*.py")]
+
+
+def _in_wheel(path: Path) -> str:
+    name = path.relative_to(ROOT).as_posix()
+    return name if name.startswith("patchlight/") else f"patchlight/{name}"
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +38,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     """A wheel built from a copy, so that nothing stale in build/ gets into it."""
     source = tmp_path_factory.mktemp("source") / "patchlight"
     source.mkdir()
-    for name in (*PACKAGES, "tests", "benchmarks"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (*FOLDERS, "patchlight", "tests", "benchmarks"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     wheels = tmp_path_factory.mktemp("wheels")
@@ -38,26 +52,22 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 
 def test_every_module_and_data_file_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
-    wanted = {
-        path.relative_to(ROOT).as_posix()
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*.py")
-        if (path.parent / "__init__.py").exists()
-    }
+    modules = {_in_wheel(path) for path in _modules()}
     data = {
-        path.relative_to(ROOT).as_posix()
+        _in_wheel(path)
         for folder, kinds in DATA.items()
         for kind in kinds
         for path in (ROOT / folder).glob(kind)
-    }
-    assert "testbed/labs/ofc2022.yaml" in data
-    assert "controller/policies/models/learned-block.onnx" in data
+    } | {"patchlight/py.typed"}
+    assert "patchlight/testbed/labs/ofc2022.yaml" in data
+    assert "patchlight/controller/policies/models/learned-block.onnx" in data
+    assert "patchlight/deploy/worker-image.sh" in data
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert inside == wanted | data
+    assert inside == modules | data
 
 
 def test_every_folder_with_modules_is_a_package() -> None:
-    folders = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    folders = {path.parent for path in _modules()}
     without = [str(f.relative_to(ROOT)) for f in folders if not (f / "__init__.py").exists()]
     assert without == []
 

@@ -20,7 +20,7 @@ def run_session(folder: Path, test: str, **environment: str) -> subprocess.Compl
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py"],
         cwd=folder,
-        env={**os.environ, "CI": "", **environment},
+        env={**os.environ, "CI": "", "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
         check=False,

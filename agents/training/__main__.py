@@ -1,4 +1,4 @@
-"""``python3 -m agents.training --task FILE``: run one worker; its folder is the task's."""
+"""One worker: ``python3 -m patchlight.agents.training --task FILE``; its folder is the task's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .trainer import train
 
 def main() -> int:
     """Run the worker; 0 when it is done or was told to stop, 1 when it failed."""
-    parser = argparse.ArgumentParser(prog="agents.training", description=__doc__)
+    parser = argparse.ArgumentParser(prog="patchlight.agents.training", description=__doc__)
     parser.add_argument("--task", type=Path, required=True, help="the task file")
     parser.add_argument(
         "--lifeline", action="store_true", help="end as soon as standard input is closed"

@@ -6,8 +6,8 @@ import os
 import stat
 from pathlib import Path
 
-from agents.workers.contract import Runner
-from testbed.errors import BadInput
+from patchlight.agents.workers.contract import Runner
+from patchlight.testbed.errors import BadInput
 
 DEFAULT_IMAGE = "patchlight-worker:latest"
 
@@ -17,12 +17,12 @@ def make_runner(choice: str, lab: str, server: str, image: str = DEFAULT_IMAGE) 
     if choice == "auto":
         choice = "docker" if engine_is_there() else "process"
     if choice == "process":
-        from agents.workers.process import ProcessRunner
+        from patchlight.agents.workers.process import ProcessRunner
 
         return ProcessRunner()
     if choice == "docker":
         # Imported only here: it takes a third of a second, and not every server has it.
-        from agents.workers.docker import DockerRunner
+        from patchlight.agents.workers.docker import DockerRunner
 
         return DockerRunner(lab, server, image)
     raise BadInput(f"--workers {choice!r}: expected 'docker', 'process' or 'auto'")

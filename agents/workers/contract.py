@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import agents
+from patchlight import agents
 
-TRAINING = Path(agents.__file__).resolve().parent / "training"
+TRAINING = Path(agents.__file__).absolute().parent / "training"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import DeviceRequest, LogConfig
 
-from agents import netns
-from agents.errors import AgentError, LaunchError
-from agents.workers.contract import TRAINING, Ending, Order, Trace, last_lines
+from patchlight.agents import netns
+from patchlight.agents.errors import AgentError, LaunchError
+from patchlight.agents.workers.contract import TRAINING, Ending, Order, Trace, last_lines
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
@@ -96,7 +96,7 @@ class DockerRunner:
 
     def _settings(self, order: Order) -> dict[str, Any]:
         mounts = {
-            str(TRAINING): {"bind": f"{_CODE}/agents/training", "mode": "ro"},
+            str(TRAINING): {"bind": f"{_CODE}/patchlight/agents/training", "mode": "ro"},
             str(order.directory): {"bind": _FOLDER, "mode": "rw"},
         }
         if order.gpu_socket is not None:
@@ -104,7 +104,13 @@ class DockerRunner:
         settings: dict[str, Any] = {
             "image": self._image,
             "name": order.namespace,
-            "command": ["python3", "-m", "agents.training", "--task", f"{_FOLDER}/task.json"],
+            "command": [
+                "python3",
+                "-m",
+                "patchlight.agents.training",
+                "--task",
+                f"{_FOLDER}/task.json",
+            ],
             "labels": {
                 **self._labels,
                 "patchlight.worker": order.worker,

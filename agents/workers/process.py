@@ -12,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-from agents import netns
-from agents.errors import LaunchError
-from agents.workers.contract import TRAINING, Ending, Order, Trace, last_lines
+from patchlight.agents import netns
+from patchlight.agents.errors import LaunchError
+from patchlight.agents.workers.contract import TRAINING, Ending, Order, Trace, last_lines
 
 _OUTPUT_TAIL = 16 * 1024
 
@@ -45,7 +45,7 @@ class ProcessRunner:
         namespace = netns.create(order.namespace)
         command = [
             "nsenter", f"--net={namespace}", "--",
-            sys.executable, "-s", "-m", "agents.training",
+            sys.executable, "-s", "-m", "patchlight.agents.training",
             "--task", str(order.directory / "task.json"), "--lifeline",
         ]  # fmt: skip
         try:
@@ -123,7 +123,7 @@ def _environment(order: Order) -> dict[str, str]:
     keep = {name: os.environ[name] for name in ("PATH", "LANG", "HOME") if name in os.environ}
     return {
         **keep,
-        "PYTHONPATH": str(TRAINING.parent.parent),
+        "PYTHONPATH": str(TRAINING.parents[2]),
         "PYTHONUNBUFFERED": "1",
         # One worker is one GPU's process; threads of a linear algebra library would fight.
         "OPENBLAS_NUM_THREADS": "1",

@@ -9,13 +9,13 @@ from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 from prometheus_client import generate_latest
 
-from controller.api.circuits import circuit_routes, explain
-from controller.api.metrics import registry_of
-from controller.api.models import GangRequest, RegroupRequest
-from testbed.errors import PatchlightError
+from patchlight.controller.api.circuits import circuit_routes, explain
+from patchlight.controller.api.metrics import registry_of
+from patchlight.controller.api.models import GangRequest, RegroupRequest
+from patchlight.testbed.errors import PatchlightError
 
 if TYPE_CHECKING:
-    from controller.service import Controller
+    from patchlight.controller.parts import Controller
 
 Answer = dict[str, Any]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from fastapi import Request
 
-from controller.client import USER_HEADER
-from controller.record import Terms
+from patchlight.controller.changes.record import Terms
+from patchlight.controller.client import USER_HEADER
 
 _TABLES = {4: Path("/proc/net/tcp"), 6: Path("/proc/net/tcp6")}
 _ESTABLISHED = "01"

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
 
-from controller.api.caller import caller_of
-from controller.api.models import (
+from patchlight.controller.api.caller import caller_of
+from patchlight.controller.api.models import (
     AdoptRequest,
     BaselinesRequest,
     ChangeRequest,
@@ -25,13 +25,13 @@ from controller.api.models import (
     StopRequest,
     UnlockRequest,
 )
-from controller.lastseen import Decide
-from controller.locks import Kind
-from controller.planning import wanted_maps
-from controller.plant import Plant
-from controller.record import Refused, Terms, as_stored, as_texts
-from testbed.errors import BadInput, OutcomeUnknown, PatchlightError
-from testbed.portmap import PortMap
+from patchlight.controller.changes.device_maps import Decide
+from patchlight.controller.changes.locks import Kind
+from patchlight.controller.changes.planning import wanted_maps
+from patchlight.controller.changes.record import Refused, Terms, as_stored, as_texts
+from patchlight.controller.operations import Plant
+from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
+from patchlight.testbed.portmap import PortMap
 
 Answer = dict[str, Any]
 

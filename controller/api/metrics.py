@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 if TYPE_CHECKING:
-    from controller.service import Controller
+    from patchlight.controller.parts import Controller
 
 
 class _State:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from testbed.jobs import JobSpec
+from patchlight.testbed.jobs import JobSpec
 
 
 class _Strict(BaseModel):
@@ -89,7 +89,7 @@ class StopRequest(_Strict):
 
 
 class JobRequest(_Strict):
-    """One job; see ``testbed.jobs.JobSpec`` for what the fields mean."""
+    """One job; see ``patchlight.testbed.jobs.JobSpec`` for what the fields mean."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$")
     iterations: int = Field(ge=1)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from controller.circuits.contract import Alarm, Severity
+from patchlight.controller.circuits.contract import Alarm, Severity
 
 _KEPT = 1000
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
-from testbed.errors import BadInput, PatchlightError
-from testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.portmap import CrossConnect, PortMap
 
 Side = Literal["in", "out"]
 Condition = Literal["ready", "locked", "failed", "absent"]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
-from testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput
 
 DIRECTORY_VARIABLE = "PATCHLIGHT_DIALECTS"
 

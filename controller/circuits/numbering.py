@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from controller.circuits.contract import DirectedPort, Side
-from testbed.errors import BadInput, PatchlightError
-from testbed.portmap import CrossConnect
+from patchlight.controller.circuits.contract import DirectedPort, Side
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.portmap import CrossConnect
 
 SIDES: tuple[Side, ...] = ("in", "out")
 

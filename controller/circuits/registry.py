@@ -13,9 +13,9 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import cast
 
-from controller.circuits.contract import CircuitDriver
-from testbed.errors import BadInput, PatchlightError
-from testbed.lab import CircuitSwitch
+from patchlight.controller.circuits.contract import CircuitDriver
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.lab import CircuitSwitch
 
 ENTRY_POINT_GROUP = "patchlight.ocs_drivers"
 
@@ -23,16 +23,16 @@ DriverFactory = Callable[[CircuitSwitch, str], CircuitDriver]
 
 # Loaded when first asked for: a driver's libraries need not be there for the others.
 _OURS = {
-    "calient-tl1": "controller.circuits.calient:CalientTl1",
-    "calient-rest": "controller.circuits.calient_rest:CalientRest",
-    "polatis-scpi": "controller.circuits.polatis_scpi:PolatisScpi",
-    "polatis-tl1": "controller.circuits.polatis_tl1:PolatisTl1",
-    "polatis-restconf": "controller.circuits.polatis_restconf:PolatisRestconf",
-    "glimmerglass-tl1": "controller.circuits.glimmerglass:GlimmerglassTl1",
-    "polatis-netconf": "controller.circuits.polatis_netconf:PolatisNetconf",
-    "telescent-ssh": "controller.circuits.telescent:TelescentSsh",
-    "openflow": "controller.circuits.openflow:OpenFlowSwitch",
-    "dry-run": "controller.circuits.dry_run:DryRun",
+    "calient-tl1": "patchlight.controller.circuits.drivers.calient.tl1:CalientTl1",
+    "calient-rest": "patchlight.controller.circuits.drivers.calient.rest:CalientRest",
+    "polatis-scpi": "patchlight.controller.circuits.drivers.polatis.scpi:PolatisScpi",
+    "polatis-tl1": "patchlight.controller.circuits.drivers.polatis.tl1:PolatisTl1",
+    "polatis-restconf": "patchlight.controller.circuits.drivers.polatis.restconf:PolatisRestconf",
+    "glimmerglass-tl1": "patchlight.controller.circuits.drivers.glimmerglass:GlimmerglassTl1",
+    "polatis-netconf": "patchlight.controller.circuits.drivers.polatis.netconf:PolatisNetconf",
+    "telescent-ssh": "patchlight.controller.circuits.drivers.telescent:TelescentSsh",
+    "openflow": "patchlight.controller.circuits.drivers.openflow:OpenFlowSwitch",
+    "dry-run": "patchlight.controller.circuits.drivers.dry_run:DryRun",
 }
 
 

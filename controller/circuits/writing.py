@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Generic, TypeVar
 
-from controller.circuits.contract import (
+from patchlight.controller.circuits.contract import (
     DeviceRefused,
     DeviceUnreachable,
     DirectedPort,
@@ -15,8 +15,8 @@ from controller.circuits.contract import (
     Outcome,
     Refusal,
 )
-from testbed.errors import OutcomeUnknown
-from testbed.portmap import CrossConnect
+from patchlight.testbed.errors import OutcomeUnknown
+from patchlight.testbed.portmap import CrossConnect
 
 _JUST_READ_S = 0.01
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError
 
 _DEADLINE_S = 30.0
 # Shorter than the 5 s after which the agent's server drops an idle connection: a request must

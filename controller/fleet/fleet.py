@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from controller.fleet.agent_client import AgentClient, AgentError
-from testbed.lab import Lab
+from patchlight.controller.fleet.agent_client import AgentClient, AgentError
+from patchlight.testbed.lab import Lab
 
 # About an hour of samples of 64 GPUs: the memory of the controller stays bounded.
 _SAMPLES_KEPT = 3600 * 64

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.errors import BadInput
-from testbed.jobs import JobSpec
-from testbed.lab import Lab
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.jobs import JobSpec
+from patchlight.testbed.lab import Lab
 
 
 def check_specs(lab: Lab, specs: Sequence[JobSpec], *, counted: bool) -> None:

@@ -10,20 +10,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from controller.fleet.fleet import Fleet
-from controller.jobs.admission import check_specs
-from controller.jobs.deciders import DEFAULT_POLICIES, Deciders, PolicyChoice
-from controller.jobs.gang import JobFailed, RunningJob, run_all
-from controller.jobs.ledger import Ledger
-from controller.jobs.placing import Placer, Situation, either
-from controller.policies.guard import Fault
-from controller.policies.regroup import regroup
-from controller.reconfiguration import Reconfigurer
-from controller.record import Reconfiguration
-from controller.store import Store
-from testbed.errors import BadInput, PatchlightError
-from testbed.jobs import JobSpec, JobState, JobStatus
-from testbed.lab import Endpoint, Lab
+from patchlight.controller.changes.record import Reconfiguration
+from patchlight.controller.changes.transaction import Reconfigurer
+from patchlight.controller.fleet.fleet import Fleet
+from patchlight.controller.jobs.admission import check_specs
+from patchlight.controller.jobs.job_table import Ledger
+from patchlight.controller.jobs.placement import Placer, Situation, either
+from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, Deciders, PolicyChoice
+from patchlight.controller.jobs.running_job import JobFailed, RunningJob, run_all
+from patchlight.controller.policies.guard import Fault
+from patchlight.controller.policies.regroup import regroup
+from patchlight.controller.store import Store
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
+from patchlight.testbed.lab import Endpoint, Lab
 
 _log = logging.getLogger(__name__)
 

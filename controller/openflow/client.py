@@ -13,8 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from controller.openflow.child import SpeakerFailed, SpeakerOptions, SpeakerProcess
-from controller.openflow.protocol import (
+from patchlight.controller.openflow.protocol import (
     DEFAULT_DEADLINE_S,
     LONGEST_LINE,
     VERSION,
@@ -23,7 +22,12 @@ from controller.openflow.protocol import (
     decode,
     encode,
 )
-from testbed.errors import OutcomeUnknown, PatchlightError
+from patchlight.controller.openflow.speaker_process import (
+    SpeakerFailed,
+    SpeakerOptions,
+    SpeakerProcess,
+)
+from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 
 LOG = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput
 
 Scalar = int | str
 MatchValue = Scalar | tuple[Scalar, Scalar]

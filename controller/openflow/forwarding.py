@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from controller.openflow.flowtable import FlowEntry, FlowTable, Match
-from testbed.lab import Endpoint, Host, Lab
-from testbed.wiring import Links
+from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match
+from patchlight.testbed.lab import Endpoint, Host, Lab
+from patchlight.testbed.wiring import Links
 
 ETHERTYPE_ARP = 0x0806
 ARP_REQUEST = 1

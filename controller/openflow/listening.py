@@ -7,7 +7,7 @@ import os
 import socket
 from pathlib import Path
 
-from testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError
 
 # A whole lab's switches connect at once after a restart; the kernel caps this at somaxconn.
 BACKLOG = 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-from testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError
 
 _CLONE_NEWNET = 0x40000000
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError
 
 VERSION = 1
 # A table of 100,000 entries is some 20 MiB of JSON.

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from controller.policies.observation import Layout
-from testbed.errors import BadInput
+from patchlight.controller.policies.observation import Layout
+from patchlight.testbed.errors import BadInput
 
 FORMAT, FORMAT_VERSION = "patchlight-policy", 1
 _MOST_BYTES = 1_000_000

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from testbed.graphs.model import ComputationGraph
-from testbed.lab import Lab
-from testbed.portmap import PortMap
+from patchlight.testbed.graphs.model import ComputationGraph
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.portmap import PortMap
 
 Kind = Literal["partition", "placement", "order", "topology"]
 KINDS: tuple[Kind, ...] = ("partition", "placement", "order", "topology")

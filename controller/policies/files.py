@@ -15,9 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
-from controller.policies.contract import METHODS, kind_of
-from testbed.errors import BadInput
-from testbed.mistakes import nearest
+from patchlight.controller.policies.contract import METHODS, kind_of
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.labfile.errors import nearest
 
 
 def load_object(path: Path, name: str | None) -> object:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from controller.policies.contract import ClusterView, JobView
-from controller.policies.sets import lowest, members
+from patchlight.controller.policies.contract import ClusterView, JobView
+from patchlight.controller.policies.sets import lowest, members
 
 
 class FragmentationAware:

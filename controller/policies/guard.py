@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from controller.policies.contract import (
+from patchlight.controller.policies.contract import (
     ClusterView,
     JobView,
     Kind,
@@ -27,8 +27,8 @@ from controller.policies.contract import (
     Progress,
     TopologyPolicy,
 )
-from testbed.errors import PatchlightError
-from testbed.portmap import PortMap
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.portmap import PortMap
 
 DEADLINE_S = 1.0
 _SHOWN = 80

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from controller.policies.card import Card, CardError, read_card
-from controller.policies.contract import ClusterView, JobView, PartitionPolicy
-from controller.policies.observation import SCHEMA, VERSION, Observer, written
-from testbed.errors import PatchlightError
+from patchlight.controller.policies.card import Card, CardError, read_card
+from patchlight.controller.policies.contract import ClusterView, JobView, PartitionPolicy
+from patchlight.controller.policies.observation import SCHEMA, VERSION, Observer, written
+from patchlight.testbed.errors import PatchlightError
 
 _MOST_BYTES = 64_000_000
 _OUTPUT = "scores"

@@ -18,9 +18,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.policies.contract import ClusterView, JobView
-from testbed.errors import BadInput
-from testbed.graphs.model import ComputationGraph
+from patchlight.controller.policies.contract import ClusterView, JobView
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs.model import ComputationGraph
 
 SCHEMA = "patchlight.ramp-partition"
 VERSION = 1

@@ -10,8 +10,8 @@ import math
 import sys
 from typing import ClassVar
 
-from controller.policies.contract import ClusterView, JobView, Progress
-from testbed.errors import BadInput
+from patchlight.controller.policies.contract import ClusterView, JobView, Progress
+from patchlight.testbed.errors import BadInput
 
 LAST = sys.float_info.max
 """Of a job of which nothing is known that the policy goes by."""

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from controller.policies.contract import ClusterView, JobView
-from testbed.errors import BadInput
+from patchlight.controller.policies.contract import ClusterView, JobView
+from patchlight.testbed.errors import BadInput
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from controller.policies.contract import ClusterView, JobView
-from controller.policies.sets import lowest, members, pack
+from patchlight.controller.policies.contract import ClusterView, JobView
+from patchlight.controller.policies.sets import lowest, members, pack
 
 
 class FirstFit:

@@ -19,10 +19,10 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, cast
 
-from controller.policies.contract import KINDS, Kind, Policy, kind_of
-from controller.policies.files import check_methods, load_object
-from testbed.errors import BadInput, PatchlightError
-from testbed.mistakes import nearest
+from patchlight.controller.policies.contract import KINDS, Kind, Policy, kind_of
+from patchlight.controller.policies.files import check_methods, load_object
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.labfile.errors import nearest
 
 GROUP = "patchlight.policies"
 """Entry points of this group are policies; each is called ``KIND.NAME``."""
@@ -227,12 +227,12 @@ def _built_in() -> Iterator[Recipe]:
 
 def _attribute(place: str) -> Any:
     module, _, attribute = place.partition(":")
-    return getattr(import_module(f"controller.policies.{module}"), attribute)
+    return getattr(import_module(f"patchlight.controller.policies.{module}"), attribute)
 
 
 def _shipped() -> Iterator[Recipe]:
     try:
-        from controller.policies.learned import shipped_models
+        from patchlight.controller.policies.learned import shipped_models
     except ModuleNotFoundError:
         # Plain policies are there without ONNX Runtime too.
         return
@@ -254,7 +254,7 @@ def _load(path: Path) -> Any:
 
 @lru_cache(maxsize=16)
 def _load_once(path: Path, changed: int) -> Any:
-    from controller.policies.learned import load_learned
+    from patchlight.controller.policies.learned import load_learned
 
     return load_learned(path)
 

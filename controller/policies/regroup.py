@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from testbed.errors import PatchlightError
-from testbed.lab import Endpoint, Lab
-from testbed.portmap import PortMap
-from testbed.wiring import circuit_ports, fibre_ends
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.wiring import circuit_ports, fibre_ends
 
 # The search for an assignment of groups to switches stops after this many tries and takes
 # the best one found; the first one it finds is the largest-group-first greedy one.

@@ -1,7 +1,7 @@
 """Placement policy *regroup*: GPUs that the OCS can bring under one packet switch.
 
 The placement that goes with the topology policy of that name: a job gets GPUs which
-``controller.policies.regroup`` can light onto one switch without taking a running job's ports,
+``policies.regroup`` can light onto one switch without taking a running job's ports,
 and of such the ones for which the fewest circuits move.
 """
 
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from controller.policies.contract import ClusterView, JobView
-from controller.policies.placement import Consolidated
-from controller.policies.sets import lowest, members
-from testbed.lab import Lab
-from testbed.wiring import circuit_ports
+from patchlight.controller.policies.contract import ClusterView, JobView
+from patchlight.controller.policies.placement import Consolidated
+from patchlight.controller.policies.sets import lowest, members
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.wiring import circuit_ports
 
 
 class _Wiring(NamedTuple):

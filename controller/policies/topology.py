@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from controller.policies.contract import ClusterView
-from controller.policies.regroup import regroup
-from testbed.errors import BadInput
-from testbed.portmap import PortMap
+from patchlight.controller.policies.contract import ClusterView
+from patchlight.controller.policies.regroup import regroup
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.portmap import PortMap
 
 
 class Keep:
@@ -23,7 +23,7 @@ class Keep:
 class Regroup:
     """Each job's GPUs are lit onto one packet switch, with as few moves as possible.
 
-    Yan et al., OFC 2022. See ``controller.policies.regroup``.
+    Yan et al., OFC 2022. See ``patchlight.controller.policies.regroup``.
     """
 
     def circuits(

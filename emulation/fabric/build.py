@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 
-from emulation.fabric import ethtool, links, names, namespaces, shaping
-from emulation.fabric.netlink import Netlink, Request
-from emulation.fabric.plan import FabricPlan, PlannedEnd
+from patchlight.emulation.fabric import ethtool, links, names, namespaces, shaping
+from patchlight.emulation.fabric.netlink import Netlink, Request
+from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
 
 # Routing tables of NICs that share a server; the tables below are the kernel's own.
 _FIRST_TABLE = 1000

@@ -12,7 +12,7 @@ import fcntl
 import socket
 import struct
 
-from testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError
 
 _SIOCETHTOOL = 0x8946
 _GET_LINK, _GET_TX_CHECKSUM, _SET_TX_CHECKSUM = 0x0A, 0x16, 0x17

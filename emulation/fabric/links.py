@@ -16,8 +16,15 @@ from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
-from emulation.fabric.netlink import F_CREATE, F_DUMP, F_EXCL, F_REPLACE, Netlink, Request
-from emulation.fabric.netlink import attributes as split_attributes
+from patchlight.emulation.fabric.netlink import (
+    F_CREATE,
+    F_DUMP,
+    F_EXCL,
+    F_REPLACE,
+    Netlink,
+    Request,
+)
+from patchlight.emulation.fabric.netlink import attributes as split_attributes
 
 _NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
 _NEWADDR, _NEWROUTE, _NEWRULE = 20, 24, 32

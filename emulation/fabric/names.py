@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from testbed.lab import Endpoint, Lab, PacketSwitch, Server
+from patchlight.testbed.lab import Endpoint, Lab, PacketSwitch, Server
 
 LONGEST = 15
 

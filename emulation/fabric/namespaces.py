@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError
 
 DIRECTORY = Path("/run/netns")
 _CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from emulation.fabric import namespaces
-from testbed.errors import PatchlightError
+from patchlight.emulation.fabric import namespaces
+from patchlight.testbed.errors import PatchlightError
 
 F_REQUEST, F_ACK, F_DUMP = 0x1, 0x4, 0x300
 F_CREATE, F_EXCL, F_REPLACE = 0x400, 0x200, 0x100

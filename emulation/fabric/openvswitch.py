@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from emulation.fabric.netlink import KernelRefused, Netlink, Request, attribute
-from emulation.fabric.plan import FabricPlan, PlannedBridge
-from emulation.processes import Service, Supervisor, unix_socket_answers
-from testbed.errors import PatchlightError
+from patchlight.emulation.fabric.netlink import KernelRefused, Netlink, Request, attribute
+from patchlight.emulation.fabric.plan import FabricPlan, PlannedBridge
+from patchlight.emulation.fabric.processes import Service, Supervisor, unix_socket_answers
+from patchlight.testbed.errors import PatchlightError
 
 _SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")
 # Ports in one ovs-vsctl call: far below the longest command line, and few calls.

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Interface
 
-from emulation.fabric import names
-from testbed.errors import BadInput
-from testbed.lab import Endpoint, Fibre, Lab, Nic, PacketSwitch, Server
-from testbed.wiring import follow_light
+from patchlight.emulation.fabric import names
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import Endpoint, Fibre, Lab, Nic, PacketSwitch, Server
+from patchlight.testbed.wiring import follow_light
 
 # Indexes are given, not asked for: a namespace is new, and the kernel's own stay below.
 _FIRST_INDEX = 100

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from emulation.fabric.netlink import (
+from patchlight.emulation.fabric.netlink import (
     F_CREATE,
     F_DUMP,
     F_REPLACE,
@@ -20,8 +20,8 @@ from emulation.fabric.netlink import (
     attribute,
     attributes,
 )
-from testbed.errors import PatchlightError
-from testbed.units import format_rate
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.units import format_rate
 
 _NEWQDISC, _GETQDISC = 36, 38
 _TCMSG = struct.Struct("=BxxxiIII")

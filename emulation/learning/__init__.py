@@ -5,14 +5,13 @@ Needs the extra ``learn``; what is learned is an ONNX file that needs none of it
 
 from gymnasium import register
 
+_ENVS = f"{__name__}.envs"
+
 # Made by ``gymnasium.make("patchlight/Placement-v0")`` once this package is imported.
-_ENVIRONMENTS = {
-    "patchlight/Placement-v0": "emulation.learning.envs.placement:PlacementEnv",
-    "patchlight/RampPartition-v0": "emulation.learning.envs.ramp_partition:RampPartitionEnv",
-    "patchlight/Schedule-v0": "emulation.learning.envs.schedule:ScheduleEnv",
-}
-_MANY = {
-    "patchlight/RampPartition-v0": "emulation.learning.envs.ramp_lanes:RampPartitionVectorEnv",
-}
-for _name, _place in _ENVIRONMENTS.items():
-    register(_name, entry_point=_place, vector_entry_point=_MANY.get(_name))
+register("patchlight/Placement-v0", entry_point=f"{_ENVS}.placement:PlacementEnv")
+register("patchlight/Schedule-v0", entry_point=f"{_ENVS}.schedule:ScheduleEnv")
+register(
+    "patchlight/RampPartition-v0",
+    entry_point=f"{_ENVS}.ramp_partition:RampPartitionEnv",
+    vector_entry_point=f"{_ENVS}.ramp_lanes:RampPartitionVectorEnv",
+)

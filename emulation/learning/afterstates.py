@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from controller.policies.observation import Array
-from emulation.flow.scenario import Scenario
-from emulation.learning.config import Config
-from emulation.learning.lanes import Finished, Lanes
-from emulation.learning.luck import Luck
-from emulation.learning.network import OptionScorer
+from patchlight.controller.policies.observation import Array
+from patchlight.emulation.learning.config import Config
+from patchlight.emulation.learning.lanes import Finished, Lanes
+from patchlight.emulation.learning.luck import Luck
+from patchlight.emulation.learning.network import OptionScorer
+from patchlight.emulation.simulator.ramp.scenario import Scenario
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.intp]

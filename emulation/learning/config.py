@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from emulation.flow.placement import PlacementRule
-from emulation.flow.requirements import LAW_NAMES
-from testbed.errors import BadInput
-from testbed.mistakes import FileError, Mistake, Mistakes, nearest
+from patchlight.emulation.simulator.ramp.placement import PlacementRule
+from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.labfile.errors import FileError, Mistake, Mistakes, nearest
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 ALGORITHMS = ("afterstates", "maskable-ppo")
@@ -53,7 +53,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Afterstates:
-    """How values of afterstates are learned, see ``emulation.learning.afterstates``.
+    """How values of afterstates are learned, see ``patchlight.emulation.learning.afterstates``.
 
     ``teacher`` names a degree, or ``sufficient``, for each law. It decides for the first
     ``taught`` of all steps; after that, until ``teaching`` of all steps, in ``taught_lanes`` of the

@@ -19,11 +19,11 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from controller.policies.card import Card
-from controller.policies.learned import load_learned
-from controller.policies.observation import SCHEMA, VERSION, Layout
-from emulation.learning.config import Config
-from emulation.learning.network import OptionScorer
+from patchlight.controller.policies.card import Card
+from patchlight.controller.policies.learned import load_learned
+from patchlight.controller.policies.observation import SCHEMA, VERSION, Layout
+from patchlight.emulation.learning.config import Config
+from patchlight.emulation.learning.network import OptionScorer
 
 _OPSET = 17
 _SMALL = 1024

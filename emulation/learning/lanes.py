@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.policies.observation import (
+from patchlight.controller.policies.observation import (
     LONGEST,
     UNIT_S,
     Array,
@@ -22,10 +22,10 @@ from controller.policies.observation import (
     graph_features,
     recent_features,
 )
-from emulation.flow.lossnetwork import EPSILON_S
-from emulation.flow.placement import PlacementRule, sub_blocks
-from emulation.flow.scenario import Scenario
-from testbed.errors import BadInput
+from patchlight.emulation.simulator.ramp.lossnetwork import EPSILON_S
+from patchlight.emulation.simulator.ramp.placement import PlacementRule, sub_blocks
+from patchlight.emulation.simulator.ramp.scenario import Scenario
+from patchlight.testbed.errors import BadInput
 
 _ROUNDING = 1 + 1e-12
 _Floats = NDArray[np.float64]

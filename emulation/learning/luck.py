@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from emulation.learning.lanes import Lanes
+from patchlight.emulation.learning.lanes import Lanes
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.intp]

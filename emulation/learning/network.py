@@ -13,14 +13,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from controller.policies.observation import (
+from patchlight.controller.policies.observation import (
     JOB_FEATURES,
     NODE_FEATURES,
     OPTION_FEATURES,
     RECENT_FEATURES,
     Layout,
 )
-from emulation.learning.config import Network
+from patchlight.emulation.learning.config import Network
 
 # Where an action cannot succeed. Not infinite, so that softmax and export stay finite.
 IMPOSSIBLE = -1e6

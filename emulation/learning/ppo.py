@@ -21,14 +21,15 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
-from controller.policies.observation import Layout
-from emulation.flow.scenario import Scenario
-from emulation.learning.afterstates import Progress
-from emulation.learning.config import Config, Network
-from emulation.learning.envs.ramp_lanes import RampPartitionVectorEnv
-from emulation.learning.lanes import Finished
-from emulation.learning.network import IMPOSSIBLE, OptionScorer
-from testbed.errors import BadInput
+from patchlight.controller.policies.observation import Layout
+from patchlight.emulation.learning.afterstates import Progress
+from patchlight.emulation.learning.config import Config, Network
+from patchlight.emulation.learning.envs.ramp_lanes import RampPartitionVectorEnv
+from patchlight.emulation.learning.lanes import Finished
+from patchlight.emulation.learning.network import IMPOSSIBLE, OptionScorer
+from patchlight.emulation.learning.trained_runs import load_run, scorer_of
+from patchlight.emulation.simulator.ramp.scenario import Scenario
+from patchlight.testbed.errors import BadInput
 
 
 class LanesForSb3(VecEnv):
@@ -184,8 +185,6 @@ class PpoLearner:
     def _begin(self, folder: Path | None) -> None:
         if folder is None:
             return
-        from emulation.learning.training import load_run, scorer_of
-
         config, kept = load_run(folder)
         scorer, _ = scorer_of(config, kept)
         try:

@@ -17,18 +17,18 @@ from typing import Any, Protocol
 
 import torch
 
-from controller.policies.observation import Layout
-from emulation.flow.requirements import LAW_NAMES
-from emulation.flow.scenario import Scenario, pac_ml_scenario
-from emulation.flow.workloads import Workloads
-from emulation.learning.afterstates import AfterstateLearner, play
-from emulation.learning.config import Config, check, parse_config
-from emulation.learning.lanes import layout_of
-from emulation.learning.network import OptionScorer
-from testbed.errors import BadInput, PatchlightError
-from testbed.graphs import ComputationGraph
+from patchlight.emulation.learning.afterstates import AfterstateLearner, play
+from patchlight.emulation.learning.config import Config, check
+from patchlight.emulation.learning.lanes import layout_of
+from patchlight.emulation.learning.network import OptionScorer
+from patchlight.emulation.learning.trained_runs import CHECKPOINT, CONFIG
+from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
+from patchlight.emulation.simulator.ramp.scenario import Scenario, pac_ml_scenario
+from patchlight.emulation.simulator.ramp.workloads import Workloads
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs import ComputationGraph
 
-CHECKPOINT, CONFIG, PROGRESS = "checkpoint.pt", "config.json", "progress.csv"
+PROGRESS = "progress.csv"
 _KEPT_EVERY_S = 60.0
 
 
@@ -158,7 +158,7 @@ class Run:
         if self.config.algorithm == "afterstates":
             learner = AfterstateLearner(self.config, self.scenarios, self._done)
         else:
-            from emulation.learning.ppo import PpoLearner
+            from patchlight.emulation.learning.ppo import PpoLearner
 
             learner = PpoLearner(self.config, self.scenarios, self._done)
         if self._state is not None:
@@ -200,32 +200,6 @@ class Run:
         part = learner.steps / self.config.steps
         self._say(f"{part:4.0%}  {learner.steps:>10,} steps  {wall_s:6.0f} s  "
                   f"loss {loss:.4f}  blocking: {written}")  # fmt: skip
-
-
-def load_run(folder: Path) -> tuple[Config, dict[str, Any]]:
-    """The configuration and the checkpoint in a run's folder; ``BadInput`` if it has none."""
-    try:
-        config = parse_config((folder / CONFIG).read_text(), str(folder / CONFIG))
-        kept = torch.load(folder / CHECKPOINT, weights_only=True)
-    except PatchlightError:
-        raise
-    except FileNotFoundError as error:
-        raise BadInput(
-            f"{folder} is no training run: it has no {Path(error.filename).name}",
-            hint="give the folder that 'patchlight policy train' wrote",
-        ) from error
-    except Exception as error:
-        raise BadInput(f"cannot read the checkpoint in {folder}: {error}") from error
-    return config, kept
-
-
-def scorer_of(config: Config, kept: dict[str, Any]) -> tuple[OptionScorer, Layout]:
-    """The scorer that a checkpoint holds, and the layout it is for."""
-    groups, racks, servers = kept["ramp"]
-    layout = Layout((groups, racks, servers), tuple(kept["degrees"]))
-    scorer = OptionScorer(layout, config.network, float(kept["discount"]))
-    scorer.load_state_dict(kept["average"])
-    return scorer, layout
 
 
 def _timeless(config: Config) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One emulated OCS as a process: ``python -m emulation.optical --lab FILE --ocs ocs1 …``."""
+"""One emulated OCS: ``python -m patchlight.emulation.optical --lab LAB --ocs ocs1 …``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import os
 import sys
 from pathlib import Path
 
-from emulation.fabric.names import namespace_name
-from emulation.fabric.namespaces import namespace_path
-from emulation.optical.arriving import arriving_dbm
-from emulation.optical.crossbar import Crossbar, KernelCrossbar, NoCrossbar
-from emulation.optical.device import EmulatedOcs, LoopClock
-from emulation.optical.fronts import front_of
-from emulation.optical.serving import serve_until_stopped
-from testbed.errors import PatchlightError
-from testbed.lab import Lab
-from testbed.labfile import read_lab
+from patchlight.emulation.fabric.names import namespace_name
+from patchlight.emulation.fabric.namespaces import namespace_path
+from patchlight.emulation.optical.crossbar import Crossbar, KernelCrossbar, NoCrossbar, arriving_dbm
+from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
+from patchlight.emulation.optical.serving import serve_until_stopped
+from patchlight.emulation.optical.vendors.registry import front_of
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.labfile.reader import read_lab
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,7 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m emulation.optical", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m patchlight.emulation.optical", description=__doc__
+    )
     parser.add_argument("--lab", required=True, type=Path, metavar="FILE")
     parser.add_argument("--ocs", required=True, metavar="NAME")
     parser.add_argument(

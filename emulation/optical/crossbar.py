@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
-from emulation.fabric import namespaces
-from emulation.fabric.netlink import (
+from patchlight.emulation.fabric import namespaces
+from patchlight.emulation.fabric.netlink import (
     F_CREATE,
     F_DUMP,
     F_EXCL,
@@ -26,7 +26,35 @@ from emulation.fabric.netlink import (
     attribute,
     attributes,
 )
-from emulation.optical.mirrors import LightChange
+from patchlight.emulation.optical.switch_matrix import LightChange
+from patchlight.testbed.lab import CircuitSwitch, Endpoint, Lab, PacketSwitch
+from patchlight.testbed.wiring import fibre_ends
+
+_OCS_LAUNCH_DBM = 0.0
+
+
+def arriving_dbm(lab: Lab, switch: CircuitSwitch) -> dict[int, float]:
+    """Power in dBm at each plugged input of ``switch`` while its transmitter is on.
+
+    Behind another OCS the light depends on that device's circuits, which this one cannot
+    see: it is counted as 0 dBm less one insertion loss.
+    """
+    powers = {}
+    for end, (other, fibre) in fibre_ends(lab).items():
+        if end.device == switch.name and end.port.isdigit():
+            powers[int(end.port)] = launch_dbm(lab, other) - fibre.loss_db
+    return powers
+
+
+def launch_dbm(lab: Lab, source: Endpoint) -> float:
+    """What the transmitter (or OCS output) at ``source`` sends, in dBm."""
+    device = lab.device(source.device)
+    if isinstance(device, PacketSwitch):
+        return device.launch_power_dbm
+    if isinstance(device, CircuitSwitch):
+        return _OCS_LAUNCH_DBM - device.insertion_loss_db
+    return next(nic.launch_power_dbm for nic in device.nics if nic.name == source.port)
+
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from emulation.optical.crossbar import Crossbar
-from emulation.optical.faults import Faults
-from emulation.optical.mirrors import Circuit, LightChange, Mirrors, Phase, Refused
-from testbed.errors import PatchlightError
-from testbed.lab import CircuitSwitch
-from testbed.portmap import CrossConnect, PortMap
+from patchlight.emulation.optical.crossbar import Crossbar
+from patchlight.emulation.optical.faults import Faults
+from patchlight.emulation.optical.switch_matrix import Circuit, LightChange, Mirrors, Phase, Refused
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.portmap import CrossConnect, PortMap
 
 log = logging.getLogger("patchlight.optical")
 

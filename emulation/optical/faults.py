@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "cut": ("", "before", "after"),

@@ -9,14 +9,37 @@ import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from controller.openflow.listening import listen, split_address
-from emulation.optical.clients import Clients
-from emulation.optical.device import EmulatedOcs
-from emulation.optical.faults import Action, ControlSocket, Wishes
-from emulation.optical.fronts import Front, dials, tls_of
-from emulation.optical.schedule import Schedule
-from testbed.errors import BadInput
-from testbed.portmap import parse_cross_connects
+from patchlight.controller.openflow.listening import listen, split_address
+from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.fault_schedule import Schedule
+from patchlight.emulation.optical.faults import Action, ControlSocket, Wishes
+from patchlight.emulation.optical.vendors.registry import Front, dials, tls_of
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.portmap import parse_cross_connects
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Clients:
+    """Stands between the socket and a front's ``serve``."""
+
+    def __init__(self, serve: Serve) -> None:
+        self._serve = serve
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One client, until it goes or is cut off."""
+        self._writers.add(writer)
+        try:
+            await self._serve(reader, writer)
+        finally:
+            self._writers.discard(writer)
+
+    def cut(self) -> None:
+        """Drop every connection without a word."""
+        for writer in tuple(self._writers):
+            writer.transport.abort()
+
 
 Ready = Callable[[str, int], Awaitable[None]]
 

@@ -4,11 +4,11 @@ Read them (``read_graph``), take built-in ones (``builtin_graph``), turn the for
 whole training step (``mirror``) and split its operations over workers (``partition``).
 """
 
-from testbed.graphs.builtin import BUILTIN_NAMES, builtin_graph
-from testbed.graphs.files import read_graph, write_graph
-from testbed.graphs.mirroring import TrainingGraph, mirror
-from testbed.graphs.model import ComputationGraph, GraphFileError, Operation
-from testbed.graphs.partitioning import PartitionedGraph, partition, splits_of
+from patchlight.testbed.graphs.builtin import BUILTIN_NAMES, builtin_graph
+from patchlight.testbed.graphs.files import read_graph, write_graph
+from patchlight.testbed.graphs.mirroring import TrainingGraph, mirror
+from patchlight.testbed.graphs.model import ComputationGraph, GraphFileError, Operation
+from patchlight.testbed.graphs.partitioning import PartitionedGraph, partition, splits_of
 
 __all__ = [
     "BUILTIN_NAMES",

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from testbed.errors import BadInput
-from testbed.graphs import convnets, sequencenets
-from testbed.graphs.gpumodel import A100, GpuModel
-from testbed.graphs.layers import Layers
-from testbed.graphs.model import ComputationGraph
-from testbed.mistakes import nearest
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs import convnets, sequencenets
+from patchlight.testbed.graphs.gpu_model import A100, GpuModel
+from patchlight.testbed.graphs.layers import Layers
+from patchlight.testbed.graphs.model import ComputationGraph
+from patchlight.testbed.labfile.errors import nearest
 
 L = TypeVar("L", bound=Layers)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from testbed.graphs.layers import Layers, Tensor
+from patchlight.testbed.graphs.layers import Layers, Tensor
 
 _IMAGE = (3, 224, 224)
 CLASSES = 1000

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import httpx
 
-from testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError
 
 COMMIT = "11c40c015e1b7a8e668363c8521609ad48e287f3"
 """The commit of msr-fiddle/pipedream that the checksums are of."""

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path as Curve
 
-from testbed.graphs.model import ComputationGraph
-from testbed.units import format_size
+from patchlight.testbed.graphs.model import ComputationGraph
+from patchlight.testbed.units import format_size
 
 FORMATS = ("svg", "png", "pdf")
 _BOX_WIDTH, _BOX_HEIGHT, _LANE, _ROW = 2.0, 0.34, 2.15, 0.52

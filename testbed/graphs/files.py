@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from testbed.errors import BadInput
-from testbed.graphs.jsonformat import graph_from_json, graph_to_json
-from testbed.graphs.model import ComputationGraph
-from testbed.graphs.pipedream import graph_from_pipedream
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs.jsonformat import graph_from_json, graph_to_json
+from patchlight.testbed.graphs.model import ComputationGraph
+from patchlight.testbed.graphs.pipedream import graph_from_pipedream
 
 
 def read_graph(path: str | Path) -> ComputationGraph:

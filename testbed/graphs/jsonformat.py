@@ -23,14 +23,14 @@ import json
 import re
 from typing import Any
 
-from testbed.graphs.model import (
+from patchlight.testbed.graphs.model import (
     ComputationGraph,
     GraphFileError,
     Operation,
     find_cycle,
     most_of,
 )
-from testbed.mistakes import Mistake, nearest
+from patchlight.testbed.labfile.errors import Mistake, nearest
 
 FORMAT, VERSION = "patchlight-graph", 1
 _KEYS = ("format", "version", "name", "origin", "device", "batch", "notes", "loss", "operations",

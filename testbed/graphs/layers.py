@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from testbed.graphs.gpumodel import GpuModel
-from testbed.graphs.model import ComputationGraph, Operation
+from patchlight.testbed.graphs.gpu_model import GpuModel
+from patchlight.testbed.graphs.model import ComputationGraph, Operation
 
 BYTES = 4
 Looked = Literal["tokens", "positions", "segments"]

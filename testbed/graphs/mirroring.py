@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.graphs.model import ComputationGraph
+from patchlight.testbed.graphs.model import ComputationGraph
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from testbed.errors import BadInput
-from testbed.mistakes import FileError
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.labfile.errors import FileError
 
 Origin = Literal["profiled", "computed"]
 MOST_MS = 1e12

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.errors import BadInput
-from testbed.graphs.mirroring import TrainingGraph
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs.mirroring import TrainingGraph
 
 QUANTUM_MS = 0.01
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 
-from testbed.graphs.model import (
+from patchlight.testbed.graphs.model import (
     MOST_BYTES,
     MOST_MS,
     ComputationGraph,
@@ -22,7 +22,7 @@ from testbed.graphs.model import (
     Operation,
     find_cycle,
 )
-from testbed.mistakes import Mistake
+from patchlight.testbed.labfile.errors import Mistake
 
 _EDGE = re.compile(r"\s*node(\d+) -- node(\d+)\s*")
 _NODE = re.compile(r"\s*node(\d+) -- (.*) -- (.*?)\s*")

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from testbed.errors import BadInput, PatchlightError
-from testbed.graphs.files import read_graph
-from testbed.graphs.model import ComputationGraph
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.graphs.files import read_graph
+from patchlight.testbed.graphs.model import ComputationGraph
 
 _VISION = "image_classification/profiles/{}/graph.txt"
 SOURCES: Mapping[str, tuple[str, str]] = {
@@ -89,7 +89,7 @@ def download_profiles(base_url: str | None = None, cache: Path | None = None) ->
     ``PatchlightError`` if one cannot be had or is another file, and then nothing is written. The
     files written.
     """
-    from testbed.graphs.download import BASE_URL, download
+    from patchlight.testbed.graphs.download import BASE_URL, download
 
     base_url = base_url or BASE_URL
     paths = {name: path for name, (path, _) in SOURCES.items()}

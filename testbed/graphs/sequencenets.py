@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.graphs.layers import Layers, Tensor
+from patchlight.testbed.graphs.layers import Layers, Tensor
 
 
 def gnmt(net: Layers, length: int = 48, width: int = 1024, words: int = 32320) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents.agentbench import Bench
+from tests.support.agent_bench import Bench
 
 
 @pytest.fixture

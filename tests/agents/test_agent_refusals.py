@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.agents.agentbench import ROOT, Agent, Bench
+from tests.support.agent_bench import ROOT, Agent, Bench
 
 pytestmark = pytest.mark.root
 
@@ -107,7 +107,7 @@ def test_wrong_options_are_said(agent: Agent) -> None:
 def test_the_operators_command_runs_the_same_agent(agent: Agent) -> None:
     bench = agent.bench
     done = subprocess.run(
-        [sys.executable, "-m", "testbed.cli.main", "agent", "run", "--lab", str(bench.lab_file),
+        [sys.executable, "-m", "patchlight", "agent", "run", "--lab", str(bench.lab_file),
          "--server", "server1", "--listen", f"unix:{bench.directory}/b.sock",
          "--state", str(bench.directory / "state-server1")],
         cwd=ROOT, capture_output=True, text=True, timeout=30, check=False,

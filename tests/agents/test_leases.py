@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from agents.errors import AgentError, Conflict
-from agents.leases import Holders, Lease, LeaseBook
-from agents.messages import WorkerSpec, WorkerState
-from agents.nics import NicState
-from agents.qdiscs import TokenBucket
-from agents.workerfiles import Saying, verdict
-from agents.workers.contract import Ending, Trace
+from patchlight.agents.errors import AgentError, Conflict
+from patchlight.agents.leases import Holders, Lease, LeaseBook
+from patchlight.agents.messages import WorkerSpec, WorkerState
+from patchlight.agents.nics import NicState
+from patchlight.agents.qdiscs import TokenBucket
+from patchlight.agents.workerfiles import Saying, verdict
+from patchlight.agents.workers.contract import Ending, Trace
 
 
 def lease(worker: str) -> Lease:

@@ -12,14 +12,14 @@ from typing import Any
 import httpx
 import pytest
 
-from agents.api import make_app
-from agents.errors import AgentError
-from agents.gpus import gpu_backend
-from agents.listening import open_listener, read_token
-from agents.service import AgentService
-from agents.workers.choice import make_runner
-from testbed.errors import BadInput
-from testbed.lab import Lab, Server
+from patchlight.agents.api import make_app
+from patchlight.agents.errors import AgentError
+from patchlight.agents.gpus import gpu_backend
+from patchlight.agents.listening import open_listener, read_token
+from patchlight.agents.service import AgentService
+from patchlight.agents.workers.choice import make_runner
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import Lab, Server
 
 TOKEN = "0123456789abcdef0123"
 

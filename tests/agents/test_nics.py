@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agents import ethtool, netns, nics
-from agents.errors import NamespaceError, NicError
-from tests.agents.agentbench import ip, until
+from patchlight.agents import ethtool, netns, nics
+from patchlight.agents.errors import NamespaceError, NicError
+from tests.support.agent_bench import ip, until
 
 pytestmark = pytest.mark.root
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import IPv4Address
 from pathlib import Path
 
-from agents.roce import Gid, gid_of, gids
+from patchlight.agents.roce import Gid, gid_of, gids
 
 
 def entry(root: Path, index: int, gid: str, kind: str | None, interface: str | None) -> None:

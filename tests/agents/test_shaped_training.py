@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.agents.agentbench import Bench, ip
+from tests.support.agent_bench import Bench, ip
 
 pytestmark = pytest.mark.root
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.agents.agentbench import Agent, Bench, ip, until
+from tests.support.agent_bench import Agent, Bench, ip, until
 
 pytestmark = pytest.mark.root
 

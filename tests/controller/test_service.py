@@ -11,12 +11,12 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from controller.client import ControllerClient, ControllerError
-from testbed.cli.main import cli
-from testbed.errors import BadInput
-from testbed.jobs import JobSpec
-from tests.controller.circuits.emulated import lab_file
-from tests.controller.circuits.emulated import running as emulated_ocs
+from patchlight.cli.main import cli
+from patchlight.controller.client import ControllerClient, ControllerError
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.jobs import JobSpec
+from tests.support.emulated_devices import lab_file
+from tests.support.emulated_devices import running as emulated_ocs
 
 LAB = """
 name: dry

@@ -2,8 +2,8 @@
 
 import pytest
 
-from controller.store import Store
-from testbed.errors import PatchlightError
+from patchlight.controller.store import Store
+from patchlight.testbed.errors import PatchlightError
 
 
 def test_everything_written_is_there_when_opened_again(tmp_path):

@@ -3,10 +3,10 @@
 import pytest
 from click.testing import CliRunner
 
-from controller.client import ControllerClient
-from emulation import EmulatedLab
-from testbed.cli.main import cli
-from testbed.errors import PatchlightError
+from patchlight import EmulatedLab
+from patchlight.cli.main import cli
+from patchlight.controller.client import ControllerClient
+from patchlight.testbed.errors import PatchlightError
 from tests.integration.test_jobs_in_a_lab import PAIR, SPREAD, ended, spec, wait
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]

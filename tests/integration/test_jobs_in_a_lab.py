@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from controller.client import ControllerClient
-from controller.policies.regroup import regroup
-from emulation import EmulatedLab
-from testbed.jobs import JobSpec
-from testbed.portmap import PortMap
-from testbed.wiring import follow_light
+from patchlight import EmulatedLab
+from patchlight.controller.client import ControllerClient
+from patchlight.controller.policies.regroup import regroup
+from patchlight.testbed.jobs import JobSpec
+from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.wiring import follow_light
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
@@ -59,7 +59,7 @@ def ended(client, job_id, deadline_s=60.0):
 
 def idle(lab):
     """Whether every NIC is back in its server with its address, and every GPU is free."""
-    from tests.integration.agents_of import statuses
+    from tests.support.agents_of import statuses
 
     answers = statuses(lab.lab)
     nics = [nic for answer in answers for nic in answer["nics"]]

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from controller.client import ControllerClient, ControllerError
-from controller.jobs.deciders import PolicyChoice
-from emulation import EmulatedLab
-from testbed.errors import BadInput
-from testbed.jobs import JobSpec
-from testbed.wiring import follow_light
+from patchlight import EmulatedLab
+from patchlight.controller.client import ControllerClient, ControllerError
+from patchlight.controller.jobs.policy_set import PolicyChoice
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.jobs import JobSpec
+from patchlight.testbed.wiring import follow_light
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
 POLICIES = '''
 import time
-from controller.policies.regroup import regroup
+from patchlight.controller.policies.regroup import regroup
 
 
 class Last:
@@ -139,7 +139,7 @@ def test_a_users_placement_and_topology_decide(lab: EmulatedLab, client: Control
 
 
 def present_maps(client: ControllerClient) -> dict[str, Any]:
-    from testbed.portmap import PortMap
+    from patchlight.testbed.portmap import PortMap
 
     return {ocs: PortMap.parse(each["map"]) for ocs, each in client.circuits().items()}
 

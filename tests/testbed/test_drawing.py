@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 
-from testbed.drawing import FORMATS, draw_lab
-from testbed.drawing_layout import lay_out
-from testbed.generate import fat_tree, linear, tree
-from testbed.lab import Lab
-from testbed.labfile import load_lab, parse_lab
-from testbed.portmap import PortMap
+from patchlight.testbed.drawing import FORMATS, draw_lab
+from patchlight.testbed.drawing_layout import lay_out
+from patchlight.testbed.generate import fat_tree, linear, tree
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.labfile.reader import load_lab, parse_lab
+from patchlight.testbed.portmap import PortMap
 
 
 def svg_of(lab: Lab, maps: dict[str, PortMap]) -> str:

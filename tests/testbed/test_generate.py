@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.errors import BadInput
-from testbed.generate import arity, fat_tree, linear, single, tree
-from testbed.lab import Lab
-from testbed.labfile import parse_lab, write_lab
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.generate import arity, fat_tree, linear, single, tree
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.labfile.reader import parse_lab, write_lab
 
 SHAPES: list[Callable[..., Lab]] = [single, linear, tree, fat_tree]
 

@@ -4,10 +4,10 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from testbed.errors import BadInput
-from testbed.generate import single
-from testbed.lab import Endpoint, Lab, default_mac
-from testbed.labfile import load_lab, parse_lab
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.generate import single
+from patchlight.testbed.lab import Endpoint, Lab, default_mac
+from patchlight.testbed.labfile.reader import load_lab, parse_lab
 
 
 @pytest.fixture(scope="module")

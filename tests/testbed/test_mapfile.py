@@ -2,10 +2,10 @@
 
 import pytest
 
-from testbed.errors import BadInput
-from testbed.labfile import load_lab
-from testbed.mapfile import maps_as_json, parse_maps
-from testbed.portmap import PortMap
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.labfile.reader import load_lab
+from patchlight.testbed.mapfile import maps_as_json, parse_maps
+from patchlight.testbed.portmap import PortMap
 
 LAB = load_lab("ofc2022")
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.errors import BadInput
-from testbed.portmap import CrossConnect, PortMap, PortMapChange, parse_cross_connects
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.portmap import CrossConnect, PortMap, PortMapChange, parse_cross_connects
 
 PORTS = 12
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed import units
-from testbed.errors import BadInput
+from patchlight.testbed import units
+from patchlight.testbed.errors import BadInput
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 import pytest
 
-from testbed.lab import Endpoint, Lab
-from testbed.labfile import load_lab, parse_lab
-from testbed.portmap import CrossConnect, PortMap
-from testbed.wiring import circuit_ports, follow_light
+from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.testbed.labfile.reader import load_lab, parse_lab
+from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.wiring import circuit_ports, follow_light
 
 TWO_OCSES = """
 name: two

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from emulation.experiments.ofc2022.measurements import CaseRun, JobRun, Reconfiguration
-from testbed.errors import PatchlightError
+from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, JobRun, Reconfiguration
+from patchlight.testbed.errors import PatchlightError
 
 SAMPLE_S = 1.0  # counters and GPUs are read once a second
 

@@ -8,12 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from emulation.experiments.ofc2022.client import ExperimentClient
-from emulation.experiments.ofc2022.measurements import CaseRun, JobRun, Reconfiguration, Wiring
-from emulation.experiments.ofc2022.scenario import jobs_of
-from testbed.errors import PatchlightError
-from testbed.jobs import JobState, JobStatus
-from testbed.lab import Lab
+from patchlight.emulation.experiments.ofc2022.client import ExperimentClient
+from patchlight.emulation.experiments.ofc2022.measurements import (
+    CaseRun,
+    JobRun,
+    Reconfiguration,
+    Wiring,
+)
+from patchlight.emulation.experiments.ofc2022.scenario import jobs_of
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.jobs import JobState, JobStatus
+from patchlight.testbed.lab import Lab
 
 # Told whenever there is news: which case, which wiring, and how its jobs stand.
 Tell = Callable[[str, Wiring, Sequence[JobStatus]], None]

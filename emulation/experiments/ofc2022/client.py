@@ -6,11 +6,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from controller.client import ControllerClient
-from emulation.experiments.ofc2022.measurements import GpuSample, PortRate, Reconfiguration
-from testbed.errors import PatchlightError
-from testbed.jobs import Iteration, JobSpec, JobState, JobStatus
-from testbed.portmap import PortMap
+from patchlight.controller.client import ControllerClient
+from patchlight.emulation.experiments.ofc2022.measurements import (
+    GpuSample,
+    PortRate,
+    Reconfiguration,
+)
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.jobs import Iteration, JobSpec, JobState, JobStatus
+from patchlight.testbed.portmap import PortMap
 
 _POLL_S = 0.1
 

@@ -8,8 +8,12 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from emulation.experiments.ofc2022.analysis import iteration_ends, the_change, training_window
-from emulation.experiments.ofc2022.measurements import CaseRun, JobRun
+from patchlight.emulation.experiments.ofc2022.analysis import (
+    iteration_ends,
+    the_change,
+    training_window,
+)
+from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, JobRun
 
 # One family of shades for each job, so that a plot shows who trains with whom.
 _SHADES = (

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from emulation.experiments.ofc2022.paper import PHYSICS, SOURCE, STANDING
+from patchlight.emulation.experiments.ofc2022.paper import PHYSICS, SOURCE, STANDING
 
 _CAPTIONS = {
     "completion.png": "Completion time of the first job as a share of the static network's.",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from testbed.jobs import Iteration, JobStatus
+from patchlight.testbed.jobs import Iteration, JobStatus
 
 Wiring = Literal["static", "optical", "live"]
 

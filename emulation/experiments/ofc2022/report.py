@@ -10,11 +10,11 @@ from typing import Any
 
 from rich.table import Table
 
-from emulation.experiments.ofc2022.figures import plot_case, plot_live, plot_reductions
-from emulation.experiments.ofc2022.html import page
-from emulation.experiments.ofc2022.measurements import CaseRun, Wiring
-from emulation.experiments.ofc2022.paper import PAPER
-from testbed.errors import PatchlightError
+from patchlight.emulation.experiments.ofc2022.figures import plot_case, plot_live, plot_reductions
+from patchlight.emulation.experiments.ofc2022.html import page
+from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, Wiring
+from patchlight.emulation.experiments.ofc2022.paper import PAPER
+from patchlight.testbed.errors import PatchlightError
 
 Row = tuple[str, str, str, str, str]  # case, figure, paper, measured, asked for
 

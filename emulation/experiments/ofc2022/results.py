@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from emulation.experiments.ofc2022.analysis import (
+from patchlight.emulation.experiments.ofc2022.analysis import (
     CaseFigures,
     LiveFigures,
     case_figures,
@@ -14,9 +14,9 @@ from emulation.experiments.ofc2022.analysis import (
     reduction,
     the_change,
 )
-from emulation.experiments.ofc2022.measurements import CaseRun, Wiring
-from emulation.experiments.ofc2022.paper import LIVE_SLACK_S, PAPER, REDUCTION_TOLERANCE
-from emulation.experiments.ofc2022.scenario import COMPUTE_S, GRADIENT_BYTES
+from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, Wiring
+from patchlight.emulation.experiments.ofc2022.paper import LIVE_SLACK_S, PAPER, REDUCTION_TOLERANCE
+from patchlight.emulation.experiments.ofc2022.scenario import COMPUTE_S, GRADIENT_BYTES
 
 SCHEMA_VERSION = 1
 

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from controller.client import ControllerClient
-from emulation import containers
-from emulation.emulated_lab import EmulatedLab
-from emulation.experiments.machine import describe_machine
-from emulation.experiments.ofc2022.analysis import training_window
-from emulation.experiments.ofc2022.cases import Tell, run_case
-from emulation.experiments.ofc2022.client import ExperimentClient
-from emulation.experiments.ofc2022.measurements import CaseRun, Wiring
-from emulation.experiments.ofc2022.report import write_report
-from emulation.experiments.ofc2022.results import Setting, result_of
-from emulation.experiments.ofc2022.scenario import CASES, jobs_of
-from testbed.errors import BadInput
-from testbed.labfile import load_lab
+from patchlight.controller.client import ControllerClient
+from patchlight.emulation.experiments.machine import describe_machine
+from patchlight.emulation.experiments.ofc2022.analysis import training_window
+from patchlight.emulation.experiments.ofc2022.cases import Tell, run_case
+from patchlight.emulation.experiments.ofc2022.client import ExperimentClient
+from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, Wiring
+from patchlight.emulation.experiments.ofc2022.report import write_report
+from patchlight.emulation.experiments.ofc2022.results import Setting, result_of
+from patchlight.emulation.experiments.ofc2022.scenario import CASES, jobs_of
+from patchlight.emulation.lab import containers
+from patchlight.emulation.lab.emulated_lab import EmulatedLab
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.labfile.reader import load_lab
 
 # What can be run, in the order it is: each case static and optical, then one of them live.
 PARTS = (*CASES, "live")

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, zip_longest
 from types import MappingProxyType
 
-from testbed.errors import BadInput
-from testbed.jobs import JobSpec
-from testbed.lab import Host, Lab
-from testbed.wiring import follow_light
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.jobs import JobSpec
+from patchlight.testbed.lab import Host, Lab
+from patchlight.testbed.wiring import follow_light
 
 # VGG16: 138.36 million parameters in float32.
 GRADIENT_BYTES = 138_360_000 * 4

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from emulation.experiments.pac_ml.policies import Faults, make_policy
-from emulation.experiments.pac_ml.variation import Variation
-from emulation.flow.counting import EpisodeResult
-from emulation.flow.hindsight import HindsightBound, hindsight_bound
-from emulation.flow.lossnetwork import run_episode
-from emulation.flow.rollout import LookAhead, candidates, tuned
-from emulation.flow.scenario import Scenario
-from emulation.flow.workloads import Workloads
-from testbed.graphs import ComputationGraph
+from patchlight.emulation.experiments.pac_ml.policies import Faults, make_policy
+from patchlight.emulation.experiments.pac_ml.variation import Variation
+from patchlight.emulation.simulator.ramp.counting import EpisodeResult
+from patchlight.emulation.simulator.ramp.hindsight import HindsightBound, hindsight_bound
+from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
+from patchlight.emulation.simulator.ramp.rollout import LookAhead, candidates, tuned
+from patchlight.emulation.simulator.ramp.scenario import Scenario
+from patchlight.emulation.simulator.ramp.workloads import Workloads
+from patchlight.testbed.graphs import ComputationGraph
 
 
 class Place(NamedTuple):

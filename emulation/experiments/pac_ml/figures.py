@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from emulation.experiments.pac_ml.policies import ROLL_OUT
+from patchlight.emulation.experiments.pac_ml.policies import ROLL_OUT
 
 _DPI = 130
 _CONSTANT_SHADES = ("#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import cast
 
-from controller.policies.card import Card
-from controller.policies.contract import PartitionPolicy
-from controller.policies.guard import Fault, GuardedPartition
-from controller.policies.partition import Constant, Sufficient
-from controller.policies.registry import Recipe, find, policies
-from emulation.flow.ramp import PAC_ML_SHAPE, RampShape
-from emulation.flow.rollout import LookAhead, RollOut
-from emulation.flow.scenario import Scenario
-from testbed.errors import BadInput
+from patchlight.controller.policies.card import Card
+from patchlight.controller.policies.contract import PartitionPolicy
+from patchlight.controller.policies.guard import Fault, GuardedPartition
+from patchlight.controller.policies.partition import Constant, Sufficient
+from patchlight.controller.policies.registry import Recipe, find, policies
+from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, RampShape
+from patchlight.emulation.simulator.ramp.rollout import LookAhead, RollOut
+from patchlight.emulation.simulator.ramp.scenario import Scenario
+from patchlight.testbed.errors import BadInput
 
 CONSTANTS = (1, 2, 4, 6, 8, 16)
 ROLL_OUT = "roll-out"

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from emulation.experiments.pac_ml import paper
-from testbed.errors import PatchlightError
+from patchlight.emulation.experiments.pac_ml import paper
+from patchlight.testbed.errors import PatchlightError
 
 _BOUND = "bound in hindsight"
 
@@ -34,7 +34,7 @@ def check_output(output: Path) -> None:
 def write_report(result: dict[str, Any], output: Path) -> list[Path]:
     """Write all into ``output``; the files, ``result.json`` first."""
     # Not above: importing Matplotlib takes longer than the rest of the command's start.
-    from emulation.experiments.pac_ml.figures import plot_rule
+    from patchlight.emulation.experiments.pac_ml.figures import plot_rule
 
     path = output / "result.json"
     try:

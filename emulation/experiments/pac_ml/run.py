@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from emulation.experiments.machine import describe_machine
-from emulation.experiments.pac_ml import paper
-from emulation.experiments.pac_ml.episodes import (
+from patchlight.emulation.experiments.machine import describe_machine
+from patchlight.emulation.experiments.pac_ml import paper
+from patchlight.emulation.experiments.pac_ml.episodes import (
     Bench,
     Bound,
     Place,
@@ -23,7 +23,7 @@ from emulation.experiments.pac_ml.episodes import (
     Task,
     Tuning,
 )
-from emulation.experiments.pac_ml.policies import (
+from patchlight.emulation.experiments.pac_ml.policies import (
     CONSTANTS,
     NAMES,
     ROLL_OUT,
@@ -31,18 +31,18 @@ from emulation.experiments.pac_ml.policies import (
     made_for,
     shipped,
 )
-from emulation.experiments.pac_ml.variation import Variation
-from emulation.flow.counting import Counting, Interval, mean_and_interval
-from emulation.flow.engines import Engine, run_all
-from emulation.flow.hindsight import HindsightBound
-from emulation.flow.placement import PlacementRule
-from emulation.flow.requirements import LAW_NAMES
-from emulation.flow.rollout import LookAhead
-from emulation.flow.scenario import PAC_ML_HORIZON_S
-from testbed.errors import BadInput
-from testbed.graphs import ComputationGraph, builtin_graph
-from testbed.graphs.profiles import SOURCES, profile_cache, profile_in, read_profiles
-from testbed.mistakes import nearest
+from patchlight.emulation.experiments.pac_ml.variation import Variation
+from patchlight.emulation.simulator.executors import Engine, run_all
+from patchlight.emulation.simulator.ramp.counting import Counting, Interval, mean_and_interval
+from patchlight.emulation.simulator.ramp.hindsight import HindsightBound
+from patchlight.emulation.simulator.ramp.placement import PlacementRule
+from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
+from patchlight.emulation.simulator.ramp.rollout import LookAhead
+from patchlight.emulation.simulator.ramp.scenario import PAC_ML_HORIZON_S
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs import ComputationGraph, builtin_graph
+from patchlight.testbed.graphs.profiles import SOURCES, profile_cache, profile_in, read_profiles
+from patchlight.testbed.labfile.errors import nearest
 
 SCHEMA_VERSION = 1
 SEEDS, QUICK_SEEDS = 10, 3

@@ -6,15 +6,15 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from emulation.flow.arrivals import Arrivals, FixedArrivals, PoissonArrivals
-from emulation.flow.failures import Failures
-from emulation.flow.queues.outages import Outages
-from emulation.flow.ramp import PAC_ML_SHAPE, RampShape
-from emulation.flow.scenario import PAC_ML_HORIZON_S, Scenario, pac_ml_scenario
-from emulation.flow.workloads import Workloads
-from testbed.errors import BadInput
-from testbed.graphs import ComputationGraph
-from testbed.mistakes import nearest
+from patchlight.emulation.simulator.cluster.outages import Outages
+from patchlight.emulation.simulator.ramp.arrivals import Arrivals, FixedArrivals, PoissonArrivals
+from patchlight.emulation.simulator.ramp.failures import Failures
+from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, RampShape
+from patchlight.emulation.simulator.ramp.scenario import PAC_ML_HORIZON_S, Scenario, pac_ml_scenario
+from patchlight.emulation.simulator.ramp.workloads import Workloads
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs import ComputationGraph
+from patchlight.testbed.labfile.errors import nearest
 
 MAX_SERVERS = 1024
 MAX_ARRIVALS = 1_000_000

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulation.flow.queues import Settings
-from emulation.flow.queues.cluster import Cluster
-from emulation.flow.queues.drawn import DrawnJobs
-from emulation.flow.queues.tasks import Task
-from emulation.learning.envs.queued import (
+from patchlight.emulation.learning.envs.queued import (
     JOB_FEATURES,
     Observation,
     QueuedEnv,
     default_cluster,
     unit,
 )
+from patchlight.emulation.simulator.cluster import Settings
+from patchlight.emulation.simulator.cluster.cluster import Cluster
+from patchlight.emulation.simulator.cluster.drawn import DrawnJobs
+from patchlight.emulation.simulator.cluster.tasks import Task
 
 
 class PlacementEnv(QueuedEnv):

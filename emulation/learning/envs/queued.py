@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from emulation.flow.queues import QueueJob, Settings, Simulation, TwoLevel
-from emulation.flow.queues.cluster import Cluster
-from emulation.flow.queues.drawn import DrawnJobs
-from emulation.flow.queues.tasks import Cause, State, Task
+from patchlight.emulation.simulator.cluster import QueueJob, Settings, Simulation, TwoLevel
+from patchlight.emulation.simulator.cluster.cluster import Cluster
+from patchlight.emulation.simulator.cluster.drawn import DrawnJobs
+from patchlight.emulation.simulator.cluster.tasks import Cause, State, Task
 
 Floats = npt.NDArray[np.float32]
 Observation = dict[str, Any]

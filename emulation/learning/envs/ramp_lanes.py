@@ -12,13 +12,13 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from controller.policies.observation import Observation
-from emulation.flow.placement import PlacementRule
-from emulation.flow.requirements import LAW_NAMES
-from emulation.flow.scenario import Scenario
-from emulation.learning.envs.ramp_partition import REWARDS, observation_space, scenarios
-from emulation.learning.lanes import Lanes, layout_of
-from testbed.errors import BadInput
+from patchlight.controller.policies.observation import Observation
+from patchlight.emulation.learning.envs.ramp_partition import REWARDS, observation_space, scenarios
+from patchlight.emulation.learning.lanes import Lanes, layout_of
+from patchlight.emulation.simulator.ramp.placement import PlacementRule
+from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
+from patchlight.emulation.simulator.ramp.scenario import Scenario
+from patchlight.testbed.errors import BadInput
 
 _FIRST_SEED = 1000
 

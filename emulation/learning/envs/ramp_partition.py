@@ -11,22 +11,22 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from controller.policies.observation import (
+from patchlight.controller.policies.observation import (
     LONGEST,
     MAX_NODES,
     Layout,
     Observation,
     Observer,
 )
-from emulation.experiments.pac_ml.run import find_profiles
-from emulation.flow.lossnetwork import Episode, Outcome
-from emulation.flow.placement import PlacementRule
-from emulation.flow.requirements import LAW_NAMES
-from emulation.flow.scenario import Scenario, pac_ml_scenario
-from emulation.flow.workloads import Workloads
-from emulation.learning.lanes import layout_of
-from testbed.errors import BadInput
-from testbed.graphs import ComputationGraph
+from patchlight.emulation.experiments.pac_ml.run import find_profiles
+from patchlight.emulation.learning.lanes import layout_of
+from patchlight.emulation.simulator.ramp.lossnetwork import Episode, Outcome
+from patchlight.emulation.simulator.ramp.placement import PlacementRule
+from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
+from patchlight.emulation.simulator.ramp.scenario import Scenario, pac_ml_scenario
+from patchlight.emulation.simulator.ramp.workloads import Workloads
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs import ComputationGraph
 
 REWARDS = {"signed": (-1.0, 1.0), "accepted": (0.0, 1.0)}
 """For each kind of reward that of a blocked job and of an accepted one."""

@@ -6,13 +6,13 @@ from itertools import islice
 
 import numpy as np
 
-from controller.policies.contract import PlacementPolicy
-from controller.policies.placement import FirstFit
-from emulation.flow.queues import Settings
-from emulation.flow.queues.cluster import Cluster
-from emulation.flow.queues.drawn import DrawnJobs
-from emulation.flow.queues.tasks import Task
-from emulation.learning.envs.queued import JOB_FEATURES, Observation, QueuedEnv, unit
+from patchlight.controller.policies.contract import PlacementPolicy
+from patchlight.controller.policies.placement import FirstFit
+from patchlight.emulation.learning.envs.queued import JOB_FEATURES, Observation, QueuedEnv, unit
+from patchlight.emulation.simulator.cluster import Settings
+from patchlight.emulation.simulator.cluster.cluster import Cluster
+from patchlight.emulation.simulator.cluster.drawn import DrawnJobs
+from patchlight.emulation.simulator.cluster.tasks import Task
 
 
 class ScheduleEnv(QueuedEnv):

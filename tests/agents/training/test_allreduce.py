@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.training.allreduce import ring_all_reduce
-from agents.training.errors import RingError, WrongSum
-from agents.training.gradients import check_sum, gradient, true_sum
-from agents.training.ring import Neighbours
+from patchlight.agents.training.allreduce import ring_all_reduce
+from patchlight.agents.training.errors import RingError, WrongSum
+from patchlight.agents.training.gradients import check_sum, gradient, true_sum
+from patchlight.agents.training.ring import Neighbours
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agents.training.gate import Gate, Passed
+from patchlight.agents.training.gate import Gate, Passed
 
 
 class Walker:

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from agents.training.errors import RingError, TrainingError
-from agents.training.ring import Neighbours, join_ring
-from agents.training.task import Member, Task
+from patchlight.agents.training.errors import RingError, TrainingError
+from patchlight.agents.training.ring import Neighbours, join_ring
+from patchlight.agents.training.task import Member, Task
 
 
 def free_ports(count: int) -> list[int]:

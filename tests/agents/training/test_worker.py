@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-import agents.training
+from patchlight.agents import training
 from tests.agents.training.test_ring import free_ports
 
-TRAINING = Path(agents.training.__file__).parent
+TRAINING = Path(training.__file__).parent
 
 
 class Worker:
@@ -32,7 +32,7 @@ class Worker:
         (folder / "task.json").write_text(json.dumps(task))
         with (folder / "output.log").open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-s", "-m", "agents.training", "--task",
+                [sys.executable, "-s", "-m", "patchlight.agents.training", "--task",
                  str(folder / "task.json"), "--lifeline"],
                 cwd=folder, env={"PYTHONPATH": str(code), "PATH": os.environ["PATH"]},
                 stdin=subprocess.PIPE, stdout=output, stderr=output,

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from controller.circuits.contract import Capabilities, CircuitDriver, DirectedPort
-from testbed.errors import BadInput
-from testbed.portmap import CrossConnect, PortMap
+from patchlight.controller.circuits.contract import Capabilities, CircuitDriver, DirectedPort
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.portmap import CrossConnect, PortMap
 
 INITIAL = PortMap.of([(1, 7), (7, 1), (2, 8)])
 

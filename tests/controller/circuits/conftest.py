@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from controller.circuits.http.trust import PINS_VARIABLE
-from controller.circuits.ssh.host_keys import FILE_VARIABLE
+from patchlight.controller.circuits.protocols.http.trust import PINS_VARIABLE
+from patchlight.controller.circuits.protocols.ssh.host_keys import FILE_VARIABLE
 
 
 @pytest.fixture(scope="session", autouse=True)

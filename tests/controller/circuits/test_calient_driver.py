@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from controller.circuits.calient import CalientTl1
-from controller.circuits.calient_ports import to_aid, to_port
-from controller.circuits.contract import DeviceUnreachable, LoginRefused
-from controller.circuits.session import Session
-from controller.circuits.tl1.client import Tl1Client
-from controller.circuits.tl1.dialects import CALIENT
-from testbed.errors import OutcomeUnknown
-from testbed.portmap import CrossConnect, PortMap
-from tests.controller.circuits.emulated import Running, lab_file, running
+from patchlight.controller.circuits.contract import DeviceUnreachable, LoginRefused
+from patchlight.controller.circuits.drivers.calient.ports import to_aid, to_port
+from patchlight.controller.circuits.drivers.calient.tl1 import CalientTl1
+from patchlight.controller.circuits.protocols.session import Session
+from patchlight.controller.circuits.protocols.tl1.client import Tl1Client
+from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT
+from patchlight.testbed.errors import OutcomeUnknown
+from patchlight.testbed.portmap import CrossConnect, PortMap
+from tests.support.emulated_devices import Running, lab_file, running
 
 SECRET = 'pa;ss"word:1'
 

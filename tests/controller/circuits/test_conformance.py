@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from controller.circuits.registry import open_driver
-from testbed.lab import CircuitSwitch
-from testbed.labfile import read_lab
+from patchlight.controller.circuits.registry import open_driver
+from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.labfile.reader import read_lab
 from tests.controller.circuits.conformance import CHECKS, INITIAL, Check, restore, run
-from tests.controller.circuits.emulated import lab_file, running
+from tests.support.emulated_devices import lab_file, running
 
 INITIAL_TEXTS = tuple(str(c) for c in INITIAL)
 # Dialects of one vendor's firmware: what the device does the same and the table says otherwise.

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from controller.circuits.connection import BUFFER_LIMIT
-from controller.circuits.contract import DirectedPort
-from controller.circuits.registry import open_driver
-from emulation.optical.crossbar import NoCrossbar
-from emulation.optical.device import EmulatedOcs, LoopClock
-from emulation.optical.fronts import FRONTS, tls_of
-from testbed.errors import PatchlightError
-from testbed.lab import CircuitSwitch
-from testbed.portmap import CrossConnect, PortMap
+from patchlight.controller.circuits.contract import DirectedPort
+from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT
+from patchlight.controller.circuits.registry import open_driver
+from patchlight.emulation.optical.crossbar import NoCrossbar
+from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
+from patchlight.emulation.optical.vendors.registry import FRONTS, tls_of
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.portmap import CrossConnect, PortMap
 
 SESSIONS = 100
 TIMEOUT_S = 0.15

@@ -14,27 +14,27 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.circuits.calient_rest import CalientRest
-from controller.circuits.contract import (
+from patchlight.controller.circuits.contract import (
     DeviceRefused,
     DeviceUnreachable,
     DirectedPort,
     LoginRefused,
 )
-from controller.circuits.http.dialects import CALIENT, POLATIS
-from controller.circuits.polatis_restconf import PolatisRestconf
-from controller.circuits.registry import open_driver
-from emulation.optical.calient_rest import CalientRestFront
-from emulation.optical.certificate import server_context
-from emulation.optical.crossbar import NoCrossbar
-from emulation.optical.device import EmulatedOcs, LoopClock
-from emulation.optical.http_server import Request
-from emulation.optical.mirrors import Circuit, Reason, Refused
-from testbed.errors import OutcomeUnknown, PatchlightError
-from testbed.lab import CircuitSwitch
-from testbed.labfile import read_lab
-from testbed.portmap import CrossConnect, PortMap
-from tests.controller.circuits.emulated import Running, lab_file, running
+from patchlight.controller.circuits.drivers.calient.rest import CalientRest
+from patchlight.controller.circuits.drivers.polatis.restconf import PolatisRestconf
+from patchlight.controller.circuits.protocols.http.dialects import CALIENT, POLATIS
+from patchlight.controller.circuits.registry import open_driver
+from patchlight.emulation.optical.crossbar import NoCrossbar
+from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
+from patchlight.emulation.optical.protocols.certificate import server_context
+from patchlight.emulation.optical.protocols.http_server import Request
+from patchlight.emulation.optical.switch_matrix import Circuit, Reason, Refused
+from patchlight.emulation.optical.vendors.calient_rest import CalientRestFront
+from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
+from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.labfile.reader import read_lab
+from patchlight.testbed.portmap import CrossConnect, PortMap
+from tests.support.emulated_devices import Running, lab_file, running
 
 DRIVERS = ("calient-rest", "polatis-restconf")
 FIRST_MAP = PortMap.duplex([(1, 7)])

@@ -11,13 +11,18 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from controller.circuits.calient_rest import CalientRest
-from controller.circuits.contract import DeviceUnreachable
-from controller.circuits.http.dialects import CALIENT
-from controller.circuits.http.trust import PINS_VARIABLE, DeviceNotTrusted, fingerprint, pins_file
-from emulation.optical.certificate import certificate
-from testbed.errors import BadInput
-from tests.controller.circuits.emulated import Running, lab_file, running
+from patchlight.controller.circuits.contract import DeviceUnreachable
+from patchlight.controller.circuits.drivers.calient.rest import CalientRest
+from patchlight.controller.circuits.protocols.http.dialects import CALIENT
+from patchlight.controller.circuits.protocols.http.trust import (
+    PINS_VARIABLE,
+    DeviceNotTrusted,
+    fingerprint,
+    pins_file,
+)
+from patchlight.emulation.optical.protocols.certificate import certificate
+from patchlight.testbed.errors import BadInput
+from tests.support.emulated_devices import Running, lab_file, running
 
 SHOWN = fingerprint(certificate().public_bytes(Encoding.DER))
 

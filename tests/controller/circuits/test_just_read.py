@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from controller.circuits.writing import JustRead
+from patchlight.controller.circuits.writing import JustRead
 
 
 def test_a_table_is_used_again_for_a_moment_and_not_after_something_was_told() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from controller.circuits.contract import CircuitDriver, DirectedPort
-from controller.circuits.registry import open_driver
-from testbed.lab import CircuitSwitch
-from testbed.portmap import CrossConnect, PortMap
+from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort
+from patchlight.controller.circuits.registry import open_driver
+from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.portmap import CrossConnect, PortMap
 
 Act = Callable[[CircuitDriver], Awaitable[None]]
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from controller.circuits.contract import DeviceUnreachable, DirectedPort, LoginRefused
-from controller.circuits.polatis_scpi import PolatisScpi
-from controller.circuits.registry import open_driver
-from testbed.errors import OutcomeUnknown
-from testbed.portmap import CrossConnect, PortMap
-from tests.controller.circuits.emulated import Running, lab_file, running
+from patchlight.controller.circuits.contract import DeviceUnreachable, DirectedPort, LoginRefused
+from patchlight.controller.circuits.drivers.polatis.scpi import PolatisScpi
+from patchlight.controller.circuits.registry import open_driver
+from patchlight.testbed.errors import OutcomeUnknown
+from patchlight.testbed.portmap import CrossConnect, PortMap
+from tests.support.emulated_devices import Running, lab_file, running
 
 DRIVERS = ("polatis-scpi", "polatis-tl1", "glimmerglass-tl1")
 FIRST_MAP = PortMap.duplex([(1, 7)])

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from controller.circuits.contract import DeviceUnreachable, DirectedPort
-from controller.circuits.openflow import OpenFlowDialect, OpenFlowSwitch
-from controller.circuits.openflow_line import OpenFlowLine, _hold, _sweep
-from controller.circuits.registry import open_driver
-from testbed.errors import BadInput, OutcomeUnknown
-from testbed.portmap import CrossConnect, PortMap
-from tests.controller.circuits.emulated import Running, lab_file, running
+from patchlight.controller.circuits.contract import DeviceUnreachable, DirectedPort
+from patchlight.controller.circuits.drivers.openflow import OpenFlowDialect, OpenFlowSwitch
+from patchlight.controller.circuits.drivers.openflow_connection import OpenFlowLine, _hold, _sweep
+from patchlight.controller.circuits.registry import open_driver
+from patchlight.testbed.errors import BadInput, OutcomeUnknown
+from patchlight.testbed.portmap import CrossConnect, PortMap
+from tests.support.emulated_devices import Running, lab_file, running
 
 Act = Callable[[OpenFlowSwitch], Awaitable[None]]
 FIRST_MAP = PortMap.of([(1, 7), (7, 1)])

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.privateovs import PrivateOvs, in_namespace
-from controller.circuits.contract import DirectedPort
-from controller.circuits.openflow import OpenFlowSwitch
-from emulation.fabric.namespaces import entered
-from testbed.errors import PatchlightError
-from testbed.lab import CircuitSwitch
-from testbed.portmap import CrossConnect, PortMap
+from patchlight.controller.circuits.contract import DirectedPort
+from patchlight.controller.circuits.drivers.openflow import OpenFlowSwitch
+from patchlight.emulation.fabric.namespaces import entered
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.portmap import CrossConnect, PortMap
+from tests.support.private_ovs import PrivateOvs, in_namespace
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 

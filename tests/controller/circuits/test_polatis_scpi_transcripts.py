@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from controller.circuits.contract import DeviceRefused, DirectedPort
-from controller.circuits.polatis_scpi import PolatisScpi
-from testbed.errors import PatchlightError
-from testbed.lab import CircuitSwitch
-from testbed.portmap import CrossConnect, PortMap
+from patchlight.controller.circuits.contract import DeviceRefused, DirectedPort
+from patchlight.controller.circuits.drivers.polatis.scpi import PolatisScpi
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.portmap import CrossConnect, PortMap
 
 NO_ERROR = '0,"No error"'
 # As captured, but for the numbers of ports that were asked for.

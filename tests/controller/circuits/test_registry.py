@@ -6,18 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from controller.circuits import polatis_netconf, telescent
-from controller.circuits.calient import CalientTl1
-from controller.circuits.contract import DirectedPort
-from controller.circuits.dialects import DIRECTORY_VARIABLE, Dialect, corrected
-from controller.circuits.dry_run import DryRun
-from controller.circuits.http import dialects as http
-from controller.circuits.registry import ENTRY_POINT_GROUP, driver_names, open_driver, password_of
-from controller.circuits.scpi import dialects as scpi
-from controller.circuits.tl1 import dialects as tl1
-from controller.circuits.tl1.dialects import CALIENT
-from testbed.errors import BadInput
-from testbed.lab import CircuitSwitch
+from patchlight.controller.circuits.contract import DirectedPort
+from patchlight.controller.circuits.dialects import DIRECTORY_VARIABLE, Dialect, corrected
+from patchlight.controller.circuits.drivers import telescent
+from patchlight.controller.circuits.drivers.calient.tl1 import CalientTl1
+from patchlight.controller.circuits.drivers.dry_run import DryRun
+from patchlight.controller.circuits.drivers.polatis import netconf
+from patchlight.controller.circuits.protocols.http import dialects as http
+from patchlight.controller.circuits.protocols.scpi import dialects as scpi
+from patchlight.controller.circuits.protocols.tl1 import dialects as tl1
+from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT
+from patchlight.controller.circuits.registry import (
+    ENTRY_POINT_GROUP,
+    driver_names,
+    open_driver,
+    password_of,
+)
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import CircuitSwitch
 
 
 def switch(driver: str, password_env: str | None = None) -> CircuitSwitch:
@@ -37,7 +43,8 @@ def test_another_package_adds_a_driver(tmp_path: Path, monkeypatch: pytest.Monke
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\ntheirs-x = theirs_x:Driver\n")
     (tmp_path / "theirs_x.py").write_text(
-        "from controller.circuits.dry_run import DryRun\n\nclass Driver(DryRun):\n    pass\n"
+        "from patchlight.controller.circuits.drivers.dry_run import DryRun\n\n"
+        "class Driver(DryRun):\n    pass\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "theirs-x" in driver_names()
@@ -78,7 +85,7 @@ DIALECTS: dict[str, Dialect] = {
     "glimmerglass-tl1": tl1.GLIMMERGLASS,
     "calient-rest": http.CALIENT,
     "polatis-restconf": http.POLATIS,
-    "polatis-netconf": polatis_netconf.POLATIS,
+    "polatis-netconf": netconf.POLATIS,
     "telescent-ssh": telescent.TELESCENT,
 }
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from controller.circuits.connection import BUFFER_LIMIT, FramingError
-from controller.circuits.scpi.client import ScpiClient
-from controller.circuits.scpi.dialects import POLATIS
-from controller.circuits.scpi.framing import LineFramer, channels, units
-from controller.circuits.session import Session
+from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, FramingError
+from patchlight.controller.circuits.protocols.scpi.client import ScpiClient
+from patchlight.controller.circuits.protocols.scpi.dialects import POLATIS
+from patchlight.controller.circuits.protocols.scpi.framing import LineFramer, channels, units
+from patchlight.controller.circuits.protocols.session import Session
 
 LINES = [
     b"Polatis,I-OST-24x24-LU1-DMHNS,002414,6.5.2.18\r\n", b"16,16\n", b"(@1,2,3),(@19,18,22)\r\n",

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.circuits.connection import BUFFER_LIMIT, FramingError
-from controller.circuits.ssh.shell import ShellDialect, ShellFramer
+from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, FramingError
+from patchlight.controller.circuits.protocols.ssh.shell import ShellDialect, ShellFramer
 
 PROMPT = ShellDialect().prompt
 SESSION = (

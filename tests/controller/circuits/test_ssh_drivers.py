@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from controller.circuits.contract import DeviceUnreachable, DirectedPort, LoginRefused
-from controller.circuits.registry import open_driver
-from controller.circuits.ssh.host_keys import HostKeyRefused
-from testbed.errors import OutcomeUnknown, PatchlightError
-from testbed.portmap import CrossConnect, PortMap
-from tests.controller.circuits.emulated import Running, lab_file, running
+from patchlight.controller.circuits.contract import DeviceUnreachable, DirectedPort, LoginRefused
+from patchlight.controller.circuits.protocols.ssh.host_keys import HostKeyRefused
+from patchlight.controller.circuits.registry import open_driver
+from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
+from patchlight.testbed.portmap import CrossConnect, PortMap
+from tests.support.emulated_devices import Running, lab_file, running
 
 DRIVERS = ("polatis-netconf", "telescent-ssh")
 FIRST_MAP = PortMap.duplex([(1, 7)])
@@ -339,11 +339,15 @@ def test_the_whole_map_is_replaced_and_ports_are_switched_off_and_on(device: Run
 
 
 def test_without_ncclient_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [n for n in sys.modules if n.startswith("controller.circuits.netconf")]:
+    for name in [
+        n for n in sys.modules if n.startswith("patchlight.controller.circuits.protocols.netconf")
+    ]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "controller.circuits.polatis_netconf", raising=False)
+    monkeypatch.delitem(
+        sys.modules, "patchlight.controller.circuits.drivers.polatis.netconf", raising=False
+    )
     monkeypatch.setitem(sys.modules, "ncclient", None)
-    from testbed.lab import CircuitSwitch
+    from patchlight.testbed.lab import CircuitSwitch
 
     with pytest.raises(PatchlightError, match="needs the Python package ncclient") as caught:
         open_driver(CircuitSwitch("ocs1", "polatis-netconf", "127.0.0.1:830", 8), "")

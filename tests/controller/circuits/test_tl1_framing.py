@@ -6,9 +6,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from controller.circuits.connection import BUFFER_LIMIT, FramingError
-from controller.circuits.tl1.framing import Framer
-from controller.circuits.tl1.messages import Acknowledgement, Autonomous, Message, Response, quote
+from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, FramingError
+from patchlight.controller.circuits.protocols.tl1.framing import Framer
+from patchlight.controller.circuits.protocols.tl1.messages import (
+    Acknowledgement,
+    Autonomous,
+    Message,
+    Response,
+    quote,
+)
 
 # As captured from an S162 by a third-party driver.
 LOGIN = (

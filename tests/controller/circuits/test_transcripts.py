@@ -6,10 +6,10 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 
-from controller.circuits.calient import CalientTl1
-from controller.circuits.contract import DirectedPort
-from testbed.lab import CircuitSwitch
-from testbed.portmap import PortMap
+from patchlight.controller.circuits.contract import DirectedPort
+from patchlight.controller.circuits.drivers.calient.tl1 import CalientTl1
+from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.portmap import PortMap
 
 # Replies of an S162 with software 6.0-3, command by command; CTAG is what the driver sent.
 S162 = {

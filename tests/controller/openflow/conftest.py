@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.privateovs import PrivateOvs
-from controller.openflow import engine as engines
-from controller.openflow.child import SpeakerOptions
-from controller.openflow.client import Speaker
-from controller.openflow.protocol import Message
-from testbed.lab import Endpoint, Fibre, Lab, Nic, PacketSwitch, Server, default_mac
+from patchlight.controller.openflow.client import Speaker
+from patchlight.controller.openflow.protocol import Message
+from patchlight.controller.openflow.speaker import engine as engines
+from patchlight.controller.openflow.speaker_process import SpeakerOptions
+from patchlight.testbed.lab import Endpoint, Fibre, Lab, Nic, PacketSwitch, Server, default_mac
+from tests.support.private_ovs import PrivateOvs
 
 _NUMBERS = itertools.count(1)
 

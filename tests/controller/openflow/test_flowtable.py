@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.openflow.flowtable import (
+from patchlight.controller.openflow.flowtable import (
     COOKIE_MARK,
     FlowEntry,
     FlowTable,
@@ -14,7 +14,7 @@ from controller.openflow.flowtable import (
     diff,
     held_by_others,
 )
-from testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput
 
 MACS = [f"02:00:00:00:00:{i:02x}" for i in range(6)]
 

@@ -7,10 +7,10 @@ import networkx as nx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.openflow.flowtable import FlowTable, diff
-from controller.openflow.forwarding import TABLE_MISS, flow_tables
-from controller.openflow.upkeep import removals_first
-from testbed.lab import (
+from patchlight.controller.openflow.flow_sync import removals_first
+from patchlight.controller.openflow.flowtable import FlowTable, diff
+from patchlight.controller.openflow.forwarding import TABLE_MISS, flow_tables
+from patchlight.testbed.lab import (
     CircuitSwitch,
     Endpoint,
     Fibre,
@@ -21,9 +21,9 @@ from testbed.lab import (
     Server,
     default_mac,
 )
-from testbed.portmap import PortMap
-from testbed.wiring import Links, follow_light
-from tests.controller.openflow.fakenetwork import FakeNetwork, arp_request, unicast
+from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.wiring import Links, follow_light
+from tests.support.fake_network import FakeNetwork, arp_request, unicast
 
 
 def make_lab(

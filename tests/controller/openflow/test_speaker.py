@@ -9,15 +9,15 @@ import signal
 
 import pytest
 
-from benchmarks.privateovs import in_namespace
-from controller.openflow.client import SpeakerRefused
-from controller.openflow.flowtable import FlowEntry, FlowTable, Match
-from controller.openflow.forwarding import TABLE_MISS, entry_to, flow_tables
-from controller.openflow.protocol import VERSION
-from controller.openflow.upkeep import SwitchFlows
-from testbed.errors import OutcomeUnknown
-from testbed.wiring import follow_light
+from patchlight.controller.openflow.client import SpeakerRefused
+from patchlight.controller.openflow.flow_sync import SwitchFlows
+from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match
+from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to, flow_tables
+from patchlight.controller.openflow.protocol import VERSION
+from patchlight.testbed.errors import OutcomeUnknown
+from patchlight.testbed.wiring import follow_light
 from tests.controller.openflow.conftest import eventually
+from tests.support.private_ovs import in_namespace
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.privateovs import until
-from controller.openflow.child import SpeakerFailed, SpeakerOptions
-from controller.openflow.client import Speaker
+from patchlight.controller.openflow.client import Speaker
+from patchlight.controller.openflow.speaker_process import SpeakerFailed, SpeakerOptions
+from tests.support.private_ovs import until
 
 FREE = "127.0.0.1:0"
 
@@ -65,8 +65,8 @@ def test_the_speaker_ends_with_whoever_started_it(tmp_path, engine) -> None:
     program = f"""
 import asyncio
 from pathlib import Path
-from controller.openflow.child import SpeakerOptions
-from controller.openflow.client import Speaker
+from patchlight.controller.openflow.speaker_process import SpeakerOptions
+from patchlight.controller.openflow.client import Speaker
 async def run():
     speaker = Speaker(SpeakerOptions(Path({str(tmp_path / "s.sock")!r}), (1,), listen={FREE!r},
                                      engine={engine!r}))
@@ -118,7 +118,8 @@ def test_a_missing_engine_says_how_to_install_it(
     arguments = ["--socket", str(tmp_path / "s.sock"), "--listen", FREE, *wanted]
     program = (
         f"import sys\nfor name in {missing!r}: sys.modules[name] = None\n"
-        f"from controller.openflow.speaker import main\nsys.exit(main({arguments!r}))"
+        f"from patchlight.controller.openflow.speaker.__main__ import main\n"
+        f"sys.exit(main({arguments!r}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=30
@@ -129,7 +130,7 @@ def test_a_missing_engine_says_how_to_install_it(
 
 
 def test_without_a_wish_the_first_engine_there_is_taken(tmp_path) -> None:
-    from controller.openflow import engine as engines
+    from patchlight.controller.openflow.speaker import engine as engines
 
     async def run() -> None:
         async with Speaker(options(tmp_path)) as speaker:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.privateovs import in_namespace
-from controller.openflow.child import SpeakerFailed
-from controller.openflow.client import Speaker
-from controller.openflow.flowtable import FlowTable
-from controller.openflow.forwarding import TABLE_MISS, entry_to
-from controller.openflow.upkeep import SwitchFlows
+from patchlight.controller.openflow.client import Speaker
+from patchlight.controller.openflow.flow_sync import SwitchFlows
+from patchlight.controller.openflow.flowtable import FlowTable
+from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to
+from patchlight.controller.openflow.speaker_process import SpeakerFailed
 from tests.controller.openflow.conftest import eventually
+from tests.support.private_ovs import in_namespace
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 

@@ -13,20 +13,26 @@ from typing import Any
 
 import pytest
 
-from controller.policies.contract import ClusterShape, ClusterView, GpuSite, JobView, Progress
-from controller.policies.guard import (
+from patchlight.controller.policies.contract import (
+    ClusterShape,
+    ClusterView,
+    GpuSite,
+    JobView,
+    Progress,
+)
+from patchlight.controller.policies.guard import (
     Fault,
     GuardedOrder,
     GuardedPartition,
     GuardedPlacement,
     GuardedTopology,
 )
-from controller.policies.order import Fifo
-from controller.policies.partition import Maximum
-from controller.policies.placement import FirstFit
-from controller.policies.topology import Keep
-from testbed.labfile import builtin_lab, read_lab
-from testbed.portmap import PortMap
+from patchlight.controller.policies.order import Fifo
+from patchlight.controller.policies.partition import Maximum
+from patchlight.controller.policies.placement import FirstFit
+from patchlight.controller.policies.topology import Keep
+from patchlight.testbed.labfile.reader import builtin_lab, read_lab
+from patchlight.testbed.portmap import PortMap
 
 SHAPE = ClusterShape(tuple(GpuSite(f"s0.g{n}", 0, 0, "M40") for n in range(4)), ("s0",), ("r0",))
 VIEW = ClusterView(0.0, SHAPE, occupied=0b0001)

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.policies.card import CardError
-from controller.policies.contract import PartitionPolicy, kind_of
-from controller.policies.learned import load_learned, shipped_models
-from controller.policies.observation import SCHEMA, VERSION
-from emulation.flow import Episode, Workloads, pac_ml_scenario, run_episode
-from testbed.errors import BadInput
-from testbed.graphs import builtin_graph
+from patchlight.controller.policies.card import CardError
+from patchlight.controller.policies.contract import PartitionPolicy, kind_of
+from patchlight.controller.policies.learned import load_learned, shipped_models
+from patchlight.controller.policies.observation import SCHEMA, VERSION
+from patchlight.emulation.simulator.ramp import Episode, Workloads, pac_ml_scenario, run_episode
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs import builtin_graph
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: extra 'learn'")
 
@@ -168,7 +168,7 @@ def test_a_model_of_another_lab_is_refused_when_asked(tmp_path: Path, workloads:
 
 
 def test_a_model_asked_in_another_lab_says_so(tmp_path: Path) -> None:
-    from emulation.flow import RampShape
+    from patchlight.emulation.simulator.ramp import RampShape
 
     small = Workloads([builtin_graph("alexnet")], RampShape(2, 2, 2))
     episode = Episode(pac_ml_scenario(small, "A"), 0)

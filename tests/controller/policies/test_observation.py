@@ -7,8 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from controller.policies.contract import ClusterShape, ClusterView, GpuSite, JobView, Running
-from controller.policies.observation import (
+from patchlight.controller.policies.contract import (
+    ClusterShape,
+    ClusterView,
+    GpuSite,
+    JobView,
+    Running,
+)
+from patchlight.controller.policies.observation import (
     LONGEST,
     MAX_NODES,
     RECENT_BINS,
@@ -17,8 +23,8 @@ from controller.policies.observation import (
     graph_features,
     recent_features,
 )
-from testbed.errors import BadInput
-from testbed.graphs import ComputationGraph, Operation, builtin_graph
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs import ComputationGraph, Operation, builtin_graph
 
 LAYOUT = Layout((2, 2, 1), (1, 2, 4))
 GRAPH = builtin_graph("alexnet")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.policies.contract import (
+from patchlight.controller.policies.contract import (
     ClusterShape,
     ClusterView,
     GpuSite,
@@ -18,16 +18,16 @@ from controller.policies.contract import (
     PlacementPolicy,
     Progress,
 )
-from controller.policies.fragmentation import FragmentationAware
-from controller.policies.order import LAST, Deadline, Fifo, LeastAttainedService, Srpt
-from controller.policies.placement import BestFit, Consolidated, FirstFit, RackAware
-from controller.policies.registry import BUILT_IN, load_policy
-from controller.policies.regroup_placement import RegroupPlacement
-from controller.policies.sets import joined, lowest, members, pack
-from controller.policies.topology import Keep, Regroup
-from testbed.errors import BadInput
-from testbed.labfile import builtin_lab, read_lab
-from testbed.wiring import follow_light
+from patchlight.controller.policies.fragmentation import FragmentationAware
+from patchlight.controller.policies.order import LAST, Deadline, Fifo, LeastAttainedService, Srpt
+from patchlight.controller.policies.placement import BestFit, Consolidated, FirstFit, RackAware
+from patchlight.controller.policies.registry import BUILT_IN, load_policy
+from patchlight.controller.policies.regroup_placement import RegroupPlacement
+from patchlight.controller.policies.sets import joined, lowest, members, pack
+from patchlight.controller.policies.topology import Keep, Regroup
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.labfile.reader import builtin_lab, read_lab
+from patchlight.testbed.wiring import follow_light
 
 
 def cluster(
@@ -137,7 +137,7 @@ LAB = read_lab(builtin_lab("ofc2022"))
 
 
 def lab_view(**other: object) -> ClusterView:
-    from controller.jobs.clusterview import LabCluster
+    from patchlight.controller.jobs.placement import LabCluster
 
     links = follow_light(LAB, LAB.initial_maps)
     view = LabCluster(LAB, links).view(0.0, (), (), (), (), LAB.initial_maps)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from controller.policies import registry
-from controller.policies.contract import KINDS, kind_of
-from controller.policies.partition import Constant, RandomDegree
-from controller.policies.registry import BUILT_IN, DEFAULTS, find, load_policy, policies
-from testbed.errors import BadInput
+from patchlight.controller.policies import registry
+from patchlight.controller.policies.contract import KINDS, kind_of
+from patchlight.controller.policies.partition import Constant, RandomDegree
+from patchlight.controller.policies.registry import BUILT_IN, DEFAULTS, find, load_policy, policies
+from patchlight.testbed.errors import BadInput
 
 GOOD = '''
 from dataclasses import dataclass
@@ -226,7 +226,7 @@ def test_modules_that_a_file_imports_are_no_policies(tmp_path: Path) -> None:
 def test_constructors_with_any_number_of_arguments(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
-        "from controller.policies.contract import OrderPolicy\n\n\n"
+        "from patchlight.controller.policies.contract import OrderPolicy\n\n\n"
         "class Sub(OrderPolicy):\n    def priority(self, cluster, job, progress): return 1.0\n\n\n"
         "class Any:\n    def __init__(self, *a, **k): ...\n"
         "    def priority(self, cluster, job, progress): return 1.0\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from emulation.experiments.ofc2022.measurements import (
+from patchlight.emulation.experiments.ofc2022.measurements import (
     CaseRun,
     GpuSample,
     JobRun,
@@ -15,10 +15,10 @@ from emulation.experiments.ofc2022.measurements import (
     Reconfiguration,
     Wiring,
 )
-from emulation.experiments.ofc2022.scenario import jobs_of
-from testbed.jobs import Iteration, JobSpec, JobState, JobStatus
-from testbed.lab import Lab
-from testbed.labfile import read_lab
+from patchlight.emulation.experiments.ofc2022.scenario import jobs_of
+from patchlight.testbed.jobs import Iteration, JobSpec, JobState, JobStatus
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.labfile.reader import read_lab
 
 T0 = 1_700_000_000.0
 NIC_BPS, INTER_TOR_BPS = 40e9, 10e9

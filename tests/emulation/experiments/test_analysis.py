@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from emulation.experiments.ofc2022.analysis import (
+from patchlight.emulation.experiments.ofc2022.analysis import (
     case_figures,
     iteration_ends,
     live_figures,
     reduction,
 )
-from emulation.experiments.ofc2022.measurements import CaseRun
-from emulation.experiments.ofc2022.scenario import GRADIENT_BYTES
-from testbed.errors import PatchlightError
+from patchlight.emulation.experiments.ofc2022.measurements import CaseRun
+from patchlight.emulation.experiments.ofc2022.scenario import GRADIENT_BYTES
+from patchlight.testbed.errors import PatchlightError
 
 Simulate = Callable[..., CaseRun]
 

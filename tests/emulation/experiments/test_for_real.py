@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
-PATCHLIGHT = [sys.executable, "-m", "testbed.cli.main"]
+PATCHLIGHT = [sys.executable, "-m", "patchlight"]
 
 
 def experiment(lab: str, output: Path, *options: str) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def test_an_interrupted_experiment_leaves_nothing(tmp_path: Path, how: signal.Si
 def test_without_root_it_says_what_to_run() -> None:
     # Imported first: nobody may not be allowed to read the checkout.
     become_nobody = (
-        "import os, testbed.cli.experiment, testbed.cli.main as command\n"
+        "import os, patchlight.cli.experiment.group, patchlight.cli.main as command\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "command.main()"
     )

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from controller.policies.card import Card
-from controller.policies.observation import SCHEMA, VERSION, Layout
-from testbed.cli.main import cli
-from testbed.errors import BadInput
+from patchlight.cli.main import cli
+from patchlight.controller.policies.card import Card
+from patchlight.controller.policies.observation import SCHEMA, VERSION, Layout
+from patchlight.testbed.errors import BadInput
 
 onnx = pytest.importorskip("onnx", reason="needs the package onnx, to make a model")
 

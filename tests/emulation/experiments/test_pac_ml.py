@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from controller.policies.partition import Constant
-from emulation.experiments.pac_ml import paper, run
-from emulation.experiments.pac_ml.episodes import Bench, Bound, Place, Ran, Run
-from emulation.experiments.pac_ml.policies import NAMES, ROLL_OUT, check_names
-from emulation.experiments.pac_ml.report import tables_of, verdicts_of, write_report
-from emulation.experiments.pac_ml.run import Wishes, find_profiles, run_experiment
-from emulation.flow.engines import Engine, run_all
-from emulation.flow.lossnetwork import run_episode
-from testbed.cli.experiment import experiment
-from testbed.errors import BadInput, PatchlightError
-from testbed.graphs import builtin_graph
+from patchlight.cli.experiment.group import experiment
+from patchlight.controller.policies.partition import Constant
+from patchlight.emulation.experiments.pac_ml import paper, run
+from patchlight.emulation.experiments.pac_ml.episodes import Bench, Bound, Place, Ran, Run
+from patchlight.emulation.experiments.pac_ml.policies import NAMES, ROLL_OUT, check_names
+from patchlight.emulation.experiments.pac_ml.report import tables_of, verdicts_of, write_report
+from patchlight.emulation.experiments.pac_ml.run import Wishes, find_profiles, run_experiment
+from patchlight.emulation.simulator.executors import Engine, run_all
+from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.graphs import builtin_graph
 
 SHORT = Wishes(
     seeds=2, quick=True, laws=("A", "D"), rules=("ramp-block",), horizon_s=6e4,
@@ -43,15 +43,6 @@ def _no_tracker_left() -> Iterator[None]:
     """Python keeps a process that tracks semaphores until it ends itself: end it here."""
     yield
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
-
-
-@pytest.fixture
-def pipedream() -> Path:
-    beside = Path(__file__).resolve().parents[4] / "shared" / "data"
-    folder = Path(os.environ.get("PATCHLIGHT_DATA", beside)) / "pipedream"
-    if not folder.is_dir():
-        pytest.skip(f"no PipeDream profiles in {folder}: set PATCHLIGHT_DATA to their folder")
-    return folder
 
 
 @pytest.fixture

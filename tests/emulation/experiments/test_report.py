@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from emulation.experiments.ofc2022.measurements import CaseRun
-from emulation.experiments.ofc2022.report import rows_of, write_report
-from emulation.experiments.ofc2022.results import Setting, result_of
-from testbed.errors import PatchlightError
+from patchlight.emulation.experiments.ofc2022.measurements import CaseRun
+from patchlight.emulation.experiments.ofc2022.report import rows_of, write_report
+from patchlight.emulation.experiments.ofc2022.results import Setting, result_of
+from patchlight.testbed.errors import PatchlightError
 
 ROOT = Path(__file__).resolve().parents[3]
 Simulate = Callable[..., CaseRun]

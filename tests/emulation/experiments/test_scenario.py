@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from emulation.experiments.ofc2022.scenario import GRADIENT_BYTES, jobs_of
-from testbed.errors import BadInput
-from testbed.lab import Lab
-from testbed.portmap import PortMap
-from testbed.wiring import follow_light
+from patchlight.emulation.experiments.ofc2022.scenario import GRADIENT_BYTES, jobs_of
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.wiring import follow_light
 
 
 def tors(lab: Lab, hosts: tuple[str, ...]) -> list[str | None]:

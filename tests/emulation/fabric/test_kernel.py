@@ -9,10 +9,10 @@ from ipaddress import IPv4Interface
 
 import pytest
 
-from emulation.fabric import links, namespaces, shaping
-from emulation.fabric.ethtool import settle_link, turn_off_tx_checksum
-from emulation.fabric.namespaces import NamespaceError
-from emulation.fabric.netlink import KernelRefused, Netlink
+from patchlight.emulation.fabric import links, namespaces, shaping
+from patchlight.emulation.fabric.ethtool import settle_link, turn_off_tx_checksum
+from patchlight.emulation.fabric.namespaces import NamespaceError
+from patchlight.emulation.fabric.netlink import KernelRefused, Netlink
 
 pytestmark = pytest.mark.root
 

@@ -8,12 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulation.fabric import names
-from emulation.fabric.plan import check_bridge_fabric, check_without_controller, plan_fabric
-from emulation.fabric.shaping import token_bucket, wrong_limits
-from testbed import generate
-from testbed.errors import BadInput
-from testbed.labfile import load_lab, parse_lab
+from patchlight.emulation.fabric import names
+from patchlight.emulation.fabric.plan import (
+    check_bridge_fabric,
+    check_without_controller,
+    plan_fabric,
+)
+from patchlight.emulation.fabric.shaping import token_bucket, wrong_limits
+from patchlight.testbed import generate
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.labfile.reader import load_lab, parse_lab
 
 NIC_ON_SWITCH = """
 name: small

@@ -7,15 +7,21 @@ import pytest
 
 pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
 
-from controller.policies.observation import Observer
-from emulation.flow import Episode, Outcome, RampShape, Workloads, pac_ml_scenario
-from emulation.flow.arrivals import PoissonArrivals
-from emulation.flow.failures import Failures
-from emulation.flow.scenario import Scenario
-from emulation.learning.lanes import Finished, Lanes
-from emulation.learning.luck import Luck
-from testbed.errors import BadInput
-from testbed.graphs import builtin_graph
+from patchlight.controller.policies.observation import Observer
+from patchlight.emulation.learning.lanes import Finished, Lanes
+from patchlight.emulation.learning.luck import Luck
+from patchlight.emulation.simulator.ramp import (
+    Episode,
+    Outcome,
+    RampShape,
+    Workloads,
+    pac_ml_scenario,
+)
+from patchlight.emulation.simulator.ramp.arrivals import PoissonArrivals
+from patchlight.emulation.simulator.ramp.failures import Failures
+from patchlight.emulation.simulator.ramp.scenario import Scenario
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs import builtin_graph
 
 RULES = ("ramp-first-fit", "ramp-block")
 

@@ -12,13 +12,13 @@ gymnasium = pytest.importorskip("gymnasium", reason="Gymnasium is not installed:
 
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 
-import emulation.learning  # noqa: E402, F401 - registers the environments
-from emulation.flow import Workloads, pac_ml_scenario  # noqa: E402
-from emulation.flow.scenario import Scenario  # noqa: E402
-from emulation.learning.envs.ramp_lanes import RampPartitionVectorEnv  # noqa: E402
-from emulation.learning.envs.ramp_partition import RampPartitionEnv  # noqa: E402
-from testbed.errors import BadInput  # noqa: E402
-from testbed.graphs import builtin_graph  # noqa: E402
+import patchlight.emulation.learning  # noqa: E402, F401 - registers the environments
+from patchlight.emulation.learning.envs.ramp_lanes import RampPartitionVectorEnv  # noqa: E402
+from patchlight.emulation.learning.envs.ramp_partition import RampPartitionEnv  # noqa: E402
+from patchlight.emulation.simulator.ramp import Workloads, pac_ml_scenario  # noqa: E402
+from patchlight.emulation.simulator.ramp.scenario import Scenario  # noqa: E402
+from patchlight.testbed.errors import BadInput  # noqa: E402
+from patchlight.testbed.graphs import builtin_graph  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -12,21 +12,22 @@ for _package in ("torch", "gymnasium", "onnx"):
 
 from click.testing import CliRunner  # noqa: E402
 
-from controller.policies.learned import load_learned  # noqa: E402
-from emulation.flow import Workloads, run_episode  # noqa: E402
-from emulation.learning.afterstates import AfterstateLearner, Teacher, play  # noqa: E402
-from emulation.learning.config import (  # noqa: E402
+from patchlight.cli.policy.learn import export as export_command  # noqa: E402
+from patchlight.controller.policies.learned import load_learned  # noqa: E402
+from patchlight.emulation.learning.afterstates import AfterstateLearner, Teacher, play  # noqa: E402
+from patchlight.emulation.learning.config import (  # noqa: E402
     CONFIGS,
     ConfigError,
     find_config,
     parse_config,
     read_config,
 )
-from emulation.learning.export import export, rounded  # noqa: E402
-from emulation.learning.training import Run, load_run, scenarios_of, scorer_of  # noqa: E402
-from testbed.cli.policy_learn import export as export_command  # noqa: E402
-from testbed.errors import BadInput  # noqa: E402
-from testbed.graphs import builtin_graph  # noqa: E402
+from patchlight.emulation.learning.export import export, rounded  # noqa: E402
+from patchlight.emulation.learning.trained_runs import load_run, scorer_of  # noqa: E402
+from patchlight.emulation.learning.training import Run, scenarios_of  # noqa: E402
+from patchlight.emulation.simulator.ramp import Workloads, run_episode  # noqa: E402
+from patchlight.testbed.errors import BadInput  # noqa: E402
+from patchlight.testbed.graphs import builtin_graph  # noqa: E402
 
 GRAPHS = [builtin_graph("alexnet"), builtin_graph("vgg16")]
 TINY = """

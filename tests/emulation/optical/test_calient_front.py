@@ -6,11 +6,11 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
-from emulation.optical.calient import CalientFront
-from emulation.optical.crossbar import NoCrossbar
-from emulation.optical.device import EmulatedOcs, LoopClock
-from testbed.lab import CircuitSwitch
-from testbed.portmap import PortMap
+from patchlight.emulation.optical.crossbar import NoCrossbar
+from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
+from patchlight.emulation.optical.vendors.calient import CalientFront
+from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.portmap import PortMap
 
 Say = Callable[[str], Awaitable[str]]
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from controller.circuits.calient import CalientTl1
-from controller.circuits.contract import DirectedPort
-from emulation.fabric.namespaces import entered, namespace_path
-from testbed.portmap import CrossConnect, PortMap
-from tests.controller.circuits.emulated import Running, lab_file, running
+from patchlight.controller.circuits.contract import DirectedPort
+from patchlight.controller.circuits.drivers.calient.tl1 import CalientTl1
+from patchlight.emulation.fabric.namespaces import entered, namespace_path
+from patchlight.testbed.portmap import CrossConnect, PortMap
+from tests.support.emulated_devices import Running, lab_file, running
 
 pytestmark = pytest.mark.root
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from controller.circuits.contract import DeviceRefused, LoginRefused
-from controller.circuits.http.trust import PINS_VARIABLE
-from controller.circuits.registry import open_driver
-from controller.circuits.ssh.host_keys import FILE_VARIABLE
-from emulation.optical.faults import Faults
-from testbed.emulatedschema import FAULT, TRIGGERS
-from testbed.errors import OutcomeUnknown, PatchlightError
-from testbed.lab import CircuitSwitch
-from testbed.portmap import CrossConnect, PortMap
-from tests.controller.circuits.emulated import lab_file, running
+from patchlight.controller.circuits.contract import DeviceRefused, LoginRefused
+from patchlight.controller.circuits.protocols.http.trust import PINS_VARIABLE
+from patchlight.controller.circuits.protocols.ssh.host_keys import FILE_VARIABLE
+from patchlight.controller.circuits.registry import open_driver
+from patchlight.emulation.optical.faults import Faults
+from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
+from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.labfile.emulated_schema import FAULT, TRIGGERS
+from patchlight.testbed.portmap import CrossConnect, PortMap
+from tests.support.emulated_devices import lab_file, running
 
 WITH_USERS = {
     "calient-tl1": "this user may only look",

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from emulation.optical.arriving import arriving_dbm
-from emulation.optical.crossbar import NoCrossbar
-from emulation.optical.device import EmulatedOcs
-from emulation.optical.mirrors import LightChange, Mirrors, Phase, Reason, Refused
-from testbed.errors import PatchlightError
-from testbed.lab import CircuitSwitch
-from testbed.labfile import parse_lab
-from testbed.portmap import CrossConnect, PortMap
+from patchlight.emulation.optical.crossbar import NoCrossbar, arriving_dbm
+from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.switch_matrix import LightChange, Mirrors, Phase, Reason, Refused
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.labfile.reader import parse_lab
+from patchlight.testbed.portmap import CrossConnect, PortMap
 
 SWITCHING_S = 0.025
 

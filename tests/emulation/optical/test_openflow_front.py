@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulation.optical import openflow_wire as wire
-from emulation.optical.crossbar import NoCrossbar
-from emulation.optical.device import EmulatedOcs, LoopClock
-from emulation.optical.openflow import OpenFlowFront
-from testbed.lab import CircuitSwitch
-from testbed.portmap import CrossConnect, PortMap
+from patchlight.emulation.optical.crossbar import NoCrossbar
+from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
+from patchlight.emulation.optical.protocols import openflow_wire as wire
+from patchlight.emulation.optical.vendors.openflow import OpenFlowFront
+from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.portmap import CrossConnect, PortMap
 
 SWITCH = CircuitSwitch(
     "ocs1", "openflow", "127.0.0.1:6654", 8, switching_time_s=0.02,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from emulation.optical.crossbar import NoCrossbar
-from emulation.optical.device import EmulatedOcs, LoopClock
-from emulation.optical.fronts import FRONTS
-from testbed.lab import CircuitSwitch
-from testbed.portmap import PortMap
+from patchlight.emulation.optical.crossbar import NoCrossbar
+from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
+from patchlight.emulation.optical.vendors.registry import FRONTS
+from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.portmap import PortMap
 
 Say = Callable[[str], Awaitable[str]]
 

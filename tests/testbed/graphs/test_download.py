@@ -11,10 +11,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from testbed.cli.graph import graph
-from testbed.errors import BadInput, PatchlightError
-from testbed.graphs.download import BASE_URL, download
-from testbed.graphs.profiles import SOURCES, download_profiles, profile_cache, read_profiles
+from patchlight.cli.graph.group import graph
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.graphs.download import BASE_URL, download
+from patchlight.testbed.graphs.profiles import (
+    SOURCES,
+    download_profiles,
+    profile_cache,
+    read_profiles,
+)
 
 
 @dataclass

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 from matplotlib import rc_context
 
-from testbed.graphs import BUILTIN_NAMES, ComputationGraph, Operation, builtin_graph, read_graph
-from testbed.graphs.drawing import FORMATS, draw_graph, lay_out_graph
+from patchlight.testbed.graphs import (
+    BUILTIN_NAMES,
+    ComputationGraph,
+    Operation,
+    builtin_graph,
+    read_graph,
+)
+from patchlight.testbed.graphs.drawing import FORMATS, draw_graph, lay_out_graph
 
 
 def svg_of(graph: ComputationGraph) -> str:

@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.graphs import ComputationGraph, GraphFileError, Operation, read_graph, write_graph
-from testbed.graphs.jsonformat import graph_from_json, graph_to_json, positions
+from patchlight.testbed.graphs import (
+    ComputationGraph,
+    GraphFileError,
+    Operation,
+    read_graph,
+    write_graph,
+)
+from patchlight.testbed.graphs.jsonformat import graph_from_json, graph_to_json, positions
 
 _times = st.floats(0, 1e6, allow_nan=False)
 _sizes = st.integers(0, 2**50)

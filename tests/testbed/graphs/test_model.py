@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from testbed.errors import BadInput
-from testbed.graphs import ComputationGraph, Operation
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs import ComputationGraph, Operation
 
 
 def op(name: str, forward_ms: float = 1.0, **other: float) -> Operation:

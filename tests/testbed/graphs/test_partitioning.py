@@ -5,8 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testbed.errors import BadInput
-from testbed.graphs import ComputationGraph, Operation, mirror, partition, read_graph, splits_of
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs import (
+    ComputationGraph,
+    Operation,
+    mirror,
+    partition,
+    read_graph,
+    splits_of,
+)
 
 
 def chain(*forward_ms: float) -> ComputationGraph:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import BadInput
-from testbed.graphs import GraphFileError, mirror, read_graph
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs import GraphFileError, mirror, read_graph
 
 # Nodes, edges, nodes and edges mirrored, forward and backward ms, activations and parameters in
 # MB, and one step's time on one device, fifty times over, with milliseconds taken for seconds.

@@ -1,0 +1,281 @@
+"""Which circuit switches answer: reads the maps of those, and brings back the others.
+
+One switch that is away must not take the lab with it. Nothing is changed on it meanwhile; the
+background asks for it again and again, less and less often, and says when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from patchlight.controller.changes.committed_maps import Commitments
+from patchlight.controller.changes.planning import Plan, plan
+from patchlight.controller.changes.record import Refused
+from patchlight.controller.circuits.contract import CircuitDriver, DeviceUnreachable, LoginRefused
+from patchlight.controller.store import Store
+from patchlight.testbed.errors import PatchlightError, in_words
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.wiring import Links, follow_light
+
+Decide = Callable[[Mapping[str, PortMap]], Mapping[str, PortMap]]
+"""Makes wanted maps, those that should change, of the present ones."""
+
+
+class LastSeen:
+    """Remembers so that not every plan begins with a question to every device.
+
+    Before a device is written to, its map is read. ``maps`` is ``None`` after ``forget``:
+    then the devices are to be asked first.
+    """
+
+    def __init__(self, lab: Lab, reach: Reach) -> None:
+        self._lab, self._reach = lab, reach
+        self.maps: Maps | None = None
+        self._links: Links | None = None
+        self._lit_by: Mapping[str, PortMap] = {}
+
+    async def read(self) -> Maps:
+        """The present map of every circuit switch that answers, asked of the devices at once."""
+        self.maps = await self._reach.read_maps()
+        return self.maps
+
+    def light(self, maps: Mapping[str, PortMap]) -> Links:
+        """The links of these maps."""
+        return follow_light(self._lab, maps, self._links)
+
+    def plan(self, maps: Maps, decide: Decide) -> Plan:
+        """The plan that turns these maps into what ``decide`` makes of them.
+
+        ``Refused`` if it is to change one that is not known; an error of ``decide`` is raised.
+        """
+        wanted = decide(maps)
+        for name in wanted.keys() & maps.unread.keys():
+            maps[name]  # refuses, and says why
+        before = maps.everywhere
+        lit = self._links if before == self._lit_by else None
+        steps = plan(self._lab, before, wanted, self._links, lit=lit)
+        self._links, self._lit_by = steps.links_before, before
+        return steps
+
+    def done(self, steps: Plan, now: Maps) -> None:
+        """The plan was carried out; ``now`` are the maps as read before its first write."""
+        self.maps = now.after(steps.wanted)
+        self._links, self._lit_by = steps.links_after, self.maps.everywhere
+
+    def forget(self) -> None:
+        """Something went wrong on a device: ask before the next plan."""
+        self.maps = None
+
+
+log = logging.getLogger("patchlight.circuits")
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_S, _PAUSE_GROWTH, _LONGEST_PAUSE_S = 0.5, 2.0, 30.0
+# Some units lock an account out after a few wrong passwords.
+_PAUSE_AFTER_LOGIN_REFUSED_S = 300.0
+
+
+class Maps(dict[str, PortMap]):
+    """The maps of the circuit switches that answer; ``unread`` says of each other one why not.
+
+    Asking for a map that is not known raises ``Refused``: no change may rest on it.
+
+    ``assumed`` stands in for the unread ones where the question is what must not be touched:
+    the map as it was last read, else as committed. A switch that does not answer has most
+    likely kept its mirrors (they need no management to stand), so traffic that went through it
+    goes on. Taking it for dark would delete the flow entries of links that work; taking it for
+    lit costs nothing if it is dark, for then nothing arrives there either. Frames cannot go
+    round in circles over what turns out differently: entries name one NIC each, and whatever
+    matches none is dropped. For new decisions (placing jobs, regrouping) it counts as dark.
+    """
+
+    def __init__(
+        self,
+        read: Mapping[str, PortMap],
+        assumed: Mapping[str, PortMap] | None = None,
+        unread: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(read)
+        self.assumed, self.unread = dict(assumed or {}), dict(unread or {})
+
+    def __missing__(self, name: str) -> PortMap:
+        if name not in self.unread:
+            raise KeyError(name)
+        raise Refused(
+            f"nothing was written: the map of {name} is not known: {self.unread[name]}",
+            hint="'patchlight controller status' says when it answers again; changes of other "
+            "circuit switches go on meanwhile",
+        )
+
+    @property
+    def everywhere(self) -> dict[str, PortMap]:
+        """These maps, and what is assumed of those not read."""
+        return {**self.assumed, **self}
+
+    def after(self, wanted: Mapping[str, PortMap]) -> Maps:
+        """The same with these maps for those that answer."""
+        return Maps({name: wanted.get(name, m) for name, m in self.items()},
+                    self.assumed, self.unread)  # fmt: skip
+
+
+@dataclass
+class _Lost:
+    words: str
+    since: float = field(default_factory=time.time)
+    pause_s: float = _FIRST_PAUSE_S
+
+    def again(self, error: Exception) -> None:
+        """It still does not answer: say why now, and wait longer before the next attempt."""
+        self.words = in_words(error)
+        self.pause_s = min(_PAUSE_GROWTH * self.pause_s, _LONGEST_PAUSE_S)
+        if isinstance(error, LoginRefused):
+            self.pause_s = _PAUSE_AFTER_LOGIN_REFUSED_S
+
+
+class Reach:
+    """The circuit switches of a lab, as far as they answer.
+
+    A switch of the lab without a driver here counts as one that does not.
+    """
+
+    def __init__(
+        self, lab: Lab, drivers: Mapping[str, CircuitDriver], commitments: Commitments, store: Store
+    ) -> None:
+        self._lab, self._drivers = lab, drivers
+        self._commitments, self._store = commitments, store
+        self._lost: dict[str, _Lost] = {}
+        self._last: dict[str, PortMap] = {}
+        self._opened: set[str] = set()
+        self._left_to_watch = False
+        self._changed = {name: asyncio.Event() for name in drivers}
+
+    @property
+    def unread(self) -> dict[str, str]:
+        """Which circuit switches do not answer, and why."""
+        apart = {
+            c.name: f"this command does not talk to {c.name}"
+            for c in self._lab.circuit_switches
+            if c.name not in self._drivers
+        }
+        return apart | {name: lost.words for name, lost in self._lost.items()}
+
+    def status(self) -> list[dict[str, Any]]:
+        """Each circuit switch: whether it answers, else since when it does not, and why."""
+        return [
+            {"name": name, "reachable": name not in self._lost,
+             "since": self._lost[name].since if name in self._lost else None,
+             "words": self._lost[name].words if name in self._lost else ""}
+            for name in self._drivers
+        ]  # fmt: skip
+
+    def unseen_hosts(self) -> dict[str, str]:
+        """The hosts that are plugged into a circuit switch that does not answer, and why not."""
+        unread = self.unread
+        ends = ((h.name, self._lab.fibre_ends.get(h.endpoint)) for h in self._lab.hosts)
+        return {
+            name: f"{end[0].device}: {unread[end[0].device]}"
+            for name, end in ends
+            if end is not None and end[0].device in unread
+        }
+
+    async def open(self) -> None:
+        """Open every device that is not, at once, or try again those that are lost.
+
+        Who cannot be reached is marked, and left alone until ``watch`` or another ``open``.
+        """
+        self._left_to_watch = True
+
+        async def one(name: str) -> None:
+            try:
+                await self._open(name)
+            except Exception as error:  # a driver's bug is no reason to leave the others alone
+                self.lost(name, error)
+
+        away = self._lost.keys() | (self._drivers.keys() - self._opened)
+        await asyncio.gather(*(one(name) for name in self._drivers if name in away))
+
+    async def read_maps(self) -> Maps:
+        """The present maps, asked of the devices at once; who does not tell it is marked."""
+        # Where the background looks after those that are lost, nobody waits for them here.
+        asked = [n for n in self._drivers if not (self._left_to_watch and n in self._lost)]
+        read = (self._drivers[name].read_map() for name in asked)
+        found = dict(zip(asked, await asyncio.gather(*read, return_exceptions=True), strict=True))
+        maps: dict[str, PortMap] = {}
+        for name, answer in found.items():
+            if isinstance(answer, PortMap):
+                maps[name] = self._last[name] = answer
+                self._found(name)
+            elif isinstance(answer, PatchlightError):
+                self.lost(name, answer)
+            else:
+                raise answer
+        unread, known = self.unread, {**self._commitments.maps, **self._last}
+        return Maps(maps, {name: known.get(name, PortMap()) for name in unread}, unread)
+
+    async def ask(self, name: str, question: Awaitable[T]) -> T | None:
+        """The device's answer; ``None`` (and it is marked) if it does not answer."""
+        try:
+            return await question
+        except (DeviceUnreachable, LoginRefused) as error:
+            self.lost(name, error)
+            return None
+
+    def lost(self, name: str, error: Exception) -> None:
+        """It did not answer: leave it alone until it does."""
+        if name in self._lost:
+            self._lost[name].words = in_words(error)
+        else:
+            self._report(name, error)
+
+    async def watch(self, returned: Callable[[str], Awaitable[None]]) -> None:
+        """Bring back whoever is lost, for ever; ``returned`` is told of each that is back."""
+        self._left_to_watch = True
+        async with asyncio.TaskGroup() as group:
+            for name in self._drivers:
+                group.create_task(self._keep(name, returned))
+
+    async def _keep(self, name: str, returned: Callable[[str], Awaitable[None]]) -> None:
+        while True:
+            await self._changed[name].wait()
+            self._changed[name].clear()
+            while (lost := self._lost.get(name)) is not None:
+                await asyncio.sleep(lost.pause_s)
+                try:
+                    await self._open(name)
+                except Exception as error:
+                    lost.again(error)
+            try:
+                await returned(name)
+            except PatchlightError as error:
+                log.warning("%s is back, then: %s", name, error.message)
+
+    async def _open(self, name: str) -> None:
+        if name not in self._opened:
+            await self._drivers[name].open()
+            self._opened.add(name)
+        self._last[name] = await self._drivers[name].read_map()
+        self._found(name)
+
+    def _report(self, name: str, error: Exception) -> None:
+        self._lost[name] = lost = _Lost(in_words(error))
+        if isinstance(error, LoginRefused):
+            lost.pause_s = _PAUSE_AFTER_LOGIN_REFUSED_S
+        if not isinstance(error, PatchlightError):
+            log.error("%s", name, exc_info=error)
+        log.warning("%s does not answer: %s", name, lost.words)
+        self._store.add_event(lost.since, "unreachable", {"ocs": name, "message": lost.words})
+        self._changed[name].set()
+
+    def _found(self, name: str) -> None:
+        lost = self._lost.pop(name, None)
+        if lost is not None:
+            away_s = round(time.time() - lost.since, 1)
+            log.warning("%s answers again after %.1f s", name, away_s)
+            self._store.add_event(time.time(), "reachable", {"ocs": name, "away_s": away_s})

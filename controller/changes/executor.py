@@ -1,0 +1,81 @@
+"""Writes a plan to the devices, one after the other, and looks at what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from patchlight.controller.changes.device_maps import Maps
+from patchlight.controller.changes.locks import StopButton
+from patchlight.controller.changes.planning import Plan
+from patchlight.controller.changes.power_check import Light, Readings, Verified, read_back
+from patchlight.controller.changes.preflight import Checked
+from patchlight.controller.changes.record import Reconfiguration
+from patchlight.controller.changes.recovery import raise_refusals
+from patchlight.controller.circuits.contract import CircuitDriver
+from patchlight.controller.store import BaselineKey
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.wiring import follow_light
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Breaks, makes and verifies. What goes wrong on one device does not reach the next."""
+
+    lab: Lab
+    drivers: Mapping[str, CircuitDriver]
+    light: Light
+    stop: StopButton
+
+    async def write(
+        self, steps: Plan, checked: Checked, record: Reconfiguration, now: Maps
+    ) -> Readings:
+        """Bring the plan about; the powers to remember if it is committed.
+
+        ``now`` are the maps as just read. Raises what a device said, ``StepFailed`` where it
+        refused, where it reads back differently or the light is wrong, and at the stop button.
+        """
+        several, seen = len(steps.changes) > 1, now
+        readings: dict[BaselineKey, tuple[float, ...]] = {}
+        for name, change in steps.changes.items():
+            driver = self.drivers[name]
+            self.stop.check()
+            if change.breaks:
+                with record.stage("break"):
+                    outcome = await driver.disconnect(change.breaks)
+                    raise_refusals(name, "break", outcome.refused)
+                self.stop.check()
+            if change.makes:
+                with record.stage("make"):
+                    outcome = await driver.connect(change.makes)
+                    raise_refusals(name, "make", outcome.refused)
+                self.stop.check()
+            seen = seen.after({name: steps.wanted[name]})
+            with record.stage("verify"):
+                # Paths through devices that are still to change, or do not answer, are not
+                # known to be there: no light is expected over them.
+                unsure = several or now.unread
+                links = follow_light(self.lab, seen) if unsure else steps.links_new
+                arriving = checked.arriving_dbm.get(name)
+                # Both at once: the device answers the one while the other is understood.
+                read, lit = await asyncio.gather(
+                    read_back(driver, steps.wanted[name]),
+                    self.light.verify(links, driver, change.makes, arriving),
+                    return_exceptions=True,
+                )
+                for found in (read, lit):
+                    if isinstance(found, BaseException):
+                        raise found
+                if isinstance(lit, Verified) and not several:
+                    record.note(lit.remarks)
+                    readings |= self.light.baselines.with_readings(name, lit.good)
+        if several:
+            with record.stage("verify"):
+                links = follow_light(self.lab, seen) if now.unread else steps.links_new
+                for name, change in steps.changes.items():
+                    verified = await self.light.verify(links, self.drivers[name], change.makes)
+                    record.note(verified.remarks)
+                    readings |= self.light.baselines.with_readings(name, verified.good)
+        self.stop.check()
+        return readings

@@ -1,0 +1,28 @@
+"""Who else a change of circuits concerns, beside the switches: flow tables, and who sends."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from patchlight.testbed.lab import Endpoint
+from patchlight.testbed.wiring import Links
+
+
+class Flows(Protocol):
+    """Whoever keeps the packet switches' flow tables in step with the light."""
+
+    async def follow(self, links: Links) -> list[str]:
+        """Have the switches forward over these links and no others; what failed, in words."""
+
+
+class Traffic(Protocol):
+    """Whoever sends over the network and can be asked to wait."""
+
+    def riding(self, moved: frozenset[Endpoint]) -> list[str]:
+        """The running jobs whose traffic uses these ports."""
+
+    async def hold(self, moved: frozenset[Endpoint]) -> list[str]:
+        """Quiesce what rides on these ports; who could not be, in words."""
+
+    async def release(self) -> None:
+        """Let everything that was held go on."""

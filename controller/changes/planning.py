@@ -1,0 +1,117 @@
+"""What has to change, as a value: from the maps the devices have to the maps wanted.
+
+Pure: maps in, a ``Plan`` out. ``patchlight.controller.changes.transaction`` carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.testbed.portmap import PortMap, PortMapChange
+from patchlight.testbed.wiring import Links, follow_light
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One change of the network.
+
+    ``before`` and ``wanted`` are the maps of the circuit switches concerned; ``changes`` the
+    smallest change of each that has one. ``links_staying`` are lit before and after alike:
+    only on them may anything ride while light moves. ``moved`` are the ports that lose or gain
+    light, or see another one at the far end.
+    """
+
+    before: Mapping[str, PortMap]
+    wanted: Mapping[str, PortMap]
+    changes: Mapping[str, PortMapChange]
+    links_before: Links
+    links_staying: Links
+    links_after: Links
+    moved: frozenset[Endpoint]
+
+    def __bool__(self) -> bool:
+        return bool(self.changes)
+
+    @property
+    def links_new(self) -> Links:
+        """Of the links after the change those that were not there before."""
+        after = self.links_after.paths
+        return Links({end: after[end] for end in self.moved if end in after})
+
+
+def plan(
+    lab: Lab,
+    before: Mapping[str, PortMap],
+    wanted: Mapping[str, PortMap],
+    earlier: Links | None = None,
+    *,
+    lit: Links | None = None,
+) -> Plan:
+    """The plan that turns the maps ``before`` into ``wanted``.
+
+    ``before`` holds every circuit switch of the lab; ``wanted`` those that should change.
+    ``earlier``: the links of some earlier maps, which spares following light that goes where
+    it went; ``lit``: those of the maps ``before``, where they are known. ``BadInput`` where a
+    wanted map names a switch or port that the lab does not have.
+    """
+    for name, port_map in wanted.items():
+        port_map.check(lab.circuit_switch(name).ports)
+    after = {**before, **wanted}
+    changes = {name: before[name].diff(after[name]) for name in before}
+    links_before = lit if lit is not None else follow_light(lab, before, earlier)
+    links_after = follow_light(lab, after, links_before)
+    earlier_paths, later_paths = links_before.paths, links_after.paths
+    staying = {end: path for end, path in earlier_paths.items() if later_paths.get(end) is path}
+    moved = (earlier_paths.keys() - staying.keys()) | (later_paths.keys() - staying.keys())
+    return Plan(
+        before=dict(before),
+        wanted=after,
+        changes={name: change for name, change in changes.items() if change},
+        links_before=links_before,
+        links_staying=Links(staying),
+        links_after=links_after,
+        moved=frozenset(moved),
+    )
+
+
+def wanted_maps(
+    lab: Lab,
+    present: Mapping[str, PortMap],
+    asked: Mapping[str, PortMap],
+    dropped: Mapping[str, Collection[int]],
+    *,
+    only: bool,
+) -> dict[str, PortMap]:
+    """The maps that a request means.
+
+    What is ``asked`` for is added to what is there, or with ``only`` takes its place; ports
+    that are ``dropped`` lose their cross-connects, in and out. ``BadInput`` for a circuit
+    switch that the lab does not have.
+    """
+    for name in (*asked, *dropped):
+        lab.circuit_switch(name)  # says so if there is none
+    wanted: dict[str, PortMap] = {}
+    for name in {**asked, **dict.fromkeys(dropped)}:
+        gone = set(dropped.get(name, ()))
+        kept = PortMap.of(c for c in present[name] if not gone & {c.inp, c.out})
+        additions = asked.get(name, PortMap())
+        wanted[name] = additions if only and name in asked else kept.joined(additions)
+    return wanted
+
+
+def difference(before: Mapping[str, PortMap], now: Mapping[str, PortMap]) -> str:
+    """In words, how the maps ``now`` differ from those ``before``; empty if they do not.
+
+    A map that is not known now is not compared.
+    """
+    return "; ".join(
+        f"the map of {name} changed meanwhile: "
+        + ", ".join(
+            [f"{c} is gone" for c in earlier.diff(now[name]).breaks]
+            + [f"{c} is new" for c in earlier.diff(now[name]).makes]
+        )
+        for name, earlier in before.items()
+        if name in now and now[name] != earlier
+    )

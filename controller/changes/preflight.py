@@ -1,0 +1,116 @@
+"""What speaks against a change, asked before anything is written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from patchlight.controller.changes.locks import Locks
+from patchlight.controller.changes.planning import Plan
+from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort, PortState
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import Endpoint
+
+Ports = Mapping[str, Collection[int]]
+"""Ports by OCS."""
+
+POWER_CEILING_DBM = 13.0
+"""Light stronger than this is not sent through the mirrors, nor to a receiver behind them."""
+
+# Port states are a whole table to read. A port that fails within this time shows itself when
+# its circuit is made, and the change rolls back.
+_STATES_KEPT_S = 60.0
+
+
+class Conditions:
+    """The states of the ports of each OCS, read again when they are old."""
+
+    def __init__(self, drivers: Mapping[str, CircuitDriver]) -> None:
+        self._drivers = drivers
+        self._states: dict[str, tuple[float, Mapping[DirectedPort, PortState]]] = {}
+
+    async def of(self, ocs: str) -> Mapping[DirectedPort, PortState]:
+        """The states as read not long ago; empty where the device does not tell them."""
+        now = asyncio.get_running_loop().time()
+        read_at, states = self._states.get(ocs, (0.0, {}))
+        if ocs not in self._states or now - read_at > _STATES_KEPT_S:
+            states = await self.read(ocs)
+        return states
+
+    async def read(self, ocs: str) -> Mapping[DirectedPort, PortState]:
+        """The states as they are now."""
+        try:
+            states = await self._drivers[ocs].port_states()
+        except PatchlightError:
+            # Some devices do not tell. The change itself will show what they can do.
+            states = {}
+        self._states[ocs] = (asyncio.get_running_loop().time(), states)
+        return states
+
+    def forget(self, ocs: str) -> None:
+        """Read them anew next time: something happened to this device."""
+        self._states.pop(ocs, None)
+
+
+@dataclass
+class Checked:
+    """``objections``: why the change may not be made, in words. ``arriving_dbm``: the power
+    at the inputs that are to be lit, by OCS, as far as the devices can measure it."""
+
+    objections: list[str] = field(default_factory=list)
+    arriving_dbm: dict[str, Mapping[DirectedPort, float | None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Checks:
+    """All that is asked of a plan; ``riding`` gives the jobs whose traffic uses these ports."""
+
+    drivers: Mapping[str, CircuitDriver]
+    locks: Locks
+    conditions: Conditions
+    riding: Callable[[frozenset[Endpoint]], list[str]]
+    power_ceiling_dbm: float = POWER_CEILING_DBM
+
+    async def of(self, steps: Plan, by: str, *, spare_jobs: bool) -> Checked:
+        """Check the plan of ``by``. Asks the devices; writes nothing."""
+        found = Checked(self.locks.objections(steps.changes, by))
+        if spare_jobs and (jobs := self.riding(steps.moved)):
+            found.objections.append(f"the traffic of {', '.join(jobs)} rides on what would change")
+        for name, change in steps.changes.items():
+            if not change.makes:
+                continue
+            states = await self.conditions.of(name)
+            for c in change.makes:
+                for port in (DirectedPort("in", c.inp), DirectedPort("out", c.out)):
+                    state = states.get(port)
+                    if state is not None and state.condition != "ready":
+                        said = f" ({state.words})" if state.words else ""
+                        found.objections.append(f"{name} says {port} is {state.condition}{said}")
+            if self.drivers[name].capabilities.power_in:
+                inputs = [DirectedPort("in", c.inp) for c in change.makes]
+                arriving = await self.drivers[name].power(inputs)
+                found.arriving_dbm[name] = arriving
+                found.objections += [
+                    f"{dbm:.1f} dBm arrive at {name} {port}, more than the ceiling of "
+                    f"{self.power_ceiling_dbm:g} dBm"
+                    for port, dbm in arriving.items()
+                    if dbm is not None and dbm > self.power_ceiling_dbm
+                ]
+        return found
+
+    async def closed_ports(self, away: Collection[str]) -> tuple[Ports, Ports]:
+        """The ports whose circuits are to stay (locked by us or on the device), and those that
+        the device says can carry none; of the circuit switches that are not ``away``."""
+        staying: dict[str, set[int]] = {}
+        failed: dict[str, set[int]] = {}
+        for lock in self.locks.all():
+            staying.setdefault(lock.ocs, set()).add(lock.port)
+        for name in self.drivers:
+            states = {} if name in away else await self.conditions.of(name)
+            for port, state in states.items():
+                if state.condition == "locked":
+                    staying.setdefault(name, set()).add(port.number)
+                elif state.condition != "ready":
+                    failed.setdefault(name, set()).add(port.number)
+        return staying, failed

@@ -1,0 +1,255 @@
+"""The driver ``openflow``: switches whose cross-connects are flows of OpenFlow 1.3.
+
+A cross-connect is one flow entry, from an input port to an output port, whose cookie carries
+Patchlight's mark; entries of others are told as alarms and never touched. The switch connects
+to us: ``address`` in the lab file is where a speaker of this driver's own listens for it, so
+that applications which the packet switches run never see it. Run against the emulated device
+and Open vSwitch only so far.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from patchlight.controller.circuits.alarms import AlarmLog, Standing
+from patchlight.controller.circuits.contract import (
+    Alarm,
+    Capabilities,
+    Condition,
+    DeviceRefused,
+    DirectedPort,
+    Identity,
+    PortState,
+    Severity,
+)
+from patchlight.controller.circuits.dialects import Dialect, corrected
+from patchlight.controller.circuits.drivers.one_step import Held, PatchingDriver
+from patchlight.controller.circuits.drivers.openflow_connection import OpenFlowLine
+from patchlight.controller.openflow.client import SpeakerRefused
+from patchlight.controller.openflow.flowtable import FlowEntry, Match
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.portmap import CrossConnect
+
+OFPP_IN_PORT = 0xFFFFFFF8
+"""The port that a packet came in by: an output must say so, its number alone is ignored."""
+
+_LOOK_EVERY_S = 2.0  # flows and ports are looked at for alarms no more often
+
+
+@dataclass(frozen=True)
+class OpenFlowDialect(Dialect):
+    """How a switch numbers its ports, and how long it is waited for.
+
+    Input n is port ``in_base`` + n, output n is port ``out_base`` + n. ``priority`` is that of
+    new entries. ``engine``: ``ryu`` or ``os-ken``, empty for the first that is installed.
+    """
+
+    vendor: str = "OpenFlow"
+    engine: str = ""
+    in_base: int = 0
+    out_base: int = 0
+    priority: int = 100
+    list_limit: int = 4096
+    timeout_s: float = 10.0
+    connect_timeout_s: float = 15.0
+
+
+class OpenFlowSwitch(PatchingDriver):
+    """An OCS that speaks OpenFlow 1.3. See ``CircuitDriver`` for what the methods do."""
+
+    def __init__(
+        self, switch: CircuitSwitch, password: str = "", dialect: OpenFlowDialect | None = None
+    ) -> None:
+        if switch.datapath_id is None:
+            raise BadInput(
+                f"{switch.name}: the driver openflow needs the switch's datapath id",
+                hint="write 'datapath_id: 0x51', say, to the circuit switch in the lab file",
+            )
+        self._dialect = dialect or corrected(switch.driver, OpenFlowDialect())
+        super().__init__(switch, self._dialect.list_limit)
+        self._line = OpenFlowLine(
+            switch.name,
+            switch.address,
+            switch.datapath_id,
+            engine=self._dialect.engine or None,
+            timeout_s=self._dialect.timeout_s,
+            connect_timeout_s=self._dialect.connect_timeout_s,
+            heard=self._heard,
+        )
+        self._entries: dict[CrossConnect, FlowEntry] = {}
+        self._foreign: tuple[FlowEntry, ...] = ()
+        self._alarms = AlarmLog()
+        self._look_again_at = 0.0
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Many flows in one go; OpenFlow 1.3 knows nothing of optical power."""
+        return Capabilities(bulk=True, any_to_any=True)
+
+    async def open(self) -> None:
+        """Listen for the switch, and wait until it has connected."""
+        await self._line.open()
+
+    async def close(self) -> None:
+        """Stop listening; flow entries stay in the switch."""
+        await self._line.close()
+
+    async def identify(self) -> Identity:
+        """From the switch's description."""
+        said = await self._line.ask("describe")
+        return Identity(
+            said["vendor"] or self._dialect.vendor,
+            said["hardware"] or f"datapath {self._switch.datapath_id:#x}",
+            said["serial"],
+            said["software"],
+            said["name"],
+        )
+
+    async def port_states(self) -> Mapping[DirectedPort, PortState]:
+        """From the description of the ports: switched off, blocked, or not there at all."""
+        described = {int(port["port"]): port for port in await self._line.ask("ports")}
+        states = {}
+        for n in range(1, self.ports + 1):
+            for side, base in (("in", self._dialect.in_base), ("out", self._dialect.out_base)):
+                port = DirectedPort.parse(f"{side}:{n}")
+                states[port] = _state(described.get(base + n))
+        return states
+
+    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
+        """Nothing: OpenFlow 1.3 has no words for it."""
+        self._wanted_ports(ports)
+        return {}
+
+    async def alarms(self) -> tuple[Alarm, ...]:
+        """What happened to ports and the connection; flow entries of others and bad ports."""
+        if time.monotonic() >= self._look_again_at:
+            self._look_again_at = time.monotonic() + _LOOK_EVERY_S
+            # What a change works with is left as it is: this answer may be older than its own.
+            _, foreign = await self._flows()
+            now = [
+                Standing("minor", "flow", f"a flow entry of another application: {entry}")
+                for entry in foreign
+            ]
+            now += [
+                Standing("minor", str(port), f"{state.condition}: {state.words}")
+                for port, state in (await self.port_states()).items()
+                if state.condition in ("locked", "failed")
+            ]
+            self._alarms.stands(now)
+        return self._alarms.all
+
+    # --- what a patching driver needs -------------------------------------------------------
+
+    async def _table(self) -> Mapping[CrossConnect, Held]:
+        self._entries, self._foreign = await self._flows()
+        return dict.fromkeys(self._entries, Held())
+
+    async def _flows(self) -> tuple[dict[CrossConnect, FlowEntry], tuple[FlowEntry, ...]]:
+        """Our entries, and those of others."""
+        said = await self._line.ask("read_flows")
+        entries: dict[CrossConnect, FlowEntry] = {}
+        foreign = []
+        for entry in (FlowEntry.from_json(item) for item in said["flows"]):
+            cross_connect = self._cross_connect(entry) if entry.is_ours else None
+            if cross_connect is None or not self._is_on(cross_connect):
+                foreign.append(entry)
+            else:
+                entries[cross_connect] = entry
+        return entries, tuple(foreign)
+
+    async def _make(self, pairs: Sequence[CrossConnect]) -> None:
+        free, words = [], []
+        for c in pairs:
+            held = self._held_by_others(c)
+            if held is None:
+                free.append(c)
+            else:
+                words.append(f"{c} would meet a flow entry of another application: {held}")
+        if free:
+            words += await self._apply(adds=[self._entry(c) for c in free])
+        if words:
+            raise DeviceRefused(f"{self.name}: {words[0]}", words=words[0])
+
+    async def _break(self, pairs: Sequence[CrossConnect]) -> None:
+        words = await self._apply(removes=[self._entries[c] for c in pairs if c in self._entries])
+        if words:
+            raise DeviceRefused(f"{self.name}: {words[0]}", words=words[0])
+
+    async def _apply(
+        self, *, removes: Sequence[FlowEntry] = (), adds: Sequence[FlowEntry] = ()
+    ) -> list[str]:
+        """Have the switch do it, and wait until it has; its words for what it refused."""
+        try:
+            await self._line.tell(
+                "apply",
+                removes=[entry.to_json() for entry in removes],
+                adds=[entry.to_json() for entry in adds],
+            )
+        except SpeakerRefused as refused:
+            if not refused.failed:
+                raise DeviceRefused(f"{self.name}: {refused.message}", words=refused.message) from (
+                    refused
+                )
+            return [str(one["error"]) for one in refused.failed]
+        return []
+
+    # --- flows and cross-connects -----------------------------------------------------------
+
+    def _entry(self, c: CrossConnect) -> FlowEntry:
+        inp, out = self._dialect.in_base + c.inp, self._dialect.out_base + c.out
+        back = OFPP_IN_PORT if inp == out else out
+        return FlowEntry.ours(Match(in_port=inp), (back,), priority=self._dialect.priority)
+
+    def _cross_connect(self, entry: FlowEntry) -> CrossConnect | None:
+        """What an entry joins, whoever made it; ``None`` if that is more or less than two ports."""
+        inp = entry.match.get("in_port")
+        if len(entry.match) != 1 or not isinstance(inp, int) or len(entry.outputs) != 1:
+            return None
+        out = inp if entry.outputs[0] == OFPP_IN_PORT else entry.outputs[0]
+        return CrossConnect(inp - self._dialect.in_base, out - self._dialect.out_base)
+
+    def _is_on(self, c: CrossConnect) -> bool:
+        return 1 <= c.inp <= self.ports and 1 <= c.out <= self.ports
+
+    def _held_by_others(self, c: CrossConnect) -> FlowEntry | None:
+        """The entry of another application that takes this input's light or sends to its output."""
+        inp, out = self._dialect.in_base + c.inp, self._dialect.out_base + c.out
+        for entry in self._foreign:
+            from_input = entry.match.get("in_port") == inp
+            to_output = out in entry.outputs or (OFPP_IN_PORT in entry.outputs and inp == out)
+            if from_input or to_output:
+                return entry
+        return None
+
+    # --- what it says unasked ---------------------------------------------------------------
+
+    def _heard(self, event: Mapping[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "port":
+            state = _state(event).words if event["change"] != "removed" else "removed"
+            self._note("minor", f"port {event['port']}", f"{event['change']}: {state}")
+        elif kind == "unknown-switch":
+            self._note("minor", "switch", f"datapath id {event['datapath_id']:#x} connected")
+        elif kind == "switch-up":
+            self._note("notice", "switch", f"connected from {event['address']}")
+        elif kind in ("switch-down", "speaker-down"):
+            self._note("major", "switch", str(event.get("error", "the connection ended")))
+
+    def _note(self, severity: Severity, subject: str, words: str) -> None:
+        self._alarms.note(severity, subject, words)
+
+
+def _state(port: Mapping[str, Any] | None) -> PortState:
+    if port is None:
+        return PortState("absent", "the switch has no such port")
+    condition: Condition = "ready"
+    words = "live" if port["up"] else "link down"
+    if not port["enabled"]:
+        condition, words = "locked", "port down (administratively)"
+    elif port["blocked"]:
+        condition, words = "failed", "blocked"
+    return PortState(condition, f"{port['name']}: {words}" if port["name"] else words)

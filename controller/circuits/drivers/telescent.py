@@ -1,0 +1,180 @@
+"""The driver ``telescent-ssh``: Telescent robotic patch panels over SSH (port 9861).
+
+A robot moves fibres one after the other, minutes for each: a change of several is as many
+commands. Run against the emulated device only so far; the commands are in the table below.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from patchlight.controller.circuits.contract import (
+    Alarm,
+    Capabilities,
+    Condition,
+    DirectedPort,
+    Identity,
+    PortState,
+)
+from patchlight.controller.circuits.dialects import Pattern, Template, corrected
+from patchlight.controller.circuits.drivers.one_step import Held, PatchingDriver
+from patchlight.controller.circuits.protocols.session import Session
+from patchlight.controller.circuits.protocols.ssh.shell import ShellClient, ShellDialect
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.portmap import CrossConnect
+
+
+@dataclass(frozen=True)
+class TelescentDialect(ShellDialect):
+    """What a Telescent takes.
+
+    ``connect`` and ``disconnect`` may be several commands, one a line; ``{inp}`` and ``{out}``
+    are the device's port numbers, which count from 0 if ``zero_based``. ``row`` matches the
+    lines of ``switchstate`` that tell of outputs, ``cell`` each output in one: its status, and
+    the input it is joined to. ``move_timeout_s``: how long one move may take.
+    """
+
+    FIELDS: ClassVar[frozenset[str]] = frozenset({"inp", "out"})
+
+    read_map: Template = "switchstate"
+    # A lock is let go on both sides of a port: with one side alone, unallocate fails.
+    connect: Template = (
+        "unlock --force -in {inp}\nunlock --force -out {out}\nconnect --force -in {inp} -out {out}"
+    )
+    disconnect: Template = (
+        "unlock --force {inp}\nunlock --force {out}\n"
+        "unallocate --force -in {inp}\nunallocate --force -out {out}"
+    )
+    row: Pattern = r"\s*R(?P<row>\d{1,6})#[A-Za-z](?P<cells>(?:\s+[A-Za-z]+\d+)+)\s*"
+    cell: Pattern = r"(?P<status>[A-Za-z]+)(?P<inp>\d+)"
+    joined: Pattern = r"A\w*"
+    free: Pattern = r"U\w*"
+    absent: Pattern = r"N\w*"
+    locked: Pattern = r"D\w*"
+    zero_based: bool = True
+    move_timeout_s: float = 600.0
+    vendor: str = "Telescent"
+    model: str = "NTM"
+
+
+TELESCENT = TelescentDialect()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An output as ``switchstate`` tells of it; ``inp`` counts only where it is joined."""
+
+    status: str
+    inp: int
+
+
+class TelescentSsh(PatchingDriver):
+    """A Telescent OCS. See ``CircuitDriver`` for what the methods do."""
+
+    def __init__(
+        self, switch: CircuitSwitch, password: str, dialect: TelescentDialect | None = None
+    ) -> None:
+        super().__init__(switch, list_limit=1)
+        self._dialect = dialect or corrected(switch.driver, TELESCENT)
+        self._client = ShellClient(Session.of(switch, password), self._dialect)
+        self._base = 0 if self._dialect.zero_based else 1
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """It has no power monitors, and makes one cross-connect at a time."""
+        return Capabilities()
+
+    async def open(self) -> None:
+        """Log in, and see that it has as many ports as the lab file says."""
+        await self._client.open()
+        await self._cells()
+
+    async def close(self) -> None:
+        """Log out; circuits stay."""
+        await self._client.close()
+
+    async def identify(self) -> Identity:
+        """Vendor and model from the dialect: no command is known that tells more."""
+        await self._cells()
+        return Identity(self._dialect.vendor, self._dialect.model, "", "")
+
+    async def alarms(self) -> tuple[Alarm, ...]:
+        """What it said unasked; it is asked for its state to hear that."""
+        await self._client.command(self._dialect.keep_alive)
+        return self._client.alarms
+
+    async def port_states(self) -> Mapping[DirectedPort, PortState]:
+        """From ``switchstate``, which tells of outputs; an input is ready where that is."""
+        cells = await self._cells()
+        states = {}
+        for number in range(1, self.ports + 1):
+            status = cells[number].status
+            states[DirectedPort("out", number)] = PortState(self._condition(status), status)
+            states[DirectedPort("in", number)] = PortState("ready", "not told by the device")
+        return states
+
+    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
+        """Nothing: it has no power monitors."""
+        self._wanted_ports(ports)
+        return {}
+
+    # --- what a patching driver needs -------------------------------------------------------
+
+    async def _table(self) -> Mapping[CrossConnect, Held]:
+        return {
+            CrossConnect(cell.inp, out): Held("up", cell.status)
+            for out, cell in (await self._cells()).items()
+            if re.fullmatch(self._dialect.joined, cell.status)
+        }
+
+    async def _make(self, pairs: Sequence[CrossConnect]) -> None:
+        await self._tell(self._dialect.connect, pairs)
+
+    async def _break(self, pairs: Sequence[CrossConnect]) -> None:
+        await self._tell(self._dialect.disconnect, pairs)
+
+    # --- inside -----------------------------------------------------------------------------
+
+    async def _tell(self, template: str, pairs: Sequence[CrossConnect]) -> None:
+        timeout_s = self._dialect.move_timeout_s + 2 * self._switch.switching_time_s
+        for c in pairs:
+            numbers = {"inp": c.inp - 1 + self._base, "out": c.out - 1 + self._base}
+            for command in template.format(**numbers).splitlines():
+                await self._client.command(command, changes=True, timeout_s=timeout_s)
+                # Of several commands the first ones stay done if a later one is refused.
+                self._writing.told = True
+
+    async def _cells(self) -> dict[int, Cell]:
+        """Every output by its canonical number."""
+        found: dict[int, Cell] = {}
+        lines = await self._client.command(self._dialect.read_map)
+        rows = [row for line in lines if (row := re.fullmatch(self._dialect.row, line))]
+        for row in rows:
+            cells = list(re.finditer(self._dialect.cell, row["cells"]))
+            first = int(row["row"]) * len(cells)
+            for at, cell in enumerate(cells, 1):
+                number = int(cell["inp"]) - self._base + 1
+                found[first + at] = Cell(cell["status"], number)
+        if len({len(re.findall(self._dialect.cell, row["cells"])) for row in rows}) > 1:
+            raise self._nonsense(self._dialect.read_map, "rows of different length")
+        missing = [number for number in range(1, self.ports + 1) if number not in found]
+        if not found:
+            raise self._nonsense(self._dialect.read_map, "; ".join(lines)[:200] or "nothing")
+        if missing:
+            raise PatchlightError(
+                f"{self.name} tells of {len(found)} ports, not of port {missing[0]}",
+                hint="correct 'ports' of the circuit switch in the lab file",
+            )
+        return found
+
+    def _condition(self, status: str) -> Condition:
+        dialect = self._dialect
+        if re.fullmatch(f"(?:{dialect.joined})|(?:{dialect.free})", status):
+            return "ready"
+        if re.fullmatch(dialect.locked, status):
+            return "locked"
+        return "absent" if re.fullmatch(dialect.absent, status) else "failed"

@@ -1,0 +1,276 @@
+"""Exchanges with a device over HTTPS: one at a time, bounded, and what a failure means.
+
+An exchange that changes something and whose answer did not come raises ``OutcomeUnknown``
+as soon as any of it may have been sent; one that only reads is tried once more after a lost
+connection, then raises ``DeviceUnreachable``. Redirects and proxies are not followed: the
+password goes to the address in the lab file only. It never reaches a log or an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from patchlight.controller.circuits.contract import DeviceRefused, DeviceUnreachable, LoginRefused
+from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT
+from patchlight.controller.circuits.protocols.http.dialects import HttpDialect
+from patchlight.controller.circuits.protocols.http.trust import (
+    PINS_VARIABLE,
+    DeviceNotTrusted,
+    Trust,
+)
+from patchlight.controller.circuits.protocols.session import Session, shortened
+from patchlight.testbed.errors import OutcomeUnknown
+
+log = logging.getLogger("patchlight.ocs.http")
+
+_WORDS_KEPT = 300
+_MANY = 8  # changes: a connection to keep takes as long to make as some that are not kept
+_NOTHING_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_TRANSPORT = (httpx.HTTPError, TimeoutError, OSError, ValueError)
+# What stands before the device gave up on it: the device may be at it still.
+_GATEWAY = (502, 504)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer that is no refusal: its JSON (``None``: no JSON) and its ETag."""
+
+    status: int
+    body: Any
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    status: int
+    reason: str
+    headers: httpx.Headers
+    text: str
+
+
+class HttpClient:
+    """One device. All methods belong to one event loop."""
+
+    def __init__(self, session: Session, dialect: HttpDialect) -> None:
+        self._session, self._dialect = session, dialect
+        host = f"[{session.host}]" if ":" in session.host else session.host
+        self._address = f"{host}:{session.port}"
+        self._trust = Trust(self._address, dialect.verify, old_tls=dialect.old_tls)
+        self._lock = asyncio.Lock()
+        self._client: httpx.AsyncClient | None = None
+        self._kept: httpx.AsyncClient | None = None
+
+    async def close(self) -> None:
+        """Let go of the connection. Idempotent; the next exchange makes another."""
+        async with self._lock:
+            client, self._client = self._client, None
+            if client is not None:
+                await client.aclose()
+
+    @contextlib.asynccontextmanager
+    async def series(self, length: int) -> AsyncIterator[None]:
+        """If many, the changes in the block share a connection: each saves a TLS handshake.
+
+        For small changes in a row whose outcome is read after the block: there an answer that
+        belongs to another, or a connection that was just hung up, does no harm.
+        """
+        if length < _MANY:
+            yield
+            return
+        self._kept = kept = self._new_client(keep=True)
+        try:
+            yield
+        finally:
+            self._kept = None
+            await kept.aclose()
+
+    async def get(self, path: str) -> Reply:
+        """Read; no content is an empty list. ``DeviceRefused`` also if it is not JSON."""
+        shown = f"GET {path}"
+        raw = await self._exchange("GET", path, None, {}, shown, changes=False)
+        if raw.status == 204:
+            return Reply(raw.status, [], raw.headers.get("ETag", ""))
+        try:
+            return Reply(raw.status, json.loads(raw.text), raw.headers.get("ETag", ""))
+        except ValueError as error:
+            raise self.nonsense(shown, raw.text or "nothing") from error
+
+    async def change(
+        self, method: str, path: str, body: str = "", headers: Mapping[str, str] | None = None
+    ) -> Reply:
+        """Change something; see the module for what a failure becomes."""
+        shown = shortened(f"{method} {path} {body}".rstrip())
+        raw = await self._exchange(method, path, body, headers or {}, shown, changes=True)
+        try:
+            said = json.loads(raw.text)
+        except ValueError:
+            said = None
+        return Reply(raw.status, said, raw.headers.get("ETag", ""))
+
+    def nonsense(self, command: str, said: str) -> DeviceRefused:
+        """The refusal to believe an answer."""
+        words = self._mask(said)[:_WORDS_KEPT]
+        return DeviceRefused(
+            f"{self._session.name} answered {command} with what cannot be: {words}",
+            words=words,
+            hint="if its firmware says it differently, correct the driver's dialect",
+        )
+
+    # --- inside -----------------------------------------------------------------------------
+
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        body: str | None,
+        headers: Mapping[str, str],
+        shown: str,
+        *,
+        changes: bool,
+    ) -> _Raw:
+        name, retried = self._session.name, False
+        async with self._lock:
+            while True:
+                log.debug("%s < %s", name, self._mask(shown))
+                try:
+                    client = self._kept if changes and self._kept else self._ready()
+                    raw = await self._once(client, method, path, body, headers)
+                except _NOTHING_SENT as error:
+                    raise self._unreachable(error) from error
+                except _TRANSPORT as error:
+                    reason = self._reason(error)
+                    if changes:
+                        raise OutcomeUnknown(
+                            f"{name}: {shown} was sent, then {reason}: whether it was done is "
+                            "unknown",
+                            hint="read the device's map before anything else",
+                        ) from error
+                    if retried or isinstance(error, (TimeoutError, httpx.TimeoutException)):
+                        raise DeviceUnreachable(f"{name}: no reply to {shown}: {reason}") from error
+                    retried = True
+                else:
+                    log.debug("%s > %d %s", name, raw.status, raw.reason)
+                    self._check(raw, shown, changes=changes)
+                    return raw
+
+    async def _once(
+        self,
+        client: httpx.AsyncClient,
+        method: str,
+        path: str,
+        body: str | None,
+        headers: Mapping[str, str],
+    ) -> _Raw:
+        # The timeouts of the client are between bytes; one byte a second must end as well.
+        longest_s = self._session.timeout_s + 2 * self._session.connect_timeout_s
+        sent = dict(headers)
+        if body:
+            sent["Content-Type"] = self._dialect.media_type
+        async with (
+            asyncio.timeout(longest_s),
+            client.stream(
+                method,
+                f"https://{self._address}{self._dialect.base}{path}",
+                content=body.encode() if body else None,
+                headers=sent,
+            ) as response,
+        ):
+            if response.headers.get("Content-Encoding", "identity") != "identity":
+                raise ValueError("the answer came compressed, which was not asked for")
+            data = bytearray()
+            async for chunk in response.aiter_raw():
+                data += chunk
+                if len(data) > BUFFER_LIMIT:
+                    raise ValueError(f"the answer is longer than {BUFFER_LIMIT} bytes")
+            text = data.decode("utf-8", "replace")
+            return _Raw(response.status_code, response.reason_phrase, response.headers, text)
+
+    def _ready(self) -> httpx.AsyncClient:
+        if self._client is None:
+            self._client = self._new_client(keep=self._dialect.keep_connection)
+        return self._client
+
+    def _new_client(self, *, keep: bool) -> httpx.AsyncClient:
+        headers = {"Accept": self._dialect.media_type, "Accept-Encoding": "identity"}
+        session = self._session
+        return httpx.AsyncClient(
+            auth=httpx.BasicAuth(session.user, session.password),
+            verify=self._trust.context(),
+            headers=headers if keep else {**headers, "Connection": "close"},
+            timeout=httpx.Timeout(session.timeout_s, connect=session.connect_timeout_s),
+            limits=httpx.Limits(max_connections=1, max_keepalive_connections=int(keep)),
+            follow_redirects=False,
+            trust_env=False,
+        )
+
+    def _check(self, raw: _Raw, shown: str, *, changes: bool) -> None:
+        if 200 <= raw.status < 300:
+            return
+        name, words = self._session.name, self._words(raw)
+        if raw.status == 401:
+            raise LoginRefused(
+                f"{name} did not let {self._session.user} in: {words}",
+                words=words,
+                hint="check 'user' and 'password_env' of the circuit switch in the lab file",
+            )
+        if changes and raw.status in _GATEWAY:
+            raise OutcomeUnknown(
+                f"{name}: {shown} was sent, then {words}: whether it was done is unknown",
+                hint="read the device's map before anything else",
+            )
+        hint = None
+        if raw.status == 403:
+            hint = f"the user {self._session.user} may only look on that device"
+        elif 300 <= raw.status < 400:
+            hint = "it points elsewhere, where no password is sent: check its address"
+        raise DeviceRefused(
+            f"{name} refused {shown}: {words}", code=str(raw.status), words=words, hint=hint
+        )
+
+    def _words(self, raw: _Raw) -> str:
+        said = raw.text.strip()
+        if match := re.search(self._dialect.error_words, raw.text):
+            said = match["words"]
+            try:
+                said = str(json.loads(said))
+            except ValueError:
+                said = match["words"]
+        said = " ".join((said or raw.reason or raw.headers.get("Location", "")).split())
+        return self._mask(f"{raw.status}: {said}"[:_WORDS_KEPT])
+
+    def _unreachable(self, error: Exception) -> DeviceUnreachable:
+        name, refused = self._session.name, self._trust.refused
+        if refused:
+            return DeviceNotTrusted(
+                f"{name} was told nothing: {refused}",
+                hint="if the device has a new certificate, correct its line in that file "
+                f"({PINS_VARIABLE}); if not, find out who answers there",
+            )
+        reason = str(error) or f"no answer in {self._session.connect_timeout_s:g} s"
+        return DeviceUnreachable(
+            f"connecting to {name} at {self._address}: {self._mask(reason)}",
+            hint="check that the device is on and speaks HTTPS there, and its address in the "
+            "lab file",
+        )
+
+    def _mask(self, text: str) -> str:
+        secret = self._session.password
+        if not secret:
+            return text
+        both = base64.b64encode(f"{self._session.user}:{secret}".encode()).decode()
+        return text.replace(both, "****").replace(secret, "****")
+
+    def _reason(self, error: Exception) -> str:
+        if isinstance(error, (TimeoutError, httpx.TimeoutException)):
+            return f"nothing came back within {self._session.timeout_s:g} s"
+        return self._mask(str(error)) or "the connection was lost"

@@ -1,0 +1,189 @@
+"""One NETCONF session over SSH. ncclient works in threads and blocks; here it is awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import paramiko
+
+from patchlight.controller.circuits.protocols.connection import ConnectionLost, FramingError
+from patchlight.controller.circuits.protocols.session import Session
+from patchlight.controller.circuits.protocols.ssh.channel import finished, login_refused
+from patchlight.controller.circuits.protocols.ssh.host_keys import check_host_key
+from patchlight.testbed.errors import PatchlightError
+
+try:
+    from ncclient import NCClientError
+    from ncclient.devices.default import DefaultDeviceHandler
+    from ncclient.manager import Manager
+    from ncclient.operations import RPCError, TimeoutExpiredError
+    from ncclient.transport import AuthenticationError, SSHSession, TransportError
+    from ncclient.transport.session import END_DELIM, MSG_DELIM, NetconfBase
+except ImportError as error:
+    raise PatchlightError(
+        f"NETCONF needs the Python package ncclient, which is not installed: {error}",
+        hint="install it with: pip install 'patchlight[netconf]'",
+    ) from error
+
+__all__ = ["NetconfLine", "RPCError"]
+
+_LOOK_S = 0.25
+_GRACE_S = 1.0  # ncclient's own deadline comes first: it leaves nothing waiting behind
+T = TypeVar("T")
+
+
+class NetconfLine:
+    """Made by ``NetconfLine.open``. ``trouble`` says why it ended; empty while it lives."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+        self._trouble = ""
+
+    @classmethod
+    async def open(cls, session: Session) -> NetconfLine:
+        """Connect, check the host key, log in, exchange hellos.
+
+        Raises ``OSError`` (also for all that is not NETCONF) and ``LoginRefused``.
+        """
+        where = (session.host, session.port)
+        sock = await finished(
+            functools.partial(socket.create_connection, where, session.connect_timeout_s),
+            socket.socket.close,
+        )
+        try:
+            manager = await finished(
+                functools.partial(_establish, session, sock), lambda late: late._session.close()
+            )
+        except BaseException:
+            # Whatever ncclient is waiting for in its thread, this ends it.
+            sock.close()
+            raise
+        return cls(manager)
+
+    @property
+    def trouble(self) -> str:
+        """Why it ended."""
+        if not self._trouble and not self._alive:
+            self._trouble = "the device closed the session"
+        return self._trouble
+
+    def offers(self, capability: str) -> bool:
+        """Whether the device's hello has a capability, like ``:notification``."""
+        return capability in self._manager.server_capabilities
+
+    async def ask(self, ask: Callable[[Any], T], timeout_s: float) -> T:
+        """What ``ask`` makes of ncclient's manager.
+
+        Raises ``TimeoutError``, ``ConnectionLost``, ``FramingError`` for what cannot be read,
+        and ncclient's ``RPCError`` if the device answers with an error.
+        """
+        self._manager.timeout = timeout_s
+        try:
+            async with asyncio.timeout(timeout_s + _GRACE_S):
+                return await self._answer(functools.partial(ask, self._manager))
+        except TimeoutExpiredError as error:
+            raise TimeoutError from error
+        except RPCError:
+            raise
+        except (NCClientError, paramiko.SSHException, OSError, EOFError) as error:
+            if isinstance(error, TimeoutError):
+                raise
+            self._trouble = self._trouble or str(error).split("\n")[0][:200]
+            raise ConnectionLost from error
+        except (SyntaxError, ValueError, AttributeError) as error:
+            # What is no XML ends in the first; a reply that lacks something in the others.
+            raise FramingError(f"its answer cannot be read: {error}") from error
+
+    def notifications(self) -> list[str]:
+        """What the device said unasked since the last call, as XML."""
+        found = []
+        while (notification := self._manager.take_notification(block=False)) is not None:
+            found.append(str(notification.notification_xml))
+        return found
+
+    async def close(self) -> None:
+        """End it without a word."""
+        self._trouble = self._trouble or "it was closed"
+        session = self._manager._session
+        # Whoever still waits for an answer in a thread is told that none will come.
+        session._dispatch_error(TransportError(self._trouble))
+        await finished(session.close, lambda late: None)
+
+    @property
+    def _alive(self) -> bool:
+        transport = self._manager._session.transport
+        return bool(self._manager.connected and transport and transport.is_active())
+
+    async def _answer(self, ask: Callable[[], T]) -> T:
+        """What ``ask`` gives; ``ConnectionLost`` as soon as the session is dead.
+
+        ncclient may miss that for a request made in the moment in which it dies.
+        """
+        task = asyncio.ensure_future(finished(ask, lambda late: None))
+        try:
+            while True:
+                alive = self._alive
+                if (await asyncio.wait({task}, timeout=_LOOK_S))[0]:
+                    return task.result()
+                if not alive:
+                    raise ConnectionLost
+        finally:
+            task.cancel()
+
+
+class _PromptSession(SSHSession):  # type: ignore[misc]  # ncclient has no types
+    """Sends at once. ncclient's own loop looks for something to send every 0.1 s only."""
+
+    def send(self, message: str) -> None:
+        """Send this XML, framed as both sides agreed on (RFC 6242)."""
+        if not self.connected:
+            raise TransportError("not connected to the device")
+        data = message.encode()
+        if self._base == NetconfBase.BASE_11:
+            framed = b"\n#%d\n%b%b" % (len(data), data, END_DELIM)
+        else:
+            framed = data + MSG_DELIM
+        # Requests are made one at a time, so no two of them mix here.
+        self._channel.sendall(framed)
+
+
+def _establish(session: Session, sock: socket.socket) -> Any:
+    handler = DefaultDeviceHandler()
+    connection = _PromptSession(handler)
+    # The pins are ours: ncclient's own list knows keys by host only and would narrow the
+    # algorithms to what paramiko no longer has.
+    connection.load_known_hosts = lambda filename=None: None
+
+    def check(host: str, _: str) -> bool:
+        key = connection.transport.get_remote_server_key()
+        check_host_key(session.name, session.host, session.port, key)
+        return True
+
+    try:
+        connection.connect(
+            session.host,
+            session.port,
+            timeout=session.connect_timeout_s,
+            unknown_host_cb=check,
+            username=session.user,
+            password=session.password,
+            allow_agent=False,
+            look_for_keys=False,
+            sock=sock,
+        )
+    except AuthenticationError as error:
+        connection.close()
+        raise login_refused(session, error) from error
+    except (NCClientError, paramiko.SSHException, EOFError) as error:
+        if connection.transport:
+            connection.close()
+        raise ConnectionError(f"{str(error) or 'it hung up'}: is it a NETCONF port?") from error
+    except BaseException:
+        if connection.transport:
+            connection.close()
+        raise
+    return Manager(connection, handler, timeout=session.timeout_s)

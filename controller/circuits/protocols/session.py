@@ -1,0 +1,277 @@
+"""A session with a device that stays usable: login, deadlines, reconnecting, keep-alive.
+
+One exchange is in flight at a time. An exchange that changes something and whose reply did
+not come raises ``OutcomeUnknown``; one that only reads is tried once more, then raises
+``DeviceUnreachable``. The password never reaches a log or an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+from patchlight.controller.circuits.alarms import AlarmLog
+from patchlight.controller.circuits.contract import (
+    Alarm,
+    DeviceRefused,
+    DeviceUnreachable,
+    LoginRefused,
+    Severity,
+)
+from patchlight.controller.circuits.protocols.connection import (
+    Connection,
+    ConnectionLost,
+    Framer,
+    FramingError,
+)
+from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
+from patchlight.testbed.lab import CircuitSwitch
+
+_ALARM_WORDS_KEPT = 500  # characters of each, so that a flood of long ones stays bounded
+_PAUSE_AFTER_LOGIN_REFUSED_S = 300.0  # before an idle session tries again
+_LOGIN_SETTLES_S = 0.5  # some units answer "not logged in" for a moment after the login
+
+
+class Line(Protocol):
+    """What a session talks over. ``trouble`` says why it ended; empty while it lives."""
+
+    @property
+    def trouble(self) -> str:
+        """Why it ended."""
+
+    async def close(self) -> None:
+        """Let go of it."""
+
+
+L = TypeVar("L", bound=Line)
+M = TypeVar("M")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Session:
+    """Whom to log in where, and how long to wait (seconds)."""
+
+    name: str
+    host: str
+    port: int
+    user: str
+    password: str
+    timeout_s: float = 10.0
+    connect_timeout_s: float = 5.0
+    keep_alive_s: float = 60.0
+
+    @classmethod
+    def of(cls, switch: CircuitSwitch, password: str) -> Session:
+        """The session with an OCS of the lab; ``BadInput`` if its address is none."""
+        host, _, port = switch.address.rpartition(":")
+        if not host or not port.isdigit():
+            raise BadInput(f"{switch.name}: {switch.address!r} is no address: expected host:port")
+        return cls(switch.name, host.strip("[]"), int(port), switch.user, password)
+
+
+class KeptSession(ABC, Generic[L]):
+    """One login on one device, over whatever line. All methods belong to one event loop."""
+
+    protocol: ClassVar[str]
+    log: ClassVar[logging.Logger]
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = asyncio.Lock()
+        self._connection: L | None = None
+        self._keep_alive_task: asyncio.Task[None] | None = None
+        self._last_used = 0.0
+        self._logged_in_at = 0.0
+        self._alarms = AlarmLog()
+
+    # --- what a protocol adds ---------------------------------------------------------------
+
+    @abstractmethod
+    async def _connect(self) -> L:
+        """A new line to the device; raises ``OSError``, or ``LoginRefused`` if that comes first."""
+
+    @abstractmethod
+    async def _log_in(self) -> None:
+        """Log in over the connection just made; raises ``LoginRefused``."""
+
+    @abstractmethod
+    async def _log_out(self) -> None:
+        """Log out over the connection, which may be broken."""
+
+    @abstractmethod
+    async def _say_something(self) -> None:
+        """What keeps an idle session alive."""
+
+    def _wants_login(self, refusal: DeviceRefused) -> bool:
+        """Whether that was refused for want of a login."""
+        return False
+
+    # --- the session ------------------------------------------------------------------------
+
+    @property
+    def alarms(self) -> tuple[Alarm, ...]:
+        """What the device said unasked, oldest first (the last 1000)."""
+        return self._alarms.all
+
+    def _alarm(self, severity: Severity, subject: str, words: str) -> None:
+        words, subject = self._mask(words)[:_ALARM_WORDS_KEPT], subject[:_ALARM_WORDS_KEPT]
+        self._alarms.note(severity, subject, words)
+        level = logging.DEBUG if severity == "notice" else logging.INFO
+        self.log.log(level, "%s > %s %s", self._session.name, severity, words)
+
+    async def open(self) -> None:
+        """Connect and log in, and keep the session alive until ``close``."""
+        async with self._lock:
+            await self._ensure_session()
+        if self._keep_alive_task is None:
+            self._keep_alive_task = asyncio.create_task(self._keep_alive())
+
+    async def close(self) -> None:
+        """Log out (if the device still listens) and drop the connection."""
+        if self._keep_alive_task is not None:
+            self._keep_alive_task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keep_alive_task
+            self._keep_alive_task = None
+        async with self._lock:
+            if self._connection is not None:
+                with contextlib.suppress(PatchlightError, ConnectionLost, TimeoutError):
+                    await self._log_out()
+            await self._disconnect()
+
+    async def _run(
+        self,
+        exchange: Callable[[L], Awaitable[R]],
+        shown: str,
+        timeout_s: float,
+        *,
+        changes: bool,
+    ) -> R:
+        """Do one exchange on a live session; see the module for what a failure becomes.
+
+        ``shown`` is the command as errors may have it.
+        """
+        async with self._lock:
+            logged_in_again = retried = False
+            while True:
+                connection = await self._ensure_session()
+                self._last_used = asyncio.get_running_loop().time()
+                try:
+                    return await exchange(connection)
+                except (ConnectionLost, TimeoutError, FramingError) as error:
+                    reason = self._reason(error, timeout_s)
+                    await self._disconnect()
+                    if changes:
+                        raise OutcomeUnknown(
+                            f"{self._session.name}: {shown} was sent, then {reason}: whether it "
+                            "was done is unknown",
+                            hint="read the device's map before anything else",
+                        ) from error
+                    if retried or isinstance(error, TimeoutError):
+                        raise DeviceUnreachable(
+                            f"{self._session.name}: no reply to {shown}: {reason}"
+                        ) from error
+                    retried = True
+                except DeviceRefused as refusal:
+                    if logged_in_again or not self._wants_login(refusal):
+                        raise
+                    # It was refused for want of a login, so nothing of it was done.
+                    logged_in_again = True
+                    if asyncio.get_running_loop().time() - self._logged_in_at < 1:
+                        await asyncio.sleep(_LOGIN_SETTLES_S)
+                    else:
+                        await self._disconnect()
+
+    async def _ensure_session(self) -> L:
+        if self._connection is not None and not self._connection.trouble:
+            return self._connection
+        await self._disconnect()
+        host, port, wait_s = self._session.host, self._session.port, self._session.connect_timeout_s
+        try:
+            async with asyncio.timeout(wait_s):
+                self._connection = await self._connect()
+        except (OSError, TimeoutError) as error:
+            raise DeviceUnreachable(
+                f"connecting to {self._session.name} at {host}:{port}: "
+                f"{str(error) or f'no answer in {wait_s:g} s'}",
+                hint="check that the device is on, and its address in the lab file",
+            ) from error
+        try:
+            await self._log_in()
+        except (ConnectionLost, TimeoutError, FramingError) as error:
+            reason = self._reason(error, self._session.timeout_s)
+            await self._disconnect()
+            raise DeviceUnreachable(
+                f"logging in to {self._session.name} at {host}:{port}: {reason}",
+                hint=f"is it a {self.protocol} port?",
+            ) from error
+        except BaseException:
+            await self._disconnect()
+            raise
+        self._logged_in_at = asyncio.get_running_loop().time()
+        return self._connection
+
+    def _connected(self) -> L:
+        if self._connection is None:
+            raise ConnectionLost
+        return self._connection
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    async def _keep_alive(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            idle = loop.time() - self._last_used
+            if idle < self._session.keep_alive_s:
+                await asyncio.sleep(self._session.keep_alive_s - idle)
+                continue
+            self._last_used = loop.time()
+            try:
+                await self._say_something()
+            except PatchlightError as error:
+                if isinstance(error, LoginRefused):
+                    # Some units lock an account out after a few wrong passwords.
+                    self._last_used += _PAUSE_AFTER_LOGIN_REFUSED_S
+                self.log.warning("%s: keep-alive: %s", self._session.name, error.message)
+
+    # --- words ------------------------------------------------------------------------------
+
+    def _mask(self, text: str) -> str:
+        secret = self._session.password
+        return text.replace(secret, "****") if secret else text
+
+    def _reason(self, error: Exception, timeout_s: float) -> str:
+        if isinstance(error, TimeoutError):
+            return f"nothing came back within {timeout_s:g} s"
+        trouble = self._connection.trouble if self._connection else ""
+        return self._mask(str(error) or trouble or "the connection was lost")
+
+
+class DeviceSession(KeptSession[Connection[M]], Generic[M]):
+    """A session over a connection of messages: TCP, if ``_connect`` is not replaced."""
+
+    @abstractmethod
+    def _framer(self) -> Framer[M]:
+        """A new parser for a new connection."""
+
+    def _unasked(self, message: M) -> bool:
+        """Take a message that answers nothing; ``False`` if it may be an answer."""
+        return False
+
+    async def _connect(self) -> Connection[M]:
+        host, port = self._session.host, self._session.port
+        return await Connection.open(host, port, self._framer(), self._unasked)
+
+
+def shortened(text: str) -> str:
+    """A command as logs and errors may have it: long lists cut."""
+    return text if len(text) <= 200 else text[:197] + "..."

@@ -1,0 +1,119 @@
+"""An SSH channel as a pair of asyncio streams: paramiko works in threads, we do not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import paramiko
+
+from patchlight.controller.circuits.contract import LoginRefused
+from patchlight.controller.circuits.protocols.session import Session
+from patchlight.controller.circuits.protocols.ssh.host_keys import check_host_key
+
+_CHUNK = 65536
+_LOG = "patchlight.ssh"
+T = TypeVar("T")
+
+# What goes wrong is in our errors; paramiko would tell it with a traceback once more.
+logging.getLogger(f"{_LOG}.transport").setLevel(logging.CRITICAL)
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def open_shell(session: Session) -> Streams:
+    """Log in and open a shell on a terminal wide enough that it wraps no line.
+
+    Raises ``OSError`` (also for all that is not SSH) and ``LoginRefused``.
+    """
+    channel = await finished(
+        functools.partial(_open_shell, session), lambda late: late.get_transport().close()
+    )
+    try:
+        return await streams(channel)
+    except BaseException:
+        channel.get_transport().close()
+        raise
+
+
+async def finished(blocking: Callable[[], T], let_go: Callable[[T], object]) -> T:
+    """What ``blocking`` gives, run in a thread; cancelled meanwhile, ``let_go`` takes it."""
+    task = asyncio.ensure_future(asyncio.to_thread(blocking))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+
+        def too_late(late: asyncio.Future[T]) -> None:
+            if not late.cancelled() and late.exception() is None:
+                let_go(late.result())
+
+        task.add_done_callback(too_late)
+        raise
+
+
+async def streams(channel: paramiko.Channel) -> Streams:
+    """The channel as streams, whose closing closes the channel and its whole transport."""
+    ours, theirs = socket.socketpair()
+    threading.Thread(target=_from_channel, args=(channel, theirs), daemon=True).start()
+    threading.Thread(target=_to_channel, args=(channel, theirs), daemon=True).start()
+    return await asyncio.open_connection(sock=ours)
+
+
+def login_refused(session: Session, error: Exception) -> LoginRefused:
+    """The device's refusal of the user or password."""
+    words = str(error).replace(session.password, "****") if session.password else str(error)
+    return LoginRefused(
+        f"logging in to {session.name} as {session.user!r} was refused: {words}",
+        words=words,
+        hint="check user and password_env of the circuit switch in the lab file",
+    )
+
+
+def _open_shell(session: Session) -> paramiko.Channel:
+    wait_s = session.connect_timeout_s
+    transport = paramiko.Transport(socket.create_connection((session.host, session.port), wait_s))
+    transport.set_log_channel(f"{_LOG}.transport")
+    transport.banner_timeout = transport.auth_timeout = wait_s
+    try:
+        transport.start_client(timeout=wait_s)
+        key = transport.get_remote_server_key()
+        check_host_key(session.name, session.host, session.port, key)
+        transport.auth_password(session.user, session.password)
+        channel = transport.open_session(timeout=wait_s)
+        channel.settimeout(wait_s)
+        channel.get_pty("dumb", width=2000, height=200)
+        channel.invoke_shell()
+        channel.settimeout(None)
+    except paramiko.AuthenticationException as error:
+        transport.close()
+        raise login_refused(session, error) from error
+    except (paramiko.SSHException, EOFError) as error:
+        transport.close()
+        raise ConnectionError(f"{str(error) or 'it hung up'}: is it an SSH port?") from error
+    except BaseException:
+        transport.close()
+        raise
+    return channel
+
+
+def _from_channel(channel: paramiko.Channel, to: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := channel.recv(_CHUNK):
+            to.sendall(data)
+    with contextlib.suppress(OSError):
+        to.shutdown(socket.SHUT_WR)
+
+
+def _to_channel(channel: paramiko.Channel, source: socket.socket) -> None:
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        while data := source.recv(_CHUNK):
+            channel.sendall(data)
+    # Both ends are through: the device hung up, or our side closed the streams.
+    channel.get_transport().close()
+    source.close()

@@ -1,0 +1,177 @@
+"""A session in a device's shell over SSH: a command, its echo, its reply, the prompt.
+
+A shell has no tags. So the terminal's echo of the command must stand before its reply:
+anything else means that the two sides are out of step, and the connection is made anew. How a
+session stays usable, and what an unanswered command becomes: see ``DeviceSession``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import logging
+import re
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+from patchlight.controller.circuits.contract import DeviceRefused, Severity
+from patchlight.controller.circuits.dialects import Dialect, Pattern, Template
+from patchlight.controller.circuits.protocols.connection import (
+    BUFFER_LIMIT,
+    Connection,
+    FramingError,
+)
+from patchlight.controller.circuits.protocols.session import DeviceSession, Session, shortened
+from patchlight.controller.circuits.protocols.ssh.channel import open_shell
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+
+
+@dataclass(frozen=True)
+class ShellDialect(Dialect):
+    """What a session takes.
+
+    ``prompt`` matches the whole last line of what a login prints; whatever it is there, it is
+    taken for the prompt from then on. A reply with a line in which ``error_line`` is found is
+    a refusal. Lines that match ``alarm_line`` are no part of a reply: the device says them
+    unasked.
+    """
+
+    FIELDS: ClassVar[frozenset[str]] = frozenset()
+
+    prompt: Pattern = r"[^\r\n]{0,60}[>#$%] ?"
+    keep_alive: Template = "switchstate"
+    error_line: Pattern = r"ERROR|Exception"
+    alarm_line: Pattern = r"(?P<severity>CRITICAL|MAJOR|MINOR|NOTICE): (?P<words>.*)"
+
+
+class ShellFramer:
+    """Bytes in, the text before each prompt out. ``FramingError`` past ``limit`` bytes."""
+
+    def __init__(self, prompt: str, limit: int = BUFFER_LIMIT) -> None:
+        self._first = re.compile(rf"(?:^|\n)({prompt})$")
+        self._next: re.Pattern[str] | None = None
+        self._text, self._limit = "", limit
+        # A letter may come in two pieces.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, data: bytes) -> list[str]:
+        """Add bytes; returns the texts that they complete."""
+        added = self._decoder.decode(data).replace("\r", "")
+        self._text = _ESCAPES.sub("", self._text + added)
+        if self._next is None:
+            found = self._first.search(self._text)
+            if found is None:
+                self._check()
+                return []
+            self._next = re.compile(rf"(?:^|\n){re.escape(found[1])}")
+        *whole, self._text = self._next.split(self._text)
+        self._check()
+        return whole
+
+    def take_telnet_replies(self) -> bytes:
+        """None: SSH does not negotiate in the text."""
+        return b""
+
+    def _check(self) -> None:
+        if len(self._text) > self._limit:
+            raise FramingError(f"{len(self._text)} bytes came without the end of a reply")
+
+
+class ShellClient(DeviceSession[str]):
+    """One connection to one device. All methods belong to one event loop."""
+
+    protocol = "SSH"
+    log = logging.getLogger("patchlight.ssh")
+
+    def __init__(self, session: Session, dialect: ShellDialect) -> None:
+        super().__init__(session)
+        self._dialect = dialect
+        self._error = re.compile(dialect.error_line)
+        self._alarm_line = re.compile(dialect.alarm_line)
+
+    async def command(
+        self, command: str, *, changes: bool = False, timeout_s: float | None = None
+    ) -> list[str]:
+        """Have a command done; the lines of its reply.
+
+        Raises ``DeviceRefused`` with the device's words if it tells of an error. One that
+        ``changes`` something and is not answered raises ``OutcomeUnknown``.
+        """
+        timeout = self._session.timeout_s if timeout_s is None else timeout_s
+
+        async def exchange(connection: Connection[str]) -> list[str]:
+            return await self._exchange(connection, command, timeout)
+
+        lines = await self._run(exchange, shortened(command), timeout, changes=changes)
+        errors = [self._mask(line.strip()) for line in lines if self._error.search(line)]
+        if errors:
+            words = shortened("; ".join(errors))
+            self.log.info("%s > %s", self._session.name, words)
+            raise DeviceRefused(
+                f"{self._session.name} refused {shortened(command)}: {words}", words=words
+            )
+        return lines
+
+    # --- the session ------------------------------------------------------------------------
+
+    def _framer(self) -> ShellFramer:
+        return ShellFramer(self._dialect.prompt)
+
+    def _unasked(self, message: str) -> bool:
+        """Some print the prompt anew after what they say unasked."""
+        lines = [line.strip() for line in message.split("\n") if line.strip()]
+        if not lines or not all(map(self._alarm_line.fullmatch, lines)):
+            return False
+        self._without_alarms(message)
+        return True
+
+    async def _connect(self) -> Connection[str]:
+        streams = await open_shell(self._session)
+        connection = Connection(*streams, self._framer(), self._unasked, ending=b"\n")
+        # The login's own text and the first prompt come before any command.
+        connection.listen()
+        return connection
+
+    async def _log_in(self) -> None:
+        async with asyncio.timeout(self._session.timeout_s):
+            greeting = await self._connected().receive()
+        self._connected().done()
+        self._without_alarms(greeting)
+
+    async def _log_out(self) -> None:
+        """Closing the channel is the farewell."""
+
+    async def _say_something(self) -> None:
+        await self.command(self._dialect.keep_alive)
+
+    async def _exchange(
+        self, connection: Connection[str], command: str, timeout: float
+    ) -> list[str]:
+        ended = False
+        try:
+            async with asyncio.timeout(timeout):
+                self.log.debug("%s < %s", self._session.name, shortened(command))
+                await connection.send(command)
+                lines = self._without_alarms(await connection.receive())
+                if not lines or lines[0].strip() != command:
+                    said = self._mask(shortened(lines[0])) if lines else ""
+                    raise FramingError(f"it echoed {said!r} for {shortened(command)!r}")
+                ended = True
+                return lines[1:]
+        finally:
+            if not ended:
+                # What comes of it later must not be taken for the answer to the next command.
+                connection.trouble = connection.trouble or "an answer is outstanding"
+            connection.done()
+
+    def _without_alarms(self, text: str) -> list[str]:
+        """The lines of a reply that are not blank; what was said unasked becomes alarms."""
+        lines = []
+        for line in text.split("\n"):
+            if alarm := self._alarm_line.fullmatch(line.strip()):
+                severity = cast(Severity, alarm["severity"].lower())
+                self._alarm(severity, "", alarm["words"])
+            elif line.strip():
+                lines.append(line)
+        return lines

@@ -1,0 +1,252 @@
+"""A TL1 session over TCP: login, CTAGs, acknowledgements, pages, autonomous messages.
+
+How it stays usable, and what an unanswered command becomes: see ``DeviceSession``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from dataclasses import dataclass
+
+from patchlight.controller.circuits.alarms import Standing
+from patchlight.controller.circuits.contract import Alarm, DeviceRefused, LoginRefused
+from patchlight.controller.circuits.protocols.connection import (
+    BUFFER_LIMIT,
+    Connection,
+    FramingError,
+)
+from patchlight.controller.circuits.protocols.session import DeviceSession, Session, shortened
+from patchlight.controller.circuits.protocols.tl1.dialects import SessionDialect
+from patchlight.controller.circuits.protocols.tl1.framing import Framer
+from patchlight.controller.circuits.protocols.tl1.messages import (
+    NOTIFICATIONS,
+    SEVERITIES,
+    Acknowledgement,
+    Autonomous,
+    Body,
+    Message,
+    Response,
+    quote,
+)
+
+_LIST_EVERY_S = 2.0  # the list of alarms is read no more often, however often it is asked for
+_UNKNOWN_COMMAND = ("ICNV", "IICM", "IIAC", "PIUI")
+_ACKNOWLEDGED_LIMIT = 10  # acknowledgements extend a deadline to at most so many times itself
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A whole reply, its parts joined. ``code``: COMPLD, or PRTL, DELAY, RTRV."""
+
+    code: str
+    lines: tuple[str, ...]
+    words: str
+
+
+class Tl1Client(DeviceSession[Message]):
+    """One login on one network element. All methods belong to one event loop."""
+
+    protocol = "TL1"
+    log = logging.getLogger("patchlight.tl1")
+
+    def __init__(self, session: Session, dialect: SessionDialect) -> None:
+        super().__init__(session)
+        self._dialect = dialect
+        self._ctag = 0
+        self._lists_alarms = bool(dialect.alarms)
+        self._list_again_at = 0.0
+
+    async def command(
+        self,
+        template: str,
+        values: dict[str, str] | None = None,
+        *,
+        changes: bool = False,
+        paged: bool = False,
+        timeout_s: float | None = None,
+    ) -> Reply:
+        """Send one command and wait for its whole reply.
+
+        ``template`` comes from a dialect; ``values`` fill it (the CTAG is added). With
+        ``changes`` an unanswered command raises ``OutcomeUnknown``, else
+        ``DeviceUnreachable``. ``paged``: the device may repeat whole replies as pages. A
+        denial raises ``DeviceRefused`` with the device's words.
+        """
+        timeout = self._session.timeout_s if timeout_s is None else timeout_s
+        values = values or {}
+
+        async def exchange(connection: Connection[Message]) -> Reply:
+            return await self._exchange(connection, template, values, timeout, paged=paged)
+
+        return await self._run(exchange, self._shown(template, values), timeout, changes=changes)
+
+    async def hear(self) -> tuple[Alarm, ...]:
+        """What it said unasked, and what stands on its own list (GR-833), if it has one."""
+        now = asyncio.get_running_loop().time()
+        if self._lists_alarms and now >= self._list_again_at:
+            self._list_again_at = now + _LIST_EVERY_S
+            try:
+                reply = await self.command(self._dialect.alarms, paged=True)
+            except DeviceRefused as refusal:
+                # A command that it does not know now it will not know later.
+                self._lists_alarms = refusal.code not in _UNKNOWN_COMMAND
+            else:
+                self._alarms.stands(self._standing(line) for line in reply.lines)
+        return self.alarms
+
+    def _standing(self, line: str) -> Standing:
+        match = re.match(self._dialect.alarm_line, line)
+        if match is None:
+            return Standing("notice", "", self._mask(line))
+        severity = NOTIFICATIONS.get(match["severity"] or "", "notice")
+        return Standing(severity, match["subject"], self._mask(line), match["condition"])
+
+    # --- the session ---------------------------------------------------------------------
+
+    def _framer(self) -> Framer:
+        return Framer()
+
+    def _unasked(self, message: Message) -> bool:
+        if isinstance(message, Autonomous):
+            self._note(message)
+            return True
+        return False
+
+    def _wants_login(self, refusal: DeviceRefused) -> bool:
+        return self._says(self._dialect.not_logged_in, f"{refusal.code} {refusal.words}")
+
+    async def _log_in(self) -> None:
+        user = self._session.user
+        values = {"user": quote(user), "password": quote(self._session.password)}
+        try:
+            await self._exchange(
+                self._connected(), self._dialect.login, values, self._session.timeout_s, paged=False
+            )
+        except DeviceRefused as refusal:
+            if not self._says(self._dialect.already_logged_in, refusal.words):
+                raise LoginRefused(
+                    f"logging in to {self._session.name} as {user!r} was refused: {refusal.words}",
+                    words=refusal.words,
+                    hint="check user and password_env of the circuit switch in the lab file",
+                ) from refusal
+
+    async def _log_out(self) -> None:
+        await self._exchange(self._connected(), self._dialect.logout, {}, 1.0, paged=False)
+
+    async def _say_something(self) -> None:
+        await self.command(self._dialect.keep_alive)
+
+    # --- one command ---------------------------------------------------------------------
+
+    async def _exchange(
+        self,
+        connection: Connection[Message],
+        template: str,
+        values: dict[str, str],
+        timeout: float,
+        *,
+        paged: bool,
+    ) -> Reply:
+        try:
+            parts = await self._collect(connection, template, values, timeout, paged=paged)
+        finally:
+            connection.done()
+        code, body = parts[-1].code, parts[-1].body
+        if code == "DENY":
+            words = self._mask(body.words) or "it gave no reason"
+            raise self._refused(template, values, body.bare.partition(" ")[0], words)
+        return Reply(
+            code,
+            tuple(line for part in parts for line in part.body.quoted),
+            self._mask("; ".join(r for part in parts if (r := _remarks(part.body)))),
+        )
+
+    async def _collect(
+        self,
+        connection: Connection[Message],
+        template: str,
+        values: dict[str, str],
+        timeout: float,
+        *,
+        paged: bool,
+    ) -> list[Response]:
+        """Send, then gather the parts of the reply: the last one tells how it ended."""
+        now = asyncio.get_running_loop().time
+        deadline = now() + timeout
+        async with asyncio.timeout_at(deadline):
+            ctag = last_ctag = await self._send(connection, template, values)
+        parts: list[Response] = []
+        waited = size = 0
+        while True:
+            async with asyncio.timeout_at(deadline):
+                message = await connection.receive()
+            if isinstance(message, Acknowledgement):
+                if message.code in ("NA", "NG") and message.ctag == ctag:
+                    raise self._refused(template, values, message.code, "not accepted")
+                if message.ctag in (ctag, last_ctag) and waited < _ACKNOWLEDGED_LIMIT:
+                    waited += 1
+                    deadline = now() + timeout
+                continue
+            if isinstance(message, Autonomous):
+                continue
+            # Elements answer a command that they could not read with CTAG 0.
+            if message.ctag in (ctag, "0"):
+                parts.append(message)
+                size += len(message.body.text)
+                if size > BUFFER_LIMIT:
+                    raise FramingError(f"the reply is longer than {BUFFER_LIMIT} bytes")
+                if message.more:
+                    continue
+                if message.code == "DENY" or not paged:
+                    return parts
+                if last_ctag == ctag:
+                    # Pages look like whole replies, each ended with ";". The element works
+                    # in order: when it answers the next command, all pages are here.
+                    last_ctag = await self._send(connection, self._dialect.keep_alive, {})
+                    deadline = now() + timeout
+            elif message.ctag == last_ctag and not message.more:
+                return parts
+            else:
+                self.log.debug("%s: stray reply to %s", self._session.name, message.ctag)
+
+    async def _send(
+        self, connection: Connection[Message], template: str, values: dict[str, str]
+    ) -> str:
+        self._ctag = self._ctag % 999_999 + 1
+        ctag = str(self._ctag)
+        shown = self._shown(template, {**values, "ctag": ctag})
+        self.log.debug("%s < %s", self._session.name, shown)
+        user = quote(self._session.user)
+        await connection.send(template.format(**{"user": user, **values, "ctag": ctag}))
+        return ctag
+
+    def _note(self, message: Autonomous) -> None:
+        subject, _, _ = (message.body.quoted or ("",))[0].partition(":")
+        words = f"{message.verb}: {message.body.words}"
+        self._alarm(SEVERITIES[message.alarm_code], subject, words)
+
+    # --- words ---------------------------------------------------------------------------
+
+    def _refused(
+        self, template: str, values: dict[str, str], code: str, words: str
+    ) -> DeviceRefused:
+        return DeviceRefused(
+            f"{self._session.name} refused {self._shown(template, values)}: {words}",
+            code=code,
+            words=words,
+        )
+
+    def _shown(self, template: str, values: dict[str, str]) -> str:
+        """The command as logs and errors may have it: no password; long lists cut."""
+        shown = {"user": quote(self._session.user), "ctag": "", **values, "password": "****"}
+        return shortened(template.format(**shown))
+
+    @staticmethod
+    def _says(pattern: str, words: str) -> bool:
+        return re.search(pattern, words, re.IGNORECASE) is not None
+
+
+def _remarks(body: Body) -> str:
+    return "; ".join(part for part in (body.bare, *body.comments) if part)

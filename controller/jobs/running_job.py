@@ -1,0 +1,219 @@
+"""A gang's life on the servers: workers prepared, started together, watched, given back.
+
+A gang is one or more jobs submitted together; all their workers begin at the same moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from patchlight.controller.fleet.agent_client import AgentClient, AgentError
+from patchlight.controller.fleet.fleet import Fleet
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.jobs import JobSpec, JobState
+from patchlight.testbed.lab import Host, Lab
+
+# Each worker has a network namespace of its own, so one port serves every ring.
+RING_PORT = 29500
+_PREPARE_DEADLINE_S = 90.0
+_POLL_S = 0.2
+_FINAL = ("done", "failed", "stopped")
+_FULL_WINDOW_BYTES = 8 * 2**20
+_LEAST_WINDOW_BYTES = 16 * 2**10
+_MOST_WINDOW_BYTES = 200_000
+
+
+class JobFailed(PatchlightError):
+    """A worker of the job failed; ``last_lines`` are its own last words."""
+
+    def __init__(self, message: str, last_lines: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.last_lines = tuple(last_lines)
+
+
+@dataclass(slots=True)
+class Worker:
+    """One rank of a running job and the agent that keeps it."""
+
+    id: str
+    rank: int
+    host: Host
+    agent: AgentClient
+    seen: int = 0
+    status: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        """The worker's state as its agent last told it."""
+        return str(self.status.get("state", "starting"))
+
+    async def refresh(self) -> None:
+        """Ask the agent how the worker is."""
+        self.status = await self.agent.worker(self.id)
+
+
+@dataclass
+class RunningJob:
+    """One job of a gang while it has workers. ``on_reports`` gets what the workers tell."""
+
+    id: str
+    spec: JobSpec
+    hosts: tuple[Host, ...]
+    on_state: Callable[[JobState], None]
+    on_reports: Callable[[list[dict[str, Any]]], None]
+    workers: list[Worker] = field(default_factory=list)
+
+    async def prepare(self, lab: Lab, fleet: Fleet) -> None:
+        """Have the agents make the workers, and wait until the ring is closed."""
+        ring = [
+            {"rank": rank, "address": str(host.nic.address), "port": RING_PORT}
+            for rank, host in enumerate(self.hosts)
+        ]
+        neighbours = [{"address": str(h.nic.address), "mac": h.nic.mac} for h in self.hosts]
+        self.workers = [
+            Worker(f"{self.id}-{rank}", rank, host, fleet.agent_of(host.server.name))
+            for rank, host in enumerate(self.hosts)
+        ]
+
+        async def create(worker: Worker) -> None:
+            gpu = worker.host.gpu
+            worker.status = await worker.agent.create_worker(
+                {
+                    "id": worker.id,
+                    "job": self.id,
+                    "rank": worker.rank,
+                    "gpu": gpu.name if gpu else None,
+                    "nic": worker.host.nic.name,
+                    "ring": ring,
+                    "neighbours": [n for n in neighbours
+                                   if n["address"] != str(worker.host.nic.address)],
+                    "task": {
+                        "iterations": self.spec.iterations,
+                        "gradient_bytes": scaled_gradient_bytes(self.spec, lab),
+                        "window_bytes": scaled_window_bytes(lab),
+                        "compute_s": self.spec.compute_s[gpu.model] if gpu else 0.0,
+                        "seed": self.spec.seed,
+                    },
+                }
+            )  # fmt: skip
+
+        await run_all(create(worker) for worker in self.workers)
+        await self._until("ready", _PREPARE_DEADLINE_S)
+
+    async def _until(self, state: str, deadline_s: float) -> None:
+        deadline = time.monotonic() + deadline_s
+        while True:
+            await self.refresh()
+            waiting = [w for w in self.workers if w.state != state]
+            if not waiting:
+                return
+            if time.monotonic() > deadline:
+                names = ", ".join(f"{w.host.name} ({w.state})" for w in waiting)
+                raise JobFailed(
+                    f"job {self.spec.name}: after {deadline_s:.0f} s not all workers are "
+                    f"{state}: {names}",
+                    [line for w in waiting for line in w.status.get("last_lines", [])],
+                )
+            await asyncio.sleep(_POLL_S / 2)
+
+    async def start(self) -> None:
+        """Let every worker train."""
+        await run_all(worker.agent.start(worker.id) for worker in self.workers)
+        self.on_state(JobState.RUNNING)
+
+    async def refresh(self) -> None:
+        """Ask for every worker's state; ``JobFailed`` as soon as one has failed."""
+        await run_all(worker.refresh() for worker in self.workers)
+        for worker in self.workers:
+            if worker.state in ("failed", "stopped"):
+                code = worker.status.get("exit_code")
+                why = worker.status.get("message") or f"exit code {code}"
+                raise JobFailed(
+                    f"job {self.spec.name}: the worker on {worker.host.name} (rank "
+                    f"{worker.rank}) {worker.state}: {why}",
+                    worker.status.get("last_lines", []),
+                )
+
+    async def watch(self) -> None:
+        """Collect reports until every worker is done."""
+        while True:
+            await self.refresh()
+            done = all(worker.state == "done" for worker in self.workers)
+            await run_all(self._collect(worker) for worker in self.workers)
+            if done:
+                return
+            await asyncio.sleep(_POLL_S)
+
+    async def _collect(self, worker: Worker) -> None:
+        reports, worker.seen = await worker.agent.reports(worker.id, worker.seen)
+        if reports:
+            self.on_reports([{**report, "rank": worker.rank} for report in reports])
+
+    async def hold(self, deadline_s: float) -> bool:
+        """Pause all ranks before the same all-reduce; whether they all did in time.
+
+        Rank by rank a little later than the slowest knows of would tear a ring apart, so
+        the iteration is one that no rank has begun; if a rank has passed it all the same,
+        a later one is tried.
+        """
+        deadline = time.monotonic() + deadline_s
+        while time.monotonic() < deadline:
+            await run_all(worker.refresh() for worker in self.workers)
+            alive = [worker for worker in self.workers if worker.state not in _FINAL]
+            target = 1 + max((int(w.status.get("iterations_done", 0)) for w in alive), default=0)
+            answers = await asyncio.gather(
+                *(worker.agent.hold(worker.id, target) for worker in alive), return_exceptions=True
+            )
+            if not any(isinstance(answer, BaseException) for answer in answers):
+                break
+            await self.release()
+            await asyncio.sleep(_POLL_S / 4)
+        while time.monotonic() < deadline:
+            await run_all(worker.refresh() for worker in self.workers)
+            if all(worker.state == "held" or worker.state in _FINAL for worker in self.workers):
+                return True
+            await asyncio.sleep(_POLL_S / 8)
+        return False
+
+    async def release(self) -> None:
+        """Let held workers go on; a worker that ended meanwhile is no error."""
+        await asyncio.gather(
+            *(worker.agent.release(worker.id) for worker in self.workers), return_exceptions=True
+        )
+
+    async def give_back(self) -> list[str]:
+        """Stop whatever workers there are; who could not be stopped, in words."""
+        answers = await asyncio.gather(
+            *(worker.agent.delete(worker.id) for worker in self.workers), return_exceptions=True
+        )
+        return [str(answer) for answer in answers if isinstance(answer, AgentError)]
+
+
+def scaled_gradient_bytes(spec: JobSpec, lab: Lab) -> int:
+    """The job's gradient divided by the lab's scale, in whole float32 values."""
+    return max(4, round(spec.gradient_bytes / lab.scale / 4) * 4)
+
+
+def scaled_window_bytes(lab: Lab) -> int | None:
+    """How much may be on its way to a worker, or ``None`` to leave that to the kernel.
+
+    Where rates are scaled down, what is in flight must be too. The kernel's windows are made
+    for fast links: they overflow the queue of a link of a few Mb/s, and connections that lose
+    frames there share it as chance has it, which those of a full-rate network do not. 8 MiB
+    fill a link of 40 Gb/s over 1.6 ms. Frames do not scale: with fewer than some ten of them on
+    their way (16 KiB) a connection feels every delay of a frame. Linux grants some 200 KB to who
+    asks: above that the kernel's own choice is better.
+    """
+    window = max(_LEAST_WINDOW_BYTES, round(_FULL_WINDOW_BYTES / lab.scale))
+    return window if window <= _MOST_WINDOW_BYTES else None
+
+
+async def run_all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all to their end, then raise the first error there was."""
+    for answer in await asyncio.gather(*coroutines, return_exceptions=True):
+        if isinstance(answer, BaseException):
+            raise answer

@@ -1,0 +1,265 @@
+"""Keeps the flow tables of all packet switches as they are wanted.
+
+A wanted table is installed by reading the switch, and removing and adding what differs. It
+is held from then on: when a switch connects, and when its counters show that an entry of
+ours is missing, its flows are read and mended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from patchlight.controller.openflow.client import Speaker, SpeakerRefused
+from patchlight.controller.openflow.flowtable import (
+    FlowChange,
+    FlowEntry,
+    FlowTable,
+    Match,
+    diff,
+    held_by_others,
+)
+from patchlight.controller.openflow.protocol import DEFAULT_DEADLINE_S, Message
+from patchlight.testbed.errors import PatchlightError
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A flow entry that a switch refused, and its reason in OpenFlow's words."""
+
+    entry: FlowEntry
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of one switch's wanted table.
+
+    ``added`` counts entries added or replaced. ``held`` are wanted entries whose place
+    another application's entry has: theirs stays. ``error`` says why the switch as a whole
+    could not be set; it is set when it connects again.
+    """
+
+    added: int = 0
+    removed: int = 0
+    failed: tuple[Refused, ...] = ()
+    held: tuple[FlowEntry, ...] = ()
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the switch now does all that was wanted."""
+        return not self.failed and self.error is None
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything had to be changed."""
+        return bool(self.added or self.removed)
+
+    def plus(self, other: Applied) -> Applied:
+        """Both, one after the other."""
+        return Applied(
+            self.added + other.added,
+            self.removed + other.removed,
+            self.failed + other.failed,
+            self.held + other.held,
+            self.error or other.error,
+        )
+
+
+class SwitchFlows:
+    """The wanted flow tables, by datapath id, and the work of keeping them.
+
+    ``on_mended`` is called with the datapath id and what was done whenever a table was set
+    right unasked.
+    """
+
+    def __init__(
+        self, speaker: Speaker, on_mended: Callable[[int, Applied], None] | None = None
+    ) -> None:
+        self.wanted: dict[int, FlowTable] = {}
+        self._speaker = speaker
+        self._on_mended = on_mended
+        self._locks: dict[int, asyncio.Lock] = {}
+        # The cookies that a switch should show: those wanted, less what it cannot have.
+        self._expected: dict[int, set[int]] = {}
+        self._mending: dict[int, asyncio.Task[None]] = {}
+        self._unsubscribe = speaker.subscribe(self._on_event)
+
+    async def close(self) -> None:
+        """Stop keeping tables. What is in the switches stays."""
+        self._unsubscribe()
+        for task in self._mending.values():
+            task.cancel()
+        await asyncio.gather(*self._mending.values(), return_exceptions=True)
+
+    async def set_table(
+        self, datapath_id: int, table: FlowTable, *, deadline_s: float = DEFAULT_DEADLINE_S
+    ) -> Applied:
+        """Make ``table`` the one that the switch has and keeps."""
+        return (await self.set_tables({datapath_id: table}, deadline_s=deadline_s))[datapath_id]
+
+    async def set_tables(
+        self, tables: Mapping[int, FlowTable], *, deadline_s: float = DEFAULT_DEADLINE_S
+    ) -> dict[int, Applied]:
+        """Set several switches at once; what became of each.
+
+        One switch that fails keeps none of the others. Where the way to a destination
+        changes on more than one switch, its old entries go everywhere before new ones come
+        anywhere: at no moment can old and new together form a loop. ``deadline_s`` is for
+        each of the three steps (read, remove, add).
+        """
+        self.wanted.update(tables)
+        async with AsyncExitStack() as stack:
+            for datapath_id in sorted(tables):
+                await stack.enter_async_context(self._lock(datapath_id))
+            return await self._set(tables, deadline_s)
+
+    # -- setting ------------------------------------------------------------------------------
+
+    def _lock(self, datapath_id: int) -> asyncio.Lock:
+        return self._locks.setdefault(datapath_id, asyncio.Lock())
+
+    async def _set(self, tables: Mapping[int, FlowTable], deadline_s: float) -> dict[int, Applied]:
+        read = await _each(tables, lambda i: self._read(i, deadline_s))
+        applied = {i: Applied(error=str(e)) for i, e in read.items() if isinstance(e, Exception)}
+        have = {i: table for i, table in read.items() if isinstance(table, FlowTable)}
+        changes = {i: diff(have[i], tables[i]) for i in have}
+        first = removals_first(have, changes)
+
+        removed = await _each(first, lambda i: self._apply(i, first[i], (), deadline_s))
+        adds = {i: c.adds for i, c in changes.items() if c.adds and _succeeded(removed.get(i))}
+        added = await _each(adds, lambda i: self._apply(i, (), adds[i], deadline_s))
+        for i in have:
+            done = Applied(held=held_by_others(have[i], tables[i]))
+            for step in (removed.get(i), added.get(i)):
+                if isinstance(step, Applied):
+                    done = done.plus(step)
+                elif step is not None:
+                    done = replace(done, error=str(step))
+            applied[i] = done
+        for i, result in applied.items():
+            lacking = {e.cookie for e in result.held} | {r.entry.cookie for r in result.failed}
+            self._expected[i] = {entry.cookie for entry in tables[i]} - lacking
+        return applied
+
+    async def _read(self, datapath_id: int, deadline_s: float) -> FlowTable:
+        result = await self._speaker.request(
+            "read_flows", datapath_id=datapath_id, deadline_s=deadline_s
+        )
+        return FlowTable(frozenset(FlowEntry.from_json(item) for item in result["flows"]))
+
+    async def _apply(
+        self,
+        datapath_id: int,
+        removes: Iterable[FlowEntry],
+        adds: Iterable[FlowEntry],
+        deadline_s: float,
+    ) -> Applied:
+        failed: list[Message] = []
+        try:
+            result = await self._speaker.request(
+                "apply",
+                datapath_id=datapath_id,
+                removes=[entry.to_json() for entry in removes],
+                adds=[entry.to_json() for entry in adds],
+                deadline_s=deadline_s,
+            )
+        except SpeakerRefused as refused:
+            if not refused.failed:
+                raise
+            result, failed = refused.result, refused.failed
+        return Applied(
+            result["added"],
+            result["removed"],
+            tuple(Refused(FlowEntry.from_json(f["entry"]), f["error"]) for f in failed),
+        )
+
+    # -- keeping ------------------------------------------------------------------------------
+
+    def _on_event(self, event: Message) -> None:
+        kind, datapath_id = event["event"], event.get("datapath_id", -1)
+        if kind == "speaker-up":
+            # Switches that connected before we did announced themselves to nobody.
+            for known in self.wanted:
+                self._mend_soon(known)
+        elif datapath_id not in self.wanted:
+            return
+        elif kind == "switch-up" or (kind == "counters" and self._differs(datapath_id, event)):
+            self._mend_soon(datapath_id)
+
+    def _differs(self, datapath_id: int, event: Message) -> bool:
+        flows = event.get("flows")
+        expected = self._expected.get(datapath_id)
+        if flows is None or expected is None or self._lock(datapath_id).locked():
+            return False
+        return {flow["cookie"] for flow in flows} != expected
+
+    def _mend_soon(self, datapath_id: int) -> None:
+        if datapath_id not in self._mending:
+            task = asyncio.create_task(self._mend(datapath_id))
+            self._mending[datapath_id] = task
+            task.add_done_callback(lambda _: self._mending.pop(datapath_id, None))
+
+    async def _mend(self, datapath_id: int) -> None:
+        async with self._lock(datapath_id):
+            table = self.wanted[datapath_id]
+            applied = (await self._set({datapath_id: table}, DEFAULT_DEADLINE_S))[datapath_id]
+        if applied.error is not None:
+            # Not connected yet, or gone again: its next connection mends it.
+            LOG.info("switch %#x is not mended yet: %s", datapath_id, applied.error)
+            return
+        if applied.changed or applied.failed:
+            LOG.warning(
+                "switch %#x was mended: %d flow entries added, %d removed, %d refused",
+                datapath_id, applied.added, applied.removed, len(applied.failed),
+            )  # fmt: skip
+            if self._on_mended is not None:
+                self._on_mended(datapath_id, applied)
+
+
+def removals_first(
+    have: Mapping[int, FlowTable], changes: Mapping[int, FlowChange]
+) -> dict[int, tuple[FlowEntry, ...]]:
+    """What to remove from each switch before anything is added to any.
+
+    The entries that are to go; and the old entry behind each replacement whose match is
+    touched on other switches too. A replacement on one switch alone is left to the switch,
+    which does it without a gap.
+    """
+    touched: Counter[Match] = Counter()
+    for change in changes.values():
+        touched.update({entry.match for entry in (*change.removes, *change.adds)})
+    first: dict[int, tuple[FlowEntry, ...]] = {}
+    for i, change in changes.items():
+        old = have[i].by_key()
+        replaced = (
+            old[e.key] for e in change.adds if e.key in old and touched[e.match] > 1 and e.match
+        )
+        if found := (*change.removes, *replaced):
+            first[i] = found
+    return first
+
+
+def _succeeded(step: Applied | Exception | None) -> bool:
+    return step is None or (isinstance(step, Applied) and not step.failed)
+
+
+async def _each(datapath_ids: Iterable[int], work: Callable[[int], Any]) -> dict[int, Any]:
+    """Do the work for all at once: each one's result, or its ``PatchlightError``."""
+
+    async def one(datapath_id: int) -> Any:
+        try:
+            return await work(datapath_id)
+        except PatchlightError as error:
+            return error
+
+    order = list(datapath_ids)
+    return dict(zip(order, await asyncio.gather(*map(one, order)), strict=True))

@@ -1,0 +1,106 @@
+"""The packet switches as one thing: they follow the light, and their ports are counted."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from patchlight.controller.openflow.client import Speaker
+from patchlight.controller.openflow.flow_sync import SwitchFlows
+from patchlight.controller.openflow.forwarding import flow_tables
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.wiring import Links
+
+# About an hour of samples of 64 NICs.
+_RATES_KEPT = 3600 * 64
+
+
+class Switches:
+    """The lab's packet switches behind the speaker, by their names in the lab file."""
+
+    def __init__(self, lab: Lab, speaker: Speaker) -> None:
+        self._lab, self._speaker = lab, speaker
+        self._flows = SwitchFlows(speaker)
+        self._name_of = {s.datapath_id: s.name for s in lab.packet_switches}
+        self._connected: set[int] = set()
+        self._host_at: dict[tuple[int, int], str] = {}
+        self._last: dict[tuple[int, int], tuple[float, int, int]] = {}
+        self.port_rates: deque[dict[str, Any]] = deque(maxlen=_RATES_KEPT)
+
+    async def close(self) -> None:
+        """Stop keeping the flow tables; what is in the switches stays."""
+        await self._flows.close()
+
+    async def follow(self, links: Links) -> list[str]:
+        """Set every switch's table to what these links need; what failed, in words.
+
+        A switch that is away is no failure of a change of circuits: it forwards nothing to
+        a dark port by itself, and gets its table as soon as it is back.
+        """
+        ids = {name: datapath_id for datapath_id, name in self._name_of.items()}
+        self._host_at = {
+            (ids[peer.device], int(peer.port)): host.name
+            for host in self._lab.hosts
+            if (peer := links.peer(host.endpoint)) is not None and peer.device in ids
+        }
+        tables = {ids[name]: table for name, table in flow_tables(self._lab, links).items()}
+        notes: list[str] = []
+        for datapath_id, applied in (await self._flows.set_tables(tables)).items():
+            name = self._name_of[datapath_id]
+            notes += [f"{name}: {r.entry}: {r.error}" for r in applied.failed]
+            notes += [f"{name}: an application of yours holds {e}" for e in applied.held]
+            if applied.error is not None:
+                notes.append(f"{name}: its flows are to follow: {applied.error.splitlines()[0]}")
+        return notes
+
+    def connected(self) -> dict[str, bool]:
+        """Which switches have a connection to the speaker."""
+        return {name: datapath_id in self._connected for datapath_id, name in self._name_of.items()}
+
+    async def look(self) -> None:
+        """Ask the speaker which switches are connected; events keep that true from then on."""
+        for switch in await self._speaker.request("switches"):
+            self._connected.add(int(switch["datapath_id"]))
+
+    def on_event(self, event: Mapping[str, Any]) -> None:
+        """Take in what the speaker tells: who is connected, and what the ports counted."""
+        kind = event["event"]
+        if kind == "switch-up":
+            self._connected.add(event["datapath_id"])
+        elif kind == "switch-down":
+            self._connected.discard(event["datapath_id"])
+        elif kind == "speaker-down":
+            self._connected.clear()
+        elif kind == "counters":
+            # Counters come from connected switches only, also from those that connected to a
+            # restarted speaker before anybody listened.
+            self._connected.add(event["datapath_id"])
+            self._count(event)
+
+    def _count(self, event: Mapping[str, Any]) -> None:
+        """Turn bytes into rates of the host at each port.
+
+        The rates are the host's own (its transmit is the switch's receive), in bits per
+        second as in the lab: measured × scale.
+        """
+        datapath_id, at = int(event["datapath_id"]), float(event["at"])
+        for port in event["ports"]:
+            key = (datapath_id, int(port["port"]))
+            rx_bytes, tx_bytes = int(port["rx_bytes"]), int(port["tx_bytes"])
+            earlier = self._last.get(key)
+            self._last[key] = (at, rx_bytes, tx_bytes)
+            host = self._host_at.get(key)
+            if earlier is None or host is None or at <= earlier[0] or rx_bytes < earlier[1]:
+                continue
+            to_bps = 8 * self._lab.scale / (at - earlier[0])
+            self.port_rates.append(
+                {
+                    "at": at,
+                    "host": host,
+                    "switch": self._name_of[datapath_id],
+                    "port": key[1],
+                    "rx_bps": (tx_bytes - earlier[2]) * to_bps,
+                    "tx_bps": (rx_bytes - earlier[1]) * to_bps,
+                }
+            )

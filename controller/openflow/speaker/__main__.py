@@ -1,0 +1,139 @@
+"""The OpenFlow speaker: the one process of Patchlight in which an OpenFlow engine runs.
+
+``python -m patchlight.controller.openflow.speaker --socket PATH --listen 127.0.0.1:6653
+--lab-datapaths 1,2`` accepts packet switches over TCP and serves ``protocol`` on a Unix
+socket. It keeps nothing that matters: if it dies, flows stay in the switches, and whoever
+starts it again reads and mends them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from patchlight.controller.openflow import netns
+from patchlight.controller.openflow.listening import listen
+from patchlight.controller.openflow.protocol import Message, encode
+from patchlight.controller.openflow.speaker import engine
+from patchlight.testbed.errors import BadInput, PatchlightError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the speaker until it is told to stop; returns the process's exit status."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        _run(options)
+    except PatchlightError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="patchlight.controller.openflow.speaker", description=__doc__
+    )
+    parser.add_argument("--socket", type=Path, required=True, help="Unix socket to serve on")
+    parser.add_argument("--listen", default="127.0.0.1:6653", help="host:port for switches")
+    parser.add_argument("--netns", help="network namespace to listen in, like /run/netns/NAME")
+    parser.add_argument("--engine", choices=tuple(engine.PACKAGES), help="default: the first found")
+    parser.add_argument(
+        "--lab-datapaths", default="", help="datapath ids of the lab's switches, like 1,0x2"
+    )
+    parser.add_argument(
+        "--ryu-app", action="append", default=[], metavar="module:Class",
+        help="an application to run beside Patchlight's, or file.py:Class; may be given again",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-counters", action="store_true", help="do not read the switches' counters each second"
+    )
+    parser.add_argument(
+        "--until-eof", action="store_true", help="stop when standard input ends: with the parent"
+    )
+    return parser
+
+
+def _run(options: argparse.Namespace) -> None:
+    declared = _datapath_ids(options.lab_datapaths)
+    # Before any thread starts and any engine is loaded.
+    if options.netns:
+        netns.enter(options.netns)
+    listener = listen(options.listen)
+    chosen = engine.choose(options.engine)
+    # Only now: these import the engine.
+    from patchlight.controller.openflow.speaker.app_runner import run_apps
+    from patchlight.controller.openflow.speaker.operations import Operations
+    from patchlight.controller.openflow.speaker.server import Server
+    from patchlight.controller.openflow.speaker.switch_registry import Roster
+
+    address, port = listener.getsockname()[:2]
+    about: Message = {
+        "engine": chosen.name,
+        "engine_version": chosen.version,
+        "listen": f"[{address}]:{port}" if ":" in address else f"{address}:{port}",
+        "pid": os.getpid(),
+        "apps": options.ryu_app,
+    }
+    roster = Roster(declared, lambda event: server.publish(event), count=not options.no_counters)
+    server = Server(options.socket, Operations(roster, about))
+    try:
+        run_apps(listener, roster, tuple(options.ryu_app))
+        sys.stdout.buffer.write(encode(about))
+        sys.stdout.buffer.flush()
+        _serve_until_told(server, options.until_eof)
+    finally:
+        server.close()
+
+
+def _serve_until_told(server: Any, until_eof: bool) -> None:
+    """Serve until SIGTERM, Ctrl-C or, if asked for, the end of standard input."""
+    import eventlet
+    from eventlet.event import Event
+    from eventlet.hubs import trampoline
+
+    stopped = Event()
+    # An exception out of a signal handler would land in whichever green thread runs just then,
+    # and the engine swallows what its threads raise. Through a pipe it wakes the one that waits.
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+
+    def stop_after(descriptor: int) -> None:
+        while True:
+            trampoline(descriptor, read=True)
+            if descriptor == woken or not os.read(descriptor, 4096):
+                break
+        if not stopped.ready():
+            stopped.send()
+
+    eventlet.spawn_n(stop_after, woken)
+    if until_eof:
+        eventlet.spawn_n(stop_after, sys.stdin.fileno())
+    eventlet.spawn_n(server.serve_forever)
+    stopped.wait()
+
+
+def _datapath_ids(text: str) -> frozenset[int]:
+    try:
+        return frozenset(int(word, 0) for word in text.split(",") if word.strip())
+    except ValueError as error:
+        raise BadInput(
+            f"--lab-datapaths {text!r}: expected numbers with commas, like 1,0x2"
+        ) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

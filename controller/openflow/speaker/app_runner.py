@@ -1,0 +1,160 @@
+"""Runs OpenFlow applications on the chosen engine: ours, and those the user named.
+
+Import only after ``engine.choose``. Takes the place of ``ryu-manager``, which OS-Ken lacks
+and which can neither report a taken port nor pick a class out of a module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ryu import cfg
+from ryu.base import app_manager
+from ryu.controller import controller
+from ryu.lib import hub
+
+from patchlight.controller.openflow.speaker.switch_registry import Roster
+from patchlight.testbed.errors import BadInput
+
+# Types of messages that belong to the handshake and to keeping a connection alive.
+_HELLO, _ERROR, _ECHO_REQUEST, _ECHO_REPLY, _FEATURES_REQUEST = 0, 1, 2, 3, 5
+_HANDSHAKE = {_HELLO, _ERROR, _ECHO_REQUEST, _ECHO_REPLY, _FEATURES_REQUEST}
+
+
+def run_apps(listener: socket.socket, roster: Roster, user_apps: tuple[str, ...]) -> None:
+    """Load and start every application; switches are accepted from now on.
+
+    Returns once all are started. ``BadInput`` names the user's application that cannot be.
+    """
+    address, port = listener.getsockname()[:2]
+    cfg.CONF(args=[], project="patchlight", default_config_files=[])
+    overrides = {
+        "ofp_listen_host": address,
+        "ofp_tcp_listen_port": port,
+        # A busy switch may take long to drain what is sent; a dead one answers no echo.
+        "socket_timeout": 30.0,
+        "echo_request_interval": 5.0,
+        "maximum_unreplied_echo_requests": 3,
+    }
+    for option, value in overrides.items():
+        cfg.CONF.set_override(option, value)
+    _listen_through(listener)
+    _guard(roster.declared)
+
+    manager = _Apps()
+    manager.load_apps(["patchlight.controller.openflow.speaker.app:Patchlight"])
+    for name in user_apps:
+        with _blaming(name):
+            manager.load_apps([name])
+    with _blaming(", ".join(user_apps)):
+        manager.instantiate_apps(**manager.create_contexts(), patchlight=roster)
+    _serve_http(manager)
+
+
+class _Apps(app_manager.AppManager):  # type: ignore[misc]
+    """Knows ``module:Class`` and ``file.py:Class`` besides the engine's own module names."""
+
+    def load_app(self, name: str) -> Any:
+        if ":" not in name:
+            return super().load_app(name)
+        return _load_class(name)
+
+
+def _load_class(name: str) -> Any:
+    where, _, class_name = name.rpartition(":")
+    module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    found = getattr(module, class_name, None)
+    if not (inspect.isclass(found) and issubclass(found, app_manager.RyuApp)):
+        apps = [
+            class_name
+            for class_name, found in inspect.getmembers(module, inspect.isclass)
+            if issubclass(found, app_manager.RyuApp) and found.__module__ == module.__name__
+        ]
+        raise BadInput(
+            f"{where} has no OpenFlow application called {class_name!r}",
+            hint=f"subclasses of ryu.base.app_manager.RyuApp there: {', '.join(apps) or 'none'}",
+        )
+    return found
+
+
+def _load_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise BadInput(f"there is no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.append(str(path.parent.resolve()))
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _blaming(names: str) -> Iterator[None]:
+    """Whatever the user's code raises becomes an error that says what and where."""
+    try:
+        yield
+    except BadInput:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise BadInput(
+            f"cannot load the OpenFlow application {names or 'Patchlight'}: "
+            f"{type(error).__name__}: {error} ({os.path.relpath(last.filename)}:{last.lineno})",
+            hint="expected module:Class or file.py:Class; the class must speak OpenFlow 1.3 and "
+            "import under the chosen engine (OS-Ken has no ryu.app: try --engine ryu)",
+        ) from error
+
+
+def _listen_through(listener: socket.socket) -> None:
+    """Make the engine accept switches from ``listener`` rather than open a port itself."""
+    from eventlet.greenio import GreenSocket
+
+    class Server:
+        def __init__(self, _address: object, handle: Any, **_ssl: object) -> None:
+            self._server, self._handle = GreenSocket(listener), handle
+
+        def serve_forever(self) -> None:
+            while True:
+                connection, address = self._server.accept()
+                hub.spawn(self._handle, connection, address)
+
+    controller.StreamServer = Server
+
+
+def _guard(declared: frozenset[int]) -> None:
+    """Let nothing but the handshake be sent to a switch that the lab does not declare.
+
+    Whoever sends: ours or a user's application. Without the port description that the
+    engine would ask for next, such a switch never reaches the state that applications see.
+    """
+
+    # The method and not the class: the engine's own `super` calls look the class up by name.
+    send = controller.Datapath.send
+
+    def guarded(datapath: Any, message: bytes, *args: Any, **options: Any) -> Any:
+        if datapath.id is None or datapath.id in declared:
+            return send(datapath, message, *args, **options)
+        (kind,) = struct.unpack_from("!xB", message)
+        return send(datapath, message, *args, **options) if kind in _HANDSHAKE else False
+
+    controller.Datapath.send = guarded
+
+
+def _serve_http(manager: Any) -> None:
+    """Start the HTTP server of applications that asked for one (Ryu only; OS-Ken has none)."""
+    wsgi = sys.modules.get("ryu.app.wsgi")
+    service = wsgi.start_service(manager) if wsgi is not None else None
+    if service:
+        hub.spawn(service)

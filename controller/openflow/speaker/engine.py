@@ -1,0 +1,133 @@
+"""The seam between Patchlight's OpenFlow apps and the engine that runs them.
+
+Ryu 4.34 where it can be imported, else OS-Ken, its maintained descendant, on its eventlet
+hub. An application is written against ``ryu`` and runs on both: the name of the engine that
+was not chosen is an alias of the one that was. Only the speaker process may use this module:
+eventlet patches the whole process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+from patchlight.testbed.errors import BadInput, PatchlightError
+
+PACKAGES = {"ryu": "ryu", "os-ken": "os_ken"}
+# A base class is all that the two name differently.
+_BASE_CLASSES = {"ryu": "RyuApp", "os-ken": "OSKenApp"}
+_INSTALL = {
+    "ryu": "PIP_CONSTRAINT=deploy/ryu-constraint.txt pip install 'ryu==4.34' "
+    "(it builds only with setuptools < 67.3)",
+    "os-ken": "pip install os-ken",
+}
+
+
+class EngineMissing(PatchlightError):
+    """No OpenFlow engine, or not the one asked for, can be imported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The engine that was chosen: ``name`` is ``ryu`` or ``os-ken``."""
+
+    name: str
+    version: str
+
+
+def available() -> tuple[str, ...]:
+    """The engines that are installed, best first. Imports neither."""
+    return tuple(
+        name for name, package in PACKAGES.items() if importlib.util.find_spec(package) is not None
+    )
+
+
+def choose(wanted: str | None = None) -> Engine:
+    """Import the engine ``wanted`` (default: the first available) and make it ready.
+
+    Patches the process for eventlet. ``EngineMissing`` says how to install what is missing.
+    """
+    if wanted is not None and wanted not in PACKAGES:
+        raise BadInput(f"{wanted!r} is not an OpenFlow engine: expected {' or '.join(PACKAGES)}")
+    there = available()
+    if wanted is not None and wanted not in there:
+        raise EngineMissing(
+            f"the OpenFlow engine {wanted} is not installed",
+            hint=f"install it: {_INSTALL[wanted]}"
+            + (f"; or use {there[0]}, which is here" if there else ""),
+        )
+    if not there:
+        raise EngineMissing(
+            "no OpenFlow engine is installed: neither ryu nor os_ken can be imported",
+            hint=f"install one: {_INSTALL['os-ken']}; or {_INSTALL['ryu']}",
+        )
+    return _prepare(wanted or there[0])
+
+
+def _prepare(name: str) -> Engine:
+    # OS-Ken's own default, the native hub, never reports a switch that disconnects and dies
+    # silently of an exception in a handler.
+    os.environ["OSKEN_HUB_TYPE"] = os.environ["RYU_HUB_TYPE"] = "eventlet"
+    try:
+        with warnings.catch_warnings():
+            # Eventlet says on import that it is in maintenance mode: the speaker is a process
+            # of its own because of that.
+            warnings.simplefilter("ignore")
+            _load(name)
+    except ImportError as error:
+        raise EngineMissing(
+            f"the OpenFlow engine {name} is installed but cannot be imported: {error}",
+            hint=f"install it again: {_INSTALL[name]}",
+        ) from error
+    return Engine(name, importlib.metadata.version(name))
+
+
+def _load(name: str) -> None:
+    import eventlet.wsgi
+
+    # Newer eventlets dropped this name, which Ryu imports even where nothing serves HTTP.
+    if not hasattr(eventlet.wsgi, "ALREADY_HANDLED"):
+        eventlet.wsgi.ALREADY_HANDLED = []
+    package = PACKAGES[name]
+    importlib.import_module(f"{package}.lib.hub").patch(thread=False)
+    # Before ``controller``: the two import each other, and only this order works.
+    app_manager = importlib.import_module(f"{package}.base.app_manager")
+    base = getattr(app_manager, _BASE_CLASSES[name])
+    for other_name, other in PACKAGES.items():
+        if other_name != name:
+            sys.meta_path.insert(0, _Alias(other, package))
+            setattr(app_manager, _BASE_CLASSES[other_name], base)
+
+
+class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Makes ``import alias.x`` give the very module that ``import package.x`` gives."""
+
+    def __init__(self, alias: str, package: str) -> None:
+        self._alias, self._package = alias, package
+        self._specs: dict[str, importlib.machinery.ModuleSpec | None] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._alias and not fullname.startswith(self._alias + "."):
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._package + spec.name[len(self._alias) :])
+        self._specs[spec.name] = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system has just put the alias's spec into a module that ran long ago.
+        alias = module.__spec__.name if module.__spec__ else ""
+        module.__spec__ = self._specs.pop(alias, module.__spec__)

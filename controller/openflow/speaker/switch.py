@@ -1,0 +1,227 @@
+"""One connected packet switch, as the speaker's requests use it.
+
+Every request runs in a green thread of its own and waits for its replies here; the engine's
+event loop only hands replies over and never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from eventlet.event import Event
+from ryu.ofproto import ofproto_v1_3 as ofp
+from ryu.ofproto import ofproto_v1_3_parser as parser
+
+from patchlight.controller.openflow.flowtable import COOKIE_MARK, COOKIE_MASK, FlowEntry
+from patchlight.controller.openflow.speaker.messages import (
+    EntryRefused,
+    add_message,
+    entry_of,
+    error_text,
+    remove_message,
+)
+from patchlight.testbed.errors import PatchlightError
+
+# Fewer, larger sends: each one is a trip through the engine's queue and a system call.
+_BATCH_BYTES = 32 * 1024
+
+
+class SwitchGone(PatchlightError):
+    """A switch disconnected, or is not connected."""
+
+
+@dataclass(slots=True)
+class _Waiter:
+    """Someone waiting for a reply. ``errors`` and ``parts`` gather what came before its end."""
+
+    done: Event = field(default_factory=Event)
+    index_of: dict[int, int] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+    parts: list[Any] = field(default_factory=list)
+
+
+class Switch:
+    """A packet switch whose connection stands."""
+
+    def __init__(self, datapath: Any) -> None:
+        self.datapath = datapath
+        self.id: int = datapath.id
+        self._waiters: dict[int, _Waiter] = {}
+
+    @property
+    def address(self) -> str:
+        """Where the switch connected from."""
+        return "{}:{}".format(*self.datapath.address[:2])
+
+    def ports(self) -> list[dict[str, Any]]:
+        """The switch's own ports: number, name, MAC and whether light or signal arrives."""
+        return [port_of(p) for n, p in sorted(self.datapath.ports.items()) if n <= ofp.OFPP_MAX]
+
+    def ports_now(self) -> list[dict[str, Any]]:
+        """The same, asked for anew: some switches change a port without a word."""
+        request = parser.OFPPortDescStatsRequest(self.datapath, 0)
+        found = {port.port_no: port_of(port) for port in self._gather(request)}
+        return [port for number, port in sorted(found.items()) if number <= ofp.OFPP_MAX]
+
+    def description(self) -> dict[str, str]:
+        """Who made it, and what it is, in its own words."""
+        (said, *_) = self._gather(parser.OFPDescStatsRequest(self.datapath, 0))
+        return {
+            "vendor": _words(said.mfr_desc),
+            "hardware": _words(said.hw_desc),
+            "software": _words(said.sw_desc),
+            "serial": _words(said.serial_num),
+            "name": _words(said.dp_desc),
+        }
+
+    # -- requests -----------------------------------------------------------------------
+
+    def apply(
+        self, removes: Iterable[FlowEntry], adds: Iterable[FlowEntry]
+    ) -> list[tuple[FlowEntry, str]]:
+        """Remove and add entries; return once the switch has done all of it.
+
+        Returns the entries that it refused, with its reason. ``SwitchGone`` if it
+        disconnects first.
+        """
+        waiter, refused = _Waiter(), []
+        work = [(entry, remove_message) for entry in removes]
+        work += [(entry, add_message) for entry in adds]
+        batch = bytearray()
+        try:
+            for index, (entry, message) in enumerate(work):
+                xid = self._next_xid()
+                try:
+                    batch += message(entry, xid)
+                except EntryRefused as error:
+                    refused.append((entry, error.message))
+                    continue
+                # Before it is sent, lest the error come back before we are ready for it.
+                waiter.index_of[xid] = index
+                self._waiters[xid] = waiter
+                if len(batch) >= _BATCH_BYTES:
+                    self._send(bytes(batch))
+                    batch.clear()
+            barrier = parser.OFPBarrierRequest(self.datapath)
+            self._ask(barrier, waiter, before=bytes(batch))
+            waiter.done.wait()
+        finally:
+            self._forget(waiter)
+        return refused + [(work[index][0], text) for index, text in waiter.errors.items()]
+
+    def read_flows(self) -> list[FlowEntry]:
+        """Every entry of every table, others' too."""
+        return [entry_of(stats) for stats in self.flow_stats(0, 0)]
+
+    def flow_stats(self, cookie: int = COOKIE_MARK, mask: int = COOKIE_MASK) -> list[Any]:
+        """The engine's flow statistics of the entries with this cookie: ours by default."""
+        request = parser.OFPFlowStatsRequest(
+            self.datapath, 0, ofp.OFPTT_ALL, ofp.OFPP_ANY, ofp.OFPG_ANY, cookie, mask
+        )
+        return self._gather(request)
+
+    def port_stats(self) -> list[Any]:
+        """The engine's port statistics of the switch's own ports."""
+        request = parser.OFPPortStatsRequest(self.datapath, 0, ofp.OFPP_ANY)
+        return [stats for stats in self._gather(request) if stats.port_no <= ofp.OFPP_MAX]
+
+    def _gather(self, request: Any) -> list[Any]:
+        waiter = _Waiter()
+        try:
+            self._ask(request, waiter)
+            waiter.done.wait()
+        finally:
+            self._forget(waiter)
+        if waiter.errors:
+            raise PatchlightError(
+                f"switch {self.id:#x} refused to say its state: {waiter.errors.popitem()[1]}",
+                hint="the switch must speak OpenFlow 1.3 with flow and port statistics, and "
+                "describe itself and its ports",
+            )
+        return waiter.parts
+
+    def _ask(self, request: Any, waiter: _Waiter, before: bytes = b"") -> None:
+        xid = self._next_xid()
+        request.set_xid(xid)
+        request.serialize()
+        waiter.index_of[xid] = -1
+        self._waiters[xid] = waiter
+        self._send(before + bytes(request.buf))
+
+    def _send(self, data: bytes) -> None:
+        # Ryu says nothing when it throws a message away; its state does.
+        if not self.datapath.is_active or self.datapath.send_q is None:
+            raise SwitchGone(f"switch {self.id:#x} disconnected while it was being told something")
+        self.datapath.send(data)
+
+    def _next_xid(self) -> int:
+        # The engine's counter, shared with every application on this switch.
+        self.datapath.xid = (self.datapath.xid + 1) & self.datapath.ofproto.MAX_XID
+        return int(self.datapath.xid)
+
+    def _forget(self, waiter: _Waiter) -> None:
+        for xid in waiter.index_of:
+            self._waiters.pop(xid, None)
+
+    # -- replies ------------------------------------------------------------------------
+
+    def on_barrier(self, message: Any) -> None:
+        """The switch has done everything sent before this barrier."""
+        self._finish(self._waiters.get(message.xid))
+
+    def on_stats(self, message: Any) -> None:
+        """A part, perhaps the last, of some statistics. Others' requests are not ours to hear."""
+        waiter = self._waiters.get(message.xid)
+        if waiter is not None:
+            body = message.body
+            waiter.parts.extend(body if isinstance(body, list) else [body])
+            if not message.flags & ofp.OFPMPF_REPLY_MORE:
+                self._finish(waiter)
+
+    def on_error(self, message: Any) -> None:
+        """The switch refused something; the id says what."""
+        waiter = self._waiters.get(message.xid)
+        if waiter is None:
+            return
+        index = waiter.index_of[message.xid]
+        waiter.errors[index] = error_text(message)
+        if index < 0:
+            self._finish(waiter)
+
+    def on_gone(self) -> None:
+        """The connection ended: whoever waits for a reply gets an error."""
+        gone = SwitchGone(
+            f"switch {self.id:#x} disconnected before it answered",
+            hint="its flow entries are read again, and mended, when it comes back",
+        )
+        for waiter in {id(w): w for w in self._waiters.values()}.values():
+            if not waiter.done.ready():
+                waiter.done.send_exception(gone)
+
+    @staticmethod
+    def _finish(waiter: _Waiter | None) -> None:
+        if waiter is not None and not waiter.done.ready():
+            waiter.done.send()
+
+
+def port_of(port: Any) -> dict[str, Any]:
+    """The engine's port description as plain JSON values.
+
+    ``up``: it is switched on and something arrives. ``enabled``: nobody switched it off.
+    ``blocked``: the switch itself keeps it out of use.
+    """
+    down = port.config & ofp.OFPPC_PORT_DOWN or port.state & ofp.OFPPS_LINK_DOWN
+    return {
+        "port": port.port_no,
+        "name": _words(port.name),
+        "mac": port.hw_addr,
+        "up": not down,
+        "enabled": not port.config & ofp.OFPPC_PORT_DOWN,
+        "blocked": bool(port.state & ofp.OFPPS_BLOCKED),
+    }
+
+
+def _words(text: Any) -> str:
+    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)

@@ -1,0 +1,98 @@
+"""The controller's parts, made and joined: nothing runs yet, nothing is open but the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from patchlight.controller.changes.power_budget import DEFAULT_TOLERANCES, Tolerances
+from patchlight.controller.changes.preflight import POWER_CEILING_DBM
+from patchlight.controller.circuits.contract import CircuitDriver
+from patchlight.controller.circuits.registry import open_driver, password_of
+from patchlight.controller.fleet.fleet import Fleet
+from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
+from patchlight.controller.jobs.scheduler import Scheduler
+from patchlight.controller.openflow.client import Speaker
+from patchlight.controller.openflow.packet_switches import Switches
+from patchlight.controller.openflow.speaker_process import SpeakerOptions
+from patchlight.controller.operations import Plant
+from patchlight.controller.store import open_store
+from patchlight.testbed.lab import Lab
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the controller is told beside the lab file.
+
+    ``openflow_netns`` is the network namespace that the OpenFlow speaker listens in (a path;
+    ``None``: the controller's own). ``token`` opens agents that listen on TCP. Light stronger
+    than ``power_ceiling_dbm`` is not switched; ``tolerances`` say how much may be missing.
+    ``policies`` say which job is next, and where it runs.
+    """
+
+    state_dir: Path
+    api: str
+    openflow: str
+    openflow_netns: Path | None = None
+    engine: str | None = None
+    ryu_apps: Sequence[str] = ()
+    token: str | None = None
+    power_ceiling_dbm: float = POWER_CEILING_DBM
+    tolerances: Tolerances = DEFAULT_TOLERANCES
+    policies: PolicyChoice = DEFAULT_POLICIES
+
+
+class Controller:
+    """All parts of a running controller."""
+
+    def __init__(self, lab: Lab, settings: Settings) -> None:
+        self.lab, self.settings = lab, settings
+        self.store = open_store(settings.state_dir)
+        self.fleet = Fleet(lab, settings.token)
+        self.drivers: dict[str, CircuitDriver] = {
+            switch.name: open_driver(switch, password_of(switch)) for switch in lab.circuit_switches
+        }
+        self.speaker = Speaker(
+            SpeakerOptions(
+                socket=settings.state_dir / "speaker.sock",
+                datapath_ids=tuple(switch.datapath_id for switch in lab.packet_switches),
+                listen=settings.openflow,
+                netns=str(settings.openflow_netns) if settings.openflow_netns else None,
+                engine=settings.engine,
+                apps=tuple(settings.ryu_apps),
+            )
+        )
+        self.switches = Switches(lab, self.speaker)
+        self.scheduler = Scheduler(lab, self.fleet, self.store, settings.policies)
+        self.plant = Plant(
+            lab, self.drivers, self.switches, self.scheduler, self.store,
+            settings.power_ceiling_dbm, settings.tolerances,
+        )  # fmt: skip
+        self.reconfigurer = self.plant.reconfigurer
+        self.scheduler.reconfigurer = self.reconfigurer
+
+    def status(self) -> dict[str, Any]:
+        """Who is there and who is not."""
+        return {
+            "lab": self.lab.name,
+            "version": version("patchlight"),
+            "engine": self.speaker.info.get("engine"),
+            "policies": self.settings.policies.words,
+            "switches": [
+                {"name": s.name, "datapath_id": s.datapath_id,
+                 "connected": self.switches.connected()[s.name]}
+                for s in self.lab.packet_switches
+            ],
+            "circuit_switches": self.plant.reach.status(),
+            "agents": [{"server": s, "reachable": r} for s, r in self.fleet.reachable.items()],
+        }  # fmt: skip
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        """Hear what the OpenFlow speaker reports."""
+        self.switches.on_event(event)
+        if event["event"] != "counters":
+            self.store.add_event(time.time(), f"openflow-{event['event']}", event)

@@ -1,0 +1,216 @@
+"""What an emulated lab has made on this machine, written down before it is made.
+
+``/run/patchlight/<lab>/state.json`` names every namespace and process of a lab. It is written
+first and kept up while the lab is built, so whatever dies at whatever moment, the next
+``down`` or ``up`` knows what to look for.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from patchlight.testbed.errors import BadInput, PatchlightError
+
+RUN_ROOT = Path("/run/patchlight")
+# Every process that a lab starts carries this variable, so that one whose start could not be
+# written down any more is found all the same.
+MARK = "PATCHLIGHT_RUN"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+_LOCK_WAIT_S = 5.0
+
+
+class LabBusy(PatchlightError):
+    """Another Patchlight process is making or removing the same lab right now."""
+
+
+@dataclass(slots=True)
+class ProcessRecord:
+    """A process: its number alone could be reused, with its start time it cannot.
+
+    ``abrupt``: it keeps nothing that outlives the lab, and may be ended by force at once.
+    """
+
+    name: str
+    pid: int
+    started: int
+    log: str
+    abrupt: bool = False
+
+
+@dataclass(slots=True)
+class LabState:
+    """The contents of ``state.json``.
+
+    ``phase`` is ``making`` until the lab is complete, then ``up``. ``namespaces`` maps each
+    name to the namespace's inode, 0 while it is only intended. ``datapath`` is what the packet
+    switches are: ``bridge``, ``netdev`` or ``system``. ``docker`` is the URL of the engine that the
+    lab's agents may run workers in.
+    """
+
+    lab: str
+    source: str
+    scale: float
+    phase: str = "making"
+    fabric: str = ""
+    datapath: str = ""
+    controller_api: str = ""
+    docker: str = ""
+    boot_id: str = ""
+    builder: ProcessRecord = field(default_factory=lambda: ProcessRecord("builder", 0, 0, ""))
+    made_at: float = 0.0
+    namespaces: dict[str, int] = field(default_factory=dict)
+    processes: list[ProcessRecord] = field(default_factory=list)
+
+    @property
+    def run_dir(self) -> Path:
+        """``/run/patchlight/<lab>``."""
+        return run_dir(self.lab)
+
+    def save(self) -> None:
+        """Write the file anew; a reader sees the old one or the new one, whole."""
+        path = self.run_dir / "state.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(asdict(self)))
+        new.replace(path)
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        """Whether the machine has not been started anew since."""
+        return self.boot_id == boot_id()
+
+
+def new_state(lab: str, source: str, scale: float) -> LabState:
+    """The state of a lab that this process is about to make."""
+    own = ProcessRecord("builder", os.getpid(), process_start(os.getpid()) or 0, "")
+    return LabState(
+        lab=lab, source=source, scale=scale, boot_id=boot_id(), builder=own,
+        made_at=time.time(),
+    )  # fmt: skip
+
+
+def run_dir(lab: str) -> Path:
+    """The runtime directory of a lab; ``BadInput`` if no lab can be called so."""
+    if not _NAME.fullmatch(lab):
+        raise BadInput(
+            f"{lab!r} cannot be the name of an emulated lab: expected up to 32 letters, digits, "
+            "- and _, beginning with a letter or digit",
+            hint="Give it another name with --name.",
+        )
+    return RUN_ROOT / lab
+
+
+def read_state(lab: str) -> LabState | None:
+    """What is recorded of a lab, or ``None`` if nothing is."""
+    path = run_dir(lab) / "state.json"
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return None
+    try:
+        return _state_of(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise PatchlightError(
+            f"reading {path}: {error}",
+            hint="Another version of Patchlight wrote it: bring the lab down with that one.",
+        ) from error
+
+
+def _state_of(data: dict[str, Any]) -> LabState:
+    processes = [ProcessRecord(**item) for item in data.pop("processes")]
+    builder = ProcessRecord(**data.pop("builder"))
+    return LabState(**data, builder=builder, processes=processes)
+
+
+def recorded_labs() -> list[str]:
+    """The labs that have a runtime directory, sorted."""
+    with suppress(FileNotFoundError):
+        return sorted(p.name for p in RUN_ROOT.iterdir() if p.is_dir() and _NAME.fullmatch(p.name))
+    return []
+
+
+@contextmanager
+def lab_lock(lab: str) -> Iterator[None]:
+    """Be the only process that makes or removes this lab; ``LabBusy`` if another one is."""
+    run_dir(lab)
+    path = RUN_ROOT / f".{lab}.lock"
+    fd = _locked(path, lab)
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        # Unlinked while held: whoever waits for it notices and makes a new one.
+        path.unlink(missing_ok=True)
+        os.close(fd)
+        with suppress(OSError):
+            RUN_ROOT.rmdir()
+
+
+def _locked(path: Path, lab: str) -> int:
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        fd = _open_lock(path)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _same_file(fd, path):
+                return fd
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                holder = os.pread(fd, 32, 0).decode(errors="replace") or "unknown"
+                os.close(fd)
+                raise LabBusy(
+                    f"lab {lab} is being made or removed by process {holder}",
+                    hint="Wait for it, or stop it with Ctrl-C where it runs.",
+                ) from None
+            time.sleep(0.05)
+        os.close(fd)
+
+
+def _open_lock(path: Path) -> int:
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def _same_file(fd: int, path: Path) -> bool:
+    try:
+        return os.fstat(fd).st_ino == path.stat().st_ino
+    except FileNotFoundError:
+        return False
+
+
+def boot_id() -> str:
+    """What the kernel calls this run of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def process_start(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; ``None`` if there is none (any more)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except OSError as error:
+        if error.errno == errno.ESRCH:
+            return None
+        raise
+    # The name of the command, in parentheses, may hold anything, parentheses too.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def is_running(process: ProcessRecord) -> bool:
+    """Whether this very process is still there."""
+    return process_start(process.pid) == process.started

@@ -1,0 +1,54 @@
+"""The runtime lab: the lab of the file, with addresses at which the emulated devices answer."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+from dataclasses import replace
+
+from patchlight.emulation.fabric.lab_state import recorded_labs, run_dir
+from patchlight.testbed.lab import Lab
+
+
+def runtime_lab(lab: Lab) -> Lab:
+    """``lab`` as the controller and the agents of its emulation will know it.
+
+    Agents answer on Unix sockets of the runtime directory, circuit switches and the
+    controller's API on free loopback ports. Switches reach the controller inside their own
+    namespace, where its OpenFlow port is always free.
+    """
+    directory = run_dir(lab.name)
+    # The usual port is for the only lab; two that come up at once must not race for it.
+    alone = not set(recorded_labs()) - {lab.name}
+    usual = lab.controller_api if alone else "127.0.0.1:0"
+    api, *ports = _free_ports(1 + len(lab.circuit_switches), usual)
+    return lab.with_changes(
+        servers=tuple(
+            replace(
+                server,
+                management=f"unix:{directory}/agents/{server.name}.sock",
+                # The emulated interface is called by the NIC's name, whatever the real one is.
+                nics=tuple(replace(nic, interface=None) for nic in server.nics),
+            )
+            for server in lab.servers
+        ),
+        circuit_switches=tuple(
+            replace(switch, address=f"127.0.0.1:{port}")
+            for switch, port in zip(lab.circuit_switches, ports, strict=True)
+        ),
+        controller_api=f"127.0.0.1:{api}",
+        controller_openflow=f"127.0.0.1:{lab.controller_openflow.rpartition(':')[2]}",
+    )
+
+
+def _free_ports(count: int, preferred: str) -> list[int]:
+    """Free loopback ports; the first is the preferred one where that is free."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for index, listener in enumerate(sockets):
+            wanted = int(preferred.rpartition(":")[2]) if index == 0 else 0
+            try:
+                listener.bind(("127.0.0.1", wanted))
+            except OSError:
+                listener.bind(("127.0.0.1", 0))
+        return [int(listener.getsockname()[1]) for listener in sockets]

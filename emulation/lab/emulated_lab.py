@@ -1,0 +1,331 @@
+"""A lab made of software on this machine: bring it up, use its hosts, take it down.
+
+with EmulatedLab.from_file("lab.yaml") as lab:
+    lab.host("server1.gpu0").run("ping -c 1 192.168.10.12")
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
+from patchlight.emulation.fabric import build, namespaces
+from patchlight.emulation.fabric import lab_state as states
+from patchlight.emulation.fabric.plan import (
+    FabricPlan,
+    check_bridge_fabric,
+    check_without_controller,
+    plan_fabric,
+)
+from patchlight.emulation.fabric.processes import Supervisor
+from patchlight.emulation.fabric.runtime import runtime_lab
+from patchlight.emulation.lab import containers
+from patchlight.emulation.lab.hostnames import write_hosts_file
+from patchlight.emulation.lab.hosts import EmulatedHost
+from patchlight.emulation.lab.services import Choices, LabServices
+from patchlight.emulation.lab.teardown import is_there, remove_lab
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.labfile.reader import find_lab, read_lab, write_lab
+
+
+class NeedsRoot(PatchlightError):
+    """Namespaces and links can only be made by root."""
+
+
+class AlreadyThere(PatchlightError):
+    """A lab of that name is up, or half there."""
+
+
+class EmulatedLab:
+    """An emulated lab: made by ``from_file`` (not yet up) or ``attach`` (up already).
+
+    ``lab`` is the runtime lab: that of the file, with the management addresses of the emulated
+    devices and the scale. As a context manager it is up inside the block.
+    """
+
+    def __init__(
+        self,
+        lab: Lab,
+        *,
+        source: str,
+        choices: Choices,
+        replace: bool = False,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        self.lab = lab
+        self.run_dir = states.run_dir(lab.name)
+        self._source = source
+        self._choices = choices
+        self._replace = replace
+        self._say = progress or (lambda _: None)
+        self._plan: FabricPlan | None = None
+        self._state: states.LabState | None = None
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | os.PathLike[str],
+        scale: float = 1.0,
+        *,
+        name: str | None = None,
+        replace: bool = False,
+        controller: bool = True,
+        agents: bool | None = None,
+        workers: str = "auto",
+        engine: str | None = None,
+        fabric: str | None = None,
+        policies: PolicyChoice = DEFAULT_POLICIES,
+        progress: Callable[[str], None] | None = None,
+    ) -> Self:
+        """The lab of a file or of that built-in name; ``BadInput`` if it cannot be emulated.
+
+        ``scale`` divides every rate; ``name`` calls the emulated lab otherwise than the file
+        does; ``replace`` removes a lab of that name first; the rest as in ``Choices``.
+        """
+        if not scale > 0:
+            raise BadInput(f"scale {scale:g} is not possible: expected more than 0, like 1000")
+        if engine not in (None, "ryu", "os-ken"):
+            raise BadInput(f"engine {engine!r}: expected ryu or os-ken")
+        if workers not in ("auto", "docker", "process"):
+            raise BadInput(f"workers {workers!r}: expected auto, docker or process")
+        if fabric not in (None, "openvswitch", "bridge"):
+            raise BadInput(f"fabric {fabric!r}: expected openvswitch or bridge")
+        source = find_lab(str(path))
+        choices = Choices(controller, agents, workers, engine, fabric, policies)
+        lab = read_lab(source)
+        lab = lab.with_changes(
+            name=name or lab.name, scale=float(scale), fabric=fabric or lab.fabric
+        )
+        return cls(lab, source=str(path), choices=choices, replace=replace, progress=progress)
+
+    @classmethod
+    def attach(cls, name: str, *, half_there: bool = False) -> Self:
+        """A lab that is up, by its name; ``BadInput`` if none of that name is.
+
+        ``half_there`` takes one that was not finished too.
+        """
+        state = states.read_state(name)
+        if state is None or not state.is_of_this_boot:
+            up = ", ".join(states.recorded_labs()) or "none"
+            raise BadInput(
+                f"no emulated lab called {name!r} is up (up: {up})",
+                hint=f"Bring it up with: sudo patchlight emulate up {name}",
+            )
+        if state.phase != "up" and not half_there:
+            raise AlreadyThere(*_half_there(state))
+        emulated = cls(read_lab(state.run_dir / "lab.yaml"), source=state.source, choices=Choices())
+        emulated._state = state
+        return emulated
+
+    def __enter__(self) -> Self:
+        self.up()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.down()
+        except PatchlightError as failure:
+            if error is None:
+                raise
+            # What went wrong first is what the user has to know.
+            self._say(f"taking the lab down failed too: {failure}")
+
+    @property
+    def plan(self) -> FabricPlan:
+        """What the lab's fabric is made of."""
+        if self._plan is None:
+            self._plan = plan_fabric(self.lab)
+        return self._plan
+
+    @property
+    def state(self) -> states.LabState:
+        """What is recorded of the lab; ``BadInput`` if it is not up."""
+        if self._state is None:
+            raise BadInput(
+                f"lab {self.lab.name} is not up", hint="Call up() first, or use it in a with block."
+            )
+        return self._state
+
+    def up(self) -> None:
+        """Make the lab, or nothing: whatever goes wrong on the way, all that was made goes again.
+
+        Raises ``NeedsRoot``, ``AlreadyThere``, ``LabBusy``, ``BadInput`` for a lab that this
+        fabric cannot be, and what the parts raise.
+        """
+        require_root(f"patchlight emulate up {self._source}")
+        with_openflow = self.lab.fabric == "openvswitch"
+        if not with_openflow:
+            check_bridge_fabric(self.lab)
+        elif not self._choices.controller:
+            check_without_controller(self.lab)
+        with states.lab_lock(self.lab.name):
+            self._refuse_or_replace()
+            try:
+                self._make()
+            except BaseException:
+                self._say("removing what was made")
+                self._state = None
+                with _uninterrupted():
+                    remove_lab(self.lab.name)
+                raise
+
+    def _refuse_or_replace(self) -> None:
+        if not is_there(self.lab.name):
+            return
+        state = states.read_state(self.lab.name)
+        if self._replace or (state is not None and not state.is_of_this_boot):
+            self._say(f"removing the lab {self.lab.name} that was here")
+            remove_lab(self.lab.name)
+            return
+        if state is not None and state.phase == "up" and not missing_parts(state):
+            raise AlreadyThere(
+                f"lab {self.lab.name} is up already",
+                hint="Use it, or make it anew with --replace, or another one with --name.",
+            )
+        raise AlreadyThere(*_half_there(state, self.lab.name))
+
+    def _make(self) -> None:
+        state = states.new_state(self.lab.name, self._source, self.lab.scale)
+        self.lab = runtime_lab(self.lab)
+        services = LabServices(self.lab, state, self._choices, self._say)
+        services.check_requirements()
+        state.fabric = self.lab.fabric
+        state.datapath = services.datapath
+        state.controller_api = self.lab.controller_api if services.has_controller else ""
+        # Whoever takes the lab down may have another DOCKER_HOST, or none.
+        state.docker = containers.engine_url()
+        state.namespaces = dict.fromkeys(self.plan.namespaces, 0)
+        state.save()
+        self._state = state
+        (self.run_dir / "lab.yaml").write_text(write_lab(self.lab))
+        write_hosts_file(self.lab, self.run_dir)
+        self._say(f"making {len(self.plan.namespaces)} namespaces, {len(self.plan.cables)} links")
+        build.build_links(
+            self.plan,
+            state.namespaces.__setitem__,
+            offload=state.datapath != "netdev",
+            bridges=state.datapath == "bridge",
+        )
+        state.save()
+        services.start(self.plan, Supervisor(state))
+        state.phase = "up"
+        state.save()
+
+    def down(self) -> None:
+        """Remove the lab and all that runs in it; harmless if it is not there."""
+        down_lab(self.lab.name)
+        self._state = None
+
+    def host(self, name: str) -> EmulatedHost:
+        """A host by any of its names (``server1.gpu0``, ``gpu1``); ``BadInput`` if unknown."""
+        return EmulatedHost(self.lab.host(name), self.plan, self.state)
+
+    @property
+    def hosts(self) -> tuple[EmulatedHost, ...]:
+        """Every host, in the lab file's order."""
+        return tuple(EmulatedHost(host, self.plan, self.state) for host in self.lab.hosts)
+
+    def status(self) -> dict[str, Any]:
+        """What is there: see ``lab_status``."""
+        return lab_status(self.lab.name)
+
+
+def require_root(command: str) -> None:
+    """``NeedsRoot``, with the command to run instead, unless this is root."""
+    if os.geteuid() != 0:
+        raise NeedsRoot(f"making network namespaces needs root: run sudo {command}")
+
+
+def down_lab(name: str) -> bool:
+    """Take a lab down by its name; ``False`` if there was none."""
+    require_root(f"patchlight emulate down {name}")
+    if not is_there(name):
+        return False
+    with states.lab_lock(name), _uninterrupted():
+        return remove_lab(name)
+
+
+def lab_status(name: str) -> dict[str, Any]:
+    """A lab's state for people and programs, as plain values.
+
+    ``state`` is ``up``, ``making``, ``half-there`` (``missing`` says what is not), ``down``,
+    or ``unreadable`` where another version of Patchlight wrote it.
+    """
+    try:
+        state = states.read_state(name)
+    except PatchlightError as error:
+        return {"name": name, "state": "unreadable", "missing": [error.message]}
+    if state is None or not state.is_of_this_boot:
+        return {"name": name, "state": "down", "missing": []}
+    missing = missing_parts(state)
+    return {
+        "name": name,
+        "state": _condition(state, missing),
+        "missing": missing,
+        "source": state.source,
+        "scale": state.scale,
+        "fabric": state.fabric,
+        "datapath": state.datapath,
+        "controller_api": state.controller_api or None,
+        "made_at": state.made_at,
+        "run_dir": str(state.run_dir),
+        "namespaces": len(state.namespaces),
+        "processes": [
+            {"name": p.name, "pid": p.pid, "running": states.is_running(p), "log": p.log}
+            for p in state.processes
+        ],
+    }
+
+
+def _condition(state: states.LabState, missing: list[str]) -> str:
+    if state.phase == "making" and states.is_running(state.builder):
+        return "making"
+    return "up" if state.phase == "up" and not missing else "half-there"
+
+
+def missing_parts(state: states.LabState) -> list[str]:
+    """What of a lab is recorded but gone."""
+    gone = [
+        f"namespace {name}"
+        for name, inode in state.namespaces.items()
+        if namespaces.inode(namespaces.namespace_path(name)) != inode
+    ]
+    return gone + [f"process {p.name}" for p in state.processes if not states.is_running(p)]
+
+
+def _half_there(state: states.LabState | None, name: str = "") -> tuple[str]:
+    if state is None:
+        return (
+            f"lab {name} is half there: things of its name are, but nothing says what was made\n"
+            "  Make it anew with --replace, or remove it with: patchlight emulate down " + name,
+        )
+    missing = missing_parts(state)
+    what = f"gone: {', '.join(missing[:5])}" if missing else "it was never finished"
+    more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+    return (
+        f"lab {state.lab} is half there ({what}{more})\n"
+        f"  Make it anew with --replace, or remove it with: patchlight emulate down {state.lab}",
+    )
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C and termination back until the block is done: half a removal helps nobody."""
+    import signal
+
+    held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

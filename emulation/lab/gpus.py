@@ -1,0 +1,208 @@
+"""Emulated GPUs: each a Unix socket that takes time to compute, as a GPU would.
+
+``python -m patchlight.emulation.lab.gpus --lab FILE --dir DIR`` serves every GPU of the lab at
+``DIR/<server>.<gpu>.sock``. Requests and replies are JSON lines:
+
+- ``{"op": "attach", "tenant": NAME}``: hold the GPU with this connection; a second tenant is
+  refused, as in NVIDIA's exclusive-process mode. Closing the connection gives it back.
+- ``{"op": "occupy", "seconds": S}``: compute; answered when S seconds are over.
+- ``{"op": "query"}``: model, UUID, tenant, busy seconds and utilisation, from anyone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import math
+import signal
+import socket
+import uuid
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from patchlight.testbed.lab import Lab
+
+_NAMESPACE = uuid.UUID("6f0c2f50-4a8a-5d0b-8f3e-70617463686c")
+_LONGEST_S = 3600.0
+
+
+class BusyMeter:
+    """When a GPU was busy. Times are seconds on any one clock, passed in.
+
+    Utilisation is what NVML's is: the part of the past sample period in which at least one
+    kernel was executing; the period here is one second.
+    """
+
+    def __init__(self, window_s: float = 1.0) -> None:
+        self._window_s = window_s
+        self._past: deque[tuple[float, float]] = deque()
+        self._since: float | None = None
+        self._total_s = 0.0
+
+    def begin(self, now: float) -> None:
+        """The GPU starts to compute."""
+        self._since = now
+
+    def end(self, now: float) -> None:
+        """The GPU stops; harmless when it was idle."""
+        if self._since is not None:
+            self._past.append((self._since, now))
+            self._total_s += now - self._since
+            self._since = None
+
+    def busy_s(self, now: float) -> float:
+        """Seconds computed so far."""
+        return self._total_s + (now - self._since if self._since is not None else 0.0)
+
+    def utilization(self, now: float) -> float:
+        """The busy fraction, 0…1, of the second before ``now``."""
+        start = now - self._window_s
+        while self._past and self._past[0][1] <= start:
+            self._past.popleft()
+        busy = sum(end - max(begin, start) for begin, end in self._past)
+        if self._since is not None:
+            busy += now - max(self._since, start)
+        return min(1.0, max(0.0, busy / self._window_s))
+
+
+class EmulatedGpu:
+    """One GPU and its socket."""
+
+    def __init__(self, model: str, gpu_uuid: str) -> None:
+        self._model = model
+        self._uuid = gpu_uuid
+        self._meter = BusyMeter()
+        self._tenant: tuple[asyncio.StreamWriter, str] | None = None
+
+    async def serve(self, path: Path) -> asyncio.Server:
+        """Listen at ``path``; a socket left there by an earlier run is replaced."""
+        return await asyncio.start_unix_server(self._handle, sock=_listening_socket(path))
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with contextlib.suppress(ConnectionError):
+                while line := await reader.readline():
+                    reply = await self._answer(line, reader, writer)
+                    writer.write(json.dumps(reply).encode() + b"\n")
+                    await writer.drain()
+        finally:
+            if self._tenant is not None and self._tenant[0] is writer:
+                self._tenant = None
+            writer.close()
+
+    async def _answer(
+        self, line: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+            match request["op"]:
+                case "query":
+                    return self._query()
+                case "attach":
+                    return self._attach(str(request["tenant"]), writer)
+                case "occupy":
+                    return await self._occupy(float(request["seconds"]), reader, writer)
+                case other:
+                    return {"ok": False, "error": f"unknown operation {other!r}"}
+        except (ValueError, KeyError, TypeError) as exc:
+            return {"ok": False, "error": f"not a request: {exc!r}"}
+
+    def _query(self) -> dict[str, Any]:
+        now = asyncio.get_running_loop().time()
+        return {
+            "ok": True,
+            "model": self._model,
+            "uuid": self._uuid,
+            "tenant": self._tenant[1] if self._tenant else None,
+            "busy_s": self._meter.busy_s(now),
+            "utilization": self._meter.utilization(now),
+        }
+
+    def _attach(self, tenant: str, writer: asyncio.StreamWriter) -> dict[str, Any]:
+        if self._tenant is not None and self._tenant[0] is not writer:
+            return {"ok": False, "error": f"the GPU is in use by {self._tenant[1]}"}
+        self._tenant = (writer, tenant)
+        return {"ok": True, "uuid": self._uuid}
+
+    async def _occupy(
+        self, seconds: float, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> dict[str, Any]:
+        if self._tenant is None or self._tenant[0] is not writer:
+            return {"ok": False, "error": "attach first: the GPU computes for its tenant only"}
+        if not math.isfinite(seconds) or not 0 <= seconds <= _LONGEST_S:
+            return {"ok": False, "error": f"cannot compute for {seconds} s"}
+        loop = asyncio.get_running_loop()
+        self._meter.begin(loop.time())
+        try:
+            await self._compute(seconds, reader)
+        finally:
+            self._meter.end(loop.time())
+        return {"ok": True, "busy_s": self._meter.busy_s(loop.time())}
+
+    async def _compute(self, seconds: float, reader: asyncio.StreamReader) -> None:
+        """Let the time pass, but stop at once if the tenant dies."""
+        line = asyncio.ensure_future(reader.readline())
+        try:
+            await asyncio.wait({line}, timeout=seconds)
+        finally:
+            line.cancel()
+            await asyncio.wait({line})
+        if not line.cancelled() and line.result():
+            raise ValueError("a tenant waits for its answer before it asks again")
+
+
+def gpu_uuid(lab: Lab, server: str, gpu: str) -> str:
+    """The UUID of an emulated GPU: the same in every run of the same lab."""
+    return f"GPU-{uuid.uuid5(_NAMESPACE, f'{lab.name}/{server}.{gpu}')}"
+
+
+def _listening_socket(path: Path) -> socket.socket:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    return listener
+
+
+async def serve(lab: Lab, directory: Path, stop: asyncio.Event) -> None:
+    """Serve every GPU of the lab until ``stop`` is set; then remove the sockets."""
+    servers: dict[Path, asyncio.Server] = {}
+    try:
+        for server in lab.servers:
+            for gpu in server.gpus:
+                path = directory / f"{server.name}.{gpu.name}.sock"
+                emulated = EmulatedGpu(gpu.model, gpu.uuid or gpu_uuid(lab, server.name, gpu.name))
+                servers[path] = await emulated.serve(path)
+        await stop.wait()
+    finally:
+        for path, listening in servers.items():
+            listening.close()
+            path.unlink(missing_ok=True)
+
+
+async def _run(lab: Lab, directory: Path) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await serve(lab, directory, stop)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="patchlight.emulation.lab.gpus", description="Serve emulated GPUs."
+    )
+    parser.add_argument("--lab", type=Path, required=True, help="the lab file")
+    parser.add_argument("--dir", type=Path, required=True, help="where to put the sockets")
+    arguments = parser.parse_args()
+    from patchlight.testbed.labfile.reader import read_lab
+
+    asyncio.run(_run(read_lab(arguments.lab), arguments.dir))
+
+
+if __name__ == "__main__":
+    main()

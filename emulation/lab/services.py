@@ -1,0 +1,201 @@
+"""The processes of an emulated lab, and the order they start in.
+
+Optical switches, GPUs, agents and packet switches start side by side; the controller, which
+asks all of them, starts when they answer.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
+from patchlight.emulation.fabric import build, names, namespaces, openvswitch
+from patchlight.emulation.fabric.lab_state import LabState
+from patchlight.emulation.fabric.plan import FabricPlan
+from patchlight.emulation.fabric.processes import Service, Supervisor, get_json, unix_socket_answers
+from patchlight.emulation.lab import containers
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.units import format_rate
+
+_MOST_SERVERS_WITH_AGENTS = 16
+_CONNECT_S = 20.0
+# What a userspace Open vSwitch was seen to carry on one core.
+_NETDEV_BPS = 400e6
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What ``up`` may choose besides the lab.
+
+    ``controller``: run one, with OpenFlow. ``agents``: run one per server (``None``: for a
+    controller, where there are 16 servers at most). ``workers``: ``docker``, ``process``, or
+    ``auto``. ``engine``: the OpenFlow engine (``None``: the controller's choice). ``fabric``:
+    overrides the lab file's. ``policies``: the controller's.
+    """
+
+    controller: bool = True
+    agents: bool | None = None
+    workers: str = "auto"
+    engine: str | None = None
+    fabric: str | None = None
+    policies: PolicyChoice = DEFAULT_POLICIES
+
+
+class LabServices:
+    """The processes of one lab."""
+
+    def __init__(
+        self, lab: Lab, state: LabState, choices: Choices, say: Callable[[str], None]
+    ) -> None:
+        self._lab = lab
+        self._state = state
+        self._choices = choices
+        self._say = say
+        self._run_dir = state.run_dir
+        with_openflow = lab.fabric == "openvswitch"
+        self.has_controller = with_openflow and choices.controller
+        few = len(lab.servers) <= _MOST_SERVERS_WITH_AGENTS
+        by_default = few and self.has_controller
+        self._has_agents = by_default if choices.agents is None else choices.agents
+        self.datapath = openvswitch.datapath_type() if with_openflow else "bridge"
+
+    def check_requirements(self) -> None:
+        """Raise before anything is made if a program that is needed is not installed."""
+        if self.datapath != "bridge":
+            openvswitch.check_installed()
+
+    def start(self, plan: FabricPlan, supervisor: Supervisor) -> None:
+        """Start everything, and return once all of it answers."""
+        devices = [*self._circuit_switches(), *self._gpus(), *self._agents()]
+        if devices:
+            self._say(f"starting {', '.join(service.name for service in devices)}")
+            supervisor.launch(devices)
+        if self.datapath == "bridge":
+            supervisor.wait()
+            return
+        switches = openvswitch.OpenVSwitch(self._run_dir / "ovs", _path(plan.fabric))
+        self._say(f"starting Open vSwitch ({self.datapath} datapath), {len(plan.bridges)} switches")
+        self._warn_of_rates(plan)
+        switches.start(supervisor)
+        switches.add_bridges(plan, self.datapath, learning=not self.has_controller)
+        build.limit_switch_ports(plan)
+        supervisor.wait()
+        if self.has_controller:
+            self._say(f"starting the controller at http://{self._lab.controller_api}")
+            supervisor.start([self._controller()])
+            switches.set_controller(plan, f"tcp:{self._lab.controller_openflow}")
+            supervisor.wait_until(
+                "controller", self._switches_connected, _CONNECT_S,
+                "not every packet switch connected to it",
+            )  # fmt: skip
+        # Open vSwitch configures its ports again with every change of its database.
+        build.verify_switch_ports(plan)
+
+    def _controller_status(self) -> dict[str, Any] | None:
+        """What our controller says of itself; not that of a lab that was quicker at the port."""
+        status = get_json(f"http://{self._lab.controller_api}/v1/status")
+        return status if status is not None and status["lab"] == self._lab.name else None
+
+    def _switches_connected(self) -> bool:
+        status = self._controller_status()
+        return status is not None and all(switch["connected"] for switch in status["switches"])
+
+    def _warn_of_rates(self, plan: FabricPlan) -> None:
+        rates = [end.rate_bps for cable in plan.cables for end in cable if end.rate_bps]
+        if self.datapath == "netdev" and rates and max(rates) > _NETDEV_BPS:
+            self._say(
+                f"note: links of {format_rate(max(rates))}, but this kernel has no Open vSwitch "
+                f"and a userspace switch carries some {format_rate(_NETDEV_BPS)} a core; "
+                "use --scale to divide rates"
+            )
+
+    def _circuit_switches(self) -> Iterator[Service]:
+        directory = self._run_dir / "optical"
+        for switch in self._lab.circuit_switches:
+            directory.mkdir(exist_ok=True)
+            ready_file = directory / f"{switch.name}.address"
+            yield self._module(
+                switch.name, "patchlight.emulation.optical",
+                "--ocs", switch.name, "--listen", switch.address,
+                "--netns", names.namespace_name(self._lab.name, switch.name),
+                "--state", str(directory / f"{switch.name}.json"),
+                "--control", str(directory / f"{switch.name}.control"),
+                "--ready-file", str(ready_file),
+                ready=ready_file.exists,
+            )  # fmt: skip
+
+    def _gpus(self) -> Iterator[Service]:
+        wanted = [
+            self._run_dir / "gpus" / f"{server.name}.{gpu.name}.sock"
+            for server in self._lab.servers
+            for gpu in server.gpus
+        ]
+        if self._has_agents and wanted:
+            yield self._module(
+                "gpus", "patchlight.emulation.lab.gpus", "--dir", str(self._run_dir / "gpus"),
+                ready=lambda: all(unix_socket_answers(path) for path in wanted),
+            )  # fmt: skip
+
+    def _agents(self) -> Iterator[Service]:
+        if not self._has_agents:
+            return
+        workers = self._workers()
+        for server in self._lab.servers:
+            assert server.management is not None
+            path = Path(server.management.removeprefix("unix:"))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield self._module(
+                f"agent-{server.name}", "agents",
+                "--server", server.name, "--listen", server.management, "--workers", workers,
+                "--gpus", f"socket:{self._run_dir / 'gpus'}",
+                "--state", str(self._run_dir / "agents" / server.name),
+                namespace=_path(names.namespace_name(self._lab.name, server.name)),
+                ready=lambda path=path: unix_socket_answers(path),  # type: ignore[misc]
+            )  # fmt: skip
+
+    def _workers(self) -> str:
+        """What ``auto`` means here: Docker where it has the workers' image, else processes."""
+        if self._choices.workers != "auto":
+            return self._choices.workers
+        from patchlight.agents.workers.choice import DEFAULT_IMAGE
+
+        if containers.engine_has_image(DEFAULT_IMAGE):
+            return "docker"
+        if containers.engine_answers():
+            self._say(
+                f"workers run as processes: Docker has no image {DEFAULT_IMAGE} "
+                "(deploy/worker-image.sh makes it)"
+            )
+        return "process"
+
+    def _controller(self) -> Service:
+        fabric = _path(names.fabric_namespace(self._lab.name))
+        engine = ("--engine", self._choices.engine) if self._choices.engine else ()
+        chosen = self._choices.policies
+        policies = [f"--{kind}={name}" for kind, name in chosen.words.items() if name]
+        return self._module(
+            "controller", "controller", "--state", str(self._run_dir / "controller"),
+            "--openflow-netns", str(fabric), "--api", self._lab.controller_api, *engine,
+            *policies, f"--policy-deadline={chosen.deadline_s}",
+            ready=lambda: self._controller_status() is not None,
+        )  # fmt: skip
+
+    def _module(
+        self,
+        name: str,
+        module: str,
+        *arguments: str,
+        ready: Callable[[], bool],
+        namespace: Path | None = None,
+    ) -> Service:
+        lab_file = str(self._run_dir / "lab.yaml")
+        argv = [sys.executable, "-m", module, "--lab", lab_file, *arguments]
+        return Service(name=name, argv=argv, ready=ready, namespace=namespace)
+
+
+def _path(namespace: str) -> Path:
+    return namespaces.namespace_path(namespace)

@@ -1,0 +1,235 @@
+"""Take an emulated lab away: its processes, containers, namespaces and files, nothing else.
+
+Works from what was written down, and where that was lost from the names and marks that all
+parts of a lab carry. It needs nothing of the lab to be alive, nor the lab file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from patchlight.emulation.fabric import lab_state as states
+from patchlight.emulation.fabric import names, namespaces
+from patchlight.emulation.fabric.packet_sockets import kill_and_close
+from patchlight.emulation.lab import containers
+from patchlight.testbed.errors import PatchlightError
+
+_POLITE_S = 2.0
+_DEADLINE_S = 15.0
+
+
+class NotRemoved(PatchlightError):
+    """Part of a lab is still there after ``down`` did what it could."""
+
+
+def remove_lab(lab: str) -> bool:
+    """Remove everything of a lab; ``False`` if nothing was there. The caller holds its lock.
+
+    Raises ``NotRemoved`` if something would not go.
+    """
+    directory = states.run_dir(lab)
+    state = _recorded(lab)
+    if state is None and not directory.exists():
+        return False
+    if state is not None and state.is_of_this_boot:
+        present = _present_namespaces(state)
+        _refuse_own_namespace(lab, present)
+        _end_processes(state, set(present.values()))
+        containers.remove_labelled(lab, state.docker if state else "")
+        # Looked up again: a dying agent takes the namespaces of its workers away itself.
+        _end_namespaces(lab, _present_namespaces(state))
+    else:
+        # After a reboot the kernel holds nothing of ours, but Docker keeps its containers.
+        containers.remove_labelled(lab, state.docker if state else "")
+    shutil.rmtree(directory, ignore_errors=True)
+    if directory.exists():
+        raise NotRemoved(f"removing {directory}: it is still there", hint="Remove it by hand.")
+    return True
+
+
+def _recorded(lab: str) -> states.LabState | None:
+    """What was written down; without that, a state that goes by names and marks alone."""
+    with suppress(PatchlightError):
+        state = states.read_state(lab)
+        if state is not None:
+            return state
+    if states.run_dir(lab).exists() or namespaces.names_with_prefix(names.namespace_prefix(lab)):
+        return states.new_state(lab, "", 1.0)
+    return None
+
+
+def is_there(lab: str) -> bool:
+    """Whether anything on this machine is called as this lab's things are."""
+    return _recorded(lab) is not None
+
+
+def _present_namespaces(state: states.LabState) -> dict[str, int]:
+    """The lab's namespaces that are there, with their inodes."""
+    prefix = names.namespace_prefix(state.lab)
+    wanted = {*state.namespaces, *namespaces.names_with_prefix(prefix)}
+    found = {name: namespaces.inode(namespaces.namespace_path(name)) for name in wanted}
+    return {name: inode for name, inode in found.items() if inode is not None}
+
+
+def _refuse_own_namespace(lab: str, present: dict[str, int]) -> None:
+    if namespaces.own_inode() in present.values():
+        raise NotRemoved(
+            f"removing lab {lab}: this command runs inside one of its namespaces",
+            hint="Leave the lab's shell first.",
+        )
+
+
+def _end_processes(state: states.LabState, inodes: set[int]) -> None:
+    """End every process of the lab: politely, then by force."""
+    for process in state.processes:
+        if process.abrupt and states.is_running(process):
+            kill_and_close(process.pid)
+    began = time.monotonic()
+    asked: set[int] = set()
+    while True:
+        running = set(_lab_processes(state, inodes))
+        if not running:
+            return
+        waited = time.monotonic() - began
+        if waited > _DEADLINE_S:
+            raise NotRemoved(
+                f"ending the processes of lab {state.lab}: {_described(running)} will not go"
+            )
+        for pid in running:
+            if waited > _POLITE_S:
+                _kill(pid, signal.SIGKILL)
+            elif pid not in asked:
+                _kill(pid, signal.SIGTERM)
+                asked.add(pid)
+        _wait_for_any(running, min(0.5, max(0.01, _POLITE_S - waited)))
+
+
+def _lab_processes(state: states.LabState, inodes: set[int]) -> Iterable[int]:
+    """Processes recorded, in a namespace of the lab, or marked as its own."""
+    recorded = {p.pid for p in state.processes if states.is_running(p)}
+    mark = f"{states.MARK}={state.run_dir}".encode()
+    spared = _ancestors()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        pid = int(entry)
+        if pid in spared:
+            continue
+        if pid in recorded or _is_in(pid, inodes) or _is_marked(pid, mark):
+            yield pid
+
+
+def _is_in(pid: int, inodes: set[int]) -> bool:
+    # The link reads "net:[4026532281]"; a kernel thread and a zombie have none.
+    with suppress(OSError):
+        return int(os.readlink(f"/proc/{pid}/ns/net")[5:-1]) in inodes
+    return False
+
+
+def _is_marked(pid: int, mark: bytes) -> bool:
+    with suppress(OSError):
+        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False
+
+
+def _ancestors() -> set[int]:
+    """This process and those that it descends from: ``down`` never ends who asked for it."""
+    found, pid = set(), os.getpid()
+    while pid > 1 and pid not in found:
+        found.add(pid)
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            break
+    return found
+
+
+def _kill(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _wait_for_any(pids: set[int], timeout_s: float) -> None:
+    """Return once one of the processes has ended, or the time is over."""
+    import select
+
+    fds = []
+    poll = select.poll()
+    for pid in pids:
+        with suppress(OSError):
+            # A child of ours stays a zombie until somebody asks for its status.
+            os.waitpid(pid, os.WNOHANG)
+        with suppress(OSError):
+            fd = os.pidfd_open(pid)
+            fds.append(fd)
+            poll.register(fd, select.POLLIN)
+    try:
+        if len(fds) == len(pids):
+            poll.poll(timeout_s * 1000)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _described(pids: set[int]) -> str:
+    found = []
+    for pid in sorted(pids):
+        with suppress(OSError):
+            found.append(f"{Path(f'/proc/{pid}/comm').read_text().strip()} ({pid})")
+    return ", ".join(found) or "a process"
+
+
+def _end_namespaces(lab: str, present: dict[str, int]) -> None:
+    """Delete the namespaces and wait until the kernel has taken them apart.
+
+    The kernel does that later, by itself. A veth pair between the last namespace and one of
+    ours shows when: the pair goes with the namespace, and those let go before it went before.
+    """
+    from patchlight.emulation.fabric import links
+    from patchlight.emulation.fabric.netlink import KernelRefused, Netlink
+
+    fabric = names.fabric_namespace(lab)
+    # Intended but never mounted: an empty file in /run/netns.
+    device = os.stat("/proc/self/ns/net").st_dev
+    real = [n for n in present if os.stat(namespaces.namespace_path(n)).st_dev == device]
+    ordered = sorted(present, key=lambda name: (name in real, name == fabric))
+    if not real:
+        for name in ordered:
+            namespaces.delete(name)
+        return
+    with namespaces.kept_namespace():
+        last = namespaces.open_namespace(namespaces.namespace_path(ordered[-1]))
+        try:
+            namespaces.unshare_namespace()
+            with Netlink() as netlink:
+                here = links.LinkEnd("gone", 10)
+                there = links.LinkEnd("pl-gone", namespace=last)
+                netlink.run([links.add_veth(here, there)])
+                for name in ordered:
+                    namespaces.delete(name)
+                os.close(last)
+                last = -1
+                deadline = time.monotonic() + _DEADLINE_S
+                while time.monotonic() < deadline:
+                    try:
+                        netlink.run([links.set_alias(10, "gone")])
+                    except KernelRefused as error:
+                        if error.code == errno.ENODEV:
+                            return
+                        raise
+                    time.sleep(0.01)
+        finally:
+            if last >= 0:
+                os.close(last)
+    raise NotRemoved(
+        f"removing the namespaces of lab {lab}: their names are gone, but something outside "
+        "Patchlight still uses one of them",
+        hint="The kernel ends it when that process or container ends.",
+    )

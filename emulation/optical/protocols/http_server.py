@@ -1,0 +1,177 @@
+"""The HTTPS side of an emulated device: requests in, answers out, Basic authentication."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import h11
+
+from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.protocols.certificate import server_context
+from patchlight.emulation.optical.switch_matrix import Refused
+
+_BODY_LIMIT = 1 << 20
+_READING = ("GET", "HEAD", "OPTIONS")
+
+Users = dict[str, str | None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """``query`` has the last value of each name; ``body`` is the JSON, ``None`` without."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: Any
+
+
+@dataclass(frozen=True)
+class Response:
+    """``body`` is sent as JSON unless it is ``None``."""
+
+    status: int = 200
+    body: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class HttpFront(ABC):
+    """Speaks for one device. ``users`` maps each user to a password, ``None`` for any."""
+
+    media_type = "application/json"
+
+    def __init__(self, device: EmulatedOcs, users: Users) -> None:
+        self._device = device
+        self._users = users
+        self.tls = server_context()
+
+    @abstractmethod
+    async def _answer(self, request: Request) -> Response:
+        """Do it; raises ``Refused``."""
+
+    @abstractmethod
+    def _refusal(self, refusal: Refused) -> Response:
+        """The vendor's words for a refusal."""
+
+    @abstractmethod
+    def _problem(self, status: int, words: str) -> Response:
+        """An error as the vendor writes it."""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One client, until it goes; the circuits stay."""
+        connection = h11.Connection(h11.SERVER)
+        try:
+            while await self._exchange(connection, reader, writer):
+                connection.start_next_cycle()
+        except (ConnectionError, TimeoutError, h11.ProtocolError, OSError):
+            # It went, or what came was no HTTP: a device hangs up on that.
+            return
+        finally:
+            writer.close()
+
+    async def _exchange(
+        self,
+        connection: h11.Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> bool:
+        """One request and its answer; ``False`` ends the connection."""
+        received = await _receive(connection, reader)
+        if received is None:
+            return False
+        head, data = received
+        faults = self._device.faults
+        mishap = faults.mishap(changes=head.method.decode() not in _READING)
+        if mishap.cut == "before":
+            writer.transport.abort()
+            return False
+        await asyncio.sleep(mishap.stall_s)
+        response = await self._respond(head, data, mishap.refusal)
+        if mishap.cut == "after":
+            writer.transport.abort()
+            return False
+        body = b"" if response.body is None else json.dumps(response.body).encode()
+        headers = {
+            "Content-Type": self.media_type,
+            "Content-Length": str(len(body)),
+            **response.headers,
+        }
+        # A status that has no body has no length either.
+        if response.status in (204, 304):
+            body = b""
+            headers = response.headers
+        events: list[h11.Event] = [
+            h11.Response(status_code=response.status, headers=list(headers.items())),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ]
+        answer = b"".join(connection.send(event) or b"" for event in events)
+        writer.write(faults.spoilt(answer))
+        await writer.drain()
+        return connection.our_state is h11.DONE and connection.their_state is h11.DONE
+
+    async def _respond(self, head: h11.Request, data: bytes, refusal: str) -> Response:
+        headers = {name.decode(): value.decode("latin-1") for name, value in head.headers}
+        method, target = head.method.decode(), urlsplit(head.target.decode())
+        user = self._known(headers.get("authorization", ""))
+        if user is None:
+            denied = self._problem(401, "invalid user or password")
+            return Response(401, denied.body, {"WWW-Authenticate": 'Basic realm="switch"'})
+        if method not in _READING and not self._device.may_change(user):
+            return self._problem(403, "this user may only look")
+        if refusal:
+            return self._problem(409, refusal)
+        try:
+            body = json.loads(data) if data else None
+        except ValueError:
+            return self._problem(400, "the body is not JSON")
+        query = {name: values[-1] for name, values in parse_qs(target.query).items()}
+        request = Request(method, unquote(target.path), query, headers, body)
+        await self._device.settle()
+        try:
+            response = await self._answer(request)
+        except Refused as refused:
+            response = self._refusal(refused)
+        await self._device.settle()
+        return response
+
+    def _known(self, authorization: str) -> str | None:
+        """Whose name and password these are."""
+        scheme, _, encoded = authorization.partition(" ")
+        try:
+            given = base64.b64decode(encoded, validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+        user, _, password = given.partition(":")
+        if scheme.lower() != "basic" or user not in self._users:
+            return None
+        return user if self._users[user] in (None, password) else None
+
+
+async def _receive(
+    connection: h11.Connection, reader: asyncio.StreamReader
+) -> tuple[h11.Request, bytes] | None:
+    """A whole request; ``None`` if the client is done."""
+    head, data = None, b""
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            connection.receive_data(await reader.read(65536))
+        elif isinstance(event, h11.Request):
+            head = event
+        elif isinstance(event, h11.Data):
+            data += event.data
+            if len(data) > _BODY_LIMIT:
+                return None
+        elif isinstance(event, h11.EndOfMessage):
+            return None if head is None else (head, data)
+        else:
+            return None

@@ -1,0 +1,213 @@
+"""The NETCONF side of an emulated device: hello, framing 1.0 and 1.1, requests in, replies out.
+
+RFC 6241 and 6242; of the operations only those that a datastore ``running`` needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import re
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from xml.sax.saxutils import escape, quoteattr
+
+from patchlight.emulation.optical.faults import Faults
+
+BASE = "urn:ietf:params:xml:ns:netconf:base:1.0"
+_NOTIFICATION = "urn:ietf:params:xml:ns:netconf:notification:1.0"
+_CAPABILITIES = (
+    "urn:ietf:params:netconf:base:1.0",
+    "urn:ietf:params:netconf:base:1.1",
+    "urn:ietf:params:netconf:capability:writable-running:1.0",
+    "urn:ietf:params:netconf:capability:notification:1.0",
+    "urn:ietf:params:netconf:capability:interleave:1.0",
+)
+_CHANGING = ("edit-config", "port-set-state")
+_LIMIT = 1 << 20
+_END = b"]]>]]>"
+_CHUNK = re.compile(rb"\n#(\d{1,10})\n")
+
+Execute = Callable[[ET.Element], Awaitable[str]]
+
+
+class NetconfError(Exception):
+    """What a reply's ``rpc-error`` says."""
+
+    def __init__(self, tag: str, words: str, kind: str = "application") -> None:
+        super().__init__(words)
+        self.tag, self.words, self.kind = tag, words, kind
+
+
+class NetconfServer:
+    """Serves sessions. ``operations`` by local name get the element and return XML.
+
+    ``module`` is the capability of the device's own YANG module. ``may_change`` says of a user
+    whether there is more than looking.
+    """
+
+    def __init__(
+        self,
+        operations: Mapping[str, Execute],
+        module: str,
+        faults: Faults,
+        may_change: Callable[[str], bool],
+    ) -> None:
+        self._operations, self._faults = operations, faults
+        self._may_change = may_change
+        self._capabilities = (*_CAPABILITIES, module)
+        self._sessions: set[_Session] = set()
+        self._ids = itertools.count(1)
+
+    async def converse(
+        self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """One session, from hello to its end."""
+        session = _Session(user, writer)
+        listed = "".join(f"<capability>{escape(c)}</capability>" for c in self._capabilities)
+        session.send(
+            f'<hello xmlns="{BASE}"><capabilities>{listed}</capabilities>'
+            f"<session-id>{next(self._ids)}</session-id></hello>"
+        )
+        self._sessions.add(session)
+        try:
+            async for message in _messages(reader, session):
+                try:
+                    root = ET.fromstring(message)
+                except ET.ParseError:
+                    return
+                if not await self._do(session, root):
+                    return
+        finally:
+            self._sessions.discard(session)
+
+    def notify(self, event: str) -> None:
+        """Say this to every session that has subscribed."""
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        for session in tuple(self._sessions):
+            if session.subscribed:
+                session.send(
+                    f'<notification xmlns="{_NOTIFICATION}"><eventTime>{at}</eventTime>'
+                    f"{event}</notification>"
+                )
+
+    async def _do(self, session: _Session, root: ET.Element) -> bool:
+        """Do a message; ``False`` ends the session."""
+        kind = local(root.tag)
+        if kind == "hello":
+            offered = {(c.text or "").strip() for c in root.iter(f"{{{BASE}}}capability")}
+            session.chunked = _CAPABILITIES[1] in offered
+            return True
+        if kind != "rpc" or len(root) != 1:
+            return False
+        verb = local(root[0].tag)
+        mishap = self._faults.mishap(changes=verb in _CHANGING)
+        if mishap.cut == "before":
+            return False
+        await asyncio.sleep(mishap.stall_s)
+        try:
+            answer = await self._execute(session, root[0], mishap.refusal)
+        except NetconfError as error:
+            answer = (
+                f"<rpc-error><error-type>{error.kind}</error-type><error-tag>{error.tag}"
+                "</error-tag><error-severity>error</error-severity>"
+                f'<error-message xml:lang="en">{escape(error.words)}</error-message></rpc-error>'
+            )
+        if mishap.cut == "after":
+            return False
+        for number in range(self._faults.take_flood()):
+            self.notify(f"<system-error><message>Alarm {number}</message></system-error>")
+        # Whatever attributes a request has, its reply has.
+        given = "".join(f" {name}={quoteattr(value)}" for name, value in root.attrib.items())
+        reply = f'<rpc-reply xmlns="{BASE}"{given}>{answer or "<ok/>"}</rpc-reply>'
+        session.send(reply, self._faults.spoilt)
+        with contextlib.suppress(ConnectionError):
+            await session.writer.drain()
+        return verb != "close-session"
+
+    async def _execute(self, session: _Session, operation: ET.Element, refusal: str) -> str:
+        verb = local(operation.tag)
+        if verb == "close-session":
+            return ""
+        if verb == "create-subscription":
+            session.subscribed = True
+            return ""
+        if verb in _CHANGING:
+            if refusal:
+                raise NetconfError("operation-failed", refusal)
+            if not self._may_change(session.user):
+                raise NetconfError("access-denied", "this user may only look", "protocol")
+        execute = self._operations.get(verb)
+        if execute is None:
+            raise NetconfError("operation-not-supported", f"no operation {verb}", "protocol")
+        return await execute(operation)
+
+
+class _Session:
+    """One client: who it is, how it frames, and whether it wants notifications."""
+
+    def __init__(self, user: str, writer: asyncio.StreamWriter) -> None:
+        self.user, self.writer = user, writer
+        self.chunked = False
+        self.subscribed = False
+
+    def send(self, text: str, spoilt: Callable[[bytes], bytes] = bytes) -> None:
+        """Send one message."""
+        data = text.encode()
+        framed = b"\n#%d\n%s\n##\n" % (len(data), data) if self.chunked else data + _END
+        self.writer.write(spoilt(framed))
+
+
+def local(tag: str) -> str:
+    """A name without its namespace."""
+    return tag.rpartition("}")[2]
+
+
+def selected(data: ET.Element, wanted: ET.Element) -> ET.Element | None:
+    """What a subtree filter selects of ``data``, whose name it has (RFC 6241, section 6)."""
+    exact = [child for child in wanted if not len(child) and (child.text or "").strip()]
+    others = [child for child in wanted if child not in exact]
+    for child in exact:
+        held = data.find(child.tag)
+        if held is None or (held.text or "").strip() != (child.text or "").strip():
+            return None
+    if not others:
+        return data
+    found = ET.Element(data.tag)
+    found.extend(held for child in exact if (held := data.find(child.tag)) is not None)
+    for held in data:
+        for child in others:
+            if child.tag == held.tag and (part := selected(held, child)) is not None:
+                found.append(part)
+    return found if len(found) > len(exact) else None
+
+
+async def _messages(reader: asyncio.StreamReader, session: _Session) -> AsyncIterator[bytes]:
+    """Whole messages as they come; ends with the stream or with what is no framing."""
+    buffer, whole = b"", b""
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            buffer += data
+            while True:
+                if not session.chunked:
+                    message, end, rest = buffer.partition(_END)
+                    if not end:
+                        break
+                    buffer = rest
+                    yield message.strip()
+                elif buffer.startswith(b"\n##\n"):
+                    message, whole, buffer = whole, b"", buffer[4:]
+                    yield message
+                elif chunk := _CHUNK.match(buffer):
+                    end_at = chunk.end() + int(chunk[1])
+                    if len(buffer) < end_at:
+                        break
+                    whole, buffer = whole + buffer[chunk.end() : end_at], buffer[end_at:]
+                elif len(buffer) >= 16:
+                    return
+                else:
+                    break
+            if len(buffer) + len(whole) > _LIMIT:
+                return

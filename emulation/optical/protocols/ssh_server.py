@@ -1,0 +1,166 @@
+"""SSH in front of an emulated device: logins by password, then one shell or subsystem.
+
+paramiko works in threads and on a socket of its own; here its bytes and the session's become
+asyncio streams, so that a front over SSH is served like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+
+import paramiko
+from paramiko.common import (
+    AUTH_FAILED,
+    AUTH_SUCCESSFUL,
+    OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED,
+    OPEN_SUCCEEDED,
+)
+
+from patchlight.controller.circuits.protocols.ssh.channel import streams
+from patchlight.emulation.optical.protocols.ssh_host_key import host_key
+
+_LOG = "patchlight.optical.ssh"
+
+# A client that hangs up in the middle is nothing to be told with a traceback.
+logging.getLogger(_LOG).setLevel(logging.CRITICAL)
+
+Users = dict[str, str | None]
+Converse = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class SshServer:
+    """Serves ``converse`` to whoever logs in; ``users`` maps each to a password, ``None``: any.
+
+    ``converse`` gets the user's name. ``subsystem`` is what a client must ask for; empty for a
+    shell. When ``converse`` returns, the connection ends.
+    """
+
+    def __init__(self, users: Users, converse: Converse, subsystem: str = "") -> None:
+        self._users, self._converse, self._subsystem = users, converse, subsystem
+        self._key = host_key()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One client from its connection to its end."""
+        loop = asyncio.get_running_loop()
+        opened: asyncio.Future[paramiko.Channel] = loop.create_future()
+        ours, theirs = socket.socketpair()
+        transport = paramiko.Transport(theirs)
+        transport.set_log_channel(_LOG)
+        transport.add_server_key(self._key)
+        inner = await asyncio.open_connection(sock=ours)
+        tasks = [
+            asyncio.create_task(_copy(reader, inner[1])),
+            asyncio.create_task(_copy(inner[0], writer)),
+            asyncio.create_task(self._session(transport, opened)),
+        ]
+        door = _Door(self._users, self._subsystem, loop, opened)
+        try:
+            # With an event it returns at once; the handshake goes on in paramiko's thread.
+            transport.start_server(event=threading.Event(), server=door)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[2].done():
+                # What was said last is still on its way through paramiko's threads.
+                await asyncio.wait(tasks[1:2], timeout=1)
+            transport.close()
+            # A device goes on with what it was told, whether or not anybody waits for it.
+            if opened.done():
+                await tasks[2]
+        finally:
+            for task in tasks:
+                task.cancel()
+            transport.close()
+            inner[1].close()
+            writer.close()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _session(
+        self, transport: paramiko.Transport, opened: asyncio.Future[paramiko.Channel]
+    ) -> None:
+        reader, writer = await streams(await opened)
+        try:
+            with contextlib.suppress(OSError):
+                await self._converse(transport.get_username() or "", reader, writer)
+        finally:
+            writer.close()
+
+
+class _Door(paramiko.ServerInterface):
+    """Lets in who has the password; called in paramiko's thread."""
+
+    def __init__(
+        self,
+        users: Users,
+        subsystem: str,
+        loop: asyncio.AbstractEventLoop,
+        opened: asyncio.Future[paramiko.Channel],
+    ) -> None:
+        self._users, self._subsystem = users, subsystem
+        self._loop, self._opened = loop, opened
+        self._given = False
+
+    def get_allowed_auths(self, username: str) -> str:
+        """Passwords alone."""
+        return "password"
+
+    def check_auth_password(self, username: str, password: str) -> int:
+        """Whether that is the user's password."""
+        wanted = self._users.get(username, "")
+        if username in self._users and (
+            wanted is None or hmac.compare_digest(wanted.encode(), password.encode())
+        ):
+            return AUTH_SUCCESSFUL
+        return AUTH_FAILED
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        """Sessions, nothing else: no forwarding."""
+        if kind == "session":
+            return OPEN_SUCCEEDED
+        return OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
+
+    def check_channel_pty_request(
+        self,
+        channel: paramiko.Channel,
+        term: bytes,
+        width: int,
+        height: int,
+        pixelwidth: int,
+        pixelheight: int,
+        modes: bytes,
+    ) -> bool:
+        """A terminal for a shell."""
+        return not self._subsystem
+
+    def check_channel_shell_request(self, channel: paramiko.Channel) -> bool:
+        """A shell, if that is what the device has."""
+        return not self._subsystem and self._give(channel)
+
+    def check_channel_subsystem_request(self, channel: paramiko.Channel, name: str) -> bool:
+        """The subsystem that the device has."""
+        return bool(self._subsystem) and name == self._subsystem and self._give(channel)
+
+    def _give(self, channel: paramiko.Channel) -> bool:
+        if self._given:
+            return False
+        self._given = True
+
+        def give() -> None:
+            if not self._opened.done():
+                self._opened.set_result(channel)
+
+        # The loop may have ended while the client was asking.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(give)
+        return True
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()

@@ -1,0 +1,203 @@
+"""The mirrors of an emulated OCS as a state machine: no clock, no sockets, no kernel.
+
+A circuit is entered (its ports are taken), activated (the mirrors turn; light passes after
+the switching time), deactivated (dark at once) and removed. Time comes in as an argument.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from patchlight.testbed.portmap import CrossConnect
+
+
+class Phase(Enum):
+    """How far a circuit is."""
+
+    PARKED = "entered, not activated"
+    SWITCHING = "mirrors turning"
+    LIT = "lit"
+    FAILED = "failed"
+
+
+class Reason(Enum):
+    """Why the device will not do something; each vendor has its own words for it."""
+
+    NO_PORT = "no such port"
+    BUSY = "port in use"
+    LOCKED = "port locked"
+    FAILED = "port failed"
+    EXISTS = "circuit exists"
+    ACTIVE = "circuit is active"
+    NOT_FOUND = "no such circuit"
+
+
+class Refused(Exception):
+    """The device will not: ``reason``, the port it is about, the circuit in the way."""
+
+    def __init__(
+        self, reason: Reason, *, port: int | None = None, circuit: Circuit | None = None
+    ) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+        self.port = port
+        self.circuit = circuit
+
+
+@dataclass(eq=False)
+class Circuit:
+    """One or two directed cross-connects that come and go together.
+
+    ``switching_time_s``: its own, where it is not the device's.
+    """
+
+    directions: tuple[CrossConnect, ...]
+    name: str = ""
+    group: str = ""
+    phase: Phase = Phase.PARKED
+    turn: int = 0
+    switching_time_s: float | None = None
+
+    @property
+    def two_way(self) -> bool:
+        """Whether it carries light both ways between two ports."""
+        return len(self.directions) == 2
+
+
+@dataclass(frozen=True)
+class LightChange:
+    """What the crossbar must now do: these inputs go dark, then these paths light up."""
+
+    dark: tuple[int, ...] = ()
+    light: tuple[CrossConnect, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.dark or self.light)
+
+
+@dataclass
+class Mirrors:
+    """Ports 1…``ports`` on each side; any input to any output, its own port's too."""
+
+    ports: int
+    switching_time_s: float
+    locked: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._by_direction: dict[CrossConnect, Circuit] = {}
+        self._by_input: dict[int, Circuit] = {}
+        self._by_output: dict[int, Circuit] = {}
+        self._lit: dict[int, int] = {}  # input by output
+        self._turning: list[tuple[float, int, Circuit]] = []
+        self._dark: list[int] = []
+        self._turns = itertools.count(1)
+
+    def __iter__(self) -> Iterator[Circuit]:
+        """Every circuit once, in the order entered."""
+        return iter(dict.fromkeys(self._by_direction.values()))
+
+    def find(self, cross_connect: CrossConnect) -> Circuit | None:
+        """The circuit that has this direction."""
+        return self._by_direction.get(cross_connect)
+
+    def at_input(self, port: int) -> Circuit | None:
+        """The circuit that holds ``in:port``."""
+        return self._by_input.get(port)
+
+    def at_output(self, port: int) -> Circuit | None:
+        """The circuit that holds ``out:port``."""
+        return self._by_output.get(port)
+
+    def lights(self, output: int) -> int | None:
+        """The input whose light leaves at ``output`` now, or ``None``."""
+        return self._lit.get(output)
+
+    def in_the_way(self, directions: Iterable[CrossConnect]) -> list[Circuit]:
+        """The circuits that would have to go for these; none if these cannot be anyway."""
+        found: dict[Circuit, None] = {}
+        for c in directions:
+            outside = not (1 <= c.inp <= self.ports and 1 <= c.out <= self.ports)
+            if outside or c in self._by_direction or self.locked & {c.inp, c.out}:
+                return []
+            for there in (self._by_input.get(c.inp), self._by_output.get(c.out)):
+                if there is not None:
+                    found[there] = None
+        return list(found)
+
+    def enter(self, directions: Iterable[CrossConnect], name: str, group: str) -> Circuit:
+        """Take the ports for a new circuit; it stays dark. Raises ``Refused``."""
+        circuit = Circuit(tuple(directions), name, group)
+        for c in circuit.directions:
+            for port in (c.inp, c.out):
+                if not 1 <= port <= self.ports:
+                    raise Refused(Reason.NO_PORT, port=port)
+                if port in self.locked:
+                    raise Refused(Reason.LOCKED, port=port)
+            if there := self._by_direction.get(c):
+                raise Refused(Reason.EXISTS, circuit=there)
+            for port, taken in ((c.inp, self._by_input), (c.out, self._by_output)):
+                if port in taken:
+                    raise Refused(Reason.BUSY, port=port, circuit=taken[port])
+        for c in circuit.directions:
+            self._by_direction[c] = self._by_input[c.inp] = self._by_output[c.out] = circuit
+        return circuit
+
+    def activate(self, circuit: Circuit, now: float) -> None:
+        """Turn the mirrors: light passes from ``now`` + switching time. Raises ``Refused``."""
+        if circuit.phase in (Phase.SWITCHING, Phase.LIT):
+            raise Refused(Reason.ACTIVE, circuit=circuit)
+        ports = {port for c in circuit.directions for port in (c.inp, c.out)}
+        if locked := ports & self.locked:
+            raise Refused(Reason.LOCKED, port=min(locked))
+        if ports & self.failed:
+            circuit.phase = Phase.FAILED
+            return
+        circuit.phase, circuit.turn = Phase.SWITCHING, next(self._turns)
+        own = circuit.switching_time_s
+        due = now + (self.switching_time_s if own is None else own)
+        heapq.heappush(self._turning, (due, circuit.turn, circuit))
+
+    def deactivate(self, circuit: Circuit) -> None:
+        """Go dark at once; the ports stay taken."""
+        if circuit.phase is Phase.LIT:
+            for c in circuit.directions:
+                del self._lit[c.out]
+                self._dark.append(c.inp)
+        circuit.phase, circuit.turn = Phase.PARKED, 0
+
+    def fail(self, cross_connect: CrossConnect) -> None:
+        """The light of this path did not come up: its circuit has failed."""
+        circuit = self._by_direction.get(cross_connect)
+        if circuit is not None:
+            self.deactivate(circuit)
+            circuit.phase = Phase.FAILED
+
+    def remove(self, circuit: Circuit) -> None:
+        """Go dark at once and free the ports."""
+        self.deactivate(circuit)
+        for c in circuit.directions:
+            del self._by_direction[c], self._by_input[c.inp], self._by_output[c.out]
+
+    def next_due(self) -> float | None:
+        """When the next mirrors come to rest, or ``None`` if none turn."""
+        return self._turning[0][0] if self._turning else None
+
+    def take(self, now: float) -> LightChange:
+        """What changed for the light up to ``now``, since the last call."""
+        light: list[CrossConnect] = []
+        while self._turning and self._turning[0][0] <= now:
+            _, turn, circuit = heapq.heappop(self._turning)
+            # Deactivated, or activated anew, while its mirrors turned: another turn counts.
+            if circuit.phase is not Phase.SWITCHING or circuit.turn != turn:
+                continue
+            circuit.phase = Phase.LIT
+            for c in circuit.directions:
+                self._lit[c.out] = c.inp
+                light.append(c)
+        dark, self._dark = tuple(self._dark), []
+        return LightChange(dark, tuple(light))

@@ -1,0 +1,282 @@
+"""The Calient front of an emulated OCS: its TL1 commands, states and words.
+
+Reply lines and the words that drivers look for ("Invalid…", "Login Not Active", "Failed",
+"Already logged in") follow sessions captured from an S162. No capture shows the code of a
+denial, so those are GR-831's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from patchlight.controller.circuits.drivers.calient.ports import to_aid, to_port
+from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.protocols.tl1_front import Tl1Front, Users
+from patchlight.emulation.optical.protocols.tl1_server import Answer, Command, Connection, deny
+from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, Refused
+from patchlight.testbed.portmap import CrossConnect
+
+STATES = {
+    Phase.PARKED: ("UMA", "RDY", "OK"),
+    Phase.SWITCHING: ("IS", "OOS", "INIT"),
+    Phase.LIT: ("IS", "IS", "OK"),
+    Phase.FAILED: ("IS", "OOS", "FAIL"),
+}
+_MODELS = ((160, "S160"), (320, "S320"))
+_LARGEST_MODEL = "EDGE640"
+GROUP = "SYSTEM"
+SOFTWARE = "6.0-3-emulated"
+
+
+class CalientFront(Tl1Front):
+    """Speaks for one device."""
+
+    def __init__(self, device: EmulatedOcs, users: Users) -> None:
+        super().__init__(device, users)
+        self._handlers |= {
+            "RTRV-NE": self._identity,
+            "RTRV-CRS": self._circuits,
+            "RTRV-PORT": self._ports,
+            "RTRV-PORT-SUM": self._port_summary,
+            "RTRV-SAVERECALL": self._progress,
+            "ENT-CRS": self._enter,
+            "ACT-CRS": self._activate,
+            "CANC-CRS": self._deactivate,
+            "DLT-CRS": self._delete,
+            "ENT-CRS-BULK": self._enter_bulk,
+            "DLT-CRS-BULK": self._delete_bulk,
+        }
+
+    def _denial(self, refusal: Refused) -> Answer:
+        return _denial(refusal)
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def _identity(self, connection: Connection, command: Command) -> Answer:
+        switch = self._device.switch
+        model = model_of(switch.ports)
+        return Answer(
+            lines=(
+                f"{switch.name.upper()}:SERIALNUMBER=EMU-{switch.name},SWPACKAGE={SOFTWARE},"
+                f"STATUS=OK,CHASSISTYPE={model},PLATFORM=VERSION2",
+            )
+        )
+
+    def _circuits(self, connection: Connection, command: Command) -> Answer:
+        if command.aid in ("", "ALL", "0"):
+            return Answer(lines=[_circuit_line(circuit) for circuit in self._device.mirrors])
+        return Answer(lines=(_circuit_line(self._named(command)),))
+
+    def _ports(self, connection: Connection, command: Command) -> Answer:
+        mirrors, lines = self._device.mirrors, []
+        for port in self._asked_ports(command):
+            sides = []
+            for side, circuit in (("IN", mirrors.at_input(port)), ("OUT", mirrors.at_output(port))):
+                if port in mirrors.failed:
+                    state = ("IS", "OOS", "FAIL")
+                elif port in mirrors.locked:
+                    state = ("UMA", "OOS", "OK")
+                else:
+                    lit = circuit is not None and circuit.phase is Phase.LIT
+                    state = ("IS", "IS" if lit else "RDY", "OK")
+                sides.append("{0}AS={1},{0}OS={2},{0}OC={3},{0}RS=NPR".format(side, *state))
+            lines.append(f"{to_aid(port)}:WX,TRANSIT,TRANSIT:{','.join(sides)}")
+        return Answer(lines=lines)
+
+    async def _port_summary(self, connection: Connection, command: Command) -> Answer:
+        ports, mirrors = self._asked_ports(command), self._device.mirrors
+        readings, lines = await self._device.power(ports), []
+        for port in ports:
+            here = dict.fromkeys((mirrors.at_input(port), mirrors.at_output(port)))
+            held = [circuit for circuit in here if circuit is not None]
+            names = [(circuit_id(circuit), _in_use(circuit)) for circuit in held]
+            names += [("NONE", "NONE")] * (2 - len(names))
+            arriving, leaving = readings[port]
+            lines.append(
+                f"{to_aid(port)}:ALIAS=NONE,INPWR={_dbm(arriving)},OUTPWR={_dbm(leaving)},"
+                f"CONNNAME1={names[0][0]},CONNSTATE1={names[0][1]},"
+                f"CONNNAME2={names[1][0]},CONNSTATE2={names[1][1]}"
+            )
+        return Answer(lines=lines)
+
+    def _progress(self, connection: Connection, command: Command) -> Answer:
+        turning = self._device.mirrors.next_due() is not None
+        return Answer(lines=(f"STATUS={'In progress' if turning else 'Completed'}",))
+
+    def _aids(self, port: int) -> tuple[str, ...]:
+        return (to_aid(port),)
+
+    # --- one circuit ------------------------------------------------------------------------
+
+    def _enter(self, connection: Connection, command: Command) -> Answer:
+        src, dst = _pair(command.aid)
+        given = [*command.params, "", "", ""]
+        kind = given[1].upper() or "1WAY"
+        if kind not in ("1WAY", "2WAY"):
+            return deny("IPNV", f"Invalid connection type {given[1]}")
+        there = CrossConnect(src, dst)
+        two_way = kind == "2WAY" and src != dst
+        directions = (there, there.reverse) if two_way else (there,)
+        circuit = self._device.enter(directions, given[2], given[0] or GROUP)
+        self._changed("ENT-CRS", circuit)
+        return Answer()
+
+    def _activate(self, connection: Connection, command: Command) -> Answer:
+        circuit = self._named(command)
+        self._device.activate(circuit)
+        self._changed("ACT-CRS", circuit)
+        return Answer()
+
+    def _deactivate(self, connection: Connection, command: Command) -> Answer:
+        circuit = self._named(command)
+        self._device.deactivate(circuit)
+        self._changed("CANC-CRS", circuit)
+        return Answer()
+
+    def _delete(self, connection: Connection, command: Command) -> Answer:
+        circuit = self._named(command)
+        if circuit.phase is not Phase.PARKED:
+            return deny("SNVS", f"Failed: {circuit_id(circuit)} is in service, cancel it first")
+        self._device.remove(circuit)
+        self._changed("DLT-CRS", circuit)
+        return Answer()
+
+    # --- several at once --------------------------------------------------------------------
+
+    def _enter_bulk(self, connection: Connection, command: Command) -> Answer:
+        def enter(conn: str) -> None:
+            directions = _directions(conn)
+            circuit = self._device.enter(directions, "", GROUP)
+            try:
+                self._device.activate(circuit)
+            except Refused:
+                self._device.remove(circuit)
+                raise
+
+        return self._each(command, enter)
+
+    def _delete_bulk(self, connection: Connection, command: Command) -> Answer:
+        def delete(conn: str) -> None:
+            directions = _directions(conn)
+            circuit = self._device.mirrors.find(directions[0])
+            if circuit is None or set(circuit.directions) != set(directions):
+                raise Refused(Reason.NOT_FOUND)
+            self._device.remove(circuit)
+
+        return self._each(command, delete)
+
+    def _each(self, command: Command, do: Callable[[str], None]) -> Answer:
+        """Do all that can be done: COMPLD if that is all, PRTL if some, DENY if none."""
+        conns, failures = command.aid.split("&"), []
+        for conn in conns:
+            try:
+                do(conn)
+            except Refused as refusal:
+                failures.append(f"{conn}: {_denial(refusal).comment}")
+        if len(failures) < len(conns):
+            lines = (f"{command.verb}:{len(conns) - len(failures)}",)
+            self._server.report("A", "REPT DBCHG", lines)
+        if not failures:
+            return Answer()
+        words = f"{len(failures)} connections failed: {'; '.join(failures[:8])}"
+        return deny("SROF", words) if len(failures) == len(conns) else Answer("PRTL", (), words)
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _named(self, command: Command) -> Circuit:
+        """The circuit that a command means: by its ports, else by its id or name."""
+        conns = [param for param in command.params if param not in ("", GROUP)]
+        if command.aid:
+            circuit = self._device.mirrors.find(CrossConnect(*_pair(command.aid)))
+            # An id that says one-way does not mean a two-way circuit.
+            if circuit is not None and circuit_id(circuit) not in conns and any(map(_is_id, conns)):
+                circuit = None
+        else:
+            wanted = set(conns)
+            circuits = self._device.mirrors
+            circuit = next((c for c in circuits if {circuit_id(c), c.name} & wanted), None)
+        if circuit is None:
+            raise Refused(Reason.NOT_FOUND)
+        return circuit
+
+    def _asked_ports(self, command: Command) -> list[int]:
+        """Every port for ``0``; else one port, or all of a shelf or module."""
+        everything = range(1, self._device.switch.ports + 1)
+        if command.aid in ("", "0", "ALL"):
+            return list(everything)
+        port = to_port(command.aid)
+        if port is not None:
+            found = [port] if port in everything else []
+        else:
+            found = [p for p in everything if to_aid(p).startswith(f"{command.aid}.")]
+        if not found:
+            raise Refused(Reason.NO_PORT)
+        return found
+
+    def _changed(self, verb: str, circuit: Circuit) -> None:
+        self._server.report("A", "REPT DBCHG", (f"{verb}:{circuit_id(circuit)}",))
+
+
+def _pair(aid: str) -> tuple[int, int]:
+    ports = [to_port(part.strip()) for part in aid.split(",")]
+    if len(ports) != 2 or ports[0] is None or ports[1] is None:
+        raise Refused(Reason.NO_PORT)
+    return ports[0], ports[1]
+
+
+def _directions(conn: str) -> tuple[CrossConnect, ...]:
+    mark = ">" if ">" in conn else "-"
+    there = CrossConnect(*_pair(conn.replace(mark, ",", 1)))
+    return (there, there.reverse) if mark == "-" and there.inp != there.out else (there,)
+
+
+def _is_id(text: str) -> bool:
+    for mark in ">-":
+        parts = text.split(mark)
+        if len(parts) == 2 and all(to_port(part) for part in parts):
+            return True
+    return False
+
+
+def model_of(ports: int) -> str:
+    """The smallest model with so many ports."""
+    return next((name for most, name in _MODELS if ports <= most), _LARGEST_MODEL)
+
+
+def circuit_id(circuit: Circuit) -> str:
+    """Its id on the device: ``1.1.1>1.1.2``, or with ``-`` where it is two-way."""
+    c = circuit.directions[0]
+    return f"{to_aid(c.inp)}{'-' if circuit.two_way else '>'}{to_aid(c.out)}"
+
+
+def _circuit_line(circuit: Circuit) -> str:
+    c, conn = circuit.directions[0], circuit_id(circuit)
+    kind = "2WAY" if circuit.two_way else "1WAY"
+    states: Iterable[str] = STATES[circuit.phase]
+    return (
+        f"{conn}:SRCPORT={to_aid(c.inp)},DSTPORT={to_aid(c.out)},GRPNAME={circuit.group or GROUP},"
+        f"CONNNAME={circuit.name or conn},CONNTYPE={kind},"
+        + "AS={},OS={},OC={},PS=UPR,AL=CL".format(*states)
+    )
+
+
+def _in_use(circuit: Circuit) -> str:
+    return "NONE" if circuit.phase is Phase.PARKED else "ACT"
+
+
+def _dbm(power: float | None) -> str:
+    return "NONE" if power is None else f"{power:.2f}"
+
+
+def _denial(refusal: Refused) -> Answer:
+    port = to_aid(refusal.port) if refusal.port is not None and refusal.port > 0 else "port"
+    there = circuit_id(refusal.circuit) if refusal.circuit else ""
+    return {
+        Reason.NO_PORT: deny("IIAC", f"Invalid port {port}" if refusal.port else "Invalid AID"),
+        Reason.BUSY: deny("SNVS", f"Invalid Connection: {port} is in use by {there}"),
+        Reason.EXISTS: deny("SNVS", f"Invalid: {there} is entered already"),
+        Reason.LOCKED: deny("SROF", f"Failed: port {port} is locked"),
+        Reason.FAILED: deny("SROF", f"Failed: port {port}"),
+        Reason.ACTIVE: deny("SNVS", f"Failed: {there} is in service already"),
+        Reason.NOT_FOUND: deny("IIAC", "Invalid Connection: no such connection"),
+    }[refusal.reason]

@@ -1,0 +1,212 @@
+"""The OpenFlow 1.3 front of an emulated switch whose cross-connects are flow entries.
+
+Unlike the other devices it connects to its controller, and goes on trying. An entry takes what
+comes in by one port to another; a barrier is answered when the mirrors rest. OpenFlow knows no
+users and no words: what is refused has an error's type and code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+
+from patchlight.controller.openflow.flowtable import FlowEntry, Match
+from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.protocols import openflow_wire as wire
+from patchlight.emulation.optical.protocols.openflow_wire import Flow, Kind, Message, Part, Wrong
+from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, Refused
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.portmap import CrossConnect
+
+SOFTWARE = "1.3-emulated"
+DATAPATH_ID = 0x51
+"""What a switch says that no lab file gives an id."""
+
+_BUFFER_LIMIT = 1 << 20
+_PRIORITY = 100
+_FAULTS = {
+    Reason.NO_PORT: wire.BAD_OUT_PORT,
+    Reason.BUSY: wire.OVERLAP,
+    Reason.EXISTS: wire.OVERLAP,
+    Reason.LOCKED: wire.NO_PERMISSION,
+}
+
+
+class OpenFlowFront:
+    """Speaks for one device; ``users`` are not OpenFlow's business."""
+
+    def __init__(self, device: EmulatedOcs, users: dict[str, str | None]) -> None:
+        self._device = device
+        self._datapath_id = device.switch.datapath_id or DATAPATH_ID
+        self._since = time.monotonic()
+        self._writers: set[asyncio.StreamWriter] = set()
+        # What was told since the last barrier: its mirrors may still fail.
+        self._told: list[tuple[Message, Circuit]] = []
+        self._replies: dict[int, Callable[[Message], bytes]] = {
+            Kind.ECHO_REQUEST: lambda m: wire.message(Kind.ECHO_REPLY, m.xid, m.body),
+            Kind.FEATURES_REQUEST: lambda m: wire.message(
+                Kind.FEATURES_REPLY, m.xid, wire.features(self._datapath_id)
+            ),
+            Kind.GET_CONFIG_REQUEST: lambda m: wire.message(
+                Kind.GET_CONFIG_REPLY, m.xid, b"\0\0\xff\xff"
+            ),
+        }
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One controller, until it goes; the flow entries stay."""
+        self._writers.add(writer)
+        buffer = bytearray()
+        try:
+            writer.write(wire.message(Kind.HELLO, 0))
+            while data := await reader.read(65536):
+                buffer += data
+                for message in wire.messages(buffer):
+                    if not await self._do(message, writer):
+                        return
+                if len(buffer) > _BUFFER_LIMIT:
+                    return
+                await writer.drain()
+        except (ConnectionError, TimeoutError, Wrong):
+            return
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    def report(self, text: str) -> None:
+        """Tell of the first port that is named in it: OpenFlow has words for ports only."""
+        found = re.search(r"\d+", text)
+        if found is None or not 1 <= int(found[0]) <= self._device.switch.ports:
+            raise BadInput("OpenFlow reports ports only: name one, like 'port 3 is dark'")
+        self._say(wire.Port(int(found[0]), f"p{found[0]}", dark=True))
+
+    def _say(self, port: wire.Port) -> None:
+        for writer in tuple(self._writers):
+            writer.write(wire.port_modified(port))
+
+    # --- one message ------------------------------------------------------------------------
+
+    async def _do(self, message: Message, writer: asyncio.StreamWriter) -> bool:
+        """Do it and answer; ``False`` ends the connection."""
+        faults = self._device.faults
+        for number in range(faults.take_flood()):
+            self._say(wire.Port(number % self._device.switch.ports + 1, "flood", dark=True))
+        try:
+            if message.kind == Kind.FLOW_MOD:
+                return await self._flow_mod(message, writer)
+            answer = await self._answer(message)
+        except Wrong as wrong:
+            answer = wire.error(wrong.fault, message)
+        if answer:
+            # Keeping the connection is none of what a fault spoils.
+            keeping = message.kind in (Kind.ECHO_REQUEST, Kind.FEATURES_REQUEST)
+            writer.write(answer if keeping else faults.spoilt(answer))
+        return True
+
+    async def _answer(self, message: Message) -> bytes:
+        if reply := self._replies.get(message.kind):
+            return reply(message)
+        if message.kind == Kind.MULTIPART_REQUEST:
+            await self._device.settle()
+            return await self._multipart(message)
+        if message.kind == Kind.BARRIER_REQUEST:
+            return await self._barrier(message)
+        if message.kind in (Kind.HELLO, Kind.ERROR, Kind.ECHO_REPLY, Kind.SET_CONFIG):
+            return b""
+        known = message.kind == Kind.EXPERIMENTER
+        raise Wrong(wire.BAD_EXPERIMENTER if known else wire.BAD_TYPE)
+
+    async def _multipart(self, message: Message) -> bytes:
+        part, body = wire.multipart_of(message.body)
+        if part == Part.DESCRIPTION:
+            name = self._device.switch.name
+            model = f"emulated OCS of {self._device.switch.ports} ports"
+            entries = [wire.description("Patchlight", model, SOFTWARE, f"EMU-{name}", name)]
+        elif part == Part.PORT_DESCRIPTIONS:
+            entries = [port.to_bytes() for port in await self._ports()]
+        elif part == Part.FLOWS:
+            asked, age_s = wire.asked_flows(body), time.monotonic() - self._since
+            flows = (self._flow(circuit) for circuit in self._device.mirrors)
+            entries = [flow.to_bytes(age_s) for flow in flows if asked.takes(flow)]
+        else:
+            raise Wrong(wire.BAD_MULTIPART)
+        return wire.multipart(part, message.xid, entries)
+
+    async def _ports(self) -> list[wire.Port]:
+        numbers = range(1, self._device.switch.ports + 1)
+        light, mirrors = await self._device.power(numbers), self._device.mirrors
+        return [
+            wire.Port(
+                n, f"p{n}",
+                down=n in mirrors.locked, blocked=n in mirrors.failed, dark=light[n][0] is None,
+            )
+            for n in numbers
+        ]  # fmt: skip
+
+    async def _barrier(self, message: Message) -> bytes:
+        await self._device.come_to_rest()
+        told, self._told = self._told, []
+        answer = b""
+        for cause, circuit in told:
+            if circuit.phase is Phase.FAILED:
+                self._device.remove(circuit)
+                answer += wire.error(wire.FLOW_MOD_FAILED, cause)
+        await self._device.settle()
+        return answer + wire.message(Kind.BARRIER_REPLY, message.xid)
+
+    # --- flow entries -----------------------------------------------------------------------
+
+    async def _flow_mod(self, message: Message, writer: asyncio.StreamWriter) -> bool:
+        faults = self._device.faults
+        mishap = faults.mishap(changes=True)
+        if mishap.cut == "before":
+            return False
+        await asyncio.sleep(mishap.stall_s)
+        if mishap.refusal or faults.read_only:
+            raise Wrong(wire.NO_PERMISSION)
+        await self._device.settle()
+        _, selection, flow = wire.read_flow_mod(message.body)
+        mirrors = self._device.mirrors
+        try:
+            if flow is None:
+                for circuit in tuple(mirrors):
+                    if selection.takes(self._flow(circuit)):
+                        self._device.remove(circuit)
+            else:
+                self._add(message, flow, selection)
+        except Refused as refusal:
+            at_input = refusal.reason is Reason.NO_PORT and flow and refusal.port == flow.inp
+            fault = _FAULTS.get(refusal.reason, wire.FLOW_MOD_FAILED)
+            raise Wrong(wire.BAD_MATCH_VALUE if at_input else fault) from refusal
+        await self._device.settle()
+        return mishap.cut != "after"
+
+    def _add(self, message: Message, flow: Flow, same: wire.Selection) -> None:
+        there = self._device.mirrors.at_input(flow.inp)
+        if there is not None and same.takes(self._flow(there)):
+            if self._flow(there) == flow:
+                return
+            # An entry with the same match and priority takes the other's place.
+            busy = self._device.mirrors.at_output(flow.out)
+            if busy is not None and busy is not there:
+                raise Refused(Reason.BUSY, port=flow.out, circuit=busy)
+            self._device.remove(there)
+        circuit = self._device.enter(
+            (CrossConnect(flow.inp, flow.out),), f"{flow.cookie:#x}", str(flow.priority)
+        )
+        try:
+            self._device.activate(circuit)
+        except Refused:
+            self._device.remove(circuit)
+            raise
+        self._told.append((message, circuit))
+
+    def _flow(self, circuit: Circuit) -> Flow:
+        """A circuit as an entry. One that nobody told it of is as Patchlight would have made it."""
+        c = circuit.directions[0]
+        if circuit.name:
+            return Flow(c.inp, c.out, int(circuit.name, 16), int(circuit.group))
+        back = wire.IN_PORT if c.inp == c.out else c.out
+        ours = FlowEntry.ours(Match(in_port=c.inp), (back,), priority=_PRIORITY)
+        return Flow(c.inp, c.out, ours.cookie, _PRIORITY)

@@ -1,0 +1,169 @@
+"""The RESTCONF front of an emulated Polatis: resources of its YANG models, as JSON.
+
+Reads carry an ETag, which changes with what they read; a change that carries ``If-Match``
+is done only if the resource is still that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from typing import Any
+
+from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.protocols.http_server import HttpFront, Request, Response
+from patchlight.emulation.optical.switch_matrix import Reason, Refused
+from patchlight.emulation.optical.vendors.polatis import SOFTWARE, PolatisSwitch
+
+_PAIR = re.compile(r"/api/data/cross-connects/pair(?:=(\d{1,9}))?")
+_STATUS = {"E": "ENABLED", "D": "DISABLED", "F": "FAILED"}
+
+
+class PolatisRestconfFront(HttpFront):
+    """Speaks for one device."""
+
+    media_type = "application/yang-data+json"
+
+    def __init__(self, device: EmulatedOcs, users: dict[str, str | None]) -> None:
+        super().__init__(device, users)
+        self._switch = PolatisSwitch(device)
+        self._alarms: list[dict[str, Any]] = []
+
+    def report(self, text: str) -> None:
+        """Put it on the list of alarms."""
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._alarms.append({"id": len(self._alarms) + 1, "date-time": at, "description": text})
+
+    async def _answer(self, request: Request) -> Response:
+        for number in range(self._device.faults.take_flood()):
+            self.report(f"Alarm {number}")
+        if (pair := _PAIR.fullmatch(request.path)) is not None:
+            return await self._cross_connects(request, pair[1])
+        if request.path == "/api/data/port-config/port" and request.method == "PATCH":
+            return await self._configure(request)
+        if request.method != "GET":
+            return self._problem(405, f"{request.method} is not possible there")
+        match request.path:
+            case "/api/data/port-config/port":
+                return _read(request, "polatis-switch:port", self._ports())
+            case "/api/data/opm-power/port":
+                return _read(request, "optical-switch:port", await self._power())
+            case "/api/data/product-information":
+                return _read(request, "optical-switch:product-information", self._identity())
+            case "/api/data/system-alarms/alarm":
+                return _read(request, "polatis-switch:alarm", self._alarms)
+        return self._problem(404, f"no such resource: {request.path}")
+
+    def _problem(self, status: int, words: str) -> Response:
+        error = {"error-type": "application", "error-tag": _tag(status), "error-message": words}
+        return Response(status, {"ietf-restconf:errors": {"error": [error]}})
+
+    def _refusal(self, refusal: Refused) -> Response:
+        words = {
+            Reason.NO_PORT: f"Port {refusal.port} is out of range",
+            Reason.BUSY: f"Port {refusal.port} twice",
+            Reason.LOCKED: f"Port {refusal.port} is disabled",
+            Reason.FAILED: f"Port {refusal.port} has failed",
+        }
+        return self._problem(
+            400 if refusal.reason is Reason.NO_PORT else 409,
+            words.get(refusal.reason, refusal.reason.value),
+        )
+
+    # --- cross-connects ---------------------------------------------------------------------
+
+    def _pairs(self) -> list[dict[str, int]]:
+        return [{"ingress": inp, "egress": out} for inp, out in self._switch.pairs()]
+
+    async def _cross_connects(self, request: Request, ingress: str | None) -> Response:
+        if request.method == "GET":
+            pairs = self._pairs()
+            if ingress is not None:
+                pairs = [pair for pair in pairs if pair["ingress"] == int(ingress)]
+                if not pairs:
+                    return self._problem(404, f"Port {ingress} is not connected")
+            return _read(request, "optical-switch:pair", pairs)
+        wanted = request.headers.get("if-match")
+        if wanted is not None and wanted not in ("*", _etag(self._pairs())):
+            return self._problem(412, "The cross-connects have changed")
+        if request.method == "PATCH" and ingress is None:
+            ins, outs = _numbers(request.body)
+            if ins is None or outs is None:
+                return self._problem(400, "expected a list of pairs of ingress and egress")
+            await self._switch.connect(ins, outs)
+        elif request.method == "DELETE":
+            numbers = [inp for inp, _ in self._switch.pairs()]
+            if ingress is not None:
+                if int(ingress) not in numbers:
+                    return self._problem(404, f"Port {ingress} is not connected")
+                numbers = [int(ingress)]
+            await self._switch.disconnect(numbers, [])
+        else:
+            return self._problem(405, f"{request.method} is not possible there")
+        return Response(204, None, {"ETag": _etag(self._pairs())})
+
+    # --- ports ------------------------------------------------------------------------------
+
+    def _ports(self) -> list[dict[str, Any]]:
+        return [
+            {"port-id": n, "status": _STATUS[self._switch.state(n)], "label": "", "peer-port": ""}
+            for n in self._switch.numbers
+        ]
+
+    async def _configure(self, request: Request) -> Response:
+        rows = request.body.get("port") if isinstance(request.body, dict) else None
+        wanted: dict[str, list[int]] = {"ENABLED": [], "DISABLED": []}
+        for row in rows if isinstance(rows, list) else [None]:
+            number = row.get("port-id") if isinstance(row, dict) else None
+            if row is None or type(number) is not int or row.get("status") not in wanted:
+                return self._problem(400, "expected a list of ports, ENABLED or DISABLED")
+            wanted[row["status"]].append(number)
+        for state, numbers in wanted.items():
+            if numbers:
+                await self._switch.enable(numbers, on=state == "ENABLED")
+        return Response(204)
+
+    async def _power(self) -> list[dict[str, Any]]:
+        numbers = [n for n in self._switch.numbers if self._switch.has_monitor(n)]
+        powers = await self._switch.power(numbers)
+        return [
+            {"port-id": number, "power": round(dbm, 2)}
+            for number, dbm in zip(numbers, powers, strict=True)
+        ]
+
+    def _identity(self) -> dict[str, str]:
+        return {
+            "manufacturer": "Polatis",
+            "serial-number": self._switch.serial,
+            "model-name": self._switch.model,
+            "software-version": SOFTWARE,
+        }
+
+
+def _read(request: Request, name: str, said: Any) -> Response:
+    etag = _etag(said)
+    if request.headers.get("if-none-match") == etag:
+        return Response(304, None, {"ETag": etag})
+    return Response(200, {name: said}, {"ETag": etag})
+
+
+def _etag(said: Any) -> str:
+    return f'"{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:24]}"'
+
+
+def _numbers(body: Any) -> tuple[list[int] | None, list[int] | None]:
+    pairs = body.get("pair") if isinstance(body, dict) else None
+    if not isinstance(pairs, list) or not all(isinstance(pair, dict) for pair in pairs):
+        return None, None
+    ins, outs = ([pair.get(key) for pair in pairs] for key in ("ingress", "egress"))
+    if not all(type(number) is int for number in (*ins, *outs)):
+        return None, None
+    return ins, outs
+
+
+def _tag(status: int) -> str:
+    return {401: "access-denied", 403: "access-denied", 404: "invalid-value"}.get(
+        status, "operation-failed"
+    )

@@ -1,0 +1,162 @@
+"""The SCPI front of an emulated Polatis. Error codes are those of SCPI-1999."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable
+
+from patchlight.controller.circuits.protocols.scpi.framing import channels
+from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.protocols.scpi_server import Execute, ScpiError, ScpiServer
+from patchlight.emulation.optical.switch_matrix import Reason, Refused
+from patchlight.emulation.optical.vendors.polatis import SOFTWARE, PolatisSwitch
+
+_POWER_LIMIT = 256  # ports in one question for power
+_LIST = re.compile(r"\s*\(@([^()]*)\)\s*")
+_LISTS = re.compile(r"\s*\(@([^()]*)\)\s*,\s*\(@([^()]*)\)\s*")
+_SHORT = {
+    "switch": "swit", "connect": "conn", "subtract": "sub", "disconnect": "disc",
+    "state": "stat", "enable": "enab", "disable": "dis", "power": "pow",
+    "system": "syst", "error": "err", "pmonitor": "pmon",
+}  # fmt: skip
+
+
+class PolatisScpiFront:
+    """Speaks for one device. SCPI knows no users."""
+
+    def __init__(self, device: EmulatedOcs, users: dict[str, str | None]) -> None:
+        self._device = device
+        self._switch = PolatisSwitch(device)
+        commands: dict[str, Execute] = {
+            "*idn?": self._identity,
+            "oxc:swit:size?": self._size,
+            "oxc:swit:conn:add": self._add,
+            "oxc:swit:conn:only": self._only,
+            "oxc:swit:conn:sub": self._subtract,
+            "oxc:swit:disc:all": self._disconnect_all,
+            "oxc:swit:conn:stat?": self._connections,
+            "oxc:swit:conn:port?": self._partner,
+            "oxc:swit:port:stat?": self._port_states,
+            "oxc:swit:port:enab": self._enable,
+            "oxc:swit:port:dis": self._disable,
+            "pmon:pow?": self._power,
+        }
+        self._server = ScpiServer(
+            {header: self._worded(command) for header, command in commands.items()},
+            _SHORT,
+            device.faults,
+        )
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One client, until it goes; the circuits stay."""
+        await self._server.serve(reader, writer)
+
+    def report(self, text: str) -> None:
+        """Put it into the error queue: SCPI says nothing unasked."""
+        self._server.report(100, text)
+
+    def _worded(self, command: Execute) -> Execute:
+        """The command with the device's refusals as entries of the error queue."""
+
+        async def execute(parameters: str) -> str | None:
+            await self._device.settle()
+            try:
+                return await command(parameters)
+            except Refused as refusal:
+                raise _error(refusal) from refusal
+
+        return execute
+
+    # --- reading ----------------------------------------------------------------------------
+
+    async def _identity(self, parameters: str) -> str:
+        return f"Polatis,{self._switch.model},{self._switch.serial},{SOFTWARE}"
+
+    async def _size(self, parameters: str) -> str:
+        return f"{self._switch.numbering.ins},{self._switch.numbering.outs}"
+
+    async def _connections(self, parameters: str) -> str:
+        pairs = self._switch.pairs()
+        return f"{_listed(i for i, _ in pairs)},{_listed(o for _, o in pairs)}"
+
+    async def _partner(self, parameters: str) -> str:
+        if not parameters.strip().isdigit():
+            raise ScpiError(-104, "Data type error")
+        partner = self._switch.partner(int(parameters))
+        return '""' if partner is None else f'"{partner}"'
+
+    async def _port_states(self, parameters: str) -> str:
+        numbers = _numbers(parameters) if parameters else list(self._switch.numbers)
+        return f"({','.join(self._switch.state(number) for number in numbers)})"
+
+    async def _power(self, parameters: str) -> str:
+        numbers = _numbers(parameters)
+        if len(numbers) > _POWER_LIMIT:
+            raise ScpiError(-223, f"Too much data;{len(numbers)} ports, at most {_POWER_LIMIT}")
+        powers = await self._switch.power(numbers)
+        for number in numbers:
+            if not self._switch.has_monitor(number):
+                raise ScpiError(-241, f"Hardware missing;no power monitor at port {number}")
+        return f"({','.join(f'{dbm:.2f}' for dbm in powers)})"
+
+    # --- changing ---------------------------------------------------------------------------
+
+    async def _add(self, parameters: str) -> None:
+        await self._switch.connect(*_two_lists(parameters, even=True))
+
+    async def _only(self, parameters: str) -> None:
+        await self._switch.only(*_two_lists(parameters, even=True))
+
+    async def _subtract(self, parameters: str) -> None:
+        await self._switch.disconnect(*_two_lists(parameters, even=False))
+
+    async def _disconnect_all(self, parameters: str) -> None:
+        await self._switch.disconnect_all()
+
+    async def _enable(self, parameters: str) -> None:
+        await self._switch.enable(_numbers(parameters), on=True)
+
+    async def _disable(self, parameters: str) -> None:
+        await self._switch.enable(_numbers(parameters), on=False)
+
+
+def _two_lists(text: str, *, even: bool) -> tuple[list[int], list[int]]:
+    match = _LISTS.fullmatch(text)
+    if match is None:
+        raise ScpiError(-171, "Invalid expression")
+    ins, outs = _channels(match[1]), _channels(match[2])
+    if len(ins) != len(outs) and (even or (ins and outs)):
+        raise ScpiError(-108, "Parameter not allowed;lists of different length")
+    return ins, outs
+
+
+def _numbers(text: str) -> list[int]:
+    match = _LIST.fullmatch(text)
+    if match is None:
+        raise ScpiError(-171, "Invalid expression")
+    return _channels(match[1])
+
+
+def _channels(text: str) -> list[int]:
+    try:
+        return channels(text)
+    except ValueError as error:
+        raise ScpiError(-171, "Invalid expression") from error
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return f"(@{','.join(map(str, numbers))})"
+
+
+_WORDS: dict[Reason, Callable[[object], ScpiError]] = {
+    Reason.NO_PORT: lambda port: ScpiError(-222, f"Data out of range;port {port}"),
+    Reason.BUSY: lambda port: ScpiError(-221, f"Settings conflict;port {port} twice"),
+    Reason.LOCKED: lambda port: ScpiError(-221, f"Settings conflict;port {port} is disabled"),
+    Reason.FAILED: lambda port: ScpiError(-240, f"Hardware error;port {port} has failed"),
+}
+
+
+def _error(refusal: Refused) -> ScpiError:
+    words = _WORDS.get(refusal.reason)
+    return ScpiError(-200, "Execution error") if words is None else words(refusal.port)

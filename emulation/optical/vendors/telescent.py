@@ -1,0 +1,234 @@
+"""The front of an emulated Telescent: a shell over SSH, and a robot that moves fibre by fibre.
+
+What ``switchstate`` prints and which commands there are follows a third party's driver; the
+prompt, the words of errors and what a status but A and U is called are ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+
+from patchlight.controller.circuits.contract import DirectedPort
+from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.protocols.ssh_server import SshServer, Users
+from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, Refused
+from patchlight.testbed.portmap import CrossConnect
+
+PROMPT = "NTM> "
+_COLUMNS = 12
+_LINE_LIMIT = 4096
+_CHANGING = ("connect", "unallocate")
+_LEVELS = {"*C": "CRITICAL", "**": "MAJOR", "*": "MINOR", "A": "NOTICE"}
+
+
+class TelescentFront:
+    """Speaks for one device. Ports count from 0."""
+
+    def __init__(self, device: EmulatedOcs, users: Users) -> None:
+        self._device = device
+        self._ssh = SshServer(users, self._converse)
+        self._shells: set[asyncio.StreamWriter] = set()
+        self._robot = asyncio.Lock()
+        self._unlocked: set[DirectedPort] = set()
+        self._handlers: dict[str, Callable[[list[str]], Awaitable[list[str]]]] = {
+            "switchstate": self._state,
+            "connect": self._connect,
+            "unlock": self._unlock,
+            "unallocate": self._unallocate,
+        }
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One client, until it goes; the circuits stay."""
+        await self._ssh.serve(reader, writer)
+
+    def report(self, text: str) -> None:
+        """Say ``"*C EQPT: 7: robot stuck"`` in every shell."""
+        code, _, rest = text.partition(" ")
+        for shell in tuple(self._shells):
+            shell.write(f"\r\n{_LEVELS.get(code, 'NOTICE')}: {rest}\r\n".encode())
+
+    # --- the shell --------------------------------------------------------------------------
+
+    async def _converse(
+        self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._shells.add(writer)
+        try:
+            writer.write(f"Telescent NTM (emulated)\r\n{PROMPT}".encode())
+            async for line in _lines(reader):
+                writer.write(f"{line}\r\n".encode())
+                if line.strip() == "exit" or not await self._do(user, line, writer):
+                    return
+        finally:
+            self._shells.discard(writer)
+
+    async def _do(self, user: str, line: str, writer: asyncio.StreamWriter) -> bool:
+        """Do a command and answer it; ``False`` ends the session."""
+        verb, *words = line.split() or [""]
+        faults = self._device.faults
+        changes = verb in _CHANGING
+        mishap = faults.mishap(changes=changes)
+        if mishap.cut == "before":
+            return False
+        await asyncio.sleep(mishap.stall_s)
+        if mishap.refusal:
+            said = [f"ERROR: {mishap.refusal}"]
+        elif (changes or verb == "unlock") and not self._device.may_change(user):
+            said = ["ERROR: permission denied: this user may only look"]
+        elif verb in self._handlers:
+            await self._device.settle()
+            try:
+                said = await self._handlers[verb](words)
+            except Refused as refusal:
+                said = [f"ERROR: {_words(refusal)}"]
+        else:
+            said = [f"ERROR: unknown command {verb[:40]}"] if verb else []
+        if mishap.cut == "after":
+            return False
+        for number in range(faults.take_flood()):
+            self.report(f"* Alarm {number}")
+        answer = "".join(f"{text}\r\n" for text in said) + PROMPT
+        writer.write(faults.spoilt(answer.encode()))
+        await writer.drain()
+        return True
+
+    # --- commands ---------------------------------------------------------------------------
+
+    async def _state(self, words: list[str]) -> list[str]:
+        rows = -(-self._device.switch.ports // _COLUMNS)
+        return [
+            f"\x1b[32mR{row}#A\x1b[0m "
+            + " ".join(self._cell(row * _COLUMNS + at + 1) for at in range(_COLUMNS))
+            for row in range(rows)
+        ]
+
+    async def _connect(self, words: list[str]) -> list[str]:
+        force, ports = _asked(words)
+        sides = [port.side for port in ports]
+        if sides == ["in", "out"]:
+            wanted = [CrossConnect(ports[0].number, ports[1].number)]
+        elif sides == ["in", "out", "in", "out"]:
+            one, other = ports[0].number, ports[2].number
+            wanted = [CrossConnect(one, other), CrossConnect(other, one)]
+        else:
+            return ["ERROR: usage: connect [--force] -in PORT -out PORT | PORT PORT"]
+        async with self._robot:
+            for c in wanted:
+                await self._join(c, force=force)
+        return [f"connected {c.inp - 1} to {c.out - 1}" for c in wanted]
+
+    async def _unlock(self, words: list[str]) -> list[str]:
+        _, ports = _asked(words)
+        for port in ports:
+            self._check(port)
+        self._unlocked |= set(ports)
+        return []
+
+    async def _unallocate(self, words: list[str]) -> list[str]:
+        _, ports = _asked(words)
+        async with self._robot:
+            for port in ports:
+                self._check(port)
+                # A port unlocked on one side only cannot be let go.
+                both = (DirectedPort("in", port.number), DirectedPort("out", port.number))
+                if any(self._is_locked(side) for side in both):
+                    return [f"ERROR: port {port.number - 1} is locked"]
+                if circuit := self._circuit(port):
+                    self._device.remove(circuit)
+            await self._device.settle()
+        return []
+
+    # --- inside -----------------------------------------------------------------------------
+
+    async def _join(self, c: CrossConnect, *, force: bool) -> None:
+        ends = DirectedPort("in", c.inp), DirectedPort("out", c.out)
+        for port in ends:
+            self._check(port)
+        for port in ends:
+            if port.number in self._device.mirrors.locked:
+                raise Refused(Reason.LOCKED, port=port.number)
+            if self._is_locked(port):
+                raise Refused(Reason.ACTIVE, port=port.number)
+        new = self._device.mirrors.find(c) is None
+        there = {circuit for port in ends if (circuit := self._circuit(port))}
+        if new and there and not force:
+            raise Refused(Reason.BUSY, port=c.inp)
+        self._unlocked -= set(ends)
+        if new:
+            for circuit in there:
+                self._device.remove(circuit)
+            (made,) = await self._device.light([c])
+            if made.phase is Phase.FAILED:
+                self._device.remove(made)
+                await self._device.settle()
+                raise Refused(Reason.FAILED, port=c.out)
+
+    def _check(self, port: DirectedPort) -> None:
+        if not 1 <= port.number <= self._device.switch.ports:
+            raise Refused(Reason.NO_PORT, port=port.number)
+
+    def _circuit(self, port: DirectedPort) -> Circuit | None:
+        mirrors = self._device.mirrors
+        there = mirrors.at_input if port.side == "in" else mirrors.at_output
+        return there(port.number)
+
+    def _is_locked(self, port: DirectedPort) -> bool:
+        return self._circuit(port) is not None and port not in self._unlocked
+
+    def _cell(self, out: int) -> str:
+        mirrors = self._device.mirrors
+        if out > self._device.switch.ports:
+            return f"N{out - 1}"
+        circuit = mirrors.at_output(out)
+        if circuit is not None:
+            inp = next(c.inp for c in circuit.directions if c.out == out)
+            return f"{'AL' if self._is_locked(DirectedPort('out', out)) else 'A'}{inp - 1}"
+        status = "F" if out in mirrors.failed else "D" if out in mirrors.locked else "U"
+        return f"{status}{out - 1}"
+
+
+def _asked(words: Iterable[str]) -> tuple[bool, list[DirectedPort]]:
+    """Whether ``--force`` is there, and the ports: ``-in 3`` one side, ``3`` both."""
+    force, ports, side = False, [], ""
+    for word in words:
+        if word == "--force":
+            force = True
+        elif word in ("-in", "-out"):
+            side = word
+        elif re.fullmatch(r"\d{1,6}", word):
+            number = int(word) + 1
+            if side != "-out":
+                ports.append(DirectedPort("in", number))
+            if side != "-in":
+                ports.append(DirectedPort("out", number))
+            side = ""
+        else:
+            raise Refused(Reason.NO_PORT)
+    return force, ports
+
+
+def _words(refusal: Refused) -> str:
+    port = None if refusal.port is None else refusal.port - 1
+    return {
+        Reason.NO_PORT: "no such port" if port is None else f"port {port} does not exist",
+        Reason.BUSY: f"port {port} is allocated",
+        Reason.LOCKED: f"port {port} is disabled",
+        Reason.ACTIVE: f"port {port} is locked",
+        Reason.FAILED: f"the robot failed at port {port}",
+    }.get(refusal.reason, "failed")
+
+
+async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
+    """Lines as a terminal ends them: CR, LF or both. Ends at one longer than the bound."""
+    text = ""
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            text += data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
+            *whole, text = text.split("\n")
+            for line in whole:
+                yield line
+            if len(text) > _LINE_LIMIT:
+                return

@@ -1,0 +1,31 @@
+"""A cluster with a queue: jobs wait for GPUs, run as fast as the network lets them, and end.
+
+``jobs`` says what a job is, ``cluster`` and ``labcluster`` where it runs, ``sharing`` how fast;
+``simulation`` is the cluster in time, ``scheduling`` lets policies decide on it, and
+``results`` says what came of it.
+"""
+
+from patchlight.emulation.simulator.cluster.cluster import TwoLevel
+from patchlight.emulation.simulator.cluster.jobs import QueueJob, Training, queue_jobs
+from patchlight.emulation.simulator.cluster.labcluster import LabCluster
+from patchlight.emulation.simulator.cluster.outages import Outages
+from patchlight.emulation.simulator.cluster.results import JobRecord, QueueResult
+from patchlight.emulation.simulator.cluster.scheduling import Policies, Scheduler, simulate
+from patchlight.emulation.simulator.cluster.settings import Settings
+from patchlight.emulation.simulator.cluster.simulation import Simulation
+
+__all__ = [
+    "JobRecord",
+    "LabCluster",
+    "Outages",
+    "Policies",
+    "QueueJob",
+    "QueueResult",
+    "Scheduler",
+    "Settings",
+    "Simulation",
+    "Training",
+    "TwoLevel",
+    "queue_jobs",
+    "simulate",
+]

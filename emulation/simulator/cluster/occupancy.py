@@ -1,0 +1,90 @@
+"""Which GPUs are held or broken, as sets, and how far the free ones lie in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from patchlight.controller.policies.contract import ClusterShape
+
+
+def members(gpus: int) -> Iterator[int]:
+    """The GPUs of a set, lowest first."""
+    while gpus:
+        lowest = gpus & -gpus
+        yield lowest.bit_length() - 1
+        gpus ^= lowest
+
+
+class Occupancy:
+    """Held and broken GPUs. A GPU can be broken several times over, by itself and its server."""
+
+    __slots__ = ("_broken_by", "_server", "_size_of", "_taken", "_whole", "allocated", "broken",
+                 "free", "held")  # fmt: skip
+
+    def __init__(self, shape: ClusterShape) -> None:
+        self._server = [gpu.server for gpu in shape.gpus]
+        self._size_of = [gpus.bit_count() for gpus in shape.server_gpus]
+        self._taken = [0] * len(self._size_of)
+        self._broken_by: dict[int, int] = {}
+        self.allocated = self.broken = self.held = 0
+        self.free = self._whole = len(self._server)
+
+    @property
+    def occupied(self) -> int:
+        """Held or broken, as a set."""
+        return self.allocated | self.broken
+
+    @property
+    def fragmentation(self) -> float:
+        """The part of the free GPUs that are on servers of which others are held or broken.
+
+        0 where no GPU is free.
+        """
+        return 1 - self._whole / self.free if self.free else 0.0
+
+    def take(self, gpus: int, each: Sequence[int]) -> None:
+        """Hold these free GPUs, given as a set and one by one."""
+        self.allocated |= gpus
+        self.held += len(each)
+        self._cover(each)
+
+    def give_back(self, gpus: int, each: Sequence[int]) -> None:
+        """Give back GPUs that are held."""
+        self.allocated &= ~gpus
+        self.held -= len(each)
+        self._uncover(each)
+
+    def break_down(self, gpus: int) -> None:
+        """GPUs that nobody holds break."""
+        for gpu in members(gpus):
+            self._broken_by[gpu] = self._broken_by.get(gpu, 0) + 1
+        fresh = gpus & ~self.broken
+        self.broken |= fresh
+        self._cover(list(members(fresh)))
+
+    def mend(self, gpus: int) -> None:
+        """Broken GPUs are mended as often as they were broken."""
+        whole = 0
+        for gpu in members(gpus):
+            self._broken_by[gpu] -= 1
+            if not self._broken_by[gpu]:
+                del self._broken_by[gpu]
+                whole |= 1 << gpu
+        self.broken &= ~whole
+        self._uncover(list(members(whole)))
+
+    def _cover(self, each: Sequence[int]) -> None:
+        self.free -= len(each)
+        for gpu in each:
+            server = self._server[gpu]
+            if not self._taken[server]:
+                self._whole -= self._size_of[server]
+            self._taken[server] += 1
+
+    def _uncover(self, each: Sequence[int]) -> None:
+        self.free += len(each)
+        for gpu in each:
+            server = self._server[gpu]
+            self._taken[server] -= 1
+            if not self._taken[server]:
+                self._whole += self._size_of[server]

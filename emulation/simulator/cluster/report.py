@@ -1,0 +1,112 @@
+"""Writes what came of simulations: a table of jobs for each, the figures, and plots."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as arrow
+import pyarrow.parquet as parquet
+
+from patchlight.emulation.simulator.cluster.plots import plot_completion, plot_load
+from patchlight.emulation.simulator.cluster.results import QueueResult
+from patchlight.emulation.simulator.cluster.sweep import Outcome
+from patchlight.testbed.errors import BadInput, PatchlightError
+
+SCHEMA_VERSION = 1
+
+
+def check_output(folder: Path) -> None:
+    """``PatchlightError`` if results could not be written there; found before the work.
+
+    The folder is made to try, and taken away again if it was not there.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"results cannot go to {folder}: that is a file")
+    there = folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+        if not there:
+            folder.rmdir()
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+
+
+def _cannot_write(folder: Path, error: OSError) -> PatchlightError:
+    return PatchlightError(
+        f"cannot write the results to {folder}: {error.strerror or error}",
+        hint="choose another folder with --output",
+    )
+
+
+def result_of(outcomes: Sequence[Outcome], setting: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``result.json`` holds: what was simulated, and the figures of each run."""
+    return {
+        "simulation": "queue", "schema_version": SCHEMA_VERSION, **setting,
+        "runs": [
+            {
+                "name": name, **each.combination._asdict(),
+                **each.summary, "cpu_s": each.cpu_s,
+                "jobs_per_cpu_s": each.summary["jobs"] / each.cpu_s if each.cpu_s else None,
+                "faults": list(each.faults),
+                "jobs_file": file,
+            }
+            for each, name, file in zip(
+                outcomes, run_names(outcomes), jobs_files(outcomes), strict=True
+            )
+        ],
+    }  # fmt: skip
+
+
+def run_names(outcomes: Sequence[Outcome]) -> list[str]:
+    """A name for each run; of two files of one name, the second has ``(2)``."""
+    return _apart([each.combination.name for each in outcomes], "{} ({})")
+
+
+def jobs_files(outcomes: Sequence[Outcome]) -> list[str]:
+    """For each run the file's name of its table of jobs."""
+    plain = [re.sub(r"[^A-Za-z0-9.-]+", "-", each.combination.name) for each in outcomes]
+    return [f"jobs-{name}.parquet" for name in _apart(plain, "{}-run-{}")]
+
+
+def _apart(names: Sequence[str], form: str) -> list[str]:
+    return [
+        form.format(name, names[: place + 1].count(name)) if name in names[:place] else name
+        for place, name in enumerate(names)
+    ]
+
+
+def write_report(
+    outcomes: Sequence[Outcome], setting: Mapping[str, Any], folder: Path
+) -> list[Path]:
+    """Everything into ``folder``; the files, ``result.json`` first, then tables, then pictures."""
+    written = folder / "result.json"
+    text = json.dumps(result_of(outcomes, setting), indent=2, ensure_ascii=False, allow_nan=False)
+    named = {name: each.result for name, each in zip(run_names(outcomes), outcomes, strict=True)}
+    files = jobs_files(outcomes)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written.write_text(text + "\n", encoding="utf-8")
+        tables = [
+            write_jobs(each.result, folder / file)
+            for each, file in zip(outcomes, files, strict=True)
+        ]
+        pictures = [
+            plot_completion(named, folder / "completion.png"),
+            plot_load(named, folder / "load.png"),
+        ]
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+    return [written, *tables, *pictures]
+
+
+def write_jobs(result: QueueResult, path: Path) -> Path:
+    """The records of all jobs as a Parquet table, with ``JobRecord``'s columns."""
+    parquet.write_table(arrow.table(dict(result.jobs)), path, compression="zstd")
+    return path

@@ -1,0 +1,254 @@
+"""A cluster that accepts or blocks each job when it comes: no queue, no second try.
+
+An ``Episode`` stands still at each arrival until it is told the job's partition degree
+(``decide``), and can be copied there (``fork``) by who wants to look ahead.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import insort
+from enum import IntEnum
+from functools import partial
+from time import perf_counter
+from typing import NamedTuple
+
+from patchlight.controller.policies.contract import ClusterView, JobView, PartitionPolicy, Running
+from patchlight.emulation.simulator.ramp.arrivals import Job
+from patchlight.emulation.simulator.ramp.counting import Accepted, EpisodeResult
+from patchlight.emulation.simulator.ramp.failures import ServerEvent
+from patchlight.emulation.simulator.ramp.placement import place
+from patchlight.emulation.simulator.ramp.scenario import Scenario
+from patchlight.testbed.errors import BadInput
+
+EPSILON_S = 1e-7
+RECENT = 64
+# A job that ends at its limit but for rounding is in time.
+_ROUNDING = 1 + 1e-12
+
+
+class Outcome(IntEnum):
+    """What became of a job: accepted, or blocked and why."""
+
+    ACCEPTED = 0
+    REFUSED = 1
+    """The policy chose 0."""
+    ILLEGAL = 2
+    """The policy chose a degree that the mask forbids."""
+    NO_BLOCK = 3
+    """No free servers in the shapes that the degree needs."""
+    NO_MEMORY = 4
+    """At this degree the job may not fit into a server's memory."""
+    LATE = 5
+    """It would have taken longer than its requirement allows."""
+
+
+class Question(NamedTuple):
+    """What is asked of a partition policy when a job comes: ``policy.degree(*question)``.
+
+    ``legal`` are the degrees that the mask allows, 0 first: those that some shape serves and
+    that are no more than the free servers. A legal degree can still find no free block:
+    ``cluster.preview`` says so.
+    """
+
+    cluster: ClusterView
+    job: JobView
+    legal: tuple[int, ...]
+
+
+class Episode:
+    """One run of a scenario. Deterministic: the seed and the decisions fix everything."""
+
+    __slots__ = ("_completion", "_events", "_jobs", "_legal", "_next", "_next_event", "_running",
+                 "_shape", "_views", "accepted", "broken", "busy", "causes", "now_s", "scenario",
+                 "seed")  # fmt: skip
+
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        self.scenario, self.seed = scenario, seed
+        self._jobs = scenario.jobs(seed)
+        self._next = 0
+        self.now_s = self._jobs[0].arrived_s if self._jobs else scenario.horizon_s
+        self.busy = self.broken = 0
+        self._events = scenario.server_events(seed)
+        self._next_event = 0
+        self._running: list[Running] = []  # Ascending: what ends next is the first.
+        self._shape = scenario.workloads.cluster
+        self._views = scenario.views(self._jobs)
+        self._completion: dict[tuple[int, int], float] = {}
+        self.accepted: list[Accepted] = []
+        self.causes = [0] * len(Outcome)
+        degrees, size = scenario.workloads.degrees, scenario.workloads.ramp.shape.size
+        self._legal = [(0, *(d for d in degrees if d <= free)) for free in range(size + 1)]
+        if self._events:
+            self._until(self.now_s)
+
+    @property
+    def job(self) -> Job | None:
+        """The job that waits for a decision; ``None`` when the episode is over."""
+        if self._next < len(self._jobs):
+            job = self._jobs[self._next]
+            if job.arrived_s < self.scenario.horizon_s:
+                return job
+        return None
+
+    def question(self) -> Question:
+        """What a policy is asked, and may see, now; ``BadInput`` when the episode is over."""
+        self._waiting()
+        number, occupied = self._next, self.busy | self.broken
+        cluster = ClusterView(
+            self.now_s,
+            self._shape,
+            occupied,
+            self.broken,
+            tuple(self._running),
+            self._views[number - RECENT if number > RECENT else 0 : number],
+            partial(_preview, self.scenario, occupied),
+        )
+        free = len(self._legal) - 1 - occupied.bit_count()
+        return Question(cluster, self._views[number], self._legal[free])
+
+    def decide(self, degree: int) -> Outcome:
+        """Place the waiting job at this degree, or block it, and go on to the next arrival."""
+        outcome = self._place(self._waiting(), degree)
+        self.causes[outcome] += 1
+        self._next += 1
+        self._advance()
+        return outcome
+
+    def _waiting(self) -> Job:
+        job = self.job
+        if job is None:
+            raise BadInput("the episode is over: there is no job to decide on")
+        return job
+
+    def _place(self, job: Job, degree: int) -> Outcome:
+        if degree == 0:
+            return Outcome.REFUSED
+        occupied = self.busy | self.broken
+        if degree not in self._legal[len(self._legal) - 1 - occupied.bit_count()]:
+            return Outcome.ILLEGAL
+        scenario = self.scenario
+        workloads = scenario.workloads
+        plan = workloads.plans[job.graph][degree]
+        if not plan.fits_memory:
+            return Outcome.NO_MEMORY
+        blocks = place(workloads.ramp, scenario.rule, plan.splits, occupied)
+        if blocks is None:
+            return Outcome.NO_BLOCK
+        if scenario.reuse_first_time:
+            key = (job.graph, plan.max_split)
+            completion = self._completion.get(key)
+            if completion is None:
+                completion = workloads.completion_s(job.graph, degree, blocks)
+                self._completion[key] = completion
+        else:
+            completion = workloads.completion_s(job.graph, degree, blocks)
+        if completion > job.limit_s * _ROUNDING:
+            return Outcome.LATE
+        mask = 0
+        for block in blocks:
+            mask |= block.mask
+        self.busy |= mask
+        insort(self._running, Running(self.now_s + completion, mask, self._views[self._next].name))
+        self.accepted.append(Accepted(job, degree, completion, mask))
+        return Outcome.ACCEPTED
+
+    def _advance(self) -> None:
+        """To the next arrival, or to the horizon after the last; jobs that end give back."""
+        jobs = self._jobs
+        now = jobs[self._next].arrived_s if self._next < len(jobs) else self.scenario.horizon_s
+        self._until(now)
+
+    def _until(self, now: float) -> None:
+        self.now_s = now
+        limit = now + EPSILON_S
+        events = self._events
+        while self._next_event < len(events) and events[self._next_event].at_s <= limit:
+            event = events[self._next_event]
+            self._next_event += 1
+            self._end_jobs(event.at_s)
+            self.broken ^= 1 << event.server
+            if event.broken and self.busy >> event.server & 1:
+                self._lose_job(event)
+        self._end_jobs(limit)
+
+    def _end_jobs(self, limit_s: float) -> None:
+        running = self._running
+        ended = 0
+        for each in running:
+            if each[0] > limit_s:
+                break
+            self.busy ^= each[1]
+            ended += 1
+        if ended:
+            del running[:ended]
+
+    def _lose_job(self, event: ServerEvent) -> None:
+        """The job on the server that just broke is gone; its other servers are free."""
+        lost = next(entry for entry in self._running if entry[1] >> event.server & 1)
+        self._running.remove(lost)
+        self.busy ^= lost[1]
+        # Its record is the last one with these servers.
+        place = max(i for i, a in enumerate(self.accepted) if a.servers == lost[1])
+        self.accepted[place] = self.accepted[place]._replace(lost_s=event.at_s)
+
+    def fork(self) -> Episode:
+        """A copy that goes its own way from here."""
+        twin = Episode.__new__(Episode)
+        twin.scenario, twin.seed, twin._jobs = self.scenario, self.seed, self._jobs
+        twin._next, twin.now_s, twin._legal = self._next, self.now_s, self._legal
+        twin.busy, twin.broken = self.busy, self.broken
+        twin._events, twin._next_event = self._events, self._next_event
+        twin._shape, twin._views = self._shape, self._views
+        twin._running, twin._completion = self._running.copy(), self._completion.copy()
+        twin.accepted, twin.causes = self.accepted.copy(), self.causes.copy()
+        return twin
+
+    def result(self) -> EpisodeResult:
+        """What came of it; ``BadInput`` while a job still waits."""
+        if self.job is not None:
+            raise BadInput("the episode is not over: a job waits for a decision")
+        return EpisodeResult.of(
+            arrivals=len(self._jobs),
+            causes={outcome.name.lower(): self.causes[outcome] for outcome in Outcome if outcome},
+            accepted=tuple(self.accepted),
+            horizon_s=self.scenario.horizon_s + EPSILON_S,
+            servers=len(self._legal) - 1,
+            demand_bytes=self.scenario.workloads.demand_bytes,
+            compute_s=self.scenario.workloads.sequential_s,
+        )
+
+
+def _preview(scenario: Scenario, occupied: int, job: JobView, degree: int) -> int | None:
+    """As ``contract.Preview``; ``None`` also where a server's memory may not hold the job."""
+    workloads = scenario.workloads
+    plan = workloads.plans[workloads.number_of(job.graph)].get(degree)
+    if plan is None or not plan.fits_memory:
+        return None
+    blocks = place(workloads.ramp, scenario.rule, plan.splits, occupied)
+    if blocks is None:
+        return None
+    servers = 0
+    for block in blocks:
+        servers |= block.mask
+    return servers
+
+
+def run_episode(
+    scenario: Scenario,
+    policy: PartitionPolicy,
+    seed: int,
+    latencies_s: array[float] | None = None,
+) -> EpisodeResult:
+    """One whole episode under a policy; ``latencies_s`` gets how long each decision took."""
+    episode, degree = Episode(scenario, seed), policy.degree
+    while episode.job is not None:
+        question = episode.question()
+        if latencies_s is None:
+            episode.decide(degree(*question))
+            continue
+        began = perf_counter()
+        answer = degree(*question)
+        latencies_s.append(perf_counter() - began)
+        episode.decide(answer)
+    return episode.result()

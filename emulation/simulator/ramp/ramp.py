@@ -1,0 +1,148 @@
+"""RAMP: servers in communication groups and racks, and the blocks that a job may take.
+
+RAMP (Ottino et al., 2022) is an optical network in which sets of servers of certain shapes can
+run collectives without contention. Servers are numbered group by group, rack by rack; a set of
+servers is an integer with one bit for each, so that "is this block free" is one ``and``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from patchlight.testbed.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True)
+class RampShape:
+    """How many communication groups, racks in each, and servers in each rack."""
+
+    groups: int
+    racks: int
+    servers: int
+
+    def __post_init__(self) -> None:
+        if min(self.groups, self.racks, self.servers) < 1:
+            raise BadInput(f"{self} is not a RAMP cluster: expected at least 1 of each")
+
+    @property
+    def size(self) -> int:
+        """All servers."""
+        return self.groups * self.racks * self.servers
+
+
+PAC_ML_SHAPE = RampShape(groups=4, racks=4, servers=2)
+"""The cluster of PAC-ML: 32 servers."""
+
+
+class Block(NamedTuple):
+    """Servers that together fit the rules; ``servers`` in the order in which parts go to them."""
+
+    mask: int
+    servers: tuple[int, ...]
+
+
+class _Masks(dict[int, tuple[tuple[int, Block], ...]]):
+    """Blocks by their number of servers, made when first asked for: a plain look-up after."""
+
+    def __init__(self, ramp: Ramp) -> None:
+        super().__init__()
+        self._ramp = ramp
+
+    def __missing__(self, count: int) -> tuple[tuple[int, Block], ...]:
+        made = self[count] = tuple((block.mask, block) for block in _blocks(self._ramp, count))
+        return made
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """A RAMP cluster of one GPU a server."""
+
+    shape: RampShape
+
+    def coordinates(self, server: int) -> tuple[int, int, int]:
+        """Communication group, rack, and place in the rack of a server."""
+        rest, place = divmod(server, self.shape.servers)
+        group, rack = divmod(rest, self.shape.racks)
+        return group, rack, place
+
+    def server(self, group: int, rack: int, place: int) -> int:
+        """The number of the server at these coordinates."""
+        return (group * self.shape.racks + rack) * self.shape.servers + place
+
+    def blocks(self, count: int) -> tuple[Block, ...]:
+        """The blocks of ``count`` servers in the order in which first fit tries them."""
+        return tuple(block for _, block in self._masks[count])
+
+    @cached_property
+    def degrees(self) -> tuple[int, ...]:
+        """The partition degrees that some shape serves: 1 and even numbers, ascending."""
+        even = (n for n in range(2, self.shape.size + 1, 2) if block_shapes(n, self.shape))
+        return (1, *even)
+
+    @cached_property
+    def _masks(self) -> _Masks:
+        return _Masks(self)
+
+    def first_free(self, count: int, occupied: int) -> Block | None:
+        """The first block of ``count`` servers that are all free; ``None`` if there is none."""
+        for mask, block in self._masks[count]:
+            if not mask & occupied:
+                return block
+        return None
+
+    def free_blocks(self, count: int, occupied: int) -> list[Block]:
+        """All blocks of ``count`` servers that are free, in first fit's order."""
+        return [block for mask, block in self._masks[count] if not mask & occupied]
+
+
+def block_shapes(count: int, within: RampShape) -> list[tuple[int, int, int]]:
+    """The shapes (groups, racks, servers of a rack) for ``count`` servers, in the order tried.
+
+    For each way to write ``count`` as a·b: a square of √a groups by √a racks with b servers,
+    then a groups with b servers of one rack, then a groups by b racks.
+    """
+    found: dict[tuple[int, int, int], None] = {}
+    for b in range(1, count + 1):
+        a, rest = divmod(count, b)
+        if rest or b > within.servers:
+            continue
+        root = math.isqrt(a)
+        if root * root == a and root <= min(within.groups, within.racks):
+            found[root, root, b] = None
+        if a <= min(within.groups, within.racks):
+            found[a, 1, b] = None
+            if b <= within.racks:
+                found[a, b, 1] = None
+    return list(found)
+
+
+def _blocks(ramp: Ramp, count: int) -> tuple[Block, ...]:
+    """Every block of this many servers: the shapes at each origin, the diagonals, a column."""
+    groups, racks, servers = ramp.shape.groups, ramp.shape.racks, ramp.shape.servers
+    found: dict[int, Block] = {}
+
+    def add(cells: list[int]) -> None:
+        mask = sum(1 << cell for cell in cells)
+        found.setdefault(mask, Block(mask, tuple(cells)))
+
+    def scan(shape: tuple[int, int, int]) -> None:
+        for c in range(groups - shape[0] + 1):
+            for r in range(racks - shape[1] + 1):
+                for s in range(servers - shape[2] + 1):
+                    add([
+                        ramp.server(c + i, r + j, s + k)
+                        for i in range(shape[0]) for j in range(shape[1]) for k in range(shape[2])
+                    ])  # fmt: skip
+
+    for shape in block_shapes(count, ramp.shape):
+        scan(shape)
+    for c in range(groups - count + 1):
+        for r in range(racks - count + 1):
+            for s in range(servers):
+                add([ramp.server(c + i, r + i, s) for i in range(count)])
+    if count <= groups:
+        scan((count, 1, 1))
+    return tuple(found.values())

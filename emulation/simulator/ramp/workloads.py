@@ -1,0 +1,199 @@
+"""The models that jobs train on a RAMP cluster, and how long each takes when split how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from patchlight.controller.policies.contract import ClusterShape, GpuSite
+from patchlight.emulation.simulator.ramp.collectives import RampTiming
+from patchlight.emulation.simulator.ramp.placement import PlacementRule, place
+from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, Block, Ramp, RampShape
+from patchlight.emulation.simulator.ramp.steps import step_time
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs import ComputationGraph, PartitionedGraph, mirror, partition
+
+A100_MEMORY_BYTES = 80e9
+MAX_DEGREE = 16
+TRAINING_STEPS = 50
+
+
+class Plan(NamedTuple):
+    """A model at a degree: the blocks it needs, and whether a server's memory surely holds it."""
+
+    graph: PartitionedGraph
+    splits: tuple[int, ...]
+    max_split: int
+    fits_memory: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The GPU of each server, and how the profiles' times are to be read.
+
+    ``seconds_per_ms`` 1.0 takes a profile's milliseconds for seconds, as PAC-ML's simulator
+    does; 0.001 takes them for what they are.
+    """
+
+    memory_bytes: float = A100_MEMORY_BYTES
+    seconds_per_ms: float = 1.0
+
+
+class Workloads:
+    """Some models on a cluster, ready to be asked for completion times.
+
+    Completion times are simulated when first asked for and kept. An operation that would be split
+    into a number of parts that no shape serves (10, 12 or 14 on PAC-ML's cluster) is split into
+    the next lower number. ``degrees`` are those that a
+    policy may choose (besides 0): those that a RAMP shape serves, up to ``max_degree``.
+    """
+
+    def __init__(
+        self,
+        graphs: Sequence[ComputationGraph],
+        shape: RampShape = PAC_ML_SHAPE,
+        timing: RampTiming | None = None,
+        device: Device | None = None,
+        steps: int = TRAINING_STEPS,
+        max_degree: int = MAX_DEGREE,
+    ) -> None:
+        if not graphs:
+            raise BadInput("cannot make workloads of no computation graphs")
+        self.graphs = tuple(graphs)
+        self.ramp = Ramp(shape)
+        self.timing = timing or RampTiming(groups=shape.groups)
+        self.device = device or Device()
+        self.steps = steps
+        self.max_degree = max_degree
+        self.names = tuple(graph.name for graph in graphs)
+        self.degrees = tuple(degree for degree in self.ramp.degrees if degree <= max_degree)
+        training = [mirror(graph) for graph in graphs]
+        self.training = tuple(training)
+        self.sequential_s = tuple(
+            each.sequential_ms * self.device.seconds_per_ms * steps for each in training
+        )
+        self.demand_bytes = tuple(each.demand_bytes for each in training)
+        self.plans: tuple[dict[int, Plan], ...] = tuple(
+            {
+                degree: self._plan(partition(each, degree, served=self.ramp.degrees))
+                for degree in self.degrees
+            }
+            for each in training
+        )
+        self._numbers = {id(graph): number for number, graph in enumerate(self.graphs)}
+        self._expected = {
+            rule: tuple(ExpectedTimes(self, number, rule) for number in range(len(self.graphs)))
+            for rule in PlacementRule
+        }
+        self._by_blocks: dict[tuple[int, int, tuple[Block, ...]], float] = {}
+        self._by_pattern: dict[tuple[int, int, object], float] = {}
+
+    def _plan(self, graph: PartitionedGraph) -> Plan:
+        # A server holds at most one part of each operation, which counts once for both passes.
+        most = float(graph.part_bytes[: graph.training.half].sum())
+        splits = graph.forward_splits
+        return Plan(graph, splits, splits[-1], most <= self.device.memory_bytes)
+
+    def completion_s(self, graph: int, degree: int, blocks: tuple[Block, ...]) -> float:
+        """How long a job takes: model ``graph`` at ``degree``, placed on ``blocks``.
+
+        ``blocks`` are those of the plan's ``splits``, in that order.
+        """
+        key = (graph, degree, blocks)
+        if (known := self._by_blocks.get(key)) is None:
+            pattern = (graph, degree, self._pattern(blocks))
+            if (known := self._by_pattern.get(pattern)) is None:
+                known = self._by_pattern[pattern] = self._simulate(graph, degree, blocks)
+            self._by_blocks[key] = known
+        return known
+
+    def _simulate(self, graph: int, degree: int, blocks: tuple[Block, ...]) -> float:
+        plan = self.plans[graph][degree]
+        servers = {len(block.servers): block.servers for block in blocks}
+        placed = [servers[count] for count in plan.graph.splits]
+        seconds_per_ms = self.device.seconds_per_ms
+        return self.steps * step_time(plan.graph, self.ramp, self.timing, placed, seconds_per_ms)
+
+    def _pattern(self, blocks: tuple[Block, ...]) -> tuple[tuple[int, int, int], ...]:
+        """The servers with groups, racks and places renumbered as they first occur.
+
+        Times depend on which servers share what, never on where in the cluster they are.
+        """
+        seen: tuple[dict[int, int], ...] = ({}, {}, {})
+        found = []
+        for block in blocks:
+            for server in block.servers:
+                c, r, s = (
+                    known.setdefault(value, len(known))
+                    for known, value in zip(seen, self.ramp.coordinates(server), strict=True)
+                )
+                found.append((c, r, s))
+        return tuple(found)
+
+    def expected_s(self, graph: int, degree: int, rule: PlacementRule) -> float:
+        """How long a job takes when it is the only one on the cluster."""
+        blocks = place(self.ramp, rule, self.plans[graph][degree].splits, 0)
+        if blocks is None:
+            raise BadInput(f"{self.names[graph]!r} at degree {degree} fits on no empty cluster")
+        return self.completion_s(graph, degree, blocks)
+
+    def expected(self, rule: PlacementRule) -> tuple[Mapping[int, float], ...]:
+        """For each model ``expected_s`` by degree, where a server's memory holds it."""
+        return self._expected[rule]
+
+    def number_of(self, graph: ComputationGraph | None) -> int:
+        """The place of a model among these; ``BadInput`` if it is none of them."""
+        # By identity: a graph's own hash goes over all its operations. Numbers that came with a
+        # pickle are those of other objects.
+        number = self._numbers.get(id(graph), 0)
+        if self.graphs[number] is graph:
+            return number
+        if graph is None or graph not in self.graphs:
+            name = "a job without a graph" if graph is None else repr(graph.name)
+            raise BadInput(f"{name} is none of the models here: {', '.join(self.names)}")
+        number = self.graphs.index(graph)
+        if self.graphs[number] is graph:
+            self._numbers[id(graph)] = number
+        return number
+
+    @cached_property
+    def cluster(self) -> ClusterShape:
+        """The RAMP as policies see it: one GPU a server, numbered as the RAMP's servers."""
+        shape = self.ramp.shape
+        racks = [f"group{c}.rack{r}" for c in range(shape.groups) for r in range(shape.racks)]
+        servers = [f"{rack}.server{s}" for rack in racks for s in range(shape.servers)]
+        return ClusterShape(
+            gpus=tuple(
+                GpuSite(f"{name}.gpu0", number, number // shape.servers)
+                for number, name in enumerate(servers)
+            ),
+            servers=tuple(servers),
+            racks=tuple(racks),
+            ramp=(shape.groups, shape.racks, shape.servers),
+        )
+
+
+class ExpectedTimes(Mapping[int, float]):
+    """How long a model takes at each degree when it is alone; simulated when first asked for."""
+
+    def __init__(self, workloads: Workloads, graph: int, rule: PlacementRule) -> None:
+        self._workloads, self._graph, self._rule = workloads, graph, rule
+        self._degrees = tuple(d for d in workloads.degrees if workloads.plans[graph][d].fits_memory)
+        self._known: dict[int, float] = {}
+
+    def __getitem__(self, degree: int) -> float:
+        known = self._known.get(degree)
+        if known is None:
+            if degree not in self._degrees:
+                raise KeyError(degree)
+            known = self._workloads.expected_s(self._graph, degree, self._rule)
+            self._known[degree] = known
+        return known
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._degrees)
+
+    def __len__(self) -> int:
+        return len(self._degrees)

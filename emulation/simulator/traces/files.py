@@ -1,0 +1,102 @@
+"""Reads a trace file; which format it has is told by what is in it."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from patchlight.emulation.simulator.traces.model import Gathering, Trace, TraceJob
+from patchlight.emulation.simulator.traces.pai import (
+    JOB_COLUMNS,
+    JOB_TABLE,
+    TASK_COLUMNS,
+    TASK_TABLE,
+    looks_like,
+    read_tables,
+)
+from patchlight.emulation.simulator.traces.phillyjson import read_log
+from patchlight.emulation.simulator.traces.tables import LAYOUTS, header_of, layout_of, read_table
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.labfile.errors import nearest
+
+FORMATS = (*LAYOUTS, "pai-tables", "philly-json")
+"""The formats by name."""
+
+
+def read_trace(
+    path: str | Path, format: str | None = None, *, skip_bad: bool = False
+) -> list[TraceJob]:
+    """The jobs of a trace by submission, as ``load_trace`` reads them."""
+    return load_trace(path, format, skip_bad=skip_bad).jobs
+
+
+def load_trace(path: str | Path, format: str | None = None, *, skip_bad: bool = False) -> Trace:
+    """Read a trace in one of ``FORMATS``; without ``format`` it is recognised.
+
+    ``path`` is a file or, for PAI's own tables, also the folder that holds them. With
+    ``skip_bad`` a job with something wrong (no GPU, no end, a negative duration …) is left out
+    and counted. ``TraceFileError`` names what is wrong with line and column; ``BadInput`` if the
+    file cannot be read, or ``format`` is unknown.
+    """
+    path = Path(path)
+    if format is not None and format not in FORMATS:
+        raise BadInput(f"no trace format {format!r}: {nearest(format, FORMATS)}")
+    if path.is_dir():
+        path = path / TASK_TABLE
+    text = _text(path)
+    into = Gathering(str(path), skip_bad)
+    try:
+        format = format or _recognised(text, into)
+        if format == "philly-json":
+            read_log(text, into)
+        elif format == "pai-tables":
+            _read_pai_tables(path, text, into)
+        else:
+            read_table(text, LAYOUTS[format], into)
+    except csv.Error as error:
+        raise into.refuse(1, f"not a CSV table: {error}") from error
+    return into.finish(format)
+
+
+def _recognised(text: str, into: Gathering) -> str:
+    if not text.strip():
+        raise into.refuse(1, "the file is empty")
+    if text.lstrip().startswith(("[", "{")):
+        return "philly-json"
+    header = header_of(text)
+    if any(looks_like(header, columns) for columns in (TASK_COLUMNS, JOB_COLUMNS)):
+        return "pai-tables"
+    if found := layout_of(header):
+        return found
+    known = "; ".join(f"{name}: {', '.join(each.needed)}" for name, each in LAYOUTS.items())
+    raise into.refuse(
+        1,
+        f"cannot tell the trace's format from its columns ({', '.join(header)[:200]}): expected "
+        f"those of {known}; or PAI's own tables, or Philly's JSON log",
+    )
+
+
+def _read_pai_tables(path: Path, text: str, into: Gathering) -> None:
+    """The tables lie beside each other; the one with the tasks is needed."""
+    first = next(csv.reader(text.splitlines()[:1]), [])
+    if looks_like(first, JOB_COLUMNS):
+        tasks = path.with_name(TASK_TABLE)
+        if not tasks.is_file():
+            raise into.refuse(1, f"the job table says nothing of GPUs: expected {TASK_TABLE} "
+                                 "beside it")  # fmt: skip
+        into.file = str(tasks)
+        read_tables(_text(tasks), (str(path), text), into)
+        return
+    jobs = path.with_name(JOB_TABLE)
+    read_tables(text, (str(jobs), _text(jobs)) if jobs.is_file() else None, into)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise BadInput(
+            f"reading the trace {path}: {reason}",
+            hint="expected a CSV table or a JSON job log; unpack a compressed one first",
+        ) from error

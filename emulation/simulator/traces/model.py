@@ -1,0 +1,134 @@
+"""What a trace is: jobs in the order of their submission, and what had to be done to get there."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from patchlight.testbed.labfile.errors import FileError, Mistake
+
+SHOWN = 20
+"""So many mistakes are named; a trace may have a million."""
+
+
+class TraceJob(NamedTuple):
+    """One job of a trace.
+
+    ``submitted_s`` and ``deadline_s`` (NaN where the trace has none, as in all public ones)
+    count from the first job's submission; ``duration_s`` is how long it held its ``gpus``.
+    ``cluster`` is the virtual cluster it belongs to, empty if the trace does not say.
+    """
+
+    name: str
+    submitted_s: float
+    duration_s: float
+    gpus: int
+    cluster: str = ""
+    deadline_s: float = math.nan
+
+
+class TraceFileError(FileError):
+    """A trace has mistakes. The first ``SHOWN`` are in ``mistakes``, then how many more."""
+
+    def __init__(self, mistakes: Iterable[Mistake], skippable: bool) -> None:
+        super().__init__(mistakes)
+        if skippable:
+            self.hint = (
+                "correct them, or leave such jobs out with --skip-bad (skip_bad=True in Python): "
+                "they are counted"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The jobs of a trace, by submission.
+
+    ``out_of_order`` is how many stood behind one that was submitted later: they were sorted.
+    ``left_out`` counts, by reason, the jobs that were left out because something is wrong with
+    them.
+    """
+
+    file: str
+    format: str
+    jobs: list[TraceJob]
+    out_of_order: int
+    left_out: Mapping[str, int]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of how it was read: nothing, or a sentence for each thing."""
+        said = []
+        if self.out_of_order:
+            said.append(
+                f"{self.file}: {self.out_of_order:,} of {len(self.jobs):,} jobs stood behind one "
+                "submitted later; all were sorted by submission"
+            )
+        if count := sum(self.left_out.values()):
+            reasons = ", ".join(f"{why}: {number:,}" for why, number in self.left_out.items())
+            said.append(f"{self.file}: jobs left out: {count:,} ({reasons})")
+        return tuple(said)
+
+
+class Wrong(ValueError):
+    """What is wrong with one value: in words, and in a few words to count it by."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Gathering:
+    """Gathers the jobs of one file and its mistakes while it is read."""
+
+    def __init__(self, file: str, skip_bad: bool) -> None:
+        self.file, self.skip_bad = file, skip_bad
+        self._jobs: list[TraceJob] = []
+        self._names: set[str] = set()
+        self._mistakes: list[Mistake] = []
+        self._left_out: Counter[str] = Counter()
+
+    def job(self, job: TraceJob) -> None:
+        """A job, submitted at any time; ``Wrong`` if another one has its name."""
+        if job.name in self._names:
+            raise Wrong(f"job {job.name!r} is there twice", "there twice")
+        self._names.add(job.name)
+        self._jobs.append(job)
+
+    def wants_place(self) -> bool:
+        """Whether the next mistake's place will be shown; finding it may be costly."""
+        return len(self._mistakes) < SHOWN
+
+    def bad(self, line: int, column: int, wrong: Wrong, file: str | None = None) -> None:
+        """A job that cannot be read, and why; ``file`` if it is not the trace's main one."""
+        self._left_out[wrong.reason] += 1
+        if self.wants_place():
+            self._mistakes.append(Mistake(file or self.file, line, column, str(wrong)))
+
+    def refuse(self, line: int, message: str) -> TraceFileError:
+        """The whole file is not what it should be: the error to raise."""
+        return TraceFileError([Mistake(self.file, line, 1, message)], skippable=False)
+
+    def finish(self, format: str) -> Trace:
+        """The trace; ``TraceFileError`` for mistakes that were not to be skipped, or no job."""
+        if self._left_out and not (self.skip_bad and self._jobs):
+            found = list(self._mistakes)
+            if more := sum(self._left_out.values()) - len(found):
+                last = found[-1]
+                reasons = ", ".join(f"{why}: {n:,}" for why, n in self._left_out.items())
+                said = f"and {more:,} more mistakes after it (in all {reasons})"
+                found.append(Mistake(last.file, last.line, last.column, said))
+            raise TraceFileError(found, skippable=bool(self._jobs))
+        if not self._jobs:
+            raise self.refuse(1, "no jobs: the trace is empty")
+        times = [job.submitted_s for job in self._jobs]
+        latest, behind = -math.inf, 0
+        for time in times:
+            behind += time < latest
+            latest = max(latest, time)
+        first = min(times)
+        jobs = [job._replace(submitted_s=job.submitted_s - first) for job in self._jobs]
+        jobs.sort(key=lambda job: job.submitted_s)
+        return Trace(self.file, format, jobs, behind, dict(self._left_out))

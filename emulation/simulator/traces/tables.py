@@ -1,0 +1,126 @@
+"""Traces of one CSV table, a job a row: Philly as CSV, Helios, and PAI's merged form.
+
+Which columns a format has is data here; further columns are ignored.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from patchlight.emulation.simulator.traces.model import Gathering, TraceJob, Wrong
+from patchlight.emulation.simulator.traces.values import duration, gpus, moment, share, some_gpus
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns of a format. Without a ``name`` jobs are numbered by their rows.
+
+    ``instances`` is a column to multiply ``gpus`` by; then a GPU may be shared by several jobs,
+    and a job's part of it counts as a whole one.
+    """
+
+    submitted: str
+    duration: str
+    gpus: str
+    name: str | None = None
+    cluster: str | None = None
+    instances: str | None = None
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The columns without which it is not this format."""
+        found = (self.name, self.submitted, self.duration, self.gpus, self.instances)
+        return tuple(column for column in found if column)
+
+
+LAYOUTS = {
+    # The form that the artifact of the Sia scheduler has.
+    "philly-csv": Layout("timestamp", "duration", "num_gpus", cluster="cluster"),
+    # S-Lab-System-Group/HeliosData: cluster_log.csv.
+    "helios": Layout("submit_time", "duration", "gpu_num", "job_id", "vc"),
+    # alibaba/clusterdata, cluster-trace-gpu-v2020: the job lists of its simulator.
+    "pai": Layout("submit_time", "duration", "num_gpu", "job_id", instances="num_inst"),
+}
+
+
+def layout_of(header: Sequence[str]) -> str | None:
+    """The format whose columns these are."""
+    there = set(header)
+    return next((name for name, each in LAYOUTS.items() if there.issuperset(each.needed)), None)
+
+
+def header_of(text: str) -> list[str]:
+    """The names in the first row of a CSV text."""
+    return [name.strip() for name in next(csv.reader(text.splitlines()[:1]), [])]
+
+
+def read_table(text: str, layout: Layout, into: Gathering) -> None:
+    """Read a CSV text with a header; ``TraceFileError`` if a column is missing."""
+    lines = text.splitlines()
+    header = header_of(text)
+    for column in layout.needed:
+        if header.count(column) != 1:
+            fault = "is there twice" if column in header else "is missing"
+            raise into.refuse(
+                1, f"column {column!r} {fault}: the columns are {', '.join(header) or 'none'}"
+            )
+    place = {column: number for number, column in enumerate(header)}
+    submitted, lasted, wanted = (place[each] for each in
+                                 (layout.submitted, layout.duration, layout.gpus))  # fmt: skip
+    name = place[layout.name] if layout.name else -1
+    cluster = place.get(layout.cluster or "", -1)
+    instances = place[layout.instances] if layout.instances else -1
+    width, at = len(header), 0
+    rows = csv.reader(lines)
+    next(rows)
+    for row in rows:
+        if not row:
+            continue
+        try:
+            at = 0
+            if len(row) != width:
+                raise Wrong(f"{len(row)} values, expected {width}", "wrong number of values")
+            at = submitted
+            when = moment(row[at], layout.submitted)
+            at = lasted
+            long = duration(row[at], layout.duration)
+            at = wanted
+            count = gpus(row[at], layout.gpus) if instances < 0 else some_gpus(
+                math.ceil(share(row[at], layout.gpus) * share(row[instances], "num_inst")),
+                "num_gpu × num_inst")  # fmt: skip
+            at = max(name, 0)
+            called = row[name] if name >= 0 else f"row-{rows.line_num}"
+            if not called:
+                raise Wrong(f"{layout.name} is missing", "no name")
+            into.job(TraceJob(called, when, long, count, row[cluster] if cluster >= 0 else ""))
+        except Wrong as wrong:
+            into.bad(rows.line_num, _column(lines[rows.line_num - 1], row, at), wrong)
+
+
+def read_rows(
+    text: str, columns: Sequence[str], take: Callable[[int, dict[str, str]], None],
+    bad: Callable[[int, Wrong], None],
+) -> None:  # fmt: skip
+    """Give each row of a table, with or without a header, and its line to ``take``.
+
+    A row of another width goes to ``bad``.
+    """
+    rows = csv.reader(text.splitlines())
+    for row in rows:
+        if not row or (rows.line_num == 1 and row == list(columns)):
+            continue
+        if len(row) != len(columns):
+            bad(rows.line_num, Wrong(
+                f"{len(row)} values, expected {len(columns)}: {', '.join(columns)}",
+                "wrong number of values",
+            ))  # fmt: skip
+            continue
+        take(rows.line_num, dict(zip(columns, row, strict=True)))
+
+
+def _column(line: str, row: Sequence[str], at: int) -> int:
+    """Where a value begins in its line; 1 where quotes make that hard to say."""
+    return 1 if '"' in line else 1 + sum(len(value) + 1 for value in row[:at])

@@ -1,0 +1,82 @@
+"""``patchlight agent``: the agent that runs on each server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from patchlight.agents.workers.choice import DEFAULT_IMAGE
+from patchlight.cli.errors import require_root
+
+
+@click.group()
+def agent() -> None:
+    """Run the agent of one server."""
+
+
+@agent.command()
+@click.option("--lab", required=True, type=click.Path(path_type=Path), help="The lab file.")
+@click.option("--server", required=True, help="Which server of the lab this is.")
+@click.option(
+    "--listen",
+    required=True,
+    metavar="unix:PATH|HOST:PORT",
+    help="Where to answer; TCP beyond loopback needs --token-file.",
+)
+@click.option(
+    "--workers",
+    type=click.Choice(["docker", "process", "auto"]),
+    default="auto",
+    show_default=True,
+    help="What a worker is; auto: a container where a Docker engine is, else a process.",
+)
+@click.option(
+    "--gpus",
+    default="nvml",
+    show_default=True,
+    metavar="nvml|socket:DIR",
+    help="NVIDIA GPUs, or GPUs that answer on Unix sockets in DIR.",
+)
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path),
+    default=Path("/var/lib/patchlight/agent"),
+    show_default=True,
+    help="Where leases and workers' folders are kept.",
+)
+@click.option(
+    "--image", default=DEFAULT_IMAGE, show_default=True, help="The container image of workers."
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="The token that clients must send.",
+)
+def run(
+    lab: Path,
+    server: str,
+    listen: str,
+    workers: str,
+    gpus: str,
+    state: Path,
+    image: str,
+    token_file: Path | None,
+) -> None:
+    """Serve one server until SIGTERM; then stop its workers and take its NICs back."""
+    from patchlight.agents.run import Options, run_agent
+
+    require_root("running an agent", f"patchlight agent run --lab {lab} --server {server} …")
+    run_agent(
+        Options(
+            lab=lab,
+            server=server,
+            listen=listen,
+            workers=workers,
+            gpus=gpus,
+            state=state,
+            image=image,
+            token_file=token_file,
+        )
+    )

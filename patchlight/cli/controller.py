@@ -1,0 +1,117 @@
+"""``patchlight controller``: run one, ask one how it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from patchlight.cli.connection import connect, controller_options
+from patchlight.cli.policy.options import chosen_policies, policy_options
+
+
+@click.group()
+def controller() -> None:
+    """Run the controller of a lab, and ask it how it is."""
+
+
+@controller.command()
+@click.option("--lab", "lab_name", required=True, metavar="LAB", help="Lab file or built-in lab.")
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where journal and jobs are kept [default: /var/lib/patchlight/LAB].",
+)
+@click.option("--api", metavar="HOST:PORT", help="Where the REST API listens.")
+@click.option("--openflow", metavar="HOST:PORT", help="Where packet switches connect to.")
+@click.option(
+    "--openflow-netns",
+    type=click.Path(path_type=Path, exists=True),
+    metavar="PATH",
+    help="Network namespace that the OpenFlow speaker listens in.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["ryu", "os-ken"]),
+    help="OpenFlow engine [default: Ryu where it is installed].",
+)
+@click.option("--ryu-app", "ryu_apps", multiple=True, metavar="MODULE:CLASS",
+              help="A Ryu application of yours, run beside ours; may be given again.")  # fmt: skip
+@click.option("--power-ceiling", default=13.0, show_default=True, metavar="DBM",
+              help="Stronger light at an OCS input is not switched.")  # fmt: skip
+@click.option("--loss-tolerance", default=3.0, show_default=True, metavar="DB",
+              help="How far from the loss budget light is still good.")  # fmt: skip
+@click.option("--baseline-tolerance", default=1.5, show_default=True, metavar="DB",
+              help="How much less than before makes a circuit degraded.")  # fmt: skip
+@policy_options
+def run(
+    lab_name: str,
+    state: Path | None,
+    api: str | None,
+    openflow: str | None,
+    openflow_netns: Path | None,
+    engine: str | None,
+    ryu_apps: tuple[str, ...],
+    power_ceiling: float,
+    loss_tolerance: float,
+    baseline_tolerance: float,
+    **policies: Any,
+) -> None:
+    """Run the controller of LAB until Ctrl-C; circuits and flows outlive it."""
+    from patchlight.controller.__main__ import serve
+    from patchlight.controller.changes.power_budget import Tolerances
+    from patchlight.controller.parts import Settings
+    from patchlight.testbed.labfile.reader import load_lab
+
+    lab = load_lab(lab_name)
+    settings = Settings(
+        state_dir=state or Path("/var/lib/patchlight") / lab.name,
+        api=api or lab.controller_api,
+        openflow=openflow or lab.controller_openflow,
+        openflow_netns=openflow_netns,
+        engine=engine,
+        ryu_apps=ryu_apps,
+        token=os.environ.get("PATCHLIGHT_TOKEN"),
+        power_ceiling_dbm=power_ceiling,
+        tolerances=Tolerances(loss_tolerance, baseline_tolerance),
+        policies=chosen_policies(policies),
+    )
+    click.echo(f"controller of {lab.name}: API on http://{settings.api}, OpenFlow on "
+               f"{settings.openflow}", err=True)  # fmt: skip
+    serve(lab, settings)
+
+
+def _reach(ocs: dict[str, Any]) -> str:
+    if ocs["reachable"]:
+        return "answers"
+    return f"silent for {time.time() - ocs['since']:.0f} s: {ocs['words']}"
+
+
+@controller.command()
+@controller_options
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+def status(lab_name: str | None, address: str | None, as_json: bool) -> None:
+    """Which switches, circuit switches and agents the controller has."""
+    with connect(lab_name, address) as client:
+        answer = client.status()
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+        return
+    table = Table(title=f"lab {answer['lab']}, engine {answer['engine']}")
+    for heading in ("device", "kind", "state"):
+        table.add_column(heading)
+    for switch in answer["switches"]:
+        state = "connected" if switch["connected"] else "away"
+        table.add_row(switch["name"], f"packet switch {switch['datapath_id']:#x}", state)
+    for ocs in answer["circuit_switches"]:
+        table.add_row(ocs["name"], "circuit switch", _reach(ocs))
+    for agent in answer["agents"]:
+        table.add_row(agent["server"], "agent", "answers" if agent["reachable"] else "silent")
+    Console().print(table)

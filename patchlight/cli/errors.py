@@ -1,0 +1,66 @@
+"""How an error ends the command line: what is printed, and the exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+
+import click
+
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.labfile.errors import FileError
+
+INTERRUPTED = 130
+
+
+@dataclass
+class CrashReport:
+    """Whether an error is printed with its traceback (``--debug``, ``PATCHLIGHT_DEBUG=1``)."""
+
+    traceback: bool = False
+
+
+def report(error: BaseException, settings: CrashReport) -> int:
+    """Print ``error`` to standard error as a user can use it; the exit code it asks for."""
+    if isinstance(error, SystemExit):
+        return _code_of(error)
+    if isinstance(error, BrokenPipeError):
+        # Whoever read our output has gone. Python would complain once more while it closes
+        # standard output, so give it a place to write to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        click.echo("patchlight: interrupted", err=True)
+        return INTERRUPTED
+    if isinstance(error, click.ClickException):
+        error.show()
+        return error.exit_code
+    if settings.traceback:
+        traceback.print_exception(error)
+    if isinstance(error, FileError):
+        # One line each and nothing before it, so that editors can jump to the place.
+        click.echo(str(error), err=True)
+        return error.exit_code
+    if isinstance(error, PatchlightError):
+        click.echo(f"patchlight: {error}", err=True)
+        return error.exit_code
+    said = str(error).strip() or "no message"
+    click.echo(f"patchlight: unexpected {type(error).__name__}: {said}", err=True)
+    if not settings.traceback:
+        click.echo("  this is a bug in Patchlight; its traceback: patchlight --debug …", err=True)
+    return 1
+
+
+def _code_of(error: SystemExit) -> int:
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    click.echo(error.code, err=True)
+    return 1
+
+
+def require_root(doing: str, command: str) -> None:
+    """``PatchlightError`` unless this process is root; ``command`` is what to run instead."""
+    if os.geteuid() != 0:
+        raise PatchlightError(f"{doing} needs root", hint=f"run: sudo {command}")

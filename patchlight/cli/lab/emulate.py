@@ -1,0 +1,207 @@
+"""``patchlight emulate``: a lab made of software on this machine."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from patchlight.cli.policy.options import chosen_policies, policy_options
+from patchlight.emulation.fabric.lab_state import RUN_ROOT, recorded_labs
+from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab, lab_status, require_root
+from patchlight.testbed.errors import BadInput
+
+
+@click.group()
+def emulate() -> None:
+    """Run a lab in software on this machine."""
+
+
+@emulate.command()
+@click.argument("lab")
+@click.option(
+    "--scale", type=float, default=1.0, show_default=True,
+    help="Divide every rate by this, and the bytes of jobs alike, so that times stay true.",
+)  # fmt: skip
+@click.option("--name", help="Call it otherwise than the lab file does.")
+@click.option("--replace", is_flag=True, help="Remove a lab of that name first.")
+@click.option("--no-controller", is_flag=True, help="Switches learn addresses by themselves.")
+@click.option(
+    "--agents/--no-agents", default=None,
+    help="Run an agent on each server. [default: for a controller, up to 16 servers]",
+)  # fmt: skip
+@click.option(
+    "--workers", type=click.Choice(["auto", "docker", "process"]), default="auto",
+    show_default=True, help="What the agents run workers as.",
+)  # fmt: skip
+@click.option("--engine", type=click.Choice(["ryu", "os-ken"]), help="The OpenFlow engine.")
+@click.option(
+    "--fabric", type=click.Choice(["openvswitch", "bridge"]),
+    help="What packet switches are made of. [default: as the lab file says]",
+)  # fmt: skip
+@policy_options
+def up(
+    lab: str,
+    scale: float,
+    name: str | None,
+    replace: bool,
+    no_controller: bool,
+    agents: bool | None,
+    workers: str,
+    engine: str | None,
+    fabric: str | None,
+    **policies: Any,
+) -> None:
+    """Bring LAB up: a lab file, or the name of a built-in lab."""
+    require_root(f"patchlight emulate up {lab}")
+    # A polite kill is undone like Ctrl-C.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    began = time.monotonic()
+    emulated = EmulatedLab.from_file(
+        lab, scale, name=name, replace=replace, controller=not no_controller, agents=agents,
+        workers=workers, engine=engine, fabric=fabric, policies=chosen_policies(policies),
+        progress=_say,
+    )  # fmt: skip
+    emulated.up()
+    _say(f"up in {time.monotonic() - began:.1f} s")
+    called = emulated.lab.name
+    hosts = emulated.lab.hosts
+    if len(hosts) > 1:
+        _say(f"try: patchlight emulate exec --lab {called} {hosts[0].name} -- "
+             f"ping -c 1 {hosts[-1].nic.address}")  # fmt: skip
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _say(message: str) -> None:
+    click.echo(message, err=True)
+
+
+@emulate.command()
+@click.argument("lab", required=False)
+@click.option("--all", "every", is_flag=True, help="Every lab that is here.")
+def down(lab: str | None, every: bool) -> None:
+    """Take LAB down: a name, or the file it was made of."""
+    if (lab is None) == (not every):
+        raise BadInput("expected the name of a lab, or --all")
+    require_root(f"patchlight emulate down {lab or '--all'}")
+    for name in recorded_labs() if lab is None else [_known(lab)]:
+        removed = down_lab(name)
+        _say(f"lab {name} is down" if removed else f"lab {name} was not up")
+
+
+@emulate.command()
+@click.argument("lab")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def status(lab: str, as_json: bool) -> None:
+    """Say what of LAB is there. Exits with 0 if it is up, else with 1."""
+    found = lab_status(_known(lab))
+    found["hosts"] = []
+    if "run_dir" in found and (Path(found["run_dir"]) / "lab.yaml").exists():
+        emulated = EmulatedLab.attach(found["name"], half_there=True)
+        found["hosts"] = [{"name": h.name, "address": h.address} for h in emulated.hosts]
+    if as_json:
+        from patchlight.cli.rendering import print_json
+
+        print_json(found)
+    else:
+        _print_status(found)
+    if found["state"] != "up":
+        click.get_current_context().exit(1)
+
+
+def _print_status(found: dict[str, Any]) -> None:
+    from patchlight.cli.rendering import console, new_table
+
+    if "run_dir" not in found:
+        click.echo(f"lab {found['name']} is {': '.join([found['state'], *found['missing']])}")
+        return
+    click.echo(
+        f"lab {found['name']} is {found['state'].replace('-', ' ')}: {found['source']}, "
+        f"scale {found['scale']:g}, packet switches: {found['fabric']} ({found['datapath']})"
+    )
+    for missing in found["missing"]:
+        click.echo(f"  gone: {missing}")
+    if found["controller_api"]:
+        click.echo(f"controller: http://{found['controller_api']}")
+    table = new_table("process", "pid", "", "log")
+    for process in found["processes"]:
+        how = "running" if process["running"] else "gone"
+        table.add_row(process["name"], str(process["pid"]), how, process["log"])
+    if found["processes"]:
+        console().print(table)
+    hosts = new_table("host", "address")
+    for host in found["hosts"]:
+        hosts.add_row(host["name"], host["address"])
+    console().print(hosts)
+
+
+@emulate.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_labs(as_json: bool) -> None:
+    """List the labs that are here."""
+    found = [lab_status(name) for name in recorded_labs()]
+    if as_json:
+        from patchlight.cli.rendering import print_json
+
+        print_json(found)
+        return
+    for item in found:
+        click.echo(f"{item['name']}\t{item['state']}\t{item.get('source', '')}")
+    if not found:
+        _say("no emulated lab is up")
+
+
+@emulate.command("exec", context_settings={"ignore_unknown_options": True})
+@click.argument("host")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--lab", "lab_name", metavar="LAB", help="The lab, if several are up.")
+def execute(host: str, command: tuple[str, ...], lab_name: str | None) -> None:
+    """Run a command as HOST: patchlight emulate exec gpu1 -- ping -c 1 192.168.10.12."""
+    require_root(f"patchlight emulate exec {host} -- {' '.join(command)}")
+    from patchlight.cli.lab.shell import run_attached
+
+    click.get_current_context().exit(run_attached(attached(lab_name).host(host), list(command)))
+
+
+@emulate.command()
+@click.argument("lab", required=False)
+def shell(lab: str | None) -> None:
+    """Open a prompt for LAB, where 'gpu1 ping gpu2' works."""
+    require_root(f"patchlight emulate shell {lab or ''}".rstrip())
+    from patchlight.cli.lab.shell import LabShell
+
+    LabShell(attached(lab)).run()
+
+
+def attached(lab: str | None) -> EmulatedLab:
+    """The lab of that name, or the only one that is up."""
+    if lab is not None:
+        return EmulatedLab.attach(_known(lab))
+    names = recorded_labs()
+    if len(names) == 1:
+        return EmulatedLab.attach(names[0])
+    if not names:
+        raise BadInput(
+            "no emulated lab is up", hint="Bring one up with: sudo patchlight emulate up ofc2022"
+        )
+    raise BadInput(f"several labs are up ({', '.join(names)}): say which with --lab")
+
+
+def _known(lab: str) -> str:
+    """The name of the lab meant: one that is here, or the one in the file of that name."""
+    if lab in recorded_labs():
+        return lab
+    if Path(lab).is_file():
+        from patchlight.testbed.labfile.reader import read_lab
+
+        return read_lab(lab).name
+    if "/" in lab:
+        raise BadInput(f"no lab is called {lab!r}, and there is no such file (see {RUN_ROOT})")
+    return lab

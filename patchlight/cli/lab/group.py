@@ -1,0 +1,156 @@
+"""``patchlight lab``: check, show, draw and generate lab files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from patchlight.cli.lab.generate import generate
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.labfile.reader import (
+    LabFileError,
+    find_lab,
+    json_schema,
+    load_lab,
+    read_lab,
+)
+from patchlight.testbed.mapfile import parse_maps
+from patchlight.testbed.portmap import PortMap
+
+
+@click.group()
+def lab() -> None:
+    """Check, show, draw and generate lab files."""
+
+
+lab.add_command(generate)
+
+
+@lab.command()
+@click.argument("files", metavar="FILE…", nargs=-1, required=True)
+def check(files: tuple[str, ...]) -> None:
+    """Print every mistake in lab files, one on a line: file:line:column: what is wrong.
+
+    Exit code 2 if there is one.
+    """
+    wrong = False
+    for file in files:
+        try:
+            path = find_lab(file)
+        except BadInput:
+            path = Path(file)
+        try:
+            found = read_lab(path)
+        except LabFileError as error:
+            wrong = True
+            click.echo(str(error))
+        else:
+            click.echo(f"{path}: lab {found.name} is good: {_counted(found)}")
+    if wrong:
+        sys.exit(LabFileError.exit_code)
+
+
+def _counted(found: Lab) -> str:
+    gpus = sum(len(server.gpus) for server in found.servers)
+    counts = {
+        "server": len(found.servers),
+        "GPU": gpus,
+        "packet switch": len(found.packet_switches),
+        "circuit switch": len(found.circuit_switches),
+        "fibre": len(found.fibres),
+    }
+    return ", ".join(f"{count} {_plural(name, count)}" for name, count in counts.items())
+
+
+def _plural(name: str, count: int) -> str:
+    return name if count == 1 else f"{name}es" if name.endswith("ch") else f"{name}s"
+
+
+def _read_maps(found: Lab, file: str | None) -> dict[str, PortMap]:
+    if file is None:
+        return found.initial_maps
+    try:
+        with click.open_file(file, encoding="utf-8") as stream:
+            text = stream.read()
+    except (OSError, UnicodeError) as error:
+        raise BadInput(f"the maps in {file} cannot be read: {error}") from error
+    return {**found.initial_maps, **parse_maps(text, found, file)}
+
+
+map_option = click.option(
+    "--map",
+    "map_file",
+    metavar="FILE",
+    help='Cross-connects to show instead of those that the lab starts with: JSON like {"ocs1": '
+    '["1-7", "2>8"]}, or what the controller answers; - reads standard input.',
+)
+
+
+@lab.command()
+@click.argument("name", metavar="LAB")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, units in the keys.")
+@map_option
+def show(name: str, as_json: bool, map_file: str | None) -> None:
+    """Print a lab's devices, and who lights up whom.
+
+    \b
+    With --json, an object with these keys (rates in bits per second, null
+    without a limit; times in seconds; losses in decibels):
+      lab, network, fabric, scale
+      devices   name, kind (server | packet-switch | circuit-switch), ports,
+                fibres, and what is particular to the kind
+      hosts     name, server, gpu, model, nic, address, mac, rate_bps; and,
+                null or empty while dark: peer, switch, link_rate_bps,
+                loss_db, via (a list of ocs, inp, out)
+      links     two-way links: a, b, rate_bps, loss_db, via (from a on)
+      circuits  cross-connects by OCS: a-b both ways, a>b one way
+      dark      NICs, and switch ports with a fibre, without a two-way link
+    """
+    from patchlight.cli.lab.view import dark_line, describe_lab, tables
+    from patchlight.cli.rendering import console, print_json
+
+    found = load_lab(name)
+    maps = _read_maps(found, map_file)
+    if as_json:
+        print_json(describe_lab(found, maps))
+        return
+    out = console()
+    network = f", network {found.network}" if found.hosts else ""
+    out.print(f"[bold]{found.name}[/bold]{network}: {_counted(found)}\n")
+    for table in tables(found, maps):
+        out.print(table)
+    out.print(dark_line(found, maps))
+
+
+@lab.command()
+@click.argument("name", metavar="LAB")
+@click.option(
+    "--output", "-o", required=True, metavar="FILE", help="Picture to write: .svg, .png or .pdf."
+)
+@map_option
+def graph(name: str, output: str, map_file: str | None) -> None:
+    """Draw a lab: servers, circuit switches, packet switches, and the lit circuits."""
+    from patchlight.testbed.drawing import FORMATS, draw_lab
+
+    suffix = Path(output).suffix.lower().lstrip(".")
+    if suffix not in FORMATS:
+        raise BadInput(f"cannot draw {output!r}: expected a name ending in .{', .'.join(FORMATS)}")
+    found = load_lab(name)
+    figure = draw_lab(found, _read_maps(found, map_file))
+    try:
+        figure.savefig(output, format=suffix)
+    except OSError as error:
+        message = f"cannot write the picture {output}: {error.strerror}"
+        raise PatchlightError(message, hint="name a file in a folder you can write to") from error
+    click.echo(f"wrote {output}")
+
+
+@lab.command()
+def schema() -> None:
+    """Print the JSON Schema of lab files, for editors."""
+    from patchlight.cli.rendering import print_json
+
+    print_json(json_schema())

@@ -1,0 +1,136 @@
+"""The prompt of an emulated lab: ``gpu1 ping gpu2``."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from patchlight.testbed.errors import PatchlightError
+
+if TYPE_CHECKING:
+    from patchlight.emulation.lab.emulated_lab import EmulatedLab
+    from patchlight.emulation.lab.hosts import EmulatedHost
+
+_HELP = """\
+HOST COMMAND …   run a command as a host; host names among its arguments become addresses:
+                 gpu1 ping -c 3 gpu2
+nodes            the hosts, their addresses and where their NICs are now
+links            who lights up whom, as the lab was cabled at first
+help             this text
+exit             leave (the lab stays up); Ctrl-D does too"""
+_COMMANDS = ("nodes", "links", "help", "exit")
+
+
+def run_attached(host: EmulatedHost, command: Sequence[str]) -> int:
+    """Run a command as a host on this terminal; its exit status as a shell would give it."""
+    process = host.popen(command)
+    # Ctrl-C is for the command; the NIC it borrowed must be given back whatever it does.
+    before = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGQUIT)
+    }
+    try:
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
+
+
+class LabShell:
+    """Reads lines and runs them, with completion of host and command names."""
+
+    def __init__(self, lab: EmulatedLab) -> None:
+        self._lab = lab
+        self._names = sorted(lab.lab.host_names)
+
+    def run(self) -> None:
+        """Read and run lines until ``exit`` or the end of input."""
+        interactive = sys.stdin.isatty()
+        if interactive:
+            self._complete_names()
+            click.echo(f"lab {self._lab.lab.name}: {len(self._lab.hosts)} hosts; help lists "
+                       "what can be typed")  # fmt: skip
+        for line in self._lines(interactive):
+            try:
+                words = shlex.split(line)
+            except ValueError as error:
+                click.echo(f"cannot read that: {error}", err=True)
+                continue
+            if words and words[0] in ("exit", "quit"):
+                return
+            if words:
+                try:
+                    self.execute(words)
+                except PatchlightError as error:
+                    click.echo(str(error), err=True)
+
+    def _lines(self, interactive: bool) -> Iterator[str]:
+        while True:
+            try:
+                yield input(f"{self._lab.lab.name}> " if interactive else "")
+            except EOFError:
+                if interactive:
+                    click.echo()
+                return
+            except KeyboardInterrupt:
+                click.echo()
+
+    def execute(self, words: Sequence[str]) -> int:
+        """Do what one line says; the exit status of its command."""
+        first, *rest = words
+        if first == "help":
+            click.echo(_HELP)
+        elif first == "nodes":
+            self._print_nodes()
+        elif first == "links":
+            self._print_links()
+        else:
+            return run_attached(self._lab.host(first), [self._addressed(word) for word in rest])
+        return 0
+
+    def _addressed(self, word: str) -> str:
+        """A host's name becomes its address; any other word stays."""
+        host = self._lab.lab.host_names.get(word)
+        return str(host.nic.address) if host else word
+
+    def _print_nodes(self) -> None:
+        from patchlight.cli.rendering import console, new_table
+
+        table = new_table("host", "GPU", "address", "NIC is in")
+        for host in self._lab.hosts:
+            try:
+                place = host.namespace().name
+            except PatchlightError:
+                place = "nowhere"
+            if place == "net":
+                place = "a worker"
+            gpu = host.host.gpu
+            table.add_row(host.name, gpu.model if gpu else "", host.address, place)
+        console().print(table)
+
+    def _print_links(self) -> None:
+        from patchlight.testbed.wiring import follow_light
+
+        lab = self._lab.lab
+        for a, b in follow_light(lab, lab.initial_maps).pairs():
+            click.echo(f"{a} – {b}")
+
+    def _complete_names(self) -> None:
+        with contextlib.suppress(ImportError):
+            import readline
+
+            words = [*self._names, *_COMMANDS]
+
+            def complete(text: str, state: int) -> str | None:
+                found = [word + " " for word in words if word.startswith(text)]
+                return found[state] if state < len(found) else None
+
+            readline.set_completer(complete)
+            readline.set_completer_delims(" ")
+            readline.parse_and_bind("tab: complete")

@@ -1,0 +1,182 @@
+"""What ``patchlight lab show`` says of a lab: as JSON (a stable shape) and as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.table import Table
+
+from patchlight.cli.rendering import new_table
+from patchlight.testbed.lab import Endpoint, Host, Lab, PacketSwitch
+from patchlight.testbed.mapfile import maps_as_json
+from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.units import format_rate, format_time
+from patchlight.testbed.wiring import LightPath, Links, fibre_ends, follow_light
+
+
+def describe_lab(lab: Lab, maps: Mapping[str, PortMap]) -> dict[str, Any]:
+    """The lab and who lights up whom under these maps, in plain JSON values.
+
+    Keys: ``lab``, ``network``, ``fabric``, ``scale``; ``devices`` (``name``, ``kind`` server |
+    packet-switch | circuit-switch, ``ports``, ``fibres``, and what is particular to the kind);
+    ``hosts`` (``name``, ``server``, ``gpu``, ``model``, ``nic``, ``address``, ``mac``,
+    ``rate_bps``, and the light: ``peer``, ``switch``, ``link_rate_bps``, ``loss_db``, ``via``, all
+    ``null`` or empty while dark); ``links`` (``a``, ``b``, ``rate_bps``, ``loss_db``, ``via``);
+    ``circuits`` (cross-connects by OCS); ``dark`` (ports that have a fibre, or are a NIC, but no
+    two-way link). Rates are bits per second, ``null`` without a limit; ``via`` is a list of
+    ``{ocs, inp, out}`` from ``a`` (or from the host) on.
+    """
+    links = follow_light(lab, maps)
+    return {
+        "lab": lab.name,
+        "network": str(lab.network),
+        "fabric": lab.fabric,
+        "scale": lab.scale,
+        "devices": list(_devices(lab)),
+        "hosts": [_host(host, links, lab) for host in lab.hosts],
+        "links": [{"a": str(a), "b": str(b), **_light(links.paths[a])} for a, b in links.pairs()],
+        "circuits": maps_as_json(maps),
+        "dark": [str(end) for end in dark_ports(lab, links)],
+    }
+
+
+def dark_ports(lab: Lab, links: Links) -> tuple[Endpoint, ...]:
+    """NICs, and packet-switch ports with a fibre, that have no two-way link now."""
+    circuit_switches = {switch.name for switch in lab.circuit_switches}
+    ends = [host.endpoint for host in lab.hosts]
+    nics = set(ends)
+    ends += [end for end in fibre_ends(lab) if end not in nics]
+    return tuple(
+        end for end in ends if end.device not in circuit_switches and links.peer(end) is None
+    )
+
+
+def _devices(lab: Lab) -> Iterable[dict[str, Any]]:
+    plugged: dict[str, int] = {}
+    for end in fibre_ends(lab):
+        plugged[end.device] = plugged.get(end.device, 0) + 1
+    for server in lab.servers:
+        yield {
+            "name": server.name,
+            "kind": "server",
+            "ports": len(server.nics),
+            "fibres": plugged.get(server.name, 0),
+            "management": server.management,
+            "gpus": [{"name": gpu.name, "model": gpu.model} for gpu in server.gpus],
+        }
+    for switch in lab.packet_switches:
+        yield {
+            "name": switch.name,
+            "kind": "packet-switch",
+            "ports": switch.ports,
+            "fibres": plugged.get(switch.name, 0),
+            "datapath_id": f"{switch.datapath_id:016x}",
+        }
+    for ocs in lab.circuit_switches:
+        yield {
+            "name": ocs.name,
+            "kind": "circuit-switch",
+            "ports": ocs.ports,
+            "fibres": plugged.get(ocs.name, 0),
+            "driver": ocs.driver,
+            "address": ocs.address,
+            "switching_time_s": ocs.switching_time_s,
+            "insertion_loss_db": ocs.insertion_loss_db,
+        }
+
+
+def _light(path: LightPath) -> dict[str, Any]:
+    return {
+        "rate_bps": path.rate_bps,
+        "loss_db": round(path.loss_db, 3),
+        "via": [{"ocs": ocs, "inp": c.inp, "out": c.out} for ocs, c in path.hops],
+    }
+
+
+def _host(host: Host, links: Links, lab: Lab) -> dict[str, Any]:
+    peer = links.peer(host.endpoint)
+    light = _light(links.paths[host.endpoint]) if peer else {"via": []}
+    return {
+        "name": host.name,
+        "server": host.server.name,
+        "gpu": host.gpu.name if host.gpu else None,
+        "model": host.gpu.model if host.gpu else None,
+        "nic": host.nic.name,
+        "address": str(host.nic.address),
+        "mac": host.nic.mac,
+        "rate_bps": host.nic.rate_bps,
+        "peer": str(peer) if peer else None,
+        "switch": links.switch_of(lab, host.endpoint),
+        "link_rate_bps": light.get("rate_bps"),
+        "loss_db": light.get("loss_db"),
+        "via": light["via"],
+    }
+
+
+def tables(lab: Lab, maps: Mapping[str, PortMap]) -> list[Table]:
+    """The same as tables for a terminal."""
+    seen = describe_lab(lab, maps)
+    devices = new_table("device", "kind", "ports", "fibres", "particulars", title="Devices")
+    for found in seen["devices"]:
+        kind = found["kind"].replace("-", " ")
+        row = (found["name"], kind, found["ports"], found["fibres"], _particulars(found))
+        devices.add_row(*map(str, row))
+    hosts = new_table(
+        "host", "GPU", "NIC", "address", "rate", "lit onto", "through", "loss", title="Hosts"
+    )
+    for found in seen["hosts"]:
+        lit = found["peer"] is not None
+        hosts.add_row(
+            found["name"],
+            found["model"] or "none",
+            found["nic"],
+            found["address"],
+            format_rate(found["rate_bps"]),
+            found["peer"] if lit else "[red]dark[/red]",
+            _through(found["via"]) if lit else "",
+            f"{found['loss_db']:g} dB" if lit else "",
+        )
+    shown = [devices, hosts]
+    between = [link for link in seen["links"] if _joins_switches(lab, link)]
+    if between:
+        trunks = new_table("link", "rate", "through", "loss", title="Links between switches")
+        for link in between:
+            ends, loss = f"{link['a']} – {link['b']}", f"{link['loss_db']:g} dB"
+            trunks.add_row(ends, format_rate(link["rate_bps"]), _through(link["via"]), loss)
+        shown.append(trunks)
+    return shown
+
+
+def dark_line(lab: Lab, maps: Mapping[str, PortMap]) -> str:
+    """One line that names the dark ports, ports of one device together."""
+    by_device: dict[str, list[str]] = {}
+    for end in dark_ports(lab, follow_light(lab, maps)):
+        by_device.setdefault(end.device, []).append(end.port)
+    if not by_device:
+        return "No port is dark."
+    return "Dark: " + "; ".join(f"{name} {', '.join(p)}" for name, p in by_device.items())
+
+
+def _particulars(device: Mapping[str, Any]) -> str:
+    if device["kind"] == "server":
+        models = [gpu["model"] for gpu in device["gpus"]]
+        counted = [f"{models.count(m)} × {m}" for m in dict.fromkeys(models)]
+        return ", ".join(
+            [*counted, *([f"agent {device['management']}"] * bool(device["management"]))]
+        )
+    if device["kind"] == "packet-switch":
+        return f"datapath {device['datapath_id']}"
+    return (
+        f"{device['driver']} at {device['address']}, switches in "
+        f"{format_time(device['switching_time_s'])}, loses {device['insertion_loss_db']:g} dB"
+    )
+
+
+def _through(via: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{hop['ocs']} {hop['inp']}→{hop['out']}" for hop in via) or "fibre"
+
+
+def _joins_switches(lab: Lab, link: Mapping[str, Any]) -> bool:
+    ends = (Endpoint.parse(link["a"]), Endpoint.parse(link["b"]))
+    return all(isinstance(lab.device(end.device), PacketSwitch) for end in ends)

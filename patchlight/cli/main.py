@@ -1,0 +1,126 @@
+"""The ``patchlight`` command: its sub-commands are imported only when they are used."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import click
+
+from patchlight.cli.errors import CrashReport, report
+from patchlight.testbed.errors import BadInput, PatchlightError
+
+
+@dataclass(frozen=True)
+class _Command:
+    """Where a sub-command lives, and what it is for (so that help imports nothing)."""
+
+    module: str
+    attribute: str
+    about: str
+
+
+COMMANDS: Mapping[str, _Command] = {
+    "lab": _Command("patchlight.cli.lab.group", "lab", "Check, show, draw and generate lab files."),
+    "emulate": _Command(
+        "patchlight.cli.lab.emulate", "emulate", "Run a lab in software on this machine."
+    ),
+    "controller": _Command(
+        "patchlight.cli.controller", "controller", "Run and ask the controller."
+    ),
+    "agent": _Command("patchlight.cli.agent", "agent", "Run the agent of one server."),
+    "job": _Command("patchlight.cli.job", "job", "Submit and follow training jobs."),
+    "ocs": _Command("patchlight.cli.ocs.group", "ocs", "Read and change optical circuit switches."),
+    "graph": _Command(
+        "patchlight.cli.graph.group", "graph", "Show, draw, measure and fetch computation graphs."
+    ),
+    "policy": _Command(
+        "patchlight.cli.policy.group", "policy", "List, test, train and export policies."
+    ),
+    "simulate": _Command(
+        "patchlight.cli.simulate", "simulate", "Simulate a cluster with a queue under a job trace."
+    ),
+    "experiment": _Command(
+        "patchlight.cli.experiment.group", "experiment", "Run a paper's experiment."
+    ),
+    "doctor": _Command("patchlight.cli.doctor.group", "doctor", "Say what this machine lacks."),
+}
+
+
+class _LazyGroup(click.Group):
+    """A group that knows its commands' names, and imports a command's module to run it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*COMMANDS, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        found = COMMANDS.get(cmd_name)
+        return super().get_command(ctx, cmd_name) if found is None else _load(cmd_name, found)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, found.about) for name, found in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not ctx.resilient_parsing and not name.startswith("-"):
+            # Plain ctx.fail() would not say which commands there are.
+            from patchlight.testbed.labfile.errors import nearest
+
+            hint = nearest(name, COMMANDS, "the commands are")
+            raise BadInput(f"patchlight has no command {name!r}: {hint}")
+        return super().resolve_command(ctx, args)
+
+
+def _load(name: str, command: _Command) -> click.Command:
+    try:
+        found = getattr(importlib.import_module(command.module), command.attribute)
+    except ModuleNotFoundError as error:
+        missing = error.name or "?"
+        if missing == command.module:
+            raise PatchlightError(
+                f"patchlight {name} is not part of this installation: {missing} is missing",
+                hint="install all of Patchlight again: pip install --force-reinstall patchlight",
+            ) from error
+        raise PatchlightError(
+            f"patchlight {name} needs the Python package {missing.partition('.')[0]!r}, "
+            "which is not installed",
+            hint=f"what this machine lacks: patchlight doctor (this Python is {sys.executable})",
+        ) from error
+    assert isinstance(found, click.Command)
+    return found
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="LAB is a lab file or the name of a built-in lab, like ofc2022.",
+)
+@click.version_option(package_name="patchlight", message="%(prog)s %(version)s")
+@click.option("--debug", is_flag=True, help="Print the traceback of an error.")
+@click.pass_obj
+def cli(settings: CrashReport | None, debug: bool) -> None:
+    """A testbed for clusters whose network can be rewired with light."""
+    if settings is not None and debug:
+        settings.traceback = True
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 failed, 2 bad input, 3 outcome unknown."""
+    settings = CrashReport(traceback=bool(os.environ.get("PATCHLIGHT_DEBUG")))
+    try:
+        code = cli.main(arguments, "patchlight", standalone_mode=False, obj=settings)
+        sys.stdout.flush()
+    except BaseException as error:
+        code = report(error, settings)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

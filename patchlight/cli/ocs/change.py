@@ -1,0 +1,163 @@
+"""``patchlight ocs`` commands that change circuits."""
+
+from __future__ import annotations
+
+import functools
+
+import click
+
+from patchlight.cli.ocs.maps import read_map_file
+from patchlight.cli.ocs.names import (
+    complete_pair,
+    complete_port,
+    complete_switch,
+    cross_connect_text,
+    port_number,
+)
+from patchlight.cli.ocs.options import (
+    Manner,
+    Target,
+    change_options,
+    json_option,
+    target_options,
+    why_option,
+)
+from patchlight.cli.ocs.output import carry_out, print_preview
+from patchlight.cli.rendering import print_json
+
+
+@click.command("connect")
+@click.argument("name", metavar="OCS", shell_complete=complete_switch)
+@click.argument("pairs", nargs=-1, required=True, metavar="A:B…", shell_complete=complete_pair)
+@click.option("--one-way/--duplex", help="Only A to B, or also back [default].")
+@change_options
+def connect_ports(
+    name: str, pairs: tuple[str, ...], one_way: bool, target: Target, manner: Manner
+) -> None:
+    """Join ports: by number (3:17) or by what is plugged in (server1.nic0:tor1.1)."""
+    texts = [cross_connect_text(target.lab, name, pair, one_way=one_way) for pair in pairs]
+    with target.client([name]) as client:
+        carry_out(functools.partial(client.reconfigure, {name: texts}), manner)
+
+
+@click.command()
+@click.argument("name", metavar="OCS", shell_complete=complete_switch)
+@click.argument("ports", nargs=-1, required=True, metavar="PORT…", shell_complete=complete_port)
+@change_options
+def disconnect(name: str, ports: tuple[str, ...], target: Target, manner: Manner) -> None:
+    """Break every cross-connect of these ports, in and out."""
+    numbers = sorted({port_number(target.lab, name, port) for port in ports})
+    with target.client([name]) as client:
+        carry_out(functools.partial(client.reconfigure, {}, disconnect={name: numbers}), manner)
+
+
+_file = click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
+_only = click.option(
+    "--only", is_flag=True, help="Also remove what the file does not have, of each OCS in it."
+)
+
+
+@click.command("apply")
+@_file
+@_only
+@change_options
+def apply_map(file: str, only: bool, target: Target, manner: Manner) -> None:
+    """Bring about the cross-connects of FILE: YAML, JSON or CSV, ports or names.
+
+    \b
+    ocs1: [1-7, 2>8, "server1.nic0:tor1.1"]      YAML: both ways, one way, by names
+    ocs1,server1.nic0,tor1.1,one-way             CSV: OCS, from, to, way
+    """
+    maps = read_map_file(file, target.lab)
+    with target.client(maps) as client:
+        carry_out(functools.partial(client.reconfigure, maps, only=only), manner)
+
+
+@click.command()
+@_file
+@_only
+@target_options
+@json_option
+def plan(file: str, only: bool, target: Target, as_json: bool) -> None:
+    """What applying FILE would change, which links and jobs ride on it, what is against it."""
+    maps = read_map_file(file, target.lab)
+    with target.client(maps) as client:
+        print_preview(client.reconfigure(maps, only=only, dry_run=True), as_json=as_json)
+
+
+@click.command("diff")
+@_file
+@target_options
+@json_option
+def diff_map(file: str, target: Target, as_json: bool) -> None:
+    """How the devices differ from FILE: '-' they have, '+' they lack."""
+    from patchlight.cli.ocs.output import change_lines
+
+    maps = read_map_file(file, target.lab)
+    with target.client(maps) as client:
+        changes = client.reconfigure(maps, only=True, dry_run=True)["changes"]
+    if as_json:
+        print_json(changes)
+    else:
+        for line in change_lines(changes):
+            click.echo(line)
+
+
+@click.command("rollback")
+@click.argument("number", metavar="ID", type=int)
+@change_options
+def roll_back(number: int, target: Target, manner: Manner) -> None:
+    """Undo change ID and nothing that other changes did ('patchlight ocs history')."""
+    with target.client(
+        lambda store: (store.reconfiguration(number) or {}).get("changes", {})
+    ) as client:
+        carry_out(functools.partial(client.roll_back, number), manner)
+
+
+@click.command()
+@click.argument("name")
+@click.argument("switches", nargs=-1, metavar="[OCS…]", shell_complete=complete_switch)
+@why_option
+@target_options
+@json_option
+def save(name: str, switches: tuple[str, ...], why: str, target: Target, as_json: bool) -> None:
+    """Keep the present maps under NAME, for 'restore'. Replaces what had that name."""
+    with target.client(switches) as client:
+        record = client.save_map(name, switches, why)
+    if as_json:
+        print_json(record)
+    else:
+        kept = ", ".join(f"{ocs} ({len(texts)})" for ocs, texts in record["maps"].items())
+        click.echo(f"saved as {name}: {kept}")
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--list", "listing", is_flag=True, help="List the saved maps instead.")
+@change_options
+def restore(name: str | None, listing: bool, target: Target, manner: Manner) -> None:
+    """Bring about the maps saved as NAME, whole."""
+    if name is not None and not listing:
+        with target.client(
+            lambda store: store.saved_maps().get(name, {}).get("maps", {})
+        ) as client:
+            carry_out(functools.partial(client.restore, name), manner)
+        return
+    with target.client(lambda _: (), talks=False) as client:
+        saved = client.saved_maps()
+    if manner.as_json:
+        print_json(saved)
+        return
+    from patchlight.cli.ocs.view import when
+    from patchlight.cli.rendering import console, new_table
+
+    table = new_table("name", "saved", "by", "circuit switches", "why")
+    for row in saved:
+        switches = ", ".join(f"{ocs} ({len(texts)})" for ocs, texts in row["maps"].items())
+        table.add_row(row["name"], when(row["at"]), row["by"], switches, row["why"])
+    console().print(table)
+
+
+COMMANDS = (
+    connect_ports, disconnect, apply_map, diff_map, plan, roll_back, save, restore,
+)  # fmt: skip

@@ -1,0 +1,26 @@
+"""``patchlight ocs``: read and change the circuits of a lab."""
+
+from __future__ import annotations
+
+import click
+
+from patchlight.cli.ocs import change, emulate, fault, guard, view, watch
+
+
+@click.group(
+    epilog="OCS is its name in the lab file. PORT is a number, ocs1.17, or what is plugged in, "
+    "like server1.nic0. Exit codes: 0 done; 1 refused, or failed and rolled back, or (drift, "
+    "verify) not as it should be; 2 wrong input, nothing done; 3 outcome unknown: look with "
+    "'show' before anything else. Names complete in the shell after "
+    'eval "$(_PATCHLIGHT_COMPLETE=bash_source patchlight)" (or zsh_source, fish_source).'
+)
+def ocs() -> None:
+    """Read and change optical circuit switches."""
+
+
+for command in (
+    *view.COMMANDS, *watch.COMMANDS, *change.COMMANDS, *guard.COMMANDS,
+):  # fmt: skip
+    ocs.add_command(command)
+ocs.add_command(emulate.emulate)
+ocs.add_command(fault.fault)

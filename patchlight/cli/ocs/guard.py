@@ -1,0 +1,150 @@
+"""``patchlight ocs`` commands that keep circuits safe: locks, drift, the stop button."""
+
+from __future__ import annotations
+
+import functools
+
+import click
+
+from patchlight.cli.ocs.names import complete_any_port, complete_switch, ports_by_switch
+from patchlight.cli.ocs.options import (
+    Manner,
+    Target,
+    change_options,
+    json_option,
+    target_options,
+    why_option,
+)
+from patchlight.cli.ocs.output import carry_out, print_record, say_unreachable
+from patchlight.cli.ocs.view import when
+from patchlight.cli.rendering import console, new_table, print_json
+from patchlight.testbed.errors import BadInput, PatchlightError
+
+_ports = click.argument("ports", nargs=-1, metavar="PORT…", shell_complete=complete_any_port)
+
+
+@click.command()
+@_ports
+@click.option("--why", default="", metavar="TEXT", help="The reason; others are shown it.")
+@click.option("--keep", is_flag=True, help="Only keep others off: your own changes still go.")
+@target_options
+@json_option
+def lock(ports: tuple[str, ...], why: str, keep: bool, target: Target, as_json: bool) -> None:
+    """Lock ports (ocs1.17, or what is plugged in): no change touches them until 'unlock'.
+
+    Without ports: list the locks.
+    """
+    with target.client(ports_by_switch(target.lab, ports), talks=False) as client:
+        if not ports:
+            rows = client.locks()
+        elif not why:
+            raise BadInput("say --why: whoever is stopped by the lock is shown the reason")
+        else:
+            rows = [
+                row
+                for name, numbers in ports_by_switch(target.lab, ports).items()
+                for row in client.lock(name, numbers, keep=keep, why=why)
+            ]
+    if as_json:
+        print_json(rows)
+        return
+    table = new_table("port", "lock", "by", "since", "why")
+    for row in rows:
+        table.add_row(
+            f"{row['ocs']}.{row['port']}", row["kind"], row["by"], when(row["at"]), row["why"]
+        )
+    console().print(table)
+
+
+@click.command()
+@_ports
+@why_option
+@target_options
+@json_option
+def unlock(ports: tuple[str, ...], why: str, target: Target, as_json: bool) -> None:
+    """Unlock ports, whoever locked them."""
+    if not ports:
+        raise BadInput("name the ports to unlock: 'patchlight ocs lock' lists those locked")
+    by_switch = ports_by_switch(target.lab, ports)
+    with target.client(by_switch, talks=False) as client:
+        rows = [
+            row for name, numbers in by_switch.items() for row in client.unlock(name, numbers, why)
+        ]
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        click.echo(f"{row['ocs']}.{row['port']} is unlocked (was {row['kind']} by {row['by']})")
+    if not rows:
+        click.echo("none of these was locked")
+
+
+@click.command()
+@click.argument("switches", nargs=-1, metavar="[OCS…]", shell_complete=complete_switch)
+@click.option("--adopt", is_flag=True, help="Take what the devices have as committed.")
+@click.option("--repair", is_flag=True, help="Bring the devices back to what was committed.")
+@change_options
+def drift(
+    switches: tuple[str, ...], adopt: bool, repair: bool, target: Target, manner: Manner
+) -> None:
+    """How the devices differ from their last committed maps; ends with 1 if they do."""
+    if adopt and repair:
+        raise BadInput("--adopt and --repair exclude each other")
+    names = [target.lab.circuit_switch(name).name for name in switches]
+    with target.client(names) as client:
+        if repair:
+            carry_out(functools.partial(client.repair, names), manner)
+            return
+        if adopt and not manner.dry_run:
+            print_record(client.adopt(names, manner.why), as_json=manner.as_json)
+            return
+        found = {n: d for n, d in client.drift().items() if not names or n in names}
+    if manner.as_json:
+        print_json(found)
+    for name, differs in found.items():
+        since, at = differs["reconfiguration"], differs["committed_at"]
+        against = f"change {since}" if since else f"what it had at {when(at)}" if at else "nothing"
+        lines = [f"{name} - {text} is missing" for text in differs["missing"]]
+        lines += [f"{name} + {text} was not made here" for text in differs["unknown"]]
+        if differs["unreachable"]:
+            lines = [f"{name} does not answer: {differs['unreachable']}"]
+        if not manner.as_json:
+            for line in lines or [f"{name} is as committed with {against}"]:
+                click.echo(line)
+    if not adopt and any(d["missing"] or d["unknown"] for d in found.values()):
+        raise PatchlightError(
+            "the devices differ from what was committed",
+            hint="--repair brings them back, --adopt takes them as they are",
+        )
+    say_unreachable(found)
+
+
+@click.command()
+@click.option("--clear", is_flag=True, help="Let changes begin again.")
+@click.option("--status", is_flag=True, help="Only say whether it is pressed.")
+@why_option
+@target_options
+@json_option
+def stop(clear: bool, status: bool, why: str, target: Target, as_json: bool) -> None:
+    """Press the stop button: the change under way halts before its next step and rolls back.
+
+    New changes are refused until somebody says 'stop --clear', also after the controller
+    started anew. Circuits that stand are not touched.
+    """
+    # Nothing is held for this: it must reach a change that is under way with --direct.
+    with target.client(lambda _: (), talks=False) as client:
+        if clear:
+            client.clear_stop(why)
+        elif not status:
+            client.press_stop(why)
+        pressed = client.stop_button()
+    if as_json:
+        print_json({"pressed": pressed})
+    elif pressed is None:
+        click.echo("the stop button is not pressed: changes may begin")
+    else:
+        said = f": {pressed['why']}" if pressed["why"] else ""
+        click.echo(f"pressed by {pressed['by']} at {when(pressed['at'])}{said}")
+
+
+COMMANDS = (lock, unlock, drift, stop)

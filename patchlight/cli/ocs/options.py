@@ -1,0 +1,138 @@
+"""Options that the ``patchlight ocs`` commands share, and whom they then talk to."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from patchlight.cli.connection import RUN_ROOT, connect, controller_options, running_lab, user_name
+from patchlight.controller.client import ControllerClient
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import Lab
+
+if TYPE_CHECKING:
+    from patchlight.controller.standalone import Needs
+
+
+@dataclass(frozen=True)
+class Target:
+    """Which lab is meant, and whether its devices are reached through a controller."""
+
+    lab_name: str | None
+    address: str | None
+    direct: bool = False
+    state: Path | None = None
+
+    @functools.cached_property
+    def lab(self) -> Lab:
+        """The lab file's lab."""
+        return running_lab(self.lab_name)
+
+    @property
+    def state_dir(self) -> Path:
+        """Where the journal is that ``--direct`` uses."""
+        return self.state or _state_of(self.lab)
+
+    @contextlib.contextmanager
+    def client(
+        self, needs: Collection[str] | Needs | None = None, *, talks: bool = True
+    ) -> Iterator[ControllerClient]:
+        """A client of the controller, or straight of the devices.
+
+        ``needs``: the circuit switches that the command is about, or how to find them in the
+        journal; all of the lab's if none are named. Without ``talks`` it only uses the journal.
+        """
+        if not self.direct:
+            with connect(self.lab_name, self.address) as client:
+                yield client
+            return
+        if self.address is not None:
+            raise BadInput("--direct and --controller exclude each other")
+        from patchlight.controller.standalone import direct_client
+
+        if needs is not None and not callable(needs):
+            names = [self.lab.circuit_switch(name).name for name in needs]
+            needs = (lambda _: names) if names else None
+        with direct_client(
+            self.lab, self.state_dir, user_name(), needs, talks=talks
+        ) as client:  # fmt: skip
+            yield client
+
+
+def _state_of(lab: Lab) -> Path:
+    """Where the lab's controller keeps its state, so that journal and locks are the same."""
+    if (RUN_ROOT / lab.name / "lab.yaml").exists():
+        return RUN_ROOT / lab.name / "controller"
+    if os.geteuid() == 0:
+        return Path("/var/lib/patchlight") / lab.name
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    return Path(home) / "patchlight" / lab.name
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a change is to be made: rehearsed or not, confirmed how, and why."""
+
+    dry_run: bool
+    yes: int
+    why: str
+    as_json: bool
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+why_option = click.option("--why", default="", metavar="TEXT", help="The reason, for the history.")
+
+
+def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--lab``, ``--controller``, ``--direct``, ``--state`` as ``target``."""
+
+    @functools.wraps(command)
+    def with_target(
+        *args: Any,
+        lab_name: str | None,
+        address: str | None,
+        direct: bool,
+        state: Path | None,
+        **options: Any,
+    ) -> Any:
+        return command(*args, target=Target(lab_name, address, direct, state), **options)
+
+    wrapped = click.option(
+        "--direct", is_flag=True, help="Talk to the device without a controller."
+    )(with_target)
+    wrapped = click.option(
+        "--state",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        help="Where --direct keeps its journal [default: where the controller does].",
+    )(wrapped)
+    return controller_options(wrapped)
+
+
+def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command that changes circuits ``--dry-run``, ``--yes``, ``--why``, ``--json`` as
+    ``manner``, and the options of ``target_options``."""
+
+    @functools.wraps(command)
+    def with_manner(
+        *args: Any, dry_run: bool, yes: int, why: str, as_json: bool, **options: Any
+    ) -> Any:
+        return command(*args, manner=Manner(dry_run, yes, why, as_json), **options)
+
+    wrapped = click.option(
+        "--dry-run", is_flag=True, help="Show what would change, change nothing."
+    )(with_manner)
+    wrapped = click.option(
+        "-y",
+        "--yes",
+        count=True,
+        help="Do not ask; given twice, not even before many circuits go.",
+    )(wrapped)
+    return target_options(json_option(why_option(wrapped)))

@@ -1,0 +1,128 @@
+"""What ``patchlight ocs`` prints of changes, and how it asks before one that breaks something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from patchlight.cli.ocs.options import Manner
+from patchlight.cli.rendering import print_json
+from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
+
+Answer = dict[str, Any]
+
+BULK = 8
+"""Who frees more circuits than this without others in their place is asked twice."""
+
+
+def carry_out(ask: Callable[..., Answer], manner: Manner) -> None:
+    """Show, confirm where something in use would break, change, and say what became of it.
+
+    ``ask`` takes ``dry_run``, ``why``, ``spare_jobs`` and ``planned_from``.
+    """
+    preview = ask(dry_run=True, why=manner.why)
+    if manner.dry_run:
+        print_preview(preview, as_json=manner.as_json)
+        return
+    shown = confirm(preview, manner)
+    record = ask(
+        why=manner.why,
+        # Agreed to what was shown: then neither the maps nor who uses them may have changed.
+        planned_from=preview["planned_from"] if shown else "",
+        spare_jobs=not preview["jobs"],
+    )
+    print_record(record, as_json=manner.as_json)
+
+
+def confirm(preview: Answer, manner: Manner) -> bool:
+    """Ask as often as the change deserves; whether somebody was shown it and agreed."""
+    lost = sum(preview["lost"].values())
+    bulk = lost > BULK or (bool(preview["cleared"]) and lost > 2)
+    if preview["objections"] or not (preview["jobs"] or bulk):
+        return False  # nothing to lose, or it will be refused anyway
+    asked = False
+    if not manner.yes:
+        for line in _lines(preview):
+            click.echo(line, err=True)
+        _agree(lambda: click.confirm("Go on?", err=True))
+        asked = True
+    if bulk and manner.yes < 2:
+        names = ", ".join(preview["lost"])
+        words = f"{lost} cross-connects of {names} go without others in their place"
+        _agree(
+            lambda: click.prompt(f"{words}. Type {names} to go on", err=True, default="",
+                                 show_default=False) == names
+        )  # fmt: skip
+        asked = True
+    return asked
+
+
+def _agree(question: Callable[[], bool]) -> None:
+    try:
+        agreed = question()
+    except click.Abort as error:
+        raise PatchlightError(
+            "not confirmed: nothing was changed",
+            hint="scripts say --yes, and --yes --yes before many circuits go",
+        ) from error
+    if not agreed:
+        raise PatchlightError("not confirmed: nothing was changed")
+
+
+def print_preview(preview: Answer, *, as_json: bool) -> None:
+    """What would change; raises where it would be refused."""
+    if as_json:
+        print_json(preview)
+    else:
+        for line in _lines(preview) or ["nothing to change: the maps are so already"]:
+            click.echo(line)
+    if preview["objections"]:
+        raise PatchlightError("this change would be refused")
+
+
+def _lines(preview: Answer) -> list[str]:
+    lines = change_lines(preview["changes"])
+    lines += [f"link goes: {link}" for link in preview["links_down"]]
+    lines += [f"link comes: {link}" for link in preview["links_up"]]
+    lines += [f"in use by job {job}, which pauses meanwhile" for job in preview["jobs"]]
+    return lines + [f"against it: {words}" for words in preview["objections"]]
+
+
+def say_unreachable(answers: Mapping[str, Answer]) -> None:
+    """Raise if some of these circuit switches (by name) do not answer."""
+    silent = {n: a["unreachable"] for n, a in answers.items() if a.get("unreachable")}
+    if silent:
+        raise PatchlightError(
+            "\n".join(f"{name} does not answer: {words}" for name, words in silent.items()),
+            hint="what is said of the others holds; of these nothing is known",
+        )
+
+
+def change_lines(changes: dict[str, dict[str, list[str]]]) -> list[str]:
+    """A change as lines: ``ocs1 - 2>5`` goes, ``ocs1 + 2>4`` comes."""
+    return [
+        f"{name} {sign} {text}"
+        for name, change in changes.items()
+        for sign, texts in (("-", change["breaks"]), ("+", change["makes"]))
+        for text in texts
+    ]
+
+
+def print_record(record: Answer, *, as_json: bool = False) -> None:
+    """Say what became of a change; raise where it did not come about."""
+    if as_json:
+        print_json(record)
+    else:
+        for line in change_lines(record["changes"]):
+            click.echo(line)
+        for note in record["notes"]:
+            click.echo(f"note: {note}")
+        stages = ", ".join(f"{name} {1e3 * s:.1f} ms" for name, s in record["stages_s"].items())
+        number = f"change {record['id']} " if record["id"] else ""
+        click.echo(f"{number}{record['state']}: {record['message']} ({stages})")
+    if record["state"] == "unknown":
+        raise OutcomeUnknown(f"change {record['id']} has an unknown outcome")
+    if record["state"] != "committed":
+        raise PatchlightError(f"change {record['id']} did not come about")

@@ -1,0 +1,263 @@
+"""``patchlight ocs`` commands that look: maps, light, history, alarms, events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+from typing import Any
+
+import click
+
+from patchlight.cli.ocs.names import complete_switch, plugged_in, port_anywhere
+from patchlight.cli.ocs.options import Target, json_option, target_options
+from patchlight.cli.ocs.output import change_lines, say_unreachable
+from patchlight.cli.rendering import console, new_table, print_json
+from patchlight.controller.client import ControllerError
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import Lab
+
+Answer = dict[str, Any]
+
+switches_argument = click.argument(
+    "switches", nargs=-1, metavar="[OCS…]", shell_complete=complete_switch
+)
+
+
+def when(at: float) -> str:
+    """A Unix time as local date and time."""
+    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def named_switches(lab: Lab, names: tuple[str, ...]) -> list[str]:
+    """These circuit switches, or all if none are named; ``BadInput`` if one is not there."""
+    return [lab.circuit_switch(name).name for name in names] or [
+        switch.name for switch in lab.circuit_switches
+    ]
+
+
+@click.command("list")
+@target_options
+@json_option
+def list_switches(target: Target, as_json: bool) -> None:
+    """The lab's circuit switches: where they are, whether they answer, what they say they are.
+
+    If no controller answers: as the lab file has them.
+    """
+    rows: list[Answer] = [
+        {
+            "name": s.name, "driver": s.driver, "address": s.address, "ports": s.ports,
+            "switching_time_s": s.switching_time_s, "insertion_loss_db": s.insertion_loss_db,
+            "reachable": None, "since": None, "words": "", "identity": None,
+            "standing_alarms": None,
+        }
+        for s in target.lab.circuit_switches
+    ]  # fmt: skip
+    try:
+        with target.client() as client:
+            rows = client.circuit_switches()
+    except ControllerError as error:
+        click.echo(f"as the lab file has them: {error.message}", err=True)
+    if as_json:
+        print_json(rows)
+        return
+    table = new_table(
+        "OCS", "driver", "address", "ports", "switching time", "answers", "alarms", "device"
+    )
+    for row in rows:
+        reachable = {None: "", True: "yes", False: f"no: {row['words']}"}[row["reachable"]]
+        is_a = row["identity"] or {}
+        device = " ".join(filter(None, (is_a.get(k) for k in ("vendor", "model", "software"))))
+        table.add_row(
+            row["name"], row["driver"], row["address"], str(row["ports"]),
+            f"{row['switching_time_s'] * 1e3:g} ms", reachable, _alarms_of(row),
+            device or (row["words"] if row["reachable"] else ""),
+        )  # fmt: skip
+    console().print(table)
+
+
+def _alarms_of(row: Answer) -> str:
+    # Nothing for none: not every device has such a list.
+    return f"{row['standing_alarms']} standing" if row.get("standing_alarms") else ""
+
+
+@click.command()
+@switches_argument
+@click.option("--power", "with_power", is_flag=True, help="Also measure the light.")
+@target_options
+@json_option
+def show(switches: tuple[str, ...], with_power: bool, target: Target, as_json: bool) -> None:
+    """The present cross-connects, and which devices they join."""
+    names = named_switches(target.lab, switches)
+    if with_power:
+        say_unreachable(_show_light(target, names, as_json=as_json))
+        return
+    with target.client(names) as client:
+        found, locks = client.circuits(), client.locks()
+    circuits = {name: found[name] for name in names}
+    if as_json:
+        print_json(circuits)
+        say_unreachable(circuits)
+        return
+    table = new_table("OCS", "cross-connect", "from", "to", "locked")
+    for name in names:
+        held = {lock["port"]: lock for lock in locks if lock["ocs"] == name}
+        for text in circuits[name]["map"] or ():
+            inp, out = (int(port) for port in text.split(">"))
+            locked = ", ".join(
+                f"{p} {held[p]['kind']} by {held[p]['by']}" for p in (inp, out) if p in held
+            )
+            here = plugged_in(target.lab, name, inp), plugged_in(target.lab, name, out)
+            table.add_row(name, text, *here, locked)
+    console().print(table)
+    say_unreachable(circuits)
+
+
+@click.command()
+@click.argument("places", nargs=-1, metavar="[OCS|PORT…]", shell_complete=complete_switch)
+@target_options
+@json_option
+def power(places: tuple[str, ...], target: Target, as_json: bool) -> None:
+    """Measured light of the circuits of an OCS, or of those of some ports."""
+    whole = {switch.name for switch in target.lab.circuit_switches}
+    ports = {port_anywhere(target.lab, text) for text in places if text not in whole}
+    names = [p for p in places if p in whole] + [ocs for ocs, _ in sorted(ports)]
+    asked = list(dict.fromkeys(names)) or named_switches(target.lab, ())
+    say_unreachable(_show_light(target, asked, ports, as_json=as_json))
+
+
+def _show_light(
+    target: Target,
+    names: list[str],
+    ports: set[tuple[str, int]] | None = None,
+    *,
+    as_json: bool,
+) -> dict[str, Answer]:
+    asked = {ocs for ocs, _ in ports or ()}
+    with target.client(names) as client:
+        found = {name: client.light(name) for name in names}
+    return _print_light(found, asked, ports, as_json=as_json)
+
+
+def _print_light(
+    found: dict[str, Answer],
+    asked: set[str],
+    ports: set[tuple[str, int]] | None,
+    *,
+    as_json: bool,
+) -> dict[str, Answer]:
+    for name, answer in found.items():
+        if name in asked:
+            answer["circuits"] = [
+                row for row in answer["circuits"]
+                if any((name, int(port)) in (ports or ()) for port in
+                       row["cross_connect"].split(">"))
+            ]  # fmt: skip
+    if as_json:
+        print_json(found)
+        return found
+    table = new_table(
+        "OCS", "cross-connect", "in", "out", "budget", "baseline", "verdict", "light from"
+    )
+    for name, answer in found.items():
+        for row in answer["circuits"]:
+            table.add_row(
+                name, row["cross_connect"], _dbm(row["in_dbm"]), _dbm(row["out_dbm"]),
+                _dbm(row["expected_dbm"]), _dbm(row["baseline_dbm"]),
+                row["words"] or row["verdict"], row["source"] or "",
+            )  # fmt: skip
+    console().print(table)
+    for name, answer in found.items():
+        for port, state in answer["ports"].items():
+            click.echo(f"{name} {port} is {state['condition']} ({state['words']})")
+    return found
+
+
+def _dbm(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f} dBm"
+
+
+@click.command()
+@switches_argument
+@click.option("--accept", is_flag=True, help="Take the light as it is for the baselines.")
+@target_options
+@json_option
+def verify(switches: tuple[str, ...], accept: bool, target: Target, as_json: bool) -> None:
+    """Check each circuit: as committed, port states, light against budget and baseline.
+
+    The baseline is what the same circuit showed when it was made before. Ends with 1 if
+    anything is wrong. What cannot be measured is 'unverified', what is inside the budget and
+    has less power than it had is 'degraded': neither is wrong.
+    """
+    names = named_switches(target.lab, switches)
+    with target.client(names) as client:
+        drift = client.drift()
+        found = {name: client.light(name) for name in names}
+        if accept:
+            client.accept_light(names)
+            found = {name: client.light(name) for name in names}
+    _print_light(found, set(), None, as_json=as_json)
+    wrong = [
+        f"{name}: {row['words']}"
+        for name, answer in found.items()
+        for row in answer["circuits"]
+        if row["verdict"] == "failed"
+    ]
+    for name in names:
+        differs = drift.get(name, {})
+        wrong += [f"{name}: {text} is missing" for text in differs.get("missing", ())]
+        wrong += [f"{name}: {text} was not made here" for text in differs.get("unknown", ())]
+        broken = {p for p, s in found[name]["ports"].items() if s["condition"] == "failed"}
+        wrong += [f"{name}: {port} has failed" for port in sorted(broken)]
+        if found[name]["unreachable"]:
+            wrong.append(f"{name} does not answer: {found[name]['unreachable']}")
+    if wrong:
+        raise PatchlightError("\n".join(wrong))
+    if not as_json:
+        kinds = Counter(row["verdict"] for answer in found.values() for row in answer["circuits"])
+        degraded = f", {kinds['degraded']} degraded" if kinds["degraded"] else ""
+        what = "circuit" if kinds["ok"] == 1 else "circuits"
+        click.echo(f"{kinds['ok']} {what} verified{degraded}, {kinds['unverified']} unverified, "
+                   "none failed")  # fmt: skip
+
+
+@click.command()
+@click.argument("switch", metavar="[OCS]", required=False, shell_complete=complete_switch)
+@click.option("--last", type=click.IntRange(min=1), default=20, show_default=True)
+@click.option("--id", "number", type=int, metavar="ID", help="All of one change.")
+@target_options
+@json_option
+def history(
+    switch: str | None, last: int, number: int | None, target: Target, as_json: bool
+) -> None:
+    """Who changed what, when, from where and why, and what became of it."""
+    with target.client(lambda _: (), talks=False) as client:
+        if number is not None:
+            rows = [client.reconfiguration(number)]
+        else:
+            # Few of the changes may be of this switch, so all are looked at.
+            rows = client.reconfigurations(None if switch else last)
+    if switch is not None:
+        name = target.lab.circuit_switch(switch).name
+        rows = [row for row in rows if name in row["changes"]][-last:]
+    if as_json:
+        print_json(rows)
+        return
+    if number is not None:
+        for line in change_lines(rows[0]["changes"]):
+            click.echo(line)
+    table = new_table("id", "when", "who", "from", "what", "came to", "why")
+    for row in rows:
+        what = ", ".join(
+            f"{ocs} −{len(c['breaks'])} +{len(c['makes'])}" for ocs, c in row["changes"].items()
+        )
+        came_to = row["state"] if row["state"] == "committed" else (
+            f"{row['state']}: {row['message']}"
+        )  # fmt: skip
+        table.add_row(
+            str(row["id"]), when(row["started_at"]), row.get("by", ""), row.get("origin", ""),
+            what or "nothing", came_to, row["why"],
+        )  # fmt: skip
+    console().print(table)
+
+
+COMMANDS = (list_switches, show, power, verify, history)

@@ -1,0 +1,148 @@
+"""``patchlight ocs`` commands that listen: alarms of the devices, and what happens to them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import click
+
+from patchlight.cli.ocs.options import Target, json_option, target_options
+from patchlight.cli.ocs.output import change_lines, say_unreachable
+from patchlight.cli.ocs.view import named_switches, switches_argument, when
+from patchlight.cli.rendering import console, new_table, print_json
+from patchlight.controller.client import ControllerError
+
+Answer = dict[str, Any]
+
+_POLL_S = 0.5
+_CIRCUIT_EVENTS = {
+    "circuits", "alarm", "drift", "resumed", "locked", "unlocked", "stopped", "stop-cleared",
+    "unreachable", "reachable", "baselines", "map",
+}  # fmt: skip
+
+
+@click.command()
+@switches_argument
+@click.option("--listen", "listen_s", type=click.FloatRange(min=0), metavar="SECONDS",
+              help="First listen so long [default: 0; with --direct 2].")  # fmt: skip
+@target_options
+@json_option
+def alarms(
+    switches: tuple[str, ...], listen_s: float | None, target: Target, as_json: bool
+) -> None:
+    """What the devices reported by themselves since they are connected, notices included.
+
+    With --direct they are connected only now: what they report while we listen.
+    """
+    names = named_switches(target.lab, switches)
+    if target.direct:
+        with _watching(target, names) as happened:
+            heard = happened(2.0 if listen_s is None else listen_s)
+        rows = [event for event in heard if event["kind"] == "alarm"]
+        silent = [event for event in heard if event["kind"] == "unreachable"]
+    else:
+        with target.client() as client:
+            time.sleep(listen_s or 0)
+            rows, silent = client.alarms(names), []
+    if as_json:
+        print_json(rows)
+    else:
+        table = new_table("when", "OCS", "severity", "standing", "about", "words")
+        for row in rows:
+            table.add_row(
+                when(row["at"]), row["ocs"], row["severity"], "yes" if row["standing"] else "",
+                row["subject"], row["words"],
+            )  # fmt: skip
+        console().print(table)
+    say_unreachable({row["ocs"]: {"unreachable": row["message"]} for row in silent})
+
+
+@click.command()
+@switches_argument
+@click.option("--since", type=int, metavar="N", help="Begin after event N [default: now].")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N events.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Also notices, and what is not of circuits."
+)
+@target_options
+@json_option
+def watch(
+    switches: tuple[str, ...],
+    since: int | None,
+    count: int | None,
+    everything: bool,
+    target: Target,
+    as_json: bool,
+) -> None:
+    """Follow what happens: changes, alarms, drift, locks. Ends with Ctrl-C.
+
+    With --direct: what the devices report and what changes on them. They are not held, so
+    that others can work on them meanwhile.
+    """
+    names = set(named_switches(target.lab, switches)) if switches else None
+    left = count
+    for event in _followed(target, names, since):
+        about = {event["ocs"]} if "ocs" in event else set(event.get("changes", {}))
+        if names and about and not names & about:
+            continue
+        if not everything and (
+            event["kind"] not in _CIRCUIT_EVENTS or event.get("severity") == "notice"
+        ):
+            continue
+        click.echo(json.dumps(event) if as_json else _event_line(event))
+        left = None if left is None else left - 1
+        if left == 0:
+            return
+
+
+def _followed(target: Target, names: set[str] | None, since: int | None) -> Iterator[Answer]:
+    """What happens, for ever."""
+    if target.direct:
+        with _watching(target, names or ()) as happened:
+            while True:
+                yield from happened(_POLL_S)
+    with target.client() as client:
+        seen = client.last_event() if since is None else since
+        away = False
+        while True:
+            try:
+                found = client.events(seen)
+            except ControllerError as error:
+                # Its journal goes on where it was, so nothing is missed when it is back.
+                if not away:
+                    click.echo(f"waiting for the controller: {error.message}", err=True)
+                found, away = [], True
+            else:
+                if away:
+                    click.echo("the controller answers again", err=True)
+                away = False
+            for event in found:
+                seen = event["number"]
+                yield event
+            time.sleep(_POLL_S)
+
+
+def _watching(
+    target: Target, names: Collection[str]
+) -> contextlib.AbstractContextManager[Callable[[float], list[Answer]]]:
+    from patchlight.controller.standalone import watching
+
+    return watching(target.lab, names, target.state_dir)
+
+
+def _event_line(event: Answer) -> str:
+    rest = {k: v for k, v in event.items() if k not in ("number", "at", "kind") and v}
+    changes = rest.pop("changes", {})
+    words = ", ".join(
+        f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}"
+        for key, value in rest.items()
+    )
+    lines = [f"{when(event['at'])}  {event['kind']}  {words}"]
+    return "\n".join(lines + [f"    {line}" for line in change_lines(changes)])
+
+
+COMMANDS = (alarms, watch)

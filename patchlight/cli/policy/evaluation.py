@@ -1,0 +1,82 @@
+"""How ``patchlight policy evaluate`` finds out how well policies do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from patchlight.cli.rendering import new_table
+
+
+def of_partition(
+    names: Sequence[str],
+    laws: Sequence[str],
+    rule: str,
+    seeds: range,
+    profiles: Path | None,
+    processes: int,
+    ramp: str | None = None,
+    arrivals: str | None = None,
+    mix: str | None = None,
+    failures: str | None = None,
+) -> list[dict[str, Any]]:
+    """Partition policies on PAC-ML's cluster: figures for each law and policy.
+
+    ``ramp`` and what follows it are to be other than in the paper, see ``Variation.parse``.
+    """
+    # Not above: importing NumPy takes longer than --help should.
+    from patchlight.emulation.experiments.pac_ml.run import Wishes, run_policies
+    from patchlight.emulation.experiments.pac_ml.variation import Variation
+    from patchlight.emulation.simulator.executors import Engine
+
+    wishes = Wishes(
+        seeds=len(seeds), first_seed=seeds.start, laws=tuple(laws) or ("A",), rules=(rule,),
+        policies=tuple(names), profiles=profiles,
+        engine=Engine("processes", processes),
+        variation=Variation.parse(ramp, arrivals, mix, failures),
+    )  # fmt: skip
+    found = run_policies(wishes)
+    given = {"ramp": ramp, "arrivals": arrivals, "mix": mix, "failures": failures}
+    varied = {what: text for what, text in given.items() if text is not None}
+    return [
+        {
+            "policy": name,
+            "law": place.law,
+            "rule": place.rule,
+            "seeds": list(seeds),
+            "varied": varied,
+            **figures,
+        }
+        for place, policies in found.items()
+        for name, figures in policies.items()
+    ]
+
+
+def as_table(found: Sequence[dict[str, Any]]) -> Table:
+    """What ``of_partition`` found, for people."""
+    seeds = found[0]["seeds"]
+    other = "".join(f", {what} {text}" for what, text in found[0]["varied"].items())
+    title = f"{found[0]['rule']}{other}, seeds {seeds[0]} to {seeds[-1]}, mean ± 95 %"
+    table = new_table("policy", "law", "blocked", "completion time (s)", "mean degree",
+                      "decisions/s", "faults", title=title)  # fmt: skip
+    for row in found:
+        rate, spread = row["blocking_rate"], row["ci95"]
+        table.add_row(
+            row["policy"], row["law"],
+            "–" if rate is None else f"{rate:.4f}" + (f" ± {spread:.4f}" if spread else ""),
+            _number(row["jct_mean_s"], "{:.0f}"), _number(row["mean_degree"], "{:.1f}"),
+            _number(row["decisions_per_s"], "{:,.0f}"), str(row["faults"]["count"] or ""),
+        )  # fmt: skip
+    return table
+
+
+def faults_of(found: Sequence[dict[str, Any]]) -> list[str]:
+    """In words what policies did wrong: the first fault of each."""
+    return list(dict.fromkeys(r["faults"]["first"] for r in found if r["faults"]["count"]))
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else form.format(value)

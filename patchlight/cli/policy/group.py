@@ -1,0 +1,254 @@
+"""``patchlight policy``: the policies there are, what they are, and how well they do."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from patchlight.testbed.errors import PatchlightError
+
+_KINDS = ("partition", "placement", "order", "topology")
+# Imported only when they are used: they need PyTorch.
+_LATER: Mapping[str, str] = {
+    "train": "Train a partition policy as a configuration says.",
+    "export": "Write a trained policy as an ONNX file with its card.",
+}
+_LATER_MODULE = "patchlight.cli.policy.learn"
+
+
+class _Group(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *_LATER]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _LATER:
+            return super().get_command(ctx, cmd_name)
+        try:
+            found = getattr(importlib.import_module(_LATER_MODULE), cmd_name)
+        except ModuleNotFoundError as error:
+            raise PatchlightError(
+                f"patchlight policy {cmd_name} needs the Python package {error.name!r}, which is "
+                "not installed",
+                hint="install what learning needs: pip install 'patchlight[learn]'",
+            ) from error
+        assert isinstance(found, click.Command)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        here = [(n, c.get_short_help_str(80)) for n, c in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl([*here, *_LATER.items()])
+
+
+@click.group(cls=_Group)
+def policy() -> None:
+    """List, show, test, train and export policies.
+
+    A policy is written NAME, FILE.py:CLASS or FILE.onnx, with parameters after colons, like
+    constant:8 or random:seed=3. See docs/policies.md.
+    """
+
+
+@policy.command("list")
+@click.option("--kind", type=click.Choice(_KINDS), help="Only this kind.")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+def list_policies(kind: Any, as_json: bool) -> None:
+    """The policies that have a name."""
+    from patchlight.cli.rendering import console, new_table, print_json
+    from patchlight.controller.policies.registry import DEFAULTS, policies
+
+    rows = []
+    for found in policies(kind):
+        row: dict[str, Any] = {"kind": found.kind, "name": found.name, "origin": found.origin,
+                               "about": "", "parameters": [],
+                               "default": DEFAULTS[found.kind] == found.name}  # fmt: skip
+        try:
+            row["about"], row["parameters"] = (
+                found.about.replace("``", ""),
+                found.parameters_in_words,
+            )
+        except PatchlightError as error:
+            # One that is broken must not hide the others.
+            row["about"] = f"cannot be loaded: {error.message}"
+        rows.append(row)
+    if as_json:
+        print_json(rows)
+        return
+    table = new_table("kind", "name", "what it does", "parameters", "where from")
+    last = None
+    for row in rows:
+        if last not in (None, row["kind"]):
+            table.add_section()
+        last = row["kind"]
+        name = f"{row['name']} (default)" if row["default"] else row["name"]
+        table.add_row(row["kind"], name, row["about"], ", ".join(row["parameters"]), row["origin"])
+    console().print(table)
+
+
+@policy.command()
+@click.argument("name", metavar="POLICY")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+def show(name: str, as_json: bool) -> None:
+    """What POLICY does, its parameters, and where it comes from; of a learned one its card."""
+    from patchlight.cli.rendering import console, print_json
+    from patchlight.controller.policies.contract import METHODS
+    from patchlight.controller.policies.registry import find
+
+    found = find(name)
+    card = getattr(found.factory, "card", None)
+    as_data = card_as_data(card) if card is not None else None
+    place, first_line = _source(found.factory)
+    answer = {
+        "kind": found.kind, "name": found.name, "origin": found.origin,
+        "method": METHODS[found.kind], "parameters": found.parameters_in_words,
+        "given": dict(found.given), "documentation": found.documentation,
+        "source": place and f"{place}:{first_line}", "card": as_data,
+    }  # fmt: skip
+    if as_json:
+        print_json(answer)
+        return
+    out = console()
+    out.print(f"[bold]{found.name}[/bold]: {found.kind} policy, {found.origin}", markup=True)
+    for what in ("parameters", "source"):
+        value = answer[what]
+        if value:
+            out.print(f"{what}: {', '.join(value) if isinstance(value, list) else value}",
+                      markup=False)  # fmt: skip
+    if found.documentation:
+        out.print("\n" + found.documentation, markup=False)
+    if as_data is not None:
+        out.print("\ncard:")
+        print_json(as_data)
+
+
+def card_as_data(card: Any) -> Any:
+    """A learned policy's card as what JSON can hold."""
+    import dataclasses
+
+    if dataclasses.is_dataclass(card) and not isinstance(card, type):
+        return dataclasses.asdict(card)
+    return card.model_dump(mode="json") if hasattr(card, "model_dump") else card
+
+
+def _source(factory: Any) -> tuple[str | None, int]:
+    import inspect
+
+    named = factory if inspect.isclass(factory) else type(factory)
+    try:
+        return inspect.getsourcefile(named), inspect.getsourcelines(named)[1]
+    except (OSError, TypeError):
+        return None, 0
+
+
+@policy.command()
+@click.argument("names", metavar="POLICY…", nargs=-1, required=True)
+@click.option(
+    "--law", "laws", multiple=True, metavar="LAW",
+    help="Law of what jobs ask for, A to D; may be given again.  [default: A]",
+)  # fmt: skip
+@click.option("--rule", default="ramp-block", show_default=True,
+              help="How operations are placed: ramp-block or ramp-first-fit.")  # fmt: skip
+@click.option("--seeds", type=click.IntRange(min=1), default=5, show_default=True,
+              help="Episodes of each kind.")  # fmt: skip
+@click.option("--first-seed", type=click.IntRange(min=0), default=0, show_default=True,
+              help="Their seeds count from this one.")  # fmt: skip
+@click.option(
+    "--profiles", type=click.Path(path_type=Path),
+    help="Folder with PipeDream's profiles.  [default: the cache, else built-in ones]",
+)  # fmt: skip
+@click.option("--ramp", metavar="GxRxS", help="Groups × racks × servers.  [default: 4x4x2]")
+@click.option("--arrivals", metavar="HOW:SECONDS",
+              help="When jobs come, like poisson:800.  [default: fixed:1000]")  # fmt: skip
+@click.option("--mix", metavar="MODEL=SHARE,…",
+              help="Which models, like vgg16=3,gnmt=1.  [default: all alike]")  # fmt: skip
+@click.option("--failures", metavar="UP:DOWN",
+              help="Mean times that a server works and is mended, like 30d:4h.")  # fmt: skip
+@click.option(
+    "--trace", type=click.Path(path_type=Path), metavar="FILE",
+    help="For placement, order and topology policies: the jobs.",
+)  # fmt: skip
+@click.option("--processes", type=click.IntRange(min=1), help="At a time.  [default: the cores]")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+def evaluate(
+    names: tuple[str, ...],
+    laws: tuple[str, ...],
+    rule: str,
+    seeds: int,
+    first_seed: int,
+    profiles: Path | None,
+    ramp: str | None,
+    arrivals: str | None,
+    mix: str | None,
+    failures: str | None,
+    trace: Path | None,
+    processes: int | None,
+    as_json: bool,
+) -> None:
+    """How well policies do in the simulator.
+
+    Partition policies run PAC-ML's cluster. Placement, order and topology policies run the jobs
+    of --trace, as 'patchlight simulate' does, which has more options.
+    """
+    from patchlight.cli.policy.evaluation import as_table, faults_of, of_partition
+    from patchlight.cli.rendering import console, print_json
+    from patchlight.testbed.errors import BadInput
+
+    kinds = {_kind_of(name) for name in names}
+    if len(kinds) > 1:
+        raise BadInput(f"cannot compare policies of different kinds: {', '.join(sorted(kinds))}")
+    kind = kinds.pop()
+    if kind != "partition":
+        if trace is None:
+            raise BadInput(
+                f"{names[0]} is a policy of kind {kind}: expected --trace FILE with jobs"
+            )
+        _only_for_partition(kind)
+        from patchlight.cli.simulate import simulate
+
+        written = ",".join(name.removeprefix(f"{kind}:") for name in names)
+        arguments = ["--trace", str(trace), f"--{kind}", written, "--seed", str(first_seed),
+                     *(["--lab", "ofc2022"] if kind == "topology" else []),
+                     *(["--json"] if as_json else [])]  # fmt: skip
+        simulate.main(arguments, "patchlight simulate", standalone_mode=False)
+        return
+    if trace is not None:
+        raise BadInput("--trace is for placement, order and topology policies: partition policies "
+                       "run PAC-ML's jobs")  # fmt: skip
+    figures = of_partition(
+        names, laws, rule, range(first_seed, first_seed + seeds), profiles,
+        processes or len(os.sched_getaffinity(0)),
+        ramp, arrivals, mix, failures,
+    )  # fmt: skip
+    if as_json:
+        print_json(figures)
+        return
+    console().print(as_table(figures))
+    for words in faults_of(figures):
+        click.echo(words, err=True)
+
+
+def _only_for_partition(kind: str) -> None:
+    """``BadInput`` if options were given that would mean nothing."""
+    from patchlight.testbed.errors import BadInput
+
+    context = click.get_current_context()
+    for name in ("laws", "rule", "seeds", "profiles", "ramp", "arrivals", "mix", "failures"):
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            option = "law" if name == "laws" else name
+            raise BadInput(
+                f"--{option} is for partition policies, not for {kind} policies",
+                hint="'patchlight simulate' has the options of a cluster with a queue",
+            )
+
+
+def _kind_of(name: str) -> str:
+    """Of a policy by any name; names of PAC-ML's experiment, like constant-8, are partitions."""
+    from patchlight.controller.policies.registry import find
+    from patchlight.emulation.experiments.pac_ml.policies import NAMES
+
+    return "partition" if name in NAMES else find(name).kind

@@ -1,0 +1,63 @@
+"""Options with which a lab is given its policies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option("--placement", metavar="POLICY", help="Which GPUs a job gets.  "
+                 "[default: consolidated]"),
+    click.option("--order", metavar="POLICY", help="Which waiting job is next.  [default: fifo]"),
+    click.option("--topology", metavar="POLICY", help="Which circuits are lit for a job that does "
+                 "not say.  [default: keep]"),
+    click.option("--partition", metavar="POLICY", help="How many workers a job gets that leaves "
+                 "it open.  [default: it may not]"),
+    click.option("--policy-deadline", type=float, metavar="SECONDS", help="After this the default "
+                 "decides in a policy's place.  [default: 1]"),
+)  # fmt: skip
+
+
+def policy_options(command: Command) -> Command:
+    """Adds ``--placement``, ``--order``, ``--topology``, ``--partition``, ``--policy-deadline``.
+
+    A POLICY is a name, FILE.py:CLASS or FILE.onnx.
+    """
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def chosen_policies(options: dict[str, Any]) -> Any:
+    """What these options say, as a ``PolicyChoice``; files by their full path.
+
+    ``BadInput`` if one of the policies cannot be had.
+    """
+    from patchlight.controller.jobs.policy_set import Deciders, PolicyChoice
+
+    kinds = ("placement", "order", "topology", "partition")
+    given: dict[str, Any] = {kind: absolute(options[kind]) for kind in kinds if options[kind]}
+    if options["policy_deadline"] is not None:
+        given["deadline_s"] = options["policy_deadline"]
+    choice = PolicyChoice(**given)
+    Deciders(choice, lambda fault: None)  # Here, where somebody reads what is wrong.
+    return choice
+
+
+def absolute(policy: str) -> str:
+    """A policy file by its full path: the controller may run in another folder."""
+    from pathlib import Path
+
+    from patchlight.controller.policies.contract import KINDS
+
+    kind, colon, named = policy.partition(":")
+    if kind not in KINDS:
+        kind, colon, named = "", "", policy
+    head, dot, rest = named.partition(".py")
+    if not dot:
+        head, dot, rest = named.partition(".onnx")
+    return f"{kind}{colon}{Path(head + dot).absolute()}{rest}" if dot else policy

@@ -1,0 +1,243 @@
+"""Measures a PyTorch model, operation by operation, and gives its computation graph.
+
+Each operation runs by itself: some runs to warm up, then the median of some more, forward and
+backward. What feeds what is traced with ``torch.fx``. This module needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import operator
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.graphs.model import ComputationGraph, Operation
+from patchlight.testbed.graphs.profiling.clock import clock_of, device_name, mapped, tensors_in
+
+Progress = Callable[[int, int, str], None]
+"""Told before each step: how many are done, of how many, and the next one's name."""
+
+
+def profile(
+    model: nn.Module, inputs: tuple[torch.Tensor, ...], name: str, *, device: str = "cpu",
+    repeats: int = 10, warm_ups: int = 3, batch: int | None = None,
+    progress: Progress | None = None,
+) -> ComputationGraph:  # fmt: skip
+    """The measured graph of a model in training, in milliseconds of this device.
+
+    The model and its inputs (a mini-batch) are moved to ``device``. Outputs and weights count in
+    bytes as PyTorch holds them; weights that several operations share count for the first.
+    ``BadInput`` if the model cannot be traced; ``PatchlightError`` if an operation fails.
+    """
+    place = torch.device(device)
+    traced = _traced(model.to(place).train(), name)
+    profiler = _Profiler(traced, place, (warm_ups, repeats), progress or _silent)
+    profiler.run([each.to(place) for each in inputs])
+    return ComputationGraph(
+        name, tuple(profiler.operations), tuple(profiler.edges), profiler.loss, "profiled",
+        device_name(place), batch,
+        f"measured with PyTorch {torch.__version__}, each operation by itself: median of "
+        f"{repeats} runs after {warm_ups} to warm up",
+    )  # fmt: skip
+
+
+def _silent(done: int, total: int, what: str) -> None:
+    """No progress is told."""
+
+
+def _traced(model: nn.Module, name: str) -> fx.GraphModule:
+    if isinstance(model, fx.GraphModule):
+        return model
+    try:
+        return fx.symbolic_trace(model)
+    except Exception as error:
+        raise BadInput(
+            f"tracing the model {name!r} with torch.fx: {type(error).__name__}: {error}",
+            hint="what the forward pass does may not depend on the numbers in its inputs; move "
+            "what does into a module of torch.nn, or profile the parts",
+        ) from error
+
+
+@dataclass(slots=True)
+class _Value:
+    """What a step gave, the operations it came from, and whether training needs its gradient."""
+
+    value: Any
+    sources: tuple[int, ...] = ()
+    learnt: bool = False
+
+
+class _Profiler:
+    """Goes through a traced model step by step, and measures each step that is an operation."""
+
+    def __init__(
+        self, traced: fx.GraphModule, device: torch.device, runs: tuple[int, int],
+        progress: Progress,
+    ) -> None:  # fmt: skip
+        self.traced, self.progress = traced, progress
+        self.warm_ups, self.repeats = runs
+        self.clock = clock_of(device)
+        self.operations: list[Operation] = []
+        self.edges: list[tuple[int, int]] = []
+        self.loss = -1
+        self._values: dict[fx.Node, _Value] = {}
+        self._names: set[str] = set()
+        self._owned: set[int] = set()
+
+    def run(self, inputs: list[torch.Tensor]) -> None:
+        """The whole model, once."""
+        nodes = list(self.traced.graph.nodes)
+        last_use = {used: node for node in nodes for used in node.all_input_nodes}
+        waiting = iter(inputs)
+        for done, node in enumerate(nodes):
+            self.progress(done, len(nodes), node.name)
+            if node.op == "placeholder":
+                self._values[node] = self._input(node, waiting)
+            elif node.op == "get_attr":
+                found = operator.attrgetter(str(node.target))(self.traced)
+                self._values[node] = _Value(found, (), getattr(found, "requires_grad", False))
+            elif node.op == "output":
+                self.loss = max(self._sources(node), default=-1)
+            else:
+                self._values[node] = self._step(node)
+            # Only what is still to be used is kept: a model's activations are large.
+            for used in node.all_input_nodes:
+                if last_use[used] is node:
+                    del self._values[used]
+        self.progress(len(nodes), len(nodes), "")
+
+    def _input(self, node: fx.Node, waiting: Any) -> _Value:
+        given = next(waiting, None)
+        if given is None:
+            if node.args:
+                return _Value(node.args[0])
+            raise BadInput(f"profiling: the model's input {node.name!r} is not in the example")
+        return self._operation(node, "Input", given, 0.0, 0.0, 0, learnt=False)
+
+    def _step(self, node: fx.Node) -> _Value:
+        call, module = self._callable(node)
+        parameters = [p for p in module.parameters() if p.requires_grad] if module else []
+        parameters += [v.value for v in self._inputs(node) if isinstance(v.value, nn.Parameter)]
+        kind = _kind(node, module)
+        try:
+            with torch.no_grad():
+                first = call(*self._arguments(node, []))
+            if not tensors_in(first) or self._takes_apart(node):
+                # It only takes apart what is there, or looks at its shape.
+                sources = self._sources(node) if tensors_in(first) else ()
+                return _Value(first, sources, any(v.learnt for v in self._inputs(node)))
+            del first
+            forward_ms, backward_ms, output = self._measured(node, call, parameters)
+        except Exception as error:
+            raise PatchlightError(
+                f"profiling operation {node.name!r} ({kind}): {type(error).__name__}: {error}",
+                hint="if memory ran out, take a smaller --batch; else the model must run on the "
+                "example inputs in training mode",
+            ) from error
+        learnt = bool(parameters) or any(v.learnt for v in self._inputs(node))
+        own = {id(p): p for p in [*(module.parameters() if module else ()), *parameters]}
+        held = sum(p.numel() * p.element_size() for i, p in own.items() if i not in self._owned)
+        self._owned |= own.keys()
+        return self._operation(node, kind, output, forward_ms, backward_ms, held, learnt)
+
+    def _measured(
+        self, node: fx.Node, call: Callable[..., Any], parameters: Sequence[torch.Tensor]
+    ) -> tuple[float, float, Any]:
+        """Milliseconds forward and backward, and what came out."""
+        forward, backward = [], []
+        output: Any = None
+        for _ in range(self.warm_ups + self.repeats):
+            leaves: list[torch.Tensor] = []
+            arguments = self._arguments(node, leaves)
+            output, took = self.clock(partial(call, *arguments))
+            forward.append(took)
+            ends = [each for each in tensors_in(output) if each.requires_grad]
+            starts = [*leaves, *parameters]
+            if ends and starts:
+                ones = [torch.ones_like(each) for each in ends]
+                back = partial(torch.autograd.grad, ends, starts, ones, allow_unused=True)
+                backward.append(self.clock(back)[1])
+        return (
+            statistics.median(forward[self.warm_ups :]),
+            statistics.median(backward[self.warm_ups :] or [0.0]),
+            mapped(output, torch.Tensor.detach),
+        )
+
+    def _arguments(self, node: fx.Node, leaves: list[torch.Tensor]) -> tuple[Any, ...]:
+        """The step's arguments anew, keywords last as one; ``leaves`` gets those to learn from."""
+
+        def given(other: fx.Node) -> Any:
+            known = self._values[other]
+
+            def copied(tensor: torch.Tensor) -> torch.Tensor:
+                if isinstance(tensor, nn.Parameter):
+                    return tensor
+                leaf = tensor.detach()
+                if known.learnt and leaf.is_floating_point():
+                    leaves.append(leaf.requires_grad_())
+                # A step that works in place may do so on the copy, as on no leaf.
+                return leaf.clone()
+
+            return mapped(known.value, copied)
+
+        return fx.map_arg(node.args, given), fx.map_arg(node.kwargs, given)
+
+    def _callable(self, node: fx.Node) -> tuple[Callable[..., Any], nn.Module | None]:
+        """What the step calls with its arguments and keywords, and the module it is, if any."""
+        if node.op == "call_module":
+            module = self.traced.get_submodule(str(node.target))
+            return (lambda args, kwargs: module(*args, **kwargs)), module
+        if node.op == "call_method":
+            name = str(node.target)
+            return (lambda args, kwargs: getattr(args[0], name)(*args[1:], **kwargs)), None
+        function: Callable[..., Any] = node.target  # type: ignore[assignment]
+        return (lambda args, kwargs: function(*args, **kwargs)), None
+
+    def _takes_apart(self, node: fx.Node) -> bool:
+        """Whether the step picks from a tuple or reads an attribute, which costs nothing."""
+        if node.target is getattr:
+            return True
+        whole = node.args[0] if node.args else None
+        picked = node.target is operator.getitem and isinstance(whole, fx.Node)
+        return picked and not isinstance(self._values[whole].value, torch.Tensor)  # type: ignore[index]
+
+    def _operation(
+        self, node: fx.Node, kind: str, output: Any, forward_ms: float, backward_ms: float,
+        parameter_bytes: int, learnt: bool,
+    ) -> _Value:  # fmt: skip
+        place = len(self.operations)
+        held = sum(each.numel() * each.element_size() for each in tensors_in(output))
+        self.operations.append(Operation(
+            self._name(node), kind, round(forward_ms, 6), round(backward_ms, 6), held,
+            parameter_bytes,
+        ))  # fmt: skip
+        self.edges += [(source, place) for source in self._sources(node)]
+        return _Value(output, (place,), learnt)
+
+    def _inputs(self, node: fx.Node) -> list[_Value]:
+        return [self._values[each] for each in node.all_input_nodes]
+
+    def _sources(self, node: fx.Node) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(s for value in self._inputs(node) for s in value.sources))
+
+    def _name(self, node: fx.Node) -> str:
+        """The module's path in the model or the step's name; numbered if it comes again."""
+        name = str(node.target) if node.op == "call_module" else node.name
+        found, number = name, 1
+        while found in self._names:
+            number += 1
+            found = f"{name}#{number}"
+        self._names.add(found)
+        return found
+
+
+def _kind(node: fx.Node, module: nn.Module | None) -> str:
+    if module is not None:
+        return type(module).__name__ if list(module.children()) else repr(module)
+    return str(getattr(node.target, "__name__", node.target))

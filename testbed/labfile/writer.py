@@ -1,0 +1,178 @@
+"""A ``Lab`` as the YAML text of a lab file, short and in the order people write it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
+
+import yaml
+
+from patchlight.testbed.emulated import Emulation, OcsFault
+from patchlight.testbed.lab import (
+    NO_NETWORK,
+    CircuitSwitch,
+    Fibre,
+    Lab,
+    Nic,
+    PacketSwitch,
+    Server,
+    default_mac,
+)
+from patchlight.testbed.labfile.yaml_schema import is_bare_text
+from patchlight.testbed.units import write_loss, write_power, write_rate, write_time
+
+# Keys of the file whose field in the model carries its unit in its name.
+FIELD_OF: Mapping[str, str] = {
+    "rate": "rate_bps",
+    "loss": "loss_db",
+    "launch_power": "launch_power_dbm",
+    "switching_time": "switching_time_s",
+    "insertion_loss": "insertion_loss_db",
+}
+_WRITE: Mapping[str, Any] = {
+    "rate": write_rate,
+    "loss": write_loss,
+    "launch_power": write_power,
+    "switching_time": write_time,
+    "insertion_loss": write_loss,
+}
+_Base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+V = TypeVar("V")
+_MAP, _SEQ, _STR, _INT = (f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int"))
+
+
+class _OnOneLine(dict[Any, V]):
+    """A mapping written as ``{a: 1, b: 2}``."""
+
+
+class _Listed(list[V]):
+    """A list written as ``[a, b]``."""
+
+
+class _Hex(int):
+    """A whole number written as ``0x…``."""
+
+
+class _Dumper(_Base):  # type: ignore[misc]
+    """PyYAML's safe dumper, told which parts go on one line; without anchors."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _text(dumper: Any, text: str) -> Any:
+    # PyYAML quotes what YAML 1.1 would misread; the reader knows some more numbers than that.
+    return dumper.represent_scalar(_STR, text, style=None if is_bare_text(text) else '"')
+
+
+_Dumper.add_representer(str, _text)
+_Dumper.add_representer(_OnOneLine, lambda d, v: d.represent_mapping(_MAP, v, flow_style=True))
+_Dumper.add_representer(_Listed, lambda d, v: d.represent_sequence(_SEQ, v, flow_style=True))
+_Dumper.add_representer(_Hex, lambda d, v: d.represent_scalar(_INT, hex(v)))
+
+
+def write_lab(lab: Lab) -> str:
+    """YAML text that ``parse_lab`` reads back equal; what has its default is left out."""
+    document: dict[str, Any] = {"name": lab.name}
+    if lab.network != NO_NETWORK:
+        document["network"] = str(lab.network)
+    document |= _set(lab, "fabric")
+    if lab.scale != 1:
+        document["scale"] = int(lab.scale) if float(lab.scale).is_integer() else lab.scale
+    controller = {
+        key.removeprefix("controller_"): value
+        for key, value in _set(lab, "controller_api", "controller_openflow").items()
+    }
+    if controller:
+        document["controller"] = _OnOneLine(controller)
+    if lab.servers:
+        document["servers"] = [_server(server) for server in lab.servers]
+    if lab.packet_switches:
+        document["packet_switches"] = [_packet_switch(switch) for switch in lab.packet_switches]
+    if lab.circuit_switches:
+        document["circuit_switches"] = [_circuit_switch(switch) for switch in lab.circuit_switches]
+    if lab.fibres:
+        document["fibres"] = [_fibre(fibre) for fibre in lab.fibres]
+    text: str = yaml.dump(
+        document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000,
+        default_flow_style=False,
+    )  # fmt: skip
+    return text
+
+
+def _set(thing: Any, *keys: str) -> dict[str, Any]:
+    """Those of the keys whose value is not the model's default, as the file writes them."""
+    defaults = {f.name: f.default for f in fields(thing) if f.default is not MISSING}
+    found: dict[str, Any] = {}
+    for key in keys:
+        name = FIELD_OF.get(key, key)
+        value = getattr(thing, name)
+        if name not in defaults or value != defaults[name]:
+            found[key] = _WRITE[key](value) if key in _WRITE else value
+    return found
+
+
+def _server(server: Server) -> dict[str, Any]:
+    written: dict[str, Any] = {"name": server.name}
+    if server.management is not None:
+        written["management"] = server.management
+    if server.gpus:
+        written["gpus"] = [_OnOneLine(_set(gpu, "name", "model", "uuid")) for gpu in server.gpus]
+    return {**written, "nics": [_nic(nic) for nic in server.nics]}
+
+
+def _nic(nic: Nic) -> dict[str, Any]:
+    mac = {} if nic.mac == default_mac(nic.address) else {"mac": nic.mac}
+    written = {"name": nic.name, "address": str(nic.address)}
+    return _OnOneLine({**written, **mac, **_set(nic, "rate", "gpu", "interface", "launch_power")})
+
+
+def _packet_switch(switch: PacketSwitch) -> dict[str, Any]:
+    written = {"name": switch.name, "datapath_id": _Hex(switch.datapath_id)}
+    return _OnOneLine({**written, **_set(switch, "ports", "launch_power")})
+
+
+def _circuit_switch(switch: CircuitSwitch) -> dict[str, Any]:
+    keys = ("name", "driver", "address", "ports", "switching_time", "insertion_loss", "user")
+    written = _set(switch, *keys, "password_env")
+    if switch.datapath_id is not None:
+        written["datapath_id"] = _Hex(switch.datapath_id)
+    if switch.initial:
+        written["cross_connects"] = _Listed(switch.initial.texts)
+    if switch.emulated:
+        written["emulated"] = _emulated(switch.emulated)
+    return written
+
+
+def _emulated(emulated: Emulation) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    if emulated.users:
+        written["users"] = [
+            _OnOneLine(_set(user, "name", "password_env", "read_only")) for user in emulated.users
+        ]
+    if emulated.conflict_time_s is not None:
+        written["conflict_time"] = write_time(emulated.conflict_time_s)
+    if emulated.faults:
+        written["faults"] = [_fault(fault) for fault in emulated.faults]
+    return written
+
+
+def _fault(fault: OcsFault) -> dict[str, Any]:
+    written = {key: _inline(value) for key, value in fault.control.items()}
+    if fault.after_s:
+        written["after"] = write_time(fault.after_s)
+    if fault.after_changes:
+        written["after_changes"] = fault.after_changes
+    return _OnOneLine(written)
+
+
+def _inline(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _OnOneLine({int(key): item for key, item in value.items()})
+    return _Listed(value) if isinstance(value, list) else value
+
+
+def _fibre(fibre: Fibre) -> dict[str, Any]:
+    ends = _Listed([str(fibre.a), str(fibre.b)])
+    return _OnOneLine({"ends": ends, **_set(fibre, "rate", "loss")})

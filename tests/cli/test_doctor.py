@@ -1,0 +1,157 @@
+"""``patchlight doctor``: what it finds is what is there."""
+
+import http.server
+import json
+import os
+import shutil
+import socketserver
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from patchlight.cli.doctor import host_checks
+from patchlight.cli.doctor.group import doctor
+from patchlight.cli.doctor.host_checks import DEMO, Check, docker_engine, examine
+
+
+def named(checks: list[Check], name: str) -> Check:
+    return next(check for check in checks if check.name == name)
+
+
+def test_everything_looked_for_is_told_and_what_is_missing_can_be_mended() -> None:
+    checks = list(examine())
+    assert len({check.name for check in checks}) == len(checks)
+    assert all(check.found and check.needed_for for check in checks)
+    assert all(check.install for check in checks if check.ok is False)
+    found = shutil.which("ovs-vswitchd", path=f"{os.environ['PATH']}:/usr/sbin") is not None
+    assert named(checks, "ovs-vswitchd").ok is found
+    assert named(checks, "Python package pyroute2").ok is True
+    assert named(checks, "root").ok is (os.geteuid() == 0)
+
+
+def test_the_exit_code_says_whether_the_demo_can_run() -> None:
+    result = CliRunner().invoke(doctor, ["--json"])
+    seen = json.loads(result.stdout)
+    lacking = [
+        check for check in seen["checks"]
+        if check["state"] == "missing" and check["needed_for"] == DEMO
+    ]  # fmt: skip
+    assert seen["ready_for_demo"] is (not lacking)
+    assert result.exit_code == (1 if lacking else 0)
+
+
+def test_programs_that_are_not_there_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(host_checks, "_PATH", str(tmp_path))
+    checks = list(examine())
+    missing = named(checks, "ovs-vswitchd")
+    assert missing.state == "missing"
+    assert "openvswitch-switch" in missing.install
+    result = CliRunner().invoke(doctor)
+    assert result.exit_code == 1
+    assert "`make demo` cannot run yet: " in result.output
+
+
+@pytest.mark.root
+def test_the_kernel_is_tried_without_changing_the_host() -> None:
+    def interfaces() -> str:
+        return subprocess.run(
+            ["ip", "-o", "link"], capture_output=True, text=True, check=True
+        ).stdout  # fmt: skip
+
+    def disciplines() -> str:
+        return subprocess.run(
+            ["tc", "qdisc", "show", "dev", "lo"], capture_output=True, text=True, check=True
+        ).stdout  # fmt: skip
+
+    before = disciplines()
+    checks = list(examine())
+    assert {check.state for check in checks if check.name.startswith("kernel: ")} <= {
+        "ok",
+        "missing",
+    }
+    assert disciplines() == before
+    assert "pla@" not in interfaces()
+
+
+def test_without_root_the_kernel_is_untested() -> None:
+    if os.geteuid() != 0:
+        checks = list(examine())
+    else:
+        code = (
+            # Imported first: nobody may not be allowed to read the checkout.
+            "import os, json\n"
+            "from patchlight.cli.doctor.host_checks import _kernel, _KERNEL, _root\n"
+            "os.setgid(65534); os.setuid(65534)\n"
+            "print(json.dumps([[c.name, c.ok] for c in "
+            "(_root(), *(_kernel(*k) for k in _KERNEL))]))"
+        )
+        said = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+            cwd=Path(__file__).parents[2],
+        ).stdout  # fmt: skip
+        checks = [Check(name, ok, "", "") for name, ok in json.loads(said)]
+    assert named(checks, "root").ok is False
+    assert {check.ok for check in checks if check.name.startswith("kernel: ")} == {None}
+
+
+class _Engine(http.server.BaseHTTPRequestHandler):
+    """Answers /_ping as a Docker engine does."""
+
+    answer = (200, b"OK")
+
+    def do_GET(self) -> None:
+        status, body = self.answer if self.path == "/_ping" else (404, b"")
+        self.send_response(status)
+        self.send_header("Api-Version", "1.44")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def address_string(self) -> str:
+        return "unix"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Engine]]:
+    path = tmp_path / "docker.sock"
+    handler = type("Engine", (_Engine,), {})
+    with socketserver.ThreadingUnixStreamServer(str(path), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+        yield handler
+        server.shutdown()
+
+
+def test_an_engine_that_answers_is_found(engine: type[_Engine]) -> None:
+    found = docker_engine()
+    assert found.ok is True
+    assert "API 1.44" in found.found
+
+
+def test_an_engine_that_answers_wrongly_is_not(engine: type[_Engine]) -> None:
+    engine.answer = (500, b"broken")
+    found = docker_engine()
+    assert found.ok is False
+    assert "answers 500: broken" in found.found
+
+
+def test_no_engine_is_told_with_the_way_to_start_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    found = docker_engine()
+    assert found.ok is False
+    assert "does not answer" in found.found
+    assert "docker" in found.install
+    monkeypatch.setenv("DOCKER_HOST", "ssh://far")
+    assert docker_engine().ok is None

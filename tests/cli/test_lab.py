@@ -1,0 +1,171 @@
+"""``patchlight lab``: what it prints and how it ends."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from patchlight.cli.lab.group import lab
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.labfile.reader import builtin_labs, labs_dir, parse_lab
+
+
+def run(*arguments: str, given: str | None = None) -> Result:
+    return CliRunner().invoke(lab, arguments, input=given)
+
+
+def test_a_good_file_is_summed_up_in_a_line() -> None:
+    result = run("check", "ofc2022")
+    assert result.exit_code == 0
+    assert result.output.strip().endswith(
+        "lab ofc2022 is good: 4 servers, 6 GPUs, 2 packet switches, 1 circuit switch, 19 fibres"
+    )
+
+
+def test_mistakes_are_lines_and_the_exit_code_is_two(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("name: x\nnetwork: 10.0.0.0/24\nservers:\n  - {name: s, nic: []}\n")
+    result = run("check", str(bad), "ofc2022", str(tmp_path / "none.yaml"))
+    assert result.exit_code == 2
+    lines = result.output.splitlines()
+    assert (
+        lines[0] == f"{bad}:4:5: a server lacks 'nics': expected its NIC ports in the lab's network"
+    )
+    assert lines[1] == f"{bad}:4:15: unknown key 'nic' in a server: did you mean 'nics'?"
+    assert "is good" in lines[2]
+    assert lines[3].startswith(f"{tmp_path}/none.yaml:1:1: cannot be read (No such file")
+    assert len(lines) == 4
+
+
+def test_show_tells_who_is_lit_onto_which_switch() -> None:
+    output = run("show", "ofc2022").output
+    row = next(line for line in output.splitlines() if "server2.gpu2" in line)
+    assert row.split() == [
+        "server2.gpu2", "Tesla", "M40", "nic2", "192.168.10.13", "40Gbps", "tor2.3", "ocs1",
+        "3→15", "2.1", "dB",
+    ]  # fmt: skip
+    assert "tor1.7 – tor2.7" in output
+    assert "Dark: tor1 3, 4, 6; tor2 1, 2, 5" in output
+
+
+def test_show_as_json_has_the_documented_shape() -> None:
+    seen = json.loads(run("show", "ofc2022", "--json").output)
+    assert list(seen) == [
+        "lab", "network", "fabric", "scale", "devices", "hosts", "links", "circuits", "dark"
+    ]  # fmt: skip
+    assert seen["hosts"][0] == {
+        "name": "server1.gpu0",
+        "server": "server1",
+        "gpu": "gpu0",
+        "model": "Tesla M40",
+        "nic": "nic0",
+        "address": "192.168.10.11",
+        "mac": "02:4c:c0:a8:0a:0b",
+        "rate_bps": 40_000_000_000,
+        "peer": "tor1.1",
+        "switch": "tor1",
+        "link_rate_bps": 40_000_000_000,
+        "loss_db": 2.1,
+        "via": [{"ocs": "ocs1", "inp": 1, "out": 7}],
+    }
+    assert seen["circuits"] == {"ocs1": ["1-7", "2-8", "3-15", "4-16", "5-11", "6-18"]}
+    assert {
+        "a": "tor1.7", "b": "tor2.7", "rate_bps": 10_000_000_000, "loss_db": 0.3, "via": []
+    } in seen["links"]  # fmt: skip
+    assert seen["dark"] == ["tor1.3", "tor1.4", "tor1.6", "tor2.1", "tor2.2", "tor2.5"]
+    kinds = [device["kind"] for device in seen["devices"]]
+    assert kinds == ["server"] * 4 + ["packet-switch"] * 2 + ["circuit-switch"]
+
+
+def test_show_takes_another_map(tmp_path: Path) -> None:
+    maps = tmp_path / "maps.json"
+    maps.write_text('{"ocs1": {"map": ["1-13", "2>14"]}}')
+    seen = json.loads(run("show", "ofc2022", "--json", "--map", str(maps)).output)
+    assert [host["switch"] for host in seen["hosts"]] == ["tor2", *[None] * 5]
+    assert seen["hosts"][1]["peer"] is None
+    assert "server1.nic1" in seen["dark"]
+    piped = run("show", "ofc2022", "--json", "--map", "-", given=maps.read_text())
+    assert json.loads(piped.output) == seen
+
+
+def test_a_map_that_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
+    result = run("show", "ofc2022", "--map", str(tmp_path / "none"))
+    assert isinstance(result.exception, BadInput)
+    assert "cannot be read" in str(result.exception)
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
+def test_graph_writes_a_picture(tmp_path: Path, suffix: str) -> None:
+    picture = tmp_path / f"lab.{suffix}"
+    result = run("graph", "ofc2022", "--output", str(picture))
+    assert result.exit_code == 0, result.exception
+    assert picture.stat().st_size > 10_000
+
+
+def test_graph_refuses_what_it_cannot_write(tmp_path: Path) -> None:
+    wrong = run("graph", "ofc2022", "-o", "lab.gif").exception
+    assert "expected a name ending in .svg, .png, .pdf" in str(wrong)
+    nowhere = run("graph", "ofc2022", "-o", str(tmp_path / "none" / "lab.svg")).exception
+    assert "cannot write the picture" in str(nowhere)
+
+
+def test_the_schema_is_one_and_takes_the_built_in_labs() -> None:
+    schema = json.loads(run("schema").output)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for name in builtin_labs():
+        validator.validate(yaml.safe_load((labs_dir() / f"{name}.yaml").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("netwrk", "10.0.0.0/24"), ("network", 10), ("fabric", "ovs"), ("servers", {}), ("scale", 0)],
+)
+def test_the_schema_refuses_what_the_reader_refuses(key: str, value: object) -> None:
+    validator = jsonschema.Draft202012Validator(json.loads(run("schema").output))
+    document = {"name": "x", "network": "10.0.0.0/24", "servers": []}
+    validator.validate(document)
+    parse_lab(json.dumps(document))
+    document[key] = value  # type: ignore[assignment]
+    assert not validator.is_valid(document)
+    with pytest.raises(BadInput):
+        parse_lab(json.dumps(document))
+
+
+def test_generated_labs_are_printed_or_written(tmp_path: Path) -> None:
+    printed = run("generate", "tree", "--hosts", "40", "--rate", "10Gbps").stdout
+    assert len(parse_lab(printed).hosts) == 40
+    path = tmp_path / "lab.yaml"
+    written = run("generate", "tree", "--hosts", "40", "--rate", "10Gbps", "-o", str(path))
+    assert written.exit_code == 0
+    assert path.read_text() == printed
+    assert run("check", str(path)).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "switches"),
+    [
+        (("single", "--hosts", "300"), 1),
+        (("linear", "--hosts", "8", "--hosts-per-switch", "2", "--uplink-rate", "1Gbps"), 4),
+        (("tree", "--hosts", "8", "--hosts-per-switch", "2", "--fabric", "bridge"), 5),
+        (("fat-tree", "--hosts", "16", "--name", "clos"), 20),
+    ],
+)
+def test_every_shape_can_be_generated(arguments: tuple[str, ...], switches: int) -> None:
+    made = parse_lab(run("generate", *arguments).stdout)
+    assert len(made.packet_switches) == switches
+
+
+def test_generate_refuses_what_cannot_be(tmp_path: Path) -> None:
+    loops = run("generate", "fat-tree", "--hosts", "16", "--fabric", "bridge")
+    assert isinstance(loops.exception, BadInput)
+    assert run("generate", "tree", "--hosts", "0").exit_code == 2
+    wrong = run("generate", "tree", "--hosts", "4", "--rate", "fast")
+    assert wrong.exit_code == 2
+    assert "'fast' is not a rate: expected a number with one of bps" in wrong.output
+    nowhere = run("generate", "single", "--hosts", "1", "-o", str(tmp_path / "none" / "x"))
+    assert "cannot write the lab" in str(nowhere.exception)

@@ -1,0 +1,193 @@
+"""The ``patchlight`` command as a whole: help, errors, exit codes."""
+
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import click
+import pytest
+
+from patchlight.cli import main as command_line
+from patchlight.cli.errors import require_root
+from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
+from patchlight.testbed.labfile.errors import LabFileError, Mistake
+
+ROOT = Path(__file__).parents[2]
+
+
+def patchlight(*arguments: str, **settings: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "patchlight", *arguments],
+        capture_output=True, text=True, timeout=60, cwd=ROOT, check=False,
+        env={**os.environ, **settings},
+    )  # fmt: skip
+
+
+def test_help_lists_every_command() -> None:
+    result = patchlight("--help")
+    assert result.returncode == 0
+    for name, command in command_line.COMMANDS.items():
+        assert name in result.stdout
+        assert command.about in result.stdout
+
+
+def test_help_imports_no_command_and_nothing_slow() -> None:
+    code = (
+        "import sys\nfrom patchlight.cli.main import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "slow = {'rich', 'matplotlib', 'numpy', 'fastapi', 'pyroute2', 'docker', 'yaml'}\n"
+        "print(sorted(m for m in sys.modules if m in slow or m == 'patchlight.cli.lab.group'))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT,
+        check=True,
+    )  # fmt: skip
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_lab_is_checked_from_the_shell(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("")
+    result = patchlight("lab", "check", str(bad))
+    assert result.returncode == 2
+    assert result.stdout.startswith(f"{bad}:1:1: the file is empty: expected a lab")
+    assert result.stderr == ""
+    assert patchlight("lab", "check", "ofc2022").returncode == 0
+
+
+def test_other_commands_print_mistakes_to_standard_error(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("")
+    result = patchlight("lab", "show", str(bad))
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"{bad}:1:1: ")
+
+
+def test_the_version_is_printed() -> None:
+    result = patchlight("--version")
+    assert result.returncode == 0
+    assert result.stdout.startswith("patchlight ")
+
+
+def test_an_unknown_command_brings_the_nearest() -> None:
+    result = patchlight("emulat")
+    assert result.returncode == 2
+    assert (
+        result.stderr == "patchlight: patchlight has no command 'emulat': did you mean 'emulate'?\n"
+    )
+
+
+def test_an_unknown_option_is_bad_input() -> None:
+    result = patchlight("lab", "show", "--colour")
+    assert result.returncode == 2
+    assert "No such option" in result.stderr
+
+
+def test_a_reader_that_goes_is_no_error() -> None:
+    result = subprocess.run(
+        f"{sys.executable} -m patchlight lab generate single --hosts 5000 | head -1",
+        shell=True, executable="/bin/bash", capture_output=True, text=True, timeout=60, cwd=ROOT,
+        check=False,
+    )  # fmt: skip
+    assert result.stdout == "name: single5000\n"
+    assert result.stderr == ""
+
+
+def run_with(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, *before: str
+) -> int | str | None:
+    """Run a command that ends with ``error``."""
+
+    @click.command()
+    def fails() -> None:
+        raise error
+
+    module = types.ModuleType("patchlight_test_command")
+    module.fails = fails  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    command = command_line._Command(module.__name__, "fails", "Fail.")
+    monkeypatch.setattr(command_line, "COMMANDS", {"fails": command})
+    monkeypatch.delenv("PATCHLIGHT_DEBUG", raising=False)
+    with pytest.raises(SystemExit) as caught:
+        command_line.main([*before, "fails"])
+    return caught.value.code
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "printed"),
+    [
+        (PatchlightError("no", hint="do so"), 1, "patchlight: no\n  do so\n"),
+        (OutcomeUnknown("no answer"), 3, "patchlight: no answer\n"),
+        (LabFileError([Mistake("f", 2, 3, "bad")]), 2, "f:2:3: bad\n"),
+        (KeyboardInterrupt(), 130, "patchlight: interrupted\n"),
+        (SystemExit(7), 7, ""),
+        (SystemExit("stopped"), 1, "stopped\n"),
+        (click.UsageError("wrong"), 2, "Error: wrong\n"),
+    ],
+)
+def test_errors_end_with_their_own_code(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    printed: str,
+) -> None:
+    assert run_with(monkeypatch, error) == code
+    assert capsys.readouterr().err.endswith(printed)
+
+
+def test_a_bug_says_how_to_get_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_with(monkeypatch, ZeroDivisionError("by zero")) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("patchlight: unexpected ZeroDivisionError: by zero\n")
+    assert "patchlight --debug" in said
+    assert "Traceback" not in said
+    assert run_with(monkeypatch, ZeroDivisionError("by zero"), "--debug") == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_a_command_that_is_not_installed_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = {"gone": command_line._Command("patchlight.cli.gone", "gone", "Be gone.")}
+    monkeypatch.setattr(command_line, "COMMANDS", commands)
+    with pytest.raises(SystemExit):
+        command_line.main(["--help"])
+    assert "Be gone." in capsys.readouterr().out
+    with pytest.raises(SystemExit) as caught:
+        command_line.main(["gone"])
+    assert caught.value.code == 1
+    assert "patchlight gone is not part of this installation" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "needs_much.py").write_text("import not_there.at_all\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    commands = {"much": command_line._Command("needs_much", "much", "Need much.")}
+    monkeypatch.setattr(command_line, "COMMANDS", commands)
+    with pytest.raises(SystemExit) as caught:
+        command_line.main(["much"])
+    assert caught.value.code == 1
+    said = capsys.readouterr().err
+    assert "needs the Python package 'not_there', which is not installed" in said
+    assert "patchlight doctor" in said
+
+
+def test_what_needs_root_says_so_and_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(PatchlightError) as caught:
+        require_root("building a lab", "patchlight emulate up ofc2022")
+    assert str(caught.value) == (
+        "building a lab needs root\n  run: sudo patchlight emulate up ofc2022"
+    )
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    require_root("building a lab", "patchlight emulate up ofc2022")

@@ -1,0 +1,233 @@
+"""``patchlight ocs emulate`` as a user runs it: a process of its own, without root."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from patchlight.cli.ocs.group import ocs
+from patchlight.controller.circuits.contract import LoginRefused
+from patchlight.controller.circuits.registry import open_driver
+from patchlight.emulation.optical.vendors.registry import FRONTS
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.labfile.check import WITHOUT_USERS
+from patchlight.testbed.portmap import CrossConnect, PortMap
+
+COMMAND = (sys.executable, "-m", "patchlight", "ocs", "emulate")
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def emulated(*options: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process, and what it printed once it answered."""
+    process = subprocess.Popen(
+        [*COMMAND, *options], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        printed = ""
+        while "with it:" not in printed:
+            line = process.stdout.readline()
+            assert line, f"it ended: {process.communicate()[1]}"
+            printed += line
+        yield process, printed
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def address(printed: str) -> str:
+    found = re.search(r'address: "([^"]+)"', printed)
+    assert found is not None
+    return found[1]
+
+
+def switch_at(driver: str, where: str, ports: int = 32) -> CircuitSwitch:
+    datapath_id = 0x51 if driver == "openflow" else None
+    return CircuitSwitch("ocs1", driver, where, ports, datapath_id=datapath_id)
+
+
+@pytest.fixture(autouse=True)
+def _own_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATCHLIGHT_KNOWN_HOSTS", str(tmp_path / "known_hosts"))
+    monkeypatch.setenv("PATCHLIGHT_TLS_PINS", str(tmp_path / "tls-pins"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state-home"))
+
+
+@pytest.mark.parametrize("driver", FRONTS)
+def test_every_driver_drives_its_device(driver: str) -> None:
+    async def drive(where: str) -> None:
+        device = open_driver(switch_at(driver, where), "whatever")
+        await device.open()
+        try:
+            assert await device.read_map() == PortMap.of([(1, 7), (7, 1), (2, 8)])
+            assert (await device.connect([CrossConnect(3, 9)])).complete
+            assert CrossConnect(3, 9) in await device.read_map()
+        finally:
+            await device.close()
+
+    options = ("--driver", driver, "--listen", "127.0.0.1:0", "--switching-time", "1ms")
+    with emulated(*options, "--map", "1-7,2>8") as (process, printed):
+        at = "and connects to" if driver == "openflow" else "at"
+        assert f"32 ports speaks {driver} {at} {address(printed)}" in printed
+        asyncio.run(drive(address(printed)))
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=10)
+        assert (process.returncode, out, err) == (0, "", "ended\n")
+
+
+@pytest.mark.parametrize(
+    ("driver", "answer"),
+    [
+        ("polatis-scpi", "(@1),(@39)"),
+        ("polatis-tl1", '"1,39"'),
+        ("calient-tl1", "CONNTYPE=1WAY"),
+        ("glimmerglass-tl1", "10001"),
+    ],
+)
+def test_what_it_says_to_do_by_hand_works(driver: str, answer: str) -> None:
+    options = ("--driver", driver, "--listen", "127.0.0.1:0", "--map", "1>7")
+    with emulated(*options, "--password-env", "PW", PW="se1") as (_, printed):
+        line = re.search(r"by hand: +(printf .*) \| nc -q \d (\S+) (\d+)\n", printed)
+        assert line is not None
+        shell = ("bash", "-c", line[1])
+        said = subprocess.run(shell, capture_output=True, check=True, env={"PW": "se1"}).stdout
+        with socket.create_connection((line[2], int(line[3])), 5) as client:
+            client.sendall(said)
+            answered = b""
+            while answer not in answered.decode():
+                data = client.recv(65536)
+                assert data, answered
+                answered += data
+
+
+def test_a_taken_port_names_who_has_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = subprocess.run(
+            [*COMMAND, "--driver", "polatis-scpi", "--listen", f"127.0.0.1:{port}"],
+            cwd=ROOT, capture_output=True, text=True, timeout=30,
+        )  # fmt: skip
+    assert ended.returncode == 1
+    assert f"(pid {os.getpid()})" in ended.stderr
+    assert "another port" in ended.stderr
+
+
+def test_circuits_outlive_it_and_faults_are_taken(tmp_path: Path) -> None:
+    state, control = tmp_path / "state", tmp_path / "control"
+    options = ("--driver", "polatis-scpi", "--listen", "127.0.0.1:0", "--ports", "8")
+    kept = ("--state", str(state), "--control", str(control))
+
+    async def drive(where: str, wanted: PortMap) -> None:
+        device = open_driver(switch_at("polatis-scpi", where, 8), "")
+        await device.open()
+        assert await device.read_map() == wanted
+        await device.connect([CrossConnect(4, 5)])
+        await device.close()
+
+    for first_map in (PortMap(), PortMap.of([(4, 5)])):
+        with emulated(*options, *kept) as (process, printed):
+            asyncio.run(drive(address(printed), first_map))
+            assert process.stdout is not None
+            said = re.fullmatch(r"faults: +patchlight (.*)\n", process.stdout.readline())
+            assert said is not None
+            told = CliRunner().invoke(ocs, shlex.split(said[1])[1:])
+            assert told.exit_code == 0
+            assert json.loads(told.output)["refuse_next"] == "busy"
+            process.terminate()
+            assert process.wait(10) == 0
+
+
+@pytest.mark.parametrize("driver", [d for d in FRONTS if d not in WITHOUT_USERS])
+def test_a_wrong_password_is_refused(driver: str) -> None:
+    async def drive(where: str) -> None:
+        device = open_driver(switch_at(driver, where), "wrong-one")
+        with pytest.raises(LoginRefused) as caught:
+            await device.open()
+        assert "wrong-one" not in str(caught.value)
+        await device.close()
+
+    options = ("--driver", driver, "--listen", "127.0.0.1:0", "--password-env", "PW")
+    with emulated(*options, PW="right") as (_, printed):
+        assert "password_env: PW" in printed
+        asyncio.run(drive(address(printed)))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--driver", "polatis-scip"), "did you mean 'polatis-scpi'?"),
+        (("--driver", "polatis-scpi", "--map", "1-40"), "40"),
+        (("--driver", "polatis-scpi", "--listen", "nonsense"), "host:port"),
+        (("--driver", "polatis-scpi", "--switching-time", "fast"), "fast"),
+        (("--driver", "polatis-scpi", "--password-env", "NOT_SET_AT_ALL"), "is not set"),
+        (("--driver", "polatis-scpi", "--state", "/no/such/folder/file"), "no directory"),
+    ],
+)
+def test_wrong_input_is_told(options: tuple[str, ...], words: str) -> None:
+    ended = subprocess.run(
+        [*COMMAND, *options], cwd=ROOT, capture_output=True, text=True, timeout=30
+    )
+    assert ended.returncode == 2
+    assert words in ended.stderr
+
+
+def test_a_viewer_may_only_look() -> None:
+    async def drive(where: str, user: str) -> bool:
+        switch = CircuitSwitch("ocs1", "calient-tl1", where, 32, user=user)
+        device = open_driver(switch, "pw")
+        await device.open()
+        try:
+            return (await device.connect([CrossConnect(3, 9)])).complete
+        finally:
+            await device.close()
+
+    options = ("--driver", "calient-tl1", "--listen", "127.0.0.1:0", "--viewer", "guest")
+    with emulated(*options) as (_, printed):
+        assert not asyncio.run(drive(address(printed), "guest"))
+        assert asyncio.run(drive(address(printed), "admin"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("polatis-scpi", "--viewer", "guest"), "nobody logs in to a polatis-scpi"),
+        (("telescent-ssh", "--conflict-time", "500ms"), "is for calient-tl1 and calient-rest"),
+    ],
+)
+def test_what_a_device_has_not_is_refused(options: tuple[str, ...], words: str) -> None:
+    ended = subprocess.run(
+        [*COMMAND, "--driver", *options], cwd=ROOT, capture_output=True, text=True, timeout=30
+    )
+    assert ended.returncode == 2
+    assert words in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("{", "is not JSON"), ('{"refuse_nex": 1}', "no fault is called"), ("[]", "a JSON object")],
+)
+def test_a_fault_that_is_none_is_told(fault: str, words: str, tmp_path: Path) -> None:
+    control = tmp_path / "control"
+    options = ("--driver", "polatis-scpi", "--listen", "127.0.0.1:0", "--control", str(control))
+    with emulated(*options):
+        told = CliRunner().invoke(ocs, ["fault", str(control), fault])
+    assert isinstance(told.exception, BadInput)
+    assert words in str(told.exception)
+    nobody = CliRunner().invoke(ocs, ["fault", str(control), "{}"])
+    assert "no emulated switch answers" in str(nobody.exception)

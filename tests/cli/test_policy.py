@@ -1,0 +1,191 @@
+"""``patchlight policy`` and the options that give a lab its policies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from patchlight.cli.main import cli
+from patchlight.cli.policy import group as command
+from patchlight.cli.policy.options import absolute, chosen_policies, policy_options
+from patchlight.testbed.errors import BadInput, PatchlightError
+
+RAISES = '''
+class Mine:
+    """Raises now and then."""
+
+    def degree(self, cluster, job, legal):
+        if len(cluster.recent) == 7:
+            raise RuntimeError("no idea")
+        return legal[-1]
+'''
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "mine.py"
+    path.write_text(RAISES)
+    return path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["policy", *arguments])
+
+
+def test_list_says_what_there_is() -> None:
+    rows = json.loads(run("list", "--json").output)
+    assert {row["kind"] for row in rows} == {"partition", "placement", "order", "topology"}
+    assert [row["name"] for row in rows if row["default"]] == [
+        "sufficient", "consolidated", "fifo", "keep",
+    ]  # fmt: skip
+    orders = run("list", "--kind", "order").output
+    assert "srpt" in orders
+    assert "first-fit" not in orders
+
+
+def test_show(mine: Path) -> None:
+    found = json.loads(run("show", f"{mine}:Mine", "--json").output)
+    assert found["kind"] == "partition"
+    assert found["documentation"] == "Raises now and then."
+    assert found["source"] == f"{mine}:2"
+    assert found["card"] is None
+    assert "queues: int = 2" in run("show", "las").output
+
+
+def test_evaluate_compares_and_says_what_went_wrong(mine: Path) -> None:
+    names = [f"{mine}:Mine", "maximum"]
+    result = run("evaluate", *names, "--seeds", "1", "--processes", "1", "--json")
+    assert result.exit_code == 0, result.output
+    first, second = json.loads(result.stdout)
+    assert (first["policy"], first["law"], first["rule"]) == (names[0], "A", "ramp-block")
+    assert first["faults"]["count"] == 1
+    assert f"RuntimeError: no idea ({mine}:7)" in first["faults"]["first"]
+    assert second["faults"]["count"] == 0
+    # But for the one decision that the default took.
+    assert first["blocking_rate"] == pytest.approx(second["blocking_rate"], abs=0.05)
+    shown = run("evaluate", names[0], "--seeds", "1", "--first-seed", "9", "--processes", "1")
+    assert "seeds 9 to 9" in shown.stdout
+    assert "no idea" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("evaluate", "fifo"), "expected --trace FILE"),
+        (("evaluate", "fifo", "constant:8"), "different kinds: order, partition"),
+        (("evaluate", "constant:8", "--law", "Z"), "no requirement law 'Z'"),
+        (("evaluate", "constant"), "has to be told 'degree'"),
+        (("evaluate", "maximum", "--rule", "best"), "no placement rule 'best'"),
+        (("show", "no-such"), "no policy 'no-such'"),
+    ],
+)
+def test_wrong_input(arguments: tuple[str, ...], words: str) -> None:
+    result = run(*arguments)
+    assert isinstance(result.exception, BadInput)
+    assert words in str(result.exception)
+
+
+def test_help_needs_no_learning() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for name in ("list", "show", "evaluate", "train", "export"):
+        assert name in result.output
+
+
+def test_learning_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_LATER_MODULE", "patchlight.cli.not_there")
+    result = run("train")
+    assert isinstance(result.exception, PatchlightError)
+    assert "patchlight[learn]" in str(result.exception)
+
+
+def test_a_lab_is_given_its_policies(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    @click.command()
+    @policy_options
+    def lab(**options: object) -> None:
+        seen.append(chosen_policies(options))
+
+    monkeypatch.chdir(mine.parent)
+    assert CliRunner().invoke(lab, []).exit_code == 0
+    assert seen[-1].words == {
+        "partition": None, "placement": "consolidated", "order": "fifo", "topology": "keep",
+    }  # fmt: skip
+    given = ["--partition", "mine.py:Mine", "--order", "las:3", "--policy-deadline", "0.5"]
+    assert CliRunner().invoke(lab, given).exit_code == 0
+    assert seen[-1].partition == f"{mine}:Mine"
+    assert (seen[-1].order, seen[-1].deadline_s) == ("las:3", 0.5)
+    for wrong in (["--placement", "fifo"], ["--policy-deadline", "0"], ["--partition", "no.py"]):
+        assert isinstance(CliRunner().invoke(lab, wrong).exception, BadInput)
+
+
+@pytest.mark.parametrize("workers", ["none", "0", "-1", "1.5"])
+def test_a_number_of_workers_that_is_none(workers: str) -> None:
+    arguments = ["job", "submit", "x", "--lab", "ofc2022", "--workers", workers]
+    result = CliRunner().invoke(cli, arguments)
+    assert isinstance(result.exception, BadInput)
+    assert "expected a number of 1 or more, or auto" in str(result.exception)
+
+
+def test_files_by_their_full_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute("a/b.py:Mine:x=1") == f"{tmp_path}/a/b.py:Mine:x=1"
+    assert absolute("model.onnx") == f"{tmp_path}/model.onnx"
+    assert absolute("placement:random") == "placement:random"
+    assert absolute("placement:mine.py:Mine") == f"placement:{tmp_path}/mine.py:Mine"
+
+
+VARIED = ("--ramp", "2x2x1", "--arrivals", "poisson:20000", "--mix", "alexnet=2,gnmt=1",
+          "--failures", "3d:6h")  # fmt: skip
+
+
+def test_another_cluster_other_jobs_and_failures(mine: Path) -> None:
+    done = run("evaluate", "constant:2", "--seeds", "2", "--processes", "1", "--json", *VARIED)
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.output)
+    assert row["varied"] == {"ramp": "2x2x1", "arrivals": "poisson:20000",
+                             "mix": "alexnet=2,gnmt=1", "failures": "3d:6h"}  # fmt: skip
+    assert row["causes"]["lost"] > 0
+    assert sum(row["causes"].values()) == pytest.approx(row["blocking_rate"], abs=0.01)
+    assert 0 < row["busy"] <= row["allocated"] < 1
+    assert 0 < row["decision_latency_p50_s"] <= row["decision_latency_p99_s"]
+    title = run("evaluate", "constant:2", "--seeds", "1", "--processes", "1", *VARIED).output
+    assert "ramp 2x2x1" in title
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "words"),
+    [
+        ("--ramp", "4x4", "is not a RAMP"),
+        ("--ramp", "0x1x1", "is not a RAMP"),
+        ("--ramp", "99x99x99", "expected 1024 at most"),
+        ("--arrivals", "poison:5", "did you mean 'poisson'"),
+        ("--arrivals", "poisson", "how often jobs come"),
+        ("--arrivals", "fixed:0", "0.0 s apart"),
+        ("--arrivals", "fixed:0.001", "1,000,000 jobs at most"),
+        ("--arrivals", "poisson:1e9", "no job came"),
+        ("--mix", "vgg=1", "did you mean 'vgg16'"),
+        ("--mix", "gnmt", "expected each model once"),
+        ("--mix", "gnmt=1,gnmt=2", "expected each model once"),
+        ("--mix", "gnmt=0", "a share above 0"),
+        ("--failures", "30d", "does not say what breaks"),
+        ("--failures", "0d:4h", "expected more than 0 s"),
+        ("--trace", "jobs.csv", "--trace is for placement"),
+    ],
+)
+def test_variations_that_cannot_be(mine: Path, option: str, text: str, words: str) -> None:
+    done = run("evaluate", "constant:2", "--seeds", "1", "--processes", "1", option, text)
+    assert isinstance(done.exception, BadInput)
+    assert words in str(done.exception)
+
+
+def test_options_that_would_mean_nothing_are_refused(tmp_path: Path) -> None:
+    done = run("evaluate", "fifo", "--trace", str(tmp_path / "jobs.csv"), "--law", "A")
+    assert isinstance(done.exception, BadInput)
+    assert "--law is for partition policies" in str(done.exception)

@@ -1,0 +1,200 @@
+"""Emulated GPUs, through the clients that workers and agents use."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patchlight.agents.errors import GpuError
+from patchlight.agents.gpus import NvmlGpus, SocketGpus
+from patchlight.agents.training.compute import EmulatedGpu as GpuClient
+from patchlight.agents.training.errors import TrainingError
+from patchlight.emulation.lab.gpus import BusyMeter, gpu_uuid, serve
+from patchlight.testbed.lab import Gpu, Lab, Server
+
+ROOT = Path(__file__).parents[2]
+SERVER = Server("server1", None, (Gpu("gpu0", "Tesla M40"), Gpu("gpu1", "Titan V", "GPU-77")), ())
+LAB = Lab("lab", IPv4Network("10.0.0.0/24"), (SERVER,))
+
+
+@given(st.lists(st.tuples(st.floats(0, 3), st.floats(0, 3)), max_size=20), st.floats(0, 3))
+def test_utilisation_is_the_busy_part_of_the_last_second(
+    phases: list[tuple[float, float]], idle_s: float
+) -> None:
+    meter, now, busy = BusyMeter(), 100.0, []
+    for pause_s, work_s in phases:
+        now += pause_s
+        meter.begin(now)
+        busy.append((now, now + work_s))
+        now += work_s
+        meter.end(now)
+    now += idle_s
+    within = sum(max(0.0, min(end, now) - max(begin, now - 1)) for begin, end in busy)
+    assert meter.utilization(now) == pytest.approx(min(1.0, within), abs=1e-6)
+    assert meter.busy_s(now) == pytest.approx(sum(end - begin for begin, end in busy))
+
+
+def test_a_gpu_that_is_computing_counts_as_busy_until_now() -> None:
+    meter = BusyMeter()
+    meter.begin(10.0)
+    assert meter.utilization(10.25) == pytest.approx(0.25)
+    assert meter.utilization(15.0) == 1.0
+    assert meter.busy_s(15.0) == 5.0
+    meter.end(15.0)
+    meter.end(16.0)
+    assert meter.busy_s(16.0) == 5.0
+    assert meter.utilization(15.5) == pytest.approx(0.5)
+
+
+def with_gpus(folder: Path, work: Callable[[], Awaitable[Any]]) -> Any:
+    """Run ``work`` while the lab's GPUs are served."""
+
+    async def run() -> Any:
+        stop = asyncio.Event()
+        serving = asyncio.create_task(serve(LAB, folder, stop))
+        try:
+            return await asyncio.wait_for(work(), 20)
+        finally:
+            stop.set()
+            await serving
+
+    return asyncio.run(run())
+
+
+def test_a_gpu_computes_for_one_tenant_at_a_time(tmp_path: Path) -> None:
+    path = str(tmp_path / "server1.gpu0.sock")
+    backend = SocketGpus(SERVER, tmp_path)
+
+    def tenant() -> float:
+        gpu = GpuClient(path, "a")
+        with pytest.raises(TrainingError, match="in use by a"):
+            GpuClient(path, "b", deadline_s=0)
+        began = time.monotonic()
+        gpu.begin(0.3)
+        gpu.finish()
+        took_s = time.monotonic() - began
+        gpu.close()
+        GpuClient(path, "b").close()
+        return took_s
+
+    async def work() -> None:
+        await backend.open()
+        assert await asyncio.to_thread(tenant) == pytest.approx(0.3, abs=0.1)
+        reading = await backend.read("gpu0")
+        assert (reading.model, reading.uuid) == ("Tesla M40", gpu_uuid(LAB, "server1", "gpu0"))
+        assert reading.busy_s == pytest.approx(0.3, abs=0.05)
+        assert 0.2 < reading.utilization < 0.4
+        other = await backend.read("gpu1")
+        assert (other.uuid, other.busy_s, other.utilization) == ("GPU-77", 0, 0)
+
+    with_gpus(tmp_path, work)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def until_busy(backend: SocketGpus) -> None:
+    while (await backend.read("gpu0")).utilization == 0:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+async def until_still(backend: SocketGpus) -> float:
+    """Wait until the GPU computes no more; how long it has."""
+    last_s = -1.0
+    while (now_s := (await backend.read("gpu0")).busy_s) != last_s:
+        last_s = now_s
+        await asyncio.sleep(0.02)
+    return last_s
+
+
+def test_a_gpu_stops_computing_when_its_tenant_dies(tmp_path: Path) -> None:
+    async def work() -> None:
+        path = tmp_path / "server1.gpu0.sock"
+        backend = SocketGpus(SERVER, tmp_path)
+        await backend.open()
+        gpu = await asyncio.to_thread(GpuClient, str(path), "a")
+        gpu.begin(3600)
+        await until_busy(backend)
+        gpu.close()
+        assert await until_still(backend) < 5
+
+    with_gpus(tmp_path, work)
+
+
+def test_nonsense_is_answered_with_an_error(tmp_path: Path) -> None:
+    async def work() -> None:
+        path = tmp_path / "server1.gpu0.sock"
+        await SocketGpus(SERVER, tmp_path).open()
+        reader, writer = await asyncio.open_unix_connection(path)
+        for request, words in [
+            (b"nonsense", "not a request"),
+            (b'{"op": "fly"}', "unknown operation"),
+            (b'{"op": "occupy", "seconds": 1}', "attach first"),
+            (b'{"op": "attach", "tenant": "a"}', None),
+            (b'{"op": "occupy", "seconds": -1}', "cannot compute"),
+            (b'{"op": "occupy", "seconds": NaN}', "cannot compute"),
+            (b'{"op": "occupy", "seconds": 0}', None),
+        ]:
+            writer.write(request + b"\n")
+            reply = json.loads(await reader.readline())
+            assert reply["ok"] is (words is None), reply
+            assert words is None or words in reply["error"]
+        writer.close()
+
+    with_gpus(tmp_path, work)
+
+
+def test_the_process_serves_a_lab_file_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    lab_file = tmp_path / "lab.yaml"
+    lab_file.write_text(
+        "name: lab\nnetwork: 10.0.0.0/24\nservers:\n"
+        "  - name: server1\n"
+        "    gpus: [{name: gpu0, model: Tesla M40}, {name: gpu1, model: Titan V}]\n"
+        "    nics: [{name: nic0, address: 10.0.0.1, gpu: gpu0},"
+        " {name: nic1, address: 10.0.0.2, gpu: gpu1}]\n"
+    )
+    folder = tmp_path / "gpus"
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "patchlight.emulation.lab.gpus",
+            "--lab",
+            str(lab_file),
+            "--dir",
+            str(folder),
+        ],
+        cwd=ROOT,
+    )
+    try:
+        backend = SocketGpus(SERVER, folder)
+        asyncio.run(backend.open())
+        assert asyncio.run(backend.read("gpu1")).model == "Titan V"
+    finally:
+        process.terminate()
+        assert process.wait(10) == 0
+    assert list(folder.iterdir()) == []
+
+
+def test_a_gpu_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
+    backend = SocketGpus(SERVER, tmp_path, deadline_s=0.1)
+    with pytest.raises(GpuError, match=r"has no socket .*gpu0\.sock"):
+        asyncio.run(backend.open())
+    with pytest.raises(GpuError, match="reading GPU gpu0"):
+        asyncio.run(backend.read("gpu0"))
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is an NVIDIA driver")
+def test_no_nvidia_driver_is_said() -> None:
+    with pytest.raises(GpuError, match="opening the NVIDIA driver") as raised:
+        asyncio.run(NvmlGpus(SERVER).open())
+    assert "nvidia-smi" in str(raised.value.hint)

@@ -1,0 +1,320 @@
+"""A queue under policies: who runs when, worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from patchlight.controller.policies.contract import ClusterView, JobView, Progress
+from patchlight.controller.policies.order import Deadline, Fifo, LeastAttainedService, Srpt
+from patchlight.controller.policies.placement import Consolidated, FirstFit, RandomPlacement
+from patchlight.emulation.simulator.cluster import (
+    JobRecord,
+    Outages,
+    Policies,
+    QueueJob,
+    QueueResult,
+    Settings,
+    TwoLevel,
+    queue_jobs,
+    simulate,
+)
+from patchlight.emulation.simulator.cluster.drawn import DrawnJobs
+from patchlight.emulation.simulator.cluster.metrics import summary_of
+from patchlight.emulation.simulator.cluster.scheduling import Scheduler
+from patchlight.emulation.simulator.cluster.simulation import Simulation
+from patchlight.emulation.simulator.traces import TraceJob
+from patchlight.testbed.errors import BadInput
+
+FOUR = TwoLevel(1, 1, 4)
+
+
+def job(name: str, at_s: float, gpus: int, lasts_s: float, **more: Any) -> QueueJob:
+    return QueueJob(JobView(name, gpus, arrived_s=at_s, **more), lasts_s)
+
+
+def run(
+    jobs: Sequence[QueueJob],
+    order: Any = None,
+    cluster: TwoLevel = FOUR,
+    placement: Any = None,
+    **settings: Any,
+) -> dict[str, JobRecord]:
+    result = whole(jobs, order, cluster, placement, **settings)
+    return {record.name: record for record in result.records}
+
+
+def whole(
+    jobs: Sequence[QueueJob],
+    order: Any = None,
+    cluster: TwoLevel = FOUR,
+    placement: Any = None,
+    **settings: Any,
+) -> QueueResult:
+    policies = Policies(order or Fifo(), placement or FirstFit())
+    return simulate(cluster, jobs, policies, Settings(**settings))
+
+
+BEHIND = [job("a", 0, 3, 100), job("b", 1, 4, 50), job("c", 2, 1, 20), job("d", 3, 1, 500)]
+
+
+def test_the_first_in_line_holds_up_all_behind_it() -> None:
+    found = run(BEHIND)
+    assert {n: r.started_s for n, r in found.items()} == {"a": 0, "b": 100, "c": 150, "d": 150}
+    assert [found["c"].waited_s, found["c"].jct_s, found["c"].slowdown] == [148, 168, 8.4]
+
+
+def test_backfilling_holds_up_nobody() -> None:
+    found = run(BEHIND, backfill=True)
+    # c ends before b can begin, d would not.
+    assert {n: r.started_s for n, r in found.items()} == {"a": 0, "b": 100, "c": 2, "d": 150}
+    # b leaves one GPU free: a long job may have that.
+    smaller = [BEHIND[0], job("b", 1, 3, 50), *BEHIND[2:]]
+    assert run(smaller, backfill=True)["d"].started_s == 22
+    with pytest.raises(BadInput, match="needs to know how long"):
+        Settings(backfill=True, known=False)
+
+
+def test_the_shortest_is_next() -> None:
+    jobs = [job("a", 0, 4, 100), job("long", 1, 4, 50), job("short", 2, 4, 10)]
+    found = run(jobs, Srpt())
+    assert (found["short"].started_s, found["long"].started_s) == (100, 110)
+    # Nobody knows how long they take: the first comes first.
+    assert run(jobs, Srpt(), known=False)["long"].started_s == 100
+
+
+def test_the_earliest_deadline_is_next_and_missed_ones_are_counted() -> None:
+    traced = [
+        TraceJob("a", 0, 100, 4),
+        TraceJob("b", 1, 50, 4),
+        TraceJob("c", 2, 10, 4, deadline_s=105),
+        TraceJob("d", 3, 10, 4, deadline_s=1000),
+    ]
+    result = whole(queue_jobs(traced), Deadline())
+    started = {record.name: record.started_s for record in result.records}
+    assert started == {"a": 0, "c": 100, "d": 110, "b": 120}
+    summary = summary_of(result)
+    assert (summary["deadlines"], summary["deadlines_missed"]) == (2, 1)
+
+
+def test_preemption_takes_the_gpus_of_who_is_behind() -> None:
+    jobs = [job("long", 0, 4, 1000), job("short", 400, 2, 100)]
+    found = run(jobs, Srpt(), preempt=True, quantum_s=300, restart_s=30)
+    assert found["short"].started_s == 400
+    # What it had done counts; then it begins again.
+    assert found["long"].ended_s == pytest.approx(400 + 100 + 30 + 600)
+    assert (found["long"].preemptions, found["long"].waited_s) == (1, 100)
+    assert found["long"].allocated_gpu_s == pytest.approx(4 * 1030)
+    assert found["long"].busy_gpu_s == pytest.approx(4 * 1000)
+    # A job runs for its quantum first; who waits looks again after a quantum.
+    early = [jobs[0], job("short", 100, 2, 100)]
+    assert run(early, Srpt(), preempt=True, quantum_s=300)["short"].started_s == 400
+
+
+def test_least_attained_service_lets_new_jobs_in() -> None:
+    jobs = [job("old", 0, 4, 5000), job("new", 1000, 4, 100)]
+    las = LeastAttainedService(queues=2, first_gpu_s=8000)
+    found = run(jobs, las, preempt=True, quantum_s=100, restart_s=0)
+    # The old job has had 8,000 GPU-seconds at 2,000 s.
+    assert found["new"].started_s == pytest.approx(2000)
+    assert found["old"].ended_s == pytest.approx(5100)
+
+
+def test_a_policy_that_looks_at_the_clock_is_asked_again() -> None:
+    class Aging:
+        """Turns round after 50 s."""
+
+        def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+            return job.arrived_s if cluster.now_s < 50 else -job.arrived_s
+
+    jobs = [job("a", 0, 4, 100), job("b", 1, 4, 10), job("c", 2, 4, 10)]
+    assert run(jobs, Aging())["c"].started_s == 100
+    assert run(jobs, Fifo())["c"].started_s == 110
+
+
+def test_a_broken_server_costs_what_came_after_the_last_checkpoint() -> None:
+    class Once(Outages):
+        def events(self, shape: Any, seed: int) -> Any:
+            from patchlight.emulation.simulator.cluster.outages import Outage
+
+            yield Outage(250.0, 0b0011, True)
+            yield Outage(400.0, 0b0011, False)
+
+    jobs = [job("a", 0, 4, 300)]
+    found = run(
+        jobs, cluster=TwoLevel(1, 2, 2), outages=Once("server", 1, 1), restart_s=10,
+        checkpoint_s=100,
+    )["a"]  # fmt: skip
+    # 200 of 250 s are kept; it waits until the server is mended.
+    assert found.ended_s == pytest.approx(400 + 10 + 100)
+    assert (found.losses, found.preemptions, found.waited_s) == (1, 0, 150)
+    assert found.busy_gpu_s == pytest.approx(4 * 350)
+
+
+def test_outages_are_drawn_by_seed() -> None:
+    jobs = [job(str(n), 50.0 * n, 2, 400) for n in range(100)]
+    cluster = TwoLevel(2, 2, 2)
+
+    def losses(seed: int) -> list[float]:
+        found = run(jobs, cluster=cluster, outages=Outages("gpu", 3000, 500), seed=seed)
+        assert all(record.state == "done" for record in found.values())
+        return [record.ended_s for record in found.values()]
+
+    assert losses(1) == losses(1) != losses(2)
+
+
+def test_jobs_that_can_never_run_are_blocked_and_hold_up_nobody() -> None:
+    class OneServer:
+        def place(self, cluster: ClusterView, job: JobView, workers: int) -> Any:
+            free = [members & cluster.free for members in cluster.shape.server_gpus]
+            fitting = [gpus for gpus in free if gpus.bit_count() >= workers]
+            if not fitting:
+                return None
+            return [gpu for gpu in range(8) if fitting[0] >> gpu & 1][:workers]
+
+    jobs = [job("a", 0, 2, 10), job("wide", 1, 3, 10), job("huge", 2, 9, 10), job("b", 3, 1, 10)]
+    for outages in (None, Outages("server", 1e5, 1e3)):
+        result = whole(jobs, cluster=TwoLevel(2, 2, 2), placement=OneServer(), outages=outages)
+        causes = {record.name: record.cause for record in result.records}
+        assert causes == {"a": "", "wide": "unplaceable", "huge": "too-large", "b": ""}
+        summary = summary_of(result)
+        assert summary["blocked"] == {"too-large": 1, "unplaceable": 1}
+        assert summary["blocking_rate"] == 0.5
+
+
+def test_jobs_on_one_uplink_slow_each_other_down_while_both_run() -> None:
+    cluster = TwoLevel(2, 2, 1, oversubscription=2.0)  # An uplink is as fast as one NIC.
+    ring = {"a": [0, 2], "b": [1, 3]}
+
+    class Across:
+        def place(self, cluster: ClusterView, job: JobView, workers: int) -> Any:
+            return ring[job.name]
+
+    jobs = [QueueJob(JobView("a", 2), 100.0, 0.5), QueueJob(JobView("b", 2), 300.0, 0.5)]
+    found = run(jobs, cluster=cluster, placement=Across())
+    # Together each second of work takes 1.5 s, until a is done; then b is alone.
+    assert found["a"].ended_s == pytest.approx(150)
+    assert found["b"].ended_s == pytest.approx(150 + 200)
+    assert found["b"].racks == 2
+    assert found["a"].busy_gpu_s == pytest.approx(2 * 50)
+    assert found["a"].allocated_gpu_s == pytest.approx(2 * 150)
+
+
+@pytest.mark.parametrize("answer", [[0, 0], [0], [0, 9], [-1, 0]])
+def test_nonsense_of_a_placement_policy_is_an_error(answer: list[int]) -> None:
+    class Odd:
+        def place(self, cluster: ClusterView, job: JobView, workers: int) -> list[int]:
+            return answer
+
+    with pytest.raises(BadInput, match="job a cannot run on GPUs"):
+        run([job("a", 0, 2, 10)], placement=Odd())
+
+
+def test_views_tell_the_truth_and_stay_as_they_were() -> None:
+    seen: list[ClusterView] = []
+
+    class Looking(FirstFit):
+        def place(self, cluster: ClusterView, job: JobView, workers: int) -> Any:
+            seen.append(cluster)
+            if len(seen) == 3:
+                assert cluster.preview(job, 1) == 0b1000
+                assert cluster.preview(job, 2) is None
+            return super().place(cluster, job, workers)
+
+    run([job("a", 0, 1, 100), job("b", 10, 2, 20), job("c", 20, 1, 5)], placement=Looking())
+    del seen[3]  # That was the preview.
+    assert [view.now_s for view in seen] == [0, 10, 20]
+    assert [view.occupied for view in seen] == [0, 0b1, 0b111]
+    assert [(r.name, r.ends_s, r.gpus) for r in seen[2].running] == [
+        ("b", 30, 0b110), ("a", 100, 0b1)
+    ]  # fmt: skip
+    assert [view.name for view in seen[2].recent] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("preempt", [False, True])
+@pytest.mark.parametrize("order", [Fifo(), Srpt(), LeastAttainedService()])
+def test_every_job_is_done_and_gpus_are_never_shared(order: Any, preempt: bool) -> None:
+    import numpy as np
+
+    jobs = DrawnJobs(count=150, load=2.0).draw(np.random.default_rng(0), 32)
+    result = whole(
+        jobs, order, TwoLevel(4, 2, 4, oversubscription=4), RandomPlacement(1), preempt=preempt,
+        outages=Outages("server", 2e5, 1e4),
+    )  # fmt: skip
+    records = result.records
+    assert all(record.state == "done" for record in records)
+    summary = summary_of(result)
+    held_s = float((result.series.held * np.diff(result.series.until_s, prepend=0)).sum())
+    assert held_s == pytest.approx(sum(r.allocated_gpu_s for r in records), rel=1e-9)
+    assert result.series.held.max() <= 32
+    assert 0 < summary["busy"] <= summary["allocated"] <= 1
+    for record in records:
+        lived = record.waited_s + record.allocated_gpu_s / record.gpus
+        assert record.jct_s == pytest.approx(lived, rel=1e-9)
+        # Whatever was lost or shared, it did at least its work.
+        assert record.busy_gpu_s >= 0.74 * record.duration_s * record.gpus
+
+
+def test_consolidating_makes_jobs_communicate_less_far() -> None:
+    import numpy as np
+
+    jobs = DrawnJobs(count=150, load=0.7).draw(np.random.default_rng(1), 64)
+    cluster = TwoLevel(4, 4, 4, oversubscription=8)
+    spread, packed = (
+        summary_of(whole(jobs, cluster=cluster, placement=each))
+        for each in (RandomPlacement(0), Consolidated())
+    )
+    assert packed["racks_mean"] < spread["racks_mean"] - 1
+    assert packed["jct_s"]["mean"] < 0.9 * spread["jct_s"]["mean"]
+
+
+def test_figures_of_a_small_case() -> None:
+    summary = summary_of(whole(BEHIND))
+    assert summary["makespan_s"] == 650
+    assert summary["queue_max"] == 3
+    assert summary["jct_s"]["mean"] == pytest.approx((100 + 149 + 168 + 647) / 4)
+    assert summary["allocated"] == pytest.approx((300 + 200 + 20 + 500) / (4 * 650))
+    # One of four GPUs is free beside a for 100 s, two or three of them after b: always in pieces.
+    assert summary["fragmentation"] == pytest.approx(1.0)
+    assert summary["held_up_s"] == 0
+    assert summary["decisions"]["placements"] == 4
+    assert not math.isnan(summary["decisions"]["latency_p99_s"])
+
+
+def test_jobs_out_of_order_are_refused() -> None:
+    with pytest.raises(BadInput, match="order of their arrival"):
+        whole([job("a", 5, 1, 1), job("b", 0, 1, 1)])
+
+
+@pytest.mark.parametrize("text", ["server", "rack:1d:1h", "server:1d", "server:1:1h", "gpu:0s:1h"])
+def test_failures_that_cannot_be(text: str) -> None:
+    with pytest.raises(BadInput):
+        Outages.parse(text)
+    assert Outages.parse("server:30d:4h") == Outages("server", 30 * 86400, 4 * 3600)
+
+
+class _LargeFirst:
+    stable = True
+
+    def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+        return -job.workers
+
+
+def test_backfilling_reckons_with_the_time_to_begin_again() -> None:
+    jobs = [job("stays", 0, 2, 100), job("again", 0, 2, 100), job("large", 10, 4, 10)]
+    simulation = Simulation(FOUR, jobs, Settings(backfill=True, restart_s=60))
+    scheduler = Scheduler(simulation, Policies(_LargeFirst(), FirstFit()))
+    for _ in range(2):
+        simulation.advance()
+        scheduler.decide()
+    assert simulation.now_s == 10
+    # Preempted, it would be done when "large" can start, but for the time to begin again.
+    simulation.preempt(simulation.tasks[1])
+    scheduler.decide()
+    assert simulation.tasks[1].state == "waiting"
+    simulation.advance()
+    scheduler.decide()
+    assert (simulation.now_s, simulation.tasks[2].state) == (100, "running")

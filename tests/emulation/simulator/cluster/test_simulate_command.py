@@ -1,0 +1,287 @@
+"""``patchlight simulate`` as a user runs it, and what it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+from click.testing import CliRunner
+
+from patchlight.cli.simulate import simulate
+from patchlight.emulation.simulator.cluster import Settings, TwoLevel, plots, queue_jobs
+from patchlight.emulation.simulator.cluster.drawn import DrawnJobs
+from patchlight.emulation.simulator.cluster.report import result_of
+from patchlight.emulation.simulator.cluster.results import JobRecord
+from patchlight.emulation.simulator.cluster.sweep import Combination, Sweep, combinations, run_sweep
+from patchlight.emulation.simulator.executors import Engine
+from patchlight.emulation.simulator.traces import read_trace
+from patchlight.testbed.errors import BadInput, PatchlightError
+
+HEADER = "timestamp,duration,num_gpus,gpu_time,cluster\n"
+ROWS = [
+    ("2017-10-09 07:00:00", 100.0, 3), ("2017-10-09 07:00:01", 50.0, 4),
+    ("2017-10-09 07:00:02", 20.0, 1), ("2017-10-09 07:00:03", 500.0, 1),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_tracker_left() -> Iterator[None]:
+    yield
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.csv"
+    rows = [f"{at},{lasts},{gpus},{lasts * gpus},c1\n" for at, lasts, gpus in ROWS]
+    path.write_text(HEADER + "".join(rows))
+    return path
+
+
+def command(trace: Path, output: Path, *options: str) -> Any:
+    arguments = ["--trace", str(trace), "--output", str(output), *options]
+    return CliRunner().invoke(simulate, arguments, catch_exceptions=True)
+
+
+def test_a_table_plots_and_every_job(trace: Path, tmp_path: Path) -> None:
+    done = command(trace, tmp_path / "out", "--cluster", "1x1x4")
+    assert done.exit_code == 0, done.output
+    assert "fifo first-fit" in done.output
+    assert "completion.png, load.png" in done.output
+    found = json.loads((tmp_path / "out/result.json").read_text(), parse_constant=pytest.fail)
+    (run,) = found["runs"]
+    assert run["jct_s"]["mean"] == pytest.approx((100 + 149 + 168 + 647) / 4)
+    assert (run["done"], run["blocked"], run["makespan_s"]) == (4, {}, 650)
+    assert found["cluster"]["gpus"] == 4
+    table = parquet.read_table(tmp_path / "out" / run["jobs_file"])
+    assert table.column_names == list(JobRecord._fields)
+    assert table["started_s"].to_pylist() == [0, 100, 150, 150]
+    for picture in ("completion.png", "load.png"):
+        assert (tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_combination_and_json(trace: Path, tmp_path: Path) -> None:
+    done = command(
+        trace, tmp_path / "out", "--cluster", "1x1x4", "--order", "fifo, srpt", "--placement",
+        "first-fit,best-fit", "--engine", "serial", "--json", "--backfill",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert [run["name"] for run in found["runs"]] == [
+        "fifo first-fit", "fifo best-fit", "srpt first-fit", "srpt best-fit"
+    ]  # fmt: skip
+    assert found == json.loads((tmp_path / "out/result.json").read_text())
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == 4
+
+
+def test_a_lab_and_a_policy_of_ones_own(trace: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "class Last:\n"
+        "    def place(self, cluster, job, workers):\n"
+        "        free = [g for g in range(len(cluster.shape.gpus)) if cluster.free >> g & 1]\n"
+        "        return free[-workers:] if len(free) >= workers else None\n"
+        "class Bad:\n"
+        "    def place(self, cluster, job, workers):\n"
+        "        return [0] * workers if workers > 1 else None if cluster.occupied else [0]\n"
+    )
+    lab = ("--lab", "ofc2022", "--topology", "keep,regroup")
+    done = command(trace, tmp_path / "out", *lab, "--placement", f"{mine}:Last")
+    assert done.exit_code == 0, done.output
+    runs = json.loads((tmp_path / "out/result.json").read_text())["runs"]
+    assert runs[0]["reconfigurations"] == 0 < runs[1]["reconfigurations"]
+    assert runs[1]["jct_s"]["mean"] < runs[0]["jct_s"]["mean"]
+    done = command(trace, tmp_path / "out", "--cluster", "1x1x4", "--placement", f"{mine}:Bad")
+    assert done.exit_code == 0, done.output
+    assert "the default decided" in done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--cluster", "4x4"), "'4x4' is not a cluster"),
+        (("--cluster", "1x1x4", "--lab", "ofc2022"), "exclude each other"),
+        (("--lab", "ofc2022", "--oversubscription", "4"), "those of its file"),
+        (("--topology", "regroup"), "this cluster has no OCS"),
+        (("--order", "fifoo"), "did you mean 'fifo'"),
+        (("--placement", "srpt"), "no policy 'srpt'"),
+        (("--failures", "rack:1d:1h"), "'rack' cannot break"),
+        (("--communication", "1"), "less than 1"),
+        (("--speed", "0"), "expected more than 0"),
+        (("--oversubscription", "0.5"), "expected 1 or more"),
+        (("--backfill", "--blind"), "needs to know how long"),
+        (("--quantum", "nan", "--preempt"), "quantum_s cannot be nan"),
+        (("--engine", "serial", "--address", "1.2.3.4:5"), "only ray does"),
+    ],
+)
+def test_wrong_input_is_refused_and_leaves_nothing(
+    trace: Path, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    done = command(trace, tmp_path / "out", *options)
+    assert isinstance(done.exception, BadInput), done.output
+    assert message in str(done.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def without_clocks(result: dict[str, Any]) -> dict[str, Any]:
+    for run in result["runs"]:
+        for measured in ("cpu_s", "jobs_per_cpu_s"):
+            assert run.pop(measured) > 0
+        for measured in ("latency_p50_s", "latency_p99_s"):
+            assert run["decisions"].pop(measured) > 0
+    return result
+
+
+@pytest.mark.parametrize("engine", ["processes", "ray"])
+def test_sweeps_are_the_same_on_every_engine(engine: str) -> None:
+    if engine == "ray":
+        pytest.importorskip("ray", reason="Ray is not installed: extra 'ray'")
+    jobs = DrawnJobs(count=100, load=1.2).draw(np.random.default_rng(2), 64)
+    sweep = Sweep(TwoLevel(4, 4, 4, oversubscription=4), jobs, Settings(preempt=True))
+    wanted = combinations(["las", "srpt"], ["random", "consolidated"], ["keep"], seed=7)
+
+    def figures(on: Engine) -> dict[str, Any]:
+        told: list[tuple[int, int]] = []
+        outcomes = run_sweep(sweep, wanted, on, lambda done, total: told.append((done, total)))
+        assert told == [(n, 4) for n in range(1, 5)]
+        return without_clocks(result_of(outcomes, {}))
+
+    assert figures(Engine(engine, 2)) == figures(Engine("serial"))
+
+
+def test_the_seed_fixes_what_is_drawn() -> None:
+    jobs = DrawnJobs(count=100).draw(np.random.default_rng(2), 64)
+    sweep = Sweep(TwoLevel(4, 4, 4, oversubscription=4), jobs)
+
+    def jct(seed: int) -> float:
+        mean: float = sweep(Combination(placement="random", seed=seed)).summary["jct_s"]["mean"]
+        return mean
+
+    assert jct(1) == jct(1) != jct(2)
+
+
+def test_the_first_jobs_of_philly(philly: Path) -> None:
+    jobs = queue_jobs(read_trace(philly, skip_bad=True)[:5000])
+    began = time.process_time()
+    outcome = Sweep(TwoLevel(16, 16, 8), jobs)(Combination())
+    # 82,247 jobs are to take 15 s; this much must hold on a busy machine too.
+    assert time.process_time() - began < 5
+    assert outcome.summary["done"] == 5000
+    assert outcome.summary["allocated"] == pytest.approx(
+        sum(j.duration_s * j.view.workers for j in jobs) / 2048 / outcome.summary["makespan_s"]
+    )
+    # Far too few GPUs: the queue is long, and all comes to its end.
+    crowded = Sweep(TwoLevel(4, 2, 8), jobs)(Combination())
+    assert crowded.summary["done"] + sum(crowded.summary["blocked"].values()) == 5000
+    assert crowded.summary["queue_max"] > 3000
+    assert crowded.summary["waited_s"]["mean"] > outcome.summary["waited_s"]["mean"]
+    shortest = replace(Sweep(TwoLevel(4, 2, 8), jobs))(Combination(order="srpt"))
+    assert shortest.summary["jct_s"]["mean"] < crowded.summary["jct_s"]["mean"] / 2
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom patchlight.cli.main import main\n"
+        "try:\n    main(['simulate', '--help'])\n"
+        "except SystemExit:\n    pass\n"
+        "assert not {'numpy', 'pyarrow', 'ray', 'matplotlib'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--backfill" in done.stdout
+
+
+def test_where_nobody_waited_the_plots_say_so(trace: Path, tmp_path: Path) -> None:
+    jobs = queue_jobs(read_trace(trace))
+    roomy = Sweep(TwoLevel(4, 4, 4), jobs)(Combination())
+    tight = Sweep(TwoLevel(1, 1, 4), jobs)(Combination())
+    assert _words(plots.completion({"a": roomy.result})) == ["no job waited"]
+    assert _words(plots.load({"a": roomy.result})) == ["no job waited"]
+    assert _words(plots.completion({"a": roomy.result, "b": tight.result})) == []
+    assert _words(plots.load({"b": tight.result})) == []
+
+
+def _words(figure: Any) -> list[str]:
+    return [text.get_text() for axis in figure.axes for text in axis.texts]
+
+
+RAISES = """
+class Mine:
+    def place(self, cluster, job, workers):
+        raise ValueError("[/red] [bold]")
+"""
+
+
+def test_two_files_of_one_name_and_words_in_brackets(trace: Path, tmp_path: Path) -> None:
+    written = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(RAISES)
+        written.append(f"{tmp_path}/{folder}/mine.py:Mine")
+    done = command(trace, tmp_path / "out", "--cluster", "1x1x4", "--engine", "serial",
+                   "--placement", ",".join(written))  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "[/red] [bold]" in done.output
+    runs = json.loads((tmp_path / "out/result.json").read_text())["runs"]
+    assert [run["name"] for run in runs] == ["fifo mine.py Mine", "fifo mine.py Mine (2)"]
+    assert len({run["jobs_file"] for run in runs}) == 2
+    assert all((tmp_path / "out" / run["jobs_file"]).is_file() for run in runs)
+
+
+def test_results_that_cannot_be_written_are_told_before_the_work(
+    trace: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    done = command(trace, tmp_path / "file" / "out")
+    assert isinstance(done.exception, PatchlightError)
+    assert "cannot write the results" in str(done.exception)
+    done = command(tmp_path / "none.csv", tmp_path / "out")
+    assert isinstance(done.exception, PatchlightError)
+    assert not (tmp_path / "out").exists()
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+from patchlight.emulation.simulator.executors import Engine, run_all
+
+def work(task):
+    os.write(1, b"%d\\n" % os.getpid())  # In one piece: two processes write.
+    time.sleep(60)
+
+if __name__ == "__main__":
+    def later():
+        os.read(0, 1)
+        os.killpg(0, signal.SIGINT)
+    threading.Thread(target=later, daemon=True).start()
+    run_all(range(4), work, Engine("processes", 2))
+"""
+
+
+def test_ctrl_c_ends_the_processes_at_once(tmp_path: Path) -> None:
+    (tmp_path / "long.py").write_text(INTERRUPTED)
+    began = time.monotonic()
+    with subprocess.Popen(
+        [sys.executable, str(tmp_path / "long.py")], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as run:  # fmt: skip
+        assert run.stdout is not None
+        workers = [int(run.stdout.readline()) for _ in range(2)]
+        _, said = run.communicate("x", timeout=50)
+    assert run.returncode != 0
+    assert "KeyboardInterrupt" in said
+    assert time.monotonic() - began < 40
+    for pid in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

@@ -1,0 +1,271 @@
+"""Traces in all formats, with invented numbers, and what is wrong with broken ones."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchlight.emulation.simulator.traces import TraceFileError, TraceJob, load_trace, read_trace
+from patchlight.testbed.errors import BadInput
+
+PHILLY = """\
+timestamp,duration,num_gpus,gpu_time,cluster
+2020-01-02 00:00:30,100.0,4,400.0,blue
+2020-01-02 00:00:00,50.5,1,50.5,red
+"""
+HELIOS = """\
+job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue
+7,u1,vcA,2,8,1,COMPLETED,2020-06-09 10:00:00,2020-06-09 10:00:05,2020-06-09 10:01:05,60,5
+8,u1,vcB,8,32,1,FAILED,2020-06-09 10:00:09,2020-06-09 10:00:09,2020-06-09 10:00:12,3,0
+"""
+PAI = """\
+job_id,user,num_cpu,num_gpu,num_inst,submit_time,duration,gpu_type
+a,u,6,0.5,3,40,100,T4
+b,u,6,2,1,10.0,200.0,V100
+"""
+PAI_TASKS = """\
+j1,ps,1.0,Terminated,100.0,160.0,600.0,29.3,,
+j1,worker,3.0,Terminated,110.0,190.0,600.0,29.3,50.0,MISC
+j2,tensorflow,1.0,Failed,90.0,95.0,600.0,29.3,200.0,V100
+"""
+PAI_JOBS = """\
+j1,i1,u1,Terminated,70.0,190.0
+j2,i2,u2,Failed,90.0,95.0
+cpu-only,i3,u2,Terminated,1.0,95.0
+"""
+
+
+def attempt(start: str | None, end: str | None, *gpus: int) -> dict[str, Any]:
+    detail = [{"ip": f"m{n}", "gpus": [f"gpu{g}" for g in range(held)]}
+              for n, held in enumerate(gpus)]  # fmt: skip
+    return {"start_time": start, "end_time": end, "detail": detail}
+
+
+LOG: list[dict[str, Any]] = [
+    {"status": "Pass", "vc": "v1", "jobid": "application_1", "user": "u",
+     "submitted_time": "2020-01-01 00:01:00",
+     "attempts": [attempt("2020-01-01 00:02:00", "2020-01-01 00:02:10", 8, 4),
+                  attempt("2020-01-01 00:03:00", "2020-01-01 00:03:30", 8, 8)]},
+    {"status": "Killed", "vc": "v2", "jobid": "application_2", "user": "u",
+     "submitted_time": "2020-01-01 00:00:00",
+     "attempts": [attempt("2020-01-01 00:00:00", "2020-01-01 01:00:00", 1)]},
+]  # fmt: skip
+
+
+def written(folder: Path, text: str, name: str = "trace") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def plain(jobs: list[TraceJob]) -> list[tuple[str, float, float, int, str]]:
+    assert all(math.isnan(job.deadline_s) for job in jobs)
+    return [job[:5] for job in jobs]
+
+
+def test_philly_as_csv_is_sorted_and_says_so(tmp_path: Path) -> None:
+    trace = load_trace(written(tmp_path, PHILLY))
+    assert trace.format == "philly-csv"
+    assert plain(trace.jobs) == [("row-3", 0, 50.5, 1, "red"), ("row-2", 30, 100, 4, "blue")]
+    assert trace.out_of_order == 1
+    assert "1 of 2 jobs stood behind one submitted later" in trace.notes[0]
+
+
+def test_helios(tmp_path: Path) -> None:
+    trace = load_trace(written(tmp_path, HELIOS))
+    assert trace.format == "helios"
+    assert plain(trace.jobs) == [("7", 0, 60, 2, "vcA"), ("8", 9, 3, 8, "vcB")]
+    assert (trace.out_of_order, trace.notes) == (0, ())
+
+
+def test_helios_with_the_columns_in_another_order_and_more_of_them(tmp_path: Path) -> None:
+    text = "jobname,duration,submit_time,vc,gpu_num,job_id\nx,5,100,v,1,k\n"
+    assert plain(read_trace(written(tmp_path, text))) == [("k", 0, 5, 1, "v")]
+
+
+def test_pai_merged_rounds_shared_gpus_up(tmp_path: Path) -> None:
+    trace = load_trace(written(tmp_path, PAI))
+    assert trace.format == "pai"
+    assert plain(trace.jobs) == [("b", 0, 200, 2, ""), ("a", 30, 100, 2, "")]
+
+
+@pytest.mark.parametrize("opened", ["", "pai_task_table.csv", "pai_job_table.csv"])
+def test_pai_tables_from_the_folder_or_either_file(tmp_path: Path, opened: str) -> None:
+    written(tmp_path, PAI_TASKS, "pai_task_table.csv")
+    written(tmp_path, PAI_JOBS, "pai_job_table.csv")
+    trace = load_trace(tmp_path / opened)
+    assert trace.format == "pai-tables"
+    assert plain(trace.jobs) == [("j1", 0, 90, 2, ""), ("j2", 20, 5, 2, "")]
+
+
+def test_pai_tasks_alone_with_a_header_take_the_first_launch(tmp_path: Path) -> None:
+    header = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,"
+    path = written(tmp_path, f"{header}gpu_type\n{PAI_TASKS}")
+    assert plain(read_trace(path)) == [("j2", 0, 5, 2, ""), ("j1", 10, 90, 2, "")]
+
+
+def test_a_pai_job_table_alone_says_what_is_missing(tmp_path: Path) -> None:
+    path = written(tmp_path, PAI_JOBS)
+    with pytest.raises(TraceFileError, match=r"trace:1:1: .*expected pai_task_table\.csv beside"):
+        read_trace(path)
+
+
+def test_a_pai_job_with_a_task_that_did_not_end_is_left_out_whole(tmp_path: Path) -> None:
+    path = written(tmp_path, PAI_TASKS + "j1,evaluator,1.0,Running,120.0,,600.0,29.3,100.0,\n")
+    with pytest.raises(TraceFileError, match=r"trace:4:1: job 'j1': end_time is missing"):
+        read_trace(path)
+    trace = load_trace(path, skip_bad=True)
+    assert [job.name for job in trace.jobs] == ["j2"]
+    assert trace.left_out == {"end_time missing": 1}
+
+
+def test_a_hole_in_the_pai_job_table_is_named_in_that_file(tmp_path: Path) -> None:
+    written(tmp_path, PAI_JOBS.replace("70.0", ""), "pai_job_table.csv")
+    path = written(tmp_path, PAI_TASKS, "pai_task_table.csv")
+    with pytest.raises(TraceFileError, match=r"pai_job_table\.csv:1:1: job 'j1': start_time is"):
+        read_trace(path)
+
+
+def test_philly_as_json(tmp_path: Path) -> None:
+    trace = load_trace(written(tmp_path, json.dumps(LOG, indent=1)))
+    assert trace.format == "philly-json"
+    assert plain(trace.jobs) == [
+        ("application_2", 0, 3600, 1, "v2"),
+        ("application_1", 60, 40, 16, "v1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attempts": []}, "job 'application_1': it has no attempts: it never ran"),
+        ({"attempts": None}, "it has no attempts"),
+        ({"submitted_time": "None"}, "submitted_time is missing"),
+        ({"submitted_time": "yesterday"}, "submitted_time is 'yesterday': expected a date"),
+        ({"attempts": [attempt("2020-01-01 00:02:00", None, 1)]}, "attempt 1: end_time is missing"),
+        ({"attempts": [attempt("2020-01-01 00:02:00", "2020-01-01 00:01:00", 1)]},
+         "attempt 1 ends before it starts"),
+        ({"attempts": [attempt("2020-01-01 00:02:00", "2020-01-01 00:03:00", 0)]},
+         "the number of GPUs is 0"),
+        ({"attempts": [{"start_time": "2020-01-01 00:02:00", "end_time": "2020-01-01 00:03:00"}]},
+         "attempt 1: expected 'detail' with the 'gpus' of each server"),
+        ({"attempts": ["once"]}, "attempt 1 is no object"),
+        ({"jobid": 5}, "expected a job: an object with a 'jobid'"),
+        ({"jobid": "application_2"}, "job 'application_2' is there twice"),
+    ],
+)  # fmt: skip
+def test_a_broken_job_in_the_json(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    log = [LOG[1], {**LOG[0], **change}]
+    path = written(tmp_path, "[\n" + ",\n".join(json.dumps(job) for job in log) + "\n]")
+    with pytest.raises(TraceFileError) as caught:
+        read_trace(path)
+    assert f"{path}:3:1: " in str(caught.value)
+    assert message in str(caught.value)
+    trace = load_trace(path, skip_bad=True)
+    assert [job.name for job in trace.jobs] == ["application_2"]
+    assert sum(trace.left_out.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", ":1:1: the file is empty"),
+        (" \n\n", ":1:1: the file is empty"),
+        ("time,gpus\n1,2\n", r":1:1: cannot tell the trace's format from its columns \(time, gpus"),
+        ("timestamp,duration,num_gpus,gpu_time,cluster\n", ":1:1: no jobs"),
+        ("[]", ":1:1: no jobs"),
+        ("{}", ":1:1: expected a JSON list of jobs"),
+        ('[{"jobid": "a"', ":1:1: not JSON: "),
+        ('[{"jobid": "a"} {"jobid": "b"}]', r":1:1: not JSON: expected ',' or '\]' after a job"),
+        ("[] []", "something follows the list"),
+    ],
+)
+def test_a_file_that_is_no_trace(tmp_path: Path, text: str, message: str) -> None:
+    for skip_bad in (False, True):
+        with pytest.raises(TraceFileError, match=message):
+            read_trace(written(tmp_path, text), skip_bad=skip_bad)
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "message", "reason"),
+    [
+        (",5,1,5,c", 1, "timestamp is missing", "timestamp missing"),
+        ("2020-13-01 00:00:00,5,1,5,c", 1, "expected a date and time", "timestamp unreadable"),
+        ("2020-01-01 00:00:00,,1,5,c", 21, "duration is missing", "duration missing"),
+        ("2020-01-01 00:00:00,-5,1,5,c", 21, "duration is -5 s: expected more than 0",
+         "duration not above 0 s"),
+        ("2020-01-01 00:00:00,nan,1,5,c", 21, "duration is missing", "duration missing"),
+        ("2020-01-01 00:00:00,inf,1,5,c", 21, "duration is 'inf'", "duration unreadable"),
+        ("2020-01-01 00:00:00,5,0,5,c", 23, "num_gpus is 0: a job without a GPU", "no GPU"),
+        ("2020-01-01 00:00:00,5,-2,5,c", 23, "num_gpus is -2: expected 1 to 1,000,000",
+         "num_gpus out of range"),
+        ("2020-01-01 00:00:00,5,1e9,5,c", 23, "num_gpus is 1000000000", "num_gpus out of range"),
+        ("2020-01-01 00:00:00,5,1.5,5,c", 23, "expected a whole number", "num_gpus not whole"),
+        ("2020-01-01 00:00:00,5", 1, "2 values, expected 5", "wrong number of values"),
+        ("2020-01-01 00:00:00,5,1,5,c,d", 1, "6 values, expected 5", "wrong number of values"),
+    ],
+)  # fmt: skip
+def test_a_broken_row(tmp_path: Path, row: str, column: int, message: str, reason: str) -> None:
+    path = written(tmp_path, PHILLY + row + "\n")
+    with pytest.raises(TraceFileError) as caught:
+        read_trace(path)
+    (mistake,) = caught.value.mistakes
+    assert (mistake.file, mistake.line, mistake.column) == (str(path), 4, column)
+    assert message in mistake.message
+    assert "--skip-bad" in (caught.value.hint or "")
+    trace = load_trace(path, skip_bad=True)
+    assert len(trace.jobs) == 2
+    assert trace.left_out == {reason: 1}
+    assert any(f"jobs left out: 1 ({reason}: 1)" in note for note in trace.notes)
+
+
+def test_a_number_of_eight_digits_is_no_date(tmp_path: Path) -> None:
+    text = PAI.replace(",10.0,", ",20200101,").replace(",40,", ",20200161,")
+    assert [job.submitted_s for job in read_trace(written(tmp_path, text))] == [0, 60]
+
+
+def test_of_very_many_mistakes_the_first_are_named(tmp_path: Path) -> None:
+    path = written(tmp_path, PHILLY + "2020-01-01 00:00:00,5,0,0,c\n" * 1000)
+    with pytest.raises(TraceFileError) as caught:
+        read_trace(path)
+    assert len(caught.value.mistakes) == 21
+    last = caught.value.mistakes[-1]
+    assert last.message == "and 980 more mistakes after it (in all no GPU: 1,000)"
+
+
+def test_with_no_good_job_left_skipping_is_an_error_too(tmp_path: Path) -> None:
+    path = written(tmp_path, "timestamp,duration,num_gpus\n2020-01-01 00:00:00,5,0\n")
+    with pytest.raises(TraceFileError, match="num_gpus is 0"):
+        read_trace(path, skip_bad=True)
+
+
+def test_a_named_format_says_which_column_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(TraceFileError, match=r":1:1: column 'job_id' is missing: the columns are"):
+        read_trace(written(tmp_path, PHILLY), "helios")
+    with pytest.raises(BadInput, match="no trace format 'filly': "):
+        read_trace(written(tmp_path, PHILLY), "filly")
+
+
+def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="No such file"):
+        read_trace(tmp_path / "nothing.csv")
+    (tmp_path / "packed.csv").write_bytes(b"\x1f\x8b\xff\xfe")
+    with pytest.raises(BadInput, match="not UTF-8"):
+        read_trace(tmp_path / "packed.csv")
+
+
+def test_the_whole_philly_trace(philly: Path) -> None:
+    begun = time.process_time()
+    trace = load_trace(philly)
+    assert time.process_time() - begun < 2.0  # 0.3 s measured
+    assert len(trace.jobs) == 82_247
+    assert sum(job.gpus == 1 for job in trace.jobs) == 76_627
+    assert max(job.gpus for job in trace.jobs) == 128
+    assert len({job.cluster for job in trace.jobs}) == 15
+    assert trace.jobs[0].submitted_s == 0
+    assert sorted(trace.jobs, key=lambda job: job.submitted_s) == trace.jobs

@@ -1,0 +1,217 @@
+"""A small lab for agents: servers with one NIC each on a bridge, in namespaces of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from patchlight.testbed.lab import Gpu, Lab, Nic, Server
+from patchlight.testbed.labfile.reader import write_lab
+
+ROOT = Path(__file__).parents[2]
+NETWORK = "10.77.0"
+
+
+def ip(*arguments: str) -> str:
+    """Run ``ip``; its output."""
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def until(condition: Callable[[], Any], what: str, deadline_s: float = 15.0) -> Any:
+    """Poll until the condition holds; its value."""
+    end = time.monotonic() + deadline_s
+    while not (value := condition()):
+        if time.monotonic() > end:
+            pytest.fail(f"waited {deadline_s} s for {what}; last: {value!r}")
+        time.sleep(0.02)
+    return value
+
+
+class Agent:
+    """One agent process in its server's namespace, and a client of it."""
+
+    def __init__(self, bench: Bench, server: str, workers: str) -> None:
+        self.bench, self.server, self.workers = bench, server, workers
+        self.socket = bench.directory / f"{server}.sock"
+        self.log = bench.directory / f"{server}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.client = httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(self.socket)),
+            base_url="http://agent/v1",
+            timeout=30,
+        )
+
+    def start(self) -> Agent:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    "nsenter", f"--net=/run/netns/{self.bench.namespace(self.server)}", "--",
+                    sys.executable, "-m", "agents",
+                    "--lab", str(self.bench.lab_file), "--server", self.server,
+                    "--listen", f"unix:{self.socket}", "--workers", self.workers,
+                    "--gpus", f"socket:{self.bench.directory / 'gpus'}",
+                    "--state", str(self.bench.directory / f"state-{self.server}"),
+                ],
+                cwd=ROOT, stdout=log, stderr=log,
+            )  # fmt: skip
+        until(self._answers, f"the agent of {self.server} ({self.log.read_text()})", 30)
+        return self
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            pytest.fail(f"the agent ended: {self.log.read_text()}")
+        with contextlib.suppress(httpx.TransportError):
+            return self.client.get("/status").status_code == 200
+        return False
+
+    def stop(self) -> None:
+        assert self.process is not None
+        self.process.terminate()
+        assert self.process.wait(20) == 0, self.log.read_text()
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def worker(self, name: str) -> dict[str, Any]:
+        answer = self.client.get(f"/workers/{name}")
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    def nic_is_home(self) -> bool:
+        links = ip("-n", self.bench.namespace(self.server), "-o", "link")
+        return "nic0" in links
+
+    def until_state(self, name: str, *states: str, deadline_s: float = 30) -> dict[str, Any]:
+        def reached() -> dict[str, Any] | None:
+            status = self.worker(name)
+            if status["state"] in ("failed", "stopped") and status["state"] not in states:
+                pytest.fail(f"{self.server}: {status}")
+            return status if status["state"] in states else None
+
+        found: dict[str, Any] = until(reached, f"{name} to be {states}", deadline_s)
+        return found
+
+
+class Bench:
+    """The lab, its namespaces, its emulated GPUs and its agents."""
+
+    def __init__(self, directory: Path, servers: int) -> None:
+        self.directory = directory
+        self.name = f"test-{os.getpid()}"
+        self.lab = Lab(
+            name=self.name,
+            network=IPv4Network(f"{NETWORK}.0/24"),
+            servers=tuple(self._server(n) for n in range(1, servers + 1)),
+        )
+        self.lab_file = directory / "lab.yaml"
+        self.lab_file.write_text(write_lab(self.lab))
+        self.agents: list[Agent] = []
+        self.gpus: subprocess.Popen[bytes] | None = None
+
+    def _server(self, number: int) -> Server:
+        return Server(
+            name=f"server{number}",
+            management=None,
+            gpus=(Gpu("gpu0", "Tesla M40"),),
+            nics=(
+                Nic(
+                    "nic0",
+                    IPv4Address(f"{NETWORK}.{10 + number}"),
+                    mac=f"02:4c:00:00:00:{number:02x}",
+                    gpu="gpu0",
+                ),
+            ),
+        )
+
+    def namespace(self, device: str) -> str:
+        return f"pl.{self.name}.{device}"
+
+    def build(self) -> None:
+        fabric = self.namespace("fabric")
+        ip("netns", "add", fabric)
+        ip("-n", fabric, "link", "add", "br0", "type", "bridge")
+        ip("-n", fabric, "addr", "add", f"{NETWORK}.1/24", "dev", "br0")
+        ip("-n", fabric, "link", "set", "br0", "up")
+        for server in self.lab.servers:
+            space, port = self.namespace(server.name), f"{server.name}-1"
+            ip("netns", "add", space)
+            ip("-n", space, "link", "add", "nic0", "type", "veth", "peer", "name", port,
+               "netns", fabric)  # fmt: skip
+            ip("-n", fabric, "link", "set", port, "master", "br0", "up")
+            ip("-n", space, "link", "set", "nic0", "up")
+            subprocess.run(
+                ["ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", "nic0", "root", "tbf",
+                 "rate", "40mbit", "burst", "16k", "latency", "50ms"],
+                check=True,
+            )  # fmt: skip
+        self.gpus = subprocess.Popen(
+            [sys.executable, "-m", "patchlight.emulation.lab.gpus", "--lab", str(self.lab_file),
+             "--dir", str(self.directory / "gpus")],
+            cwd=ROOT,
+        )  # fmt: skip
+
+    def agent(self, server: str, workers: str = "process") -> Agent:
+        agent = Agent(self, server, workers)
+        self.agents.append(agent)
+        return agent
+
+    def spec(self, rank: int, ranks: int, **task: Any) -> dict[str, Any]:
+        """What to post for one worker of a job over the first ``ranks`` servers."""
+        return {
+            "id": f"job-{rank}",
+            "job": "job",
+            "rank": rank,
+            "gpu": "gpu0",
+            "nic": "nic0",
+            "ring": [
+                {"rank": r, "address": f"{NETWORK}.{11 + r}", "port": 29500} for r in range(ranks)
+            ],
+            "neighbours": [
+                {"address": f"{NETWORK}.{11 + r}", "mac": f"02:4c:00:00:00:{1 + r:02x}"}
+                for r in range(ranks)
+                if r != rank
+            ],
+            "task": {
+                "iterations": 5,
+                "gradient_bytes": 200_003,
+                "compute_s": 0.05,
+                "seed": 7,
+                **task,
+            },
+        }
+
+    def reaches(self, number: int) -> bool:
+        """Whether the fabric reaches the address of a server's NIC."""
+        ping = ["ping", "-c", "1", "-W", "0.3", f"{NETWORK}.{10 + number}"]
+        command = ["ip", "netns", "exec", self.namespace("fabric"), *ping]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+    def clear(self) -> None:
+        for agent in self.agents:
+            if agent.process is not None and agent.process.poll() is None:
+                agent.process.terminate()
+        for agent in self.agents:
+            if agent.process is not None:
+                agent.process.wait(20)
+            agent.client.close()
+        if self.gpus is not None:
+            self.gpus.terminate()
+            self.gpus.wait(10)
+        left = [path.name for path in Path("/run/netns").glob(f"pl.{self.name}.*")]
+        for name in left:
+            ip("netns", "del", name)
+        kept = {self.namespace(d) for d in ("fabric", *(s.name for s in self.lab.servers))}
+        assert set(left) <= kept, f"workers' namespaces were left behind: {set(left) - kept}"

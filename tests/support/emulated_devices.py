@@ -1,0 +1,111 @@
+"""An emulated OCS as the subprocess that it is in a lab, reached over TCP."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.labfile.reader import read_lab
+
+ROOT = Path(__file__).parents[2]
+
+LAB = """
+name: {name}
+network: 10.0.0.0/16
+servers:
+  - name: s1
+    management: 10.9.0.1:8471
+    gpus: [{{name: gpu0, model: Tesla M40}}]
+    nics: [{{name: nic0, address: 10.0.0.1, rate: 40Gbps, gpu: gpu0}}]
+circuit_switches:
+  - {{name: ocs1, driver: {driver}, address: "127.0.0.1:3082", ports: {ports},
+     switching_time: {switching_time}, user: admin{extra}, cross_connects: [{initial}]}}
+fibres: [{{ends: [s1.nic0, ocs1.1], loss: 0.3dB}}]
+"""
+
+
+def lab_file(
+    folder: Path,
+    *,
+    name: str = "alone",
+    driver: str = "calient-tl1",
+    ports: int = 32,
+    switching_time: str = "20ms",
+    initial: tuple[str, ...] = (),
+    extra: str = "",
+) -> Path:
+    path = folder / "lab.yaml"
+    quoted = ", ".join(f'"{item}"' for item in initial)
+    path.write_text(
+        LAB.format(
+            name=name,
+            driver=driver,
+            ports=ports,
+            switching_time=switching_time,
+            initial=quoted,
+            extra=extra,
+        )
+    )
+    return path
+
+
+@dataclass
+class Running:
+    """A running device: as a lab file would name it, and its control socket."""
+
+    switch: CircuitSwitch
+    control: Path
+    process: subprocess.Popen[bytes]
+
+    def fault(self, **faults: Any) -> dict[str, Any]:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(5)
+            client.connect(str(self.control))
+            client.sendall(json.dumps(faults).encode() + b"\n")
+            answer: dict[str, Any] = json.loads(client.makefile().readline())
+        return answer
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(5)
+
+
+@contextmanager
+def running(
+    folder: Path, lab: Path, *options: str, listen: str = "127.0.0.1:0", **environment: str
+) -> Iterator[Running]:
+    ready, control = folder / "ready", folder / "control"
+    ready.unlink(missing_ok=True)
+    command = [
+        *(sys.executable, "-m", "patchlight.emulation.optical", "--lab", str(lab), "--ocs", "ocs1"),
+        *("--listen", listen, "--ready-file", str(ready), "--control", str(control), *options),
+    ]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, env={**os.environ, **environment}
+    )
+    try:
+        deadline = time.monotonic() + 20
+        while not ready.exists():
+            if process.poll() is not None:
+                assert process.stderr is not None
+                raise AssertionError(f"the device ended: {process.stderr.read().decode()}")
+            assert time.monotonic() < deadline, "the device was not ready within 20 s"
+            time.sleep(0.01)
+        switch = replace(read_lab(lab).circuit_switch("ocs1"), address=ready.read_text().strip())
+        yield Running(switch, control, process)
+    finally:
+        process.terminate()
+        process.wait(10)
+        assert process.stderr is not None
+        process.stderr.close()

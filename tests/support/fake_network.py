@@ -1,0 +1,71 @@
+"""Packet switches in memory: does this packet arrive, and where did it pass?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from patchlight.controller.openflow.flowtable import FlowTable
+from patchlight.testbed.lab import Endpoint, Host, Lab
+from patchlight.testbed.wiring import Links
+
+Packet = Mapping[str, int | str]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Where copies of a packet came out, and each switch that one of them entered, in order."""
+
+    arrived: tuple[Endpoint, ...]
+    switches: tuple[str, ...]
+
+
+class FakeNetwork:
+    """The lab's links, with these tables in its switches."""
+
+    def __init__(self, lab: Lab, links: Links, tables: Mapping[str, FlowTable]) -> None:
+        self.links = links
+        self.tables = tables
+        self.switches = {switch.name for switch in lab.packet_switches}
+
+    def send(self, sender: Host, packet: Packet) -> Walk:
+        """Follow a packet that leaves the sender's NIC. A storm of 1,000 hops is an error."""
+        arrived: list[Endpoint] = []
+        entered: list[str] = []
+        waiting = [self.links.peer(sender.endpoint)]
+        while waiting:
+            at = waiting.pop()
+            if at is None:
+                continue
+            if at.device not in self.switches:
+                arrived.append(at)
+                continue
+            entered.append(at.device)
+            assert len(entered) < 1000, f"a storm: {entered[:20]}"
+            for port in self.outputs(at.device, int(at.port), packet):
+                waiting.append(self.links.peer(Endpoint(at.device, str(port))))
+        return Walk(tuple(arrived), tuple(entered))
+
+    def outputs(self, switch: str, in_port: int, packet: Packet) -> list[int]:
+        """What the switch does: the highest matching entry's ports, never back where it came."""
+        matching = [
+            entry
+            for entry in self.tables[switch]
+            if all({**packet, "in_port": in_port}.get(k) == v for k, v in entry.match.items())
+        ]
+        if not matching:
+            return []
+        best = max(matching, key=lambda entry: entry.priority)
+        assert [e.priority for e in matching].count(best.priority) == 1, "ambiguous entries"
+        return [port for port in best.outputs if port != in_port]
+
+
+def unicast(receiver: Host) -> Packet:
+    return {"eth_dst": receiver.nic.mac, "eth_type": 0x0800, "ipv4_dst": str(receiver.nic.address)}
+
+
+def arp_request(receiver: Host) -> Packet:
+    return {
+        "eth_dst": "ff:ff:ff:ff:ff:ff", "eth_type": 0x0806, "arp_op": 1,
+        "arp_tpa": str(receiver.nic.address),
+    }  # fmt: skip

@@ -1,0 +1,178 @@
+"""Random changes of circuits, each with a fault or a ``kill -9``: the old map or the new one?
+
+An emulated Calient as a process of its own; every change in a forked process that may be killed
+at any moment of it; then a restart: what does the device have, what does the journal say?
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from patchlight.controller.circuits.registry import open_driver
+from patchlight.controller.operations import Plant
+from patchlight.controller.store import Store
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.testbed.labfile.reader import read_lab
+from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.wiring import Links
+from tests.support.emulated_devices import lab_file, running
+
+_PORTS = 16
+_LONGEST_S = 0.03  # a change takes about so long: a kill later than that comes too late
+
+
+class Nobody:
+    """Flow tables and jobs that are not there."""
+
+    async def follow(self, links: Links) -> list[str]:
+        return []
+
+    def riding(self, moved: frozenset[Endpoint]) -> list[str]:
+        return []
+
+    async def hold(self, moved: frozenset[Endpoint]) -> list[str]:
+        return []
+
+    async def release(self) -> None:
+        return None
+
+
+def campaign(folder: Path, count: int, seed: int) -> Counter[str]:
+    """Run ``count`` of them; how each kind ended. ``PatchlightError`` if one ended wrong."""
+    rng, ended = random.Random(seed), Counter[str]()
+    file = lab_file(folder, ports=_PORTS, switching_time="2ms")
+    with running(folder, file, "--no-fabric") as device:
+        lab = read_lab(file)
+        lab = lab.with_changes(
+            circuit_switches=(replace(lab.circuit_switches[0], address=device.switch.address),)
+        )
+        journal = folder / "journal.db"
+        old, _ = asyncio.run(_restart(lab, journal))
+        for number in range(count):
+            new = _random_map(rng)
+            kind, faults, kill_after_s = _trouble(rng, old, new)
+            before = _count(journal)
+
+            def work(begun: Callable[[], None], new: PortMap = new, faults: Any = faults) -> None:
+                def trouble() -> None:
+                    device.fault(**_CALM | faults)
+                    begun()
+
+                asyncio.run(_change(lab, journal, new, trouble))
+
+            died = _in_a_child(work, kill_after_s)
+            device.fault(**_CALM)
+            now, records = asyncio.run(_restart(lab, journal))
+            state = records[-1]["state"] if len(records) > before else "never begun"
+            if now != (new if state == "committed" else old) or state in ("intent", "unknown"):
+                raise PatchlightError(
+                    f"change {number} (seed {seed}, {kind}): {state}, and the device has "
+                    f"{now.texts}: before {old.texts}, wanted {new.texts}"
+                )
+            ended[f"{'killed' if died else kind}: {state}"] += 1
+            old = now
+    return ended
+
+
+_CALM: dict[str, Any] = {
+    "refuse_ports": [], "fail_ports": [], "refuse_next": "", "cut": "", "stall_s": 0.0,
+    "acknowledge": False, "repeat_pages": False,
+}  # fmt: skip
+
+
+def _trouble(
+    rng: random.Random, old: PortMap, new: PortMap
+) -> tuple[str, dict[str, Any], float | None]:
+    """What goes wrong: its name, the device's faults, when to kill the controller if at all."""
+    # A mirror of the map before that sticks would make going back impossible, in truth.
+    unused = sorted(set(new.out_of) - set(old.out_of) - set(old.in_of))
+    kind = rng.choice(["kill", "kill", "kill and cut", "cut", "refuse", "stall", "lock", "stick"])
+    kill_after_s = rng.uniform(0, _LONGEST_S) if kind.startswith("kill") else None
+    faults: dict[str, Any] = {}
+    if "cut" in kind:
+        faults["cut"] = rng.choice(["before", "after"])
+    elif kind == "refuse":
+        faults["refuse_next"] = "Failed: not today"
+    elif kind == "stall":
+        faults |= {"stall_s": rng.uniform(0, 0.3), "acknowledge": rng.random() < 0.5}
+    elif kind == "lock":
+        faults["refuse_ports"] = unused[:1]
+    elif kind == "stick":
+        faults["fail_ports"] = unused[:1]
+    return kind, faults | {"repeat_pages": rng.random() < 0.3}, kill_after_s
+
+
+def _random_map(rng: random.Random) -> PortMap:
+    outputs = rng.sample(range(1, _PORTS + 1), rng.randint(2, _PORTS))
+    return PortMap.of(zip(rng.sample(range(1, _PORTS + 1), len(outputs)), outputs, strict=True))
+
+
+def _in_a_child(work: Callable[[Callable[[], None]], None], kill_after_s: float | None) -> bool:
+    """Run ``work`` in a forked process; whether the kill found it alive.
+
+    The time to the kill counts from when ``work`` calls what it is given.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            work(lambda: os.close(writing))
+            os._exit(0)
+        except BaseException as error:
+            os.write(2, f"{error!r}\n".encode())
+        finally:
+            os._exit(1)
+    os.close(writing)
+    os.read(reading, 1)
+    os.close(reading)
+    if kill_after_s is not None:
+        time.sleep(kill_after_s)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        raise PatchlightError("the change ended with an error (it is printed above)")
+    return os.WIFSIGNALED(status)
+
+
+async def _change(lab: Lab, journal: Path, new: PortMap, trouble: Callable[[], None]) -> None:
+    store, driver = Store(journal), open_driver(lab.circuit_switches[0])
+    await driver.open()
+    nobody = Nobody()
+    plant = Plant(lab, {driver.name: driver}, nobody, nobody, store)
+    # Port states are read before the trouble begins: else a port that will not do is seen in
+    # the checks, and nothing ever has to be undone for it.
+    await plant.reconfigurer.conditions.of(driver.name)
+    trouble()
+    await plant.reconfigurer.change(lambda _: {driver.name: new}, "campaign")
+    await driver.close()
+
+
+async def _restart(lab: Lab, journal: Path) -> tuple[PortMap, list[dict[str, Any]]]:
+    store, driver = Store(journal), open_driver(lab.circuit_switches[0])
+    await driver.open()
+    nobody = Nobody()
+    plant = Plant(lab, {driver.name: driver}, nobody, nobody, store)
+    await plant.begin()
+    now = await driver.read_map()
+    records = store.reconfigurations()
+    await driver.close()
+    store.close()
+    return now, records
+
+
+def _count(journal: Path) -> int:
+    store = Store(journal)
+    try:
+        return sum(store.reconfiguration_counts().values())
+    finally:
+        store.close()

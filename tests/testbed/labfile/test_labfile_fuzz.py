@@ -1,0 +1,199 @@
+"""Whatever stands in a lab file, it is read, or refused with places: nothing else comes out."""
+
+import string
+from ipaddress import IPv4Address, IPv4Network
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from patchlight.testbed.lab import (
+    CircuitSwitch,
+    Endpoint,
+    Fibre,
+    Gpu,
+    Lab,
+    Nic,
+    PacketSwitch,
+    Server,
+    default_mac,
+)
+from patchlight.testbed.labfile.reader import (
+    LabFileError,
+    Mistake,
+    builtin_lab,
+    parse_lab,
+    write_lab,
+)
+from patchlight.testbed.labfile.schema import LAB
+from patchlight.testbed.labfile.yaml_schema import Group, Kind, ListOf
+from patchlight.testbed.portmap import PortMap
+
+OFC2022 = builtin_lab("ofc2022").read_text(encoding="utf-8")
+
+
+def read_or_refuse(text: str) -> None:
+    mistakes: tuple[Mistake, ...] | None = None
+    try:
+        lab = parse_lab(text)
+    except LabFileError as error:
+        mistakes = error.mistakes
+    if mistakes is None:
+        assert parse_lab(write_lab(lab)) == lab
+        return
+    assert mistakes
+    # YAML ends a line in more ways than "\n".
+    lines = len(text.splitlines()) + 1
+    assert all(1 <= found.line <= lines and found.column >= 1 for found in mistakes)
+    assert all(found.message.strip() for found in mistakes)
+
+
+@given(st.text())
+@example("\ud800")
+@example("name: 0x")
+@example("? \n: ")
+@example("%TAG ! x\n---\n!a b")
+@example("a: &a b\n*a : c")
+def test_any_text(text: str) -> None:
+    read_or_refuse(text)
+
+
+@given(st.text(alphabet="[]{},:-?&*!|>'\"%@` \n\tab0#"))
+def test_any_text_of_what_yaml_is_made_of(text: str) -> None:
+    read_or_refuse(text)
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    st.dates(),
+    st.sampled_from(["tor1.1", "1-2", "2>1", "40Gbps", "10.0.0.1", "10.0.0.0/24", "h:1", "1dB"]),
+)
+VALUES = SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(SCALARS, SCALARS, max_size=2)
+
+
+def almost(kind: Kind) -> st.SearchStrategy[object]:
+    """Values of nearly the shape that this kind has."""
+    if isinstance(kind, Group):
+        right = {key.name: almost(key.kind) for key in kind.keys}
+        return st.fixed_dictionaries({}, optional={**right, "nmae": VALUES}) | VALUES
+    if isinstance(kind, ListOf):
+        return st.lists(almost(kind.item), max_size=3) | VALUES
+    return VALUES
+
+
+@given(almost(LAB))
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+def test_any_value_under_the_right_keys(document: object) -> None:
+    read_or_refuse(yaml.safe_dump(document))
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_the_papers_lab_with_a_part_overwritten(data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(OFC2022)))
+    length = data.draw(st.integers(0, 40))
+    new = data.draw(st.text(alphabet=string.printable, max_size=12))
+    read_or_refuse(OFC2022[:start] + new + OFC2022[start + length :])
+
+
+NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9_-]{0,9}", fullmatch=True)
+RATES = st.none() | st.integers(1, 10**13)
+POWERS = st.just(0.0) | st.floats(-40, 20)
+LOSSES = st.floats(0, 40)
+MODELS = st.text(min_size=1, max_size=20).filter(lambda t: t.isprintable() and bool(t.strip()))
+
+
+@st.composite
+def labs(draw: st.DrawFn) -> Lab:
+    devices = draw(st.lists(NAMES, unique=True, max_size=8))
+    kinds = [draw(st.integers(0, 2)) for _ in devices]
+    addresses = iter(range(1, 250))
+    servers, packet, circuit = [], [], []
+    free: list[Endpoint] = []
+    for number, (name, kind) in enumerate(zip(devices, kinds, strict=True), start=1):
+        if kind == 0:
+            parts = draw(st.lists(NAMES, unique=True, max_size=6))
+            served = parts[: len(parts) // 2]
+            gpus = tuple(Gpu(part, draw(MODELS)) for part in served)
+            nics = []
+            for index, part in enumerate(parts[len(served) :]):
+                address = IPv4Address("10.0.0.0") + next(addresses)
+                mac = draw(
+                    st.sampled_from(
+                        [default_mac(address), f"06:00:00:00:00:{address.packed[3]:02x}"]
+                    )
+                )
+                gpu = served[index] if index < len(served) else None
+                nics.append(
+                    Nic(part, address, mac, draw(RATES), gpu, launch_power_dbm=draw(POWERS))
+                )
+                free.append(Endpoint(name, part))
+            management = draw(st.sampled_from([None, f"10.1.0.{number}:8471", f"unix:/a/{name}"]))
+            servers.append(Server(name, management, gpus, tuple(nics)))
+        else:
+            ports = draw(st.integers(1, 6))
+            free += [Endpoint(name, str(port)) for port in range(1, ports + 1)]
+            if kind == 1:
+                packet.append(PacketSwitch(name, number * 2**40, ports, draw(POWERS)))
+            else:
+                outputs = draw(st.permutations(range(1, ports + 1)))
+                pairs = zip(range(1, draw(st.integers(0, ports)) + 1), outputs, strict=False)
+                initial = PortMap.of((i, o) for i, o in pairs if i != o)
+                circuit.append(
+                    CircuitSwitch(
+                        name,
+                        "calient-tl1",
+                        f"10.2.0.{number}:3082",
+                        ports,
+                        draw(st.floats(0, 10)),
+                        draw(LOSSES),
+                        "admin",
+                        draw(st.sampled_from([None, "OCS_PASSWORD"])),
+                        initial,
+                    )
+                )
+    ends = draw(st.permutations(free)) if free else []
+    pairs = zip(ends[::2], ends[1::2], strict=False)
+    return Lab(
+        name=draw(NAMES),
+        network=IPv4Network("10.0.0.0/24"),
+        servers=tuple(servers),
+        packet_switches=tuple(packet),
+        circuit_switches=tuple(circuit),
+        fibres=tuple(
+            Fibre(a, b, draw(RATES), draw(LOSSES)) for a, b in pairs if a.device != b.device
+        ),
+        fabric=draw(st.sampled_from(["openvswitch", "bridge"])),
+        scale=draw(st.sampled_from([1.0, 1000.0, 2.5, 1e-3])),
+        controller_api=draw(st.sampled_from(["127.0.0.1:8470", "localhost:1"])),
+    )
+
+
+@given(labs())
+@settings(max_examples=150)
+def test_a_written_lab_reads_back_equal(lab: Lab) -> None:
+    assert parse_lab(write_lab(lab)) == lab
+
+
+def test_the_papers_lab_written_and_read_again() -> None:
+    lab = parse_lab(OFC2022)
+    text = write_lab(lab)
+    assert parse_lab(text) == lab
+    # Short enough to be read: no default is spelled out, and fibres are one line each.
+    assert "mac" not in text
+    assert len(text.splitlines()) < len(OFC2022.splitlines())
+
+
+@pytest.mark.parametrize(
+    "model", ["0E0", "3090", "0o17", "0x1F", "null", "~", "true", "1.5", "on", "a: b", "- a"]
+)
+def test_a_text_that_looks_like_something_else_is_written_in_quotes(model: str) -> None:
+    nic = Nic("n", IPv4Address("10.0.0.1"), default_mac(IPv4Address("10.0.0.1")), gpu="g")
+    server = Server("s", None, (Gpu("g", model),), (nic,))
+    lab = Lab("x", IPv4Network("10.0.0.0/24"), (server,))
+    assert parse_lab(write_lab(lab)) == lab
