@@ -16,7 +16,7 @@ from typing import Any
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.messages import WorkerSpec
 from patchlight.agents.nics import NicState
-from patchlight.agents.workers.contract import Trace
+from patchlight.agents.workers.contract import WorkerHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Lease:
     namespace: str
     nic_state: NicState
     runner: str
-    trace: Trace | None = None
+    trace: WorkerHandle | None = None
 
-    def with_trace(self, trace: Trace) -> Lease:
+    def with_trace(self, trace: WorkerHandle) -> Lease:
         """The lease with the worker that was launched for it."""
         return replace(self, trace=trace)
 
@@ -51,7 +51,7 @@ class Lease:
             namespace=data["namespace"],
             nic_state=NicState.from_dict(data["nic_state"]),
             runner=data["runner"],
-            trace=Trace(**data["trace"]) if data["trace"] else None,
+            trace=WorkerHandle(**data["trace"]) if data["trace"] else None,
         )
 
 

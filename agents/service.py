@@ -22,8 +22,8 @@ from patchlight.agents.messages import (
     WorkerState,
     WorkerStatus,
 )
-from patchlight.agents.workerfiles import ReportReader, Saying, read_state, tell, verdict
-from patchlight.agents.workers.contract import Ending, Order, Runner, RunningWorker
+from patchlight.agents.workerfiles import LastReport, ReportReader, read_state, tell, verdict
+from patchlight.agents.workers.contract import ExitInfo, Runner, RunningWorker, WorkerLaunch
 from patchlight.testbed.lab import Lab, Nic, Server
 
 _GRACE_S = 2.0
@@ -40,8 +40,8 @@ class _Worker:
     running: RunningWorker | None = None
     watching: asyncio.Task[None] | None = None
     stopping: bool = False
-    ending: Ending | None = None
-    final: Saying | None = None
+    ending: ExitInfo | None = None
+    final: LastReport | None = None
     lease: Lease | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -111,7 +111,7 @@ class AgentService:
         said = worker.final or read_state(worker.directory)
         # Until its NIC and GPU are back, the worker is not over.
         if worker.final is None and said.state.is_final:
-            said = Saying(WorkerState.RUNNING, said.iterations_done, "ending")
+            said = LastReport(WorkerState.RUNNING, said.iterations_done, "ending")
         ending = worker.ending
         return WorkerStatus(
             id=worker.spec.id,
@@ -209,7 +209,7 @@ class AgentService:
             "ring": [member.model_dump(mode="json") for member in spec.ring],
             **spec.task.model_dump(mode="json"),
         }
-        order = Order(
+        order = WorkerLaunch(
             lab=self._lab.name,
             server=self._server.name,
             worker=spec.id,
@@ -240,14 +240,14 @@ class AgentService:
     async def _watch(self, worker: _Worker) -> None:
         """Wait for the worker's end, however it comes, and clear up after it."""
         assert worker.running is not None
-        said = Saying(WorkerState.FAILED)
+        said = LastReport(WorkerState.FAILED)
         try:
             worker.ending = await worker.running.ended()
             said = verdict(read_state(worker.directory), worker.ending, worker.stopping)
             await self._end(worker)
         except Exception as exc:
             # The NIC stays leased: nobody else may get it in the state it is in.
-            said = Saying(WorkerState.FAILED, said.iterations_done, f"{said.message}; {exc}")
+            said = LastReport(WorkerState.FAILED, said.iterations_done, f"{said.message}; {exc}")
             _log.error("worker %s: %s", worker.spec.id, exc)
         worker.final = said
 
@@ -256,7 +256,7 @@ class AgentService:
         try:
             await self._end(worker)
         except Exception as exc:
-            worker.final = Saying(WorkerState.FAILED, 0, f"{why}; {exc}")
+            worker.final = LastReport(WorkerState.FAILED, 0, f"{why}; {exc}")
             _log.error("worker %s: %s", worker.spec.id, exc)
         self._forget(worker)
 
@@ -294,13 +294,13 @@ class AgentService:
             await self._runner.end_leftover(lease.trace)
         said = read_state(directory)
         message = "the agent was started again, and ended the worker"
-        worker.final = Saying(WorkerState.FAILED, said.iterations_done, message)
+        worker.final = LastReport(WorkerState.FAILED, said.iterations_done, message)
         try:
             await asyncio.to_thread(self._take_back, lease)
         except AgentError as exc:
             worker.lease = lease
             self._holders.claim(lease.spec.id, lease.spec.gpu, lease.spec.nic)
-            worker.final = Saying(WorkerState.FAILED, said.iterations_done, f"{message}; {exc}")
+            worker.final = LastReport(WorkerState.FAILED, said.iterations_done, f"{message}; {exc}")
             _log.error("recovering worker %s: %s", lease.spec.id, exc)
 
     def _forget(self, worker: _Worker) -> None:

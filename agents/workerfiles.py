@@ -14,11 +14,11 @@ from pydantic import ValidationError
 
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.messages import Report, WorkerState
-from patchlight.agents.workers.contract import Ending
+from patchlight.agents.workers.contract import ExitInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Saying:
+class LastReport:
     """A worker's ``state.json``."""
 
     state: WorkerState = WorkerState.STARTING
@@ -26,33 +26,35 @@ class Saying:
     message: str = ""
 
 
-def read_state(directory: Path) -> Saying:
+def read_state(directory: Path) -> LastReport:
     """What the worker last said of itself; "starting" before it has said anything."""
     try:
         data = json.loads((directory / "state.json").read_text(encoding="utf-8"))
-        return Saying(
+        return LastReport(
             WorkerState(data["state"]), int(data["iterations_done"]), str(data["message"])
         )
     except FileNotFoundError:
-        return Saying()
+        return LastReport()
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        return Saying(message=f"the worker's state cannot be read: {exc}")
+        return LastReport(message=f"the worker's state cannot be read: {exc}")
 
 
-def verdict(said: Saying, ending: Ending, stopping: bool) -> Saying:
+def verdict(said: LastReport, ending: ExitInfo, stopping: bool) -> LastReport:
     """What became of a worker that has ended: what it said itself, unless that cannot be.
 
     A worker that ends without having said how it failed is known by its exit code.
     """
     if stopping and said.state is not WorkerState.DONE:
-        return Saying(WorkerState.STOPPED, said.iterations_done, "stopped on request")
+        return LastReport(WorkerState.STOPPED, said.iterations_done, "stopped on request")
     if ending.exit_code == 0 and said.state in (WorkerState.DONE, WorkerState.STOPPED):
         return said
     if said.state is WorkerState.FAILED:
         return said
     code = ending.exit_code
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    return Saying(WorkerState.FAILED, said.iterations_done, f"the worker {how} while {said.state}")
+    return LastReport(
+        WorkerState.FAILED, said.iterations_done, f"the worker {how} while {said.state}"
+    )
 
 
 class ReportReader:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.controller.changes.planning import plan
-from patchlight.controller.changes.transaction import Reconfigurer
+from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import PatchlightError
@@ -101,7 +101,7 @@ async def _overheads(lab: Lab, device: Running, folder: Path) -> list[dict[str, 
     await driver.open()
     nobody, rng = Nobody(), random.Random(1)
     store = Store(folder / "journal.db")
-    reconfigurer = Reconfigurer(lab, {"ocs1": driver}, nobody, nobody, store)
+    reconfigurer = Transactions(lab, {"ocs1": driver}, nobody, nobody, store)
     figures = []
     for pairs, asked_ms in ASKED_MS.items():
         # One pair needs a free output to move to; more of them change places.

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.controller.openflow.client import Speaker
-from patchlight.controller.openflow.flow_sync import SwitchFlows
+from patchlight.controller.openflow.flow_sync import FlowSync
 from patchlight.controller.openflow.flowtable import FlowTable
 from patchlight.controller.openflow.forwarding import entry_to
 from patchlight.controller.openflow.speaker import engine as engines
@@ -66,7 +66,7 @@ async def _measure(ovs: PrivateOvs, engine: str) -> list[dict[str, Any]]:
                 f"priority=100,dl_dst={mac},actions=output:{port}\n" for mac, port in ports.items()
             ))  # fmt: skip
             # New each time: one that is kept would mend what the peers do to the table.
-            flows = SwitchFlows(speaker)
+            flows = FlowSync(speaker)
             begun = time.perf_counter()
             applied = await flows.set_table(1, table)
             ours.append(ENTRIES / (time.perf_counter() - begun))

@@ -11,13 +11,13 @@ from typing import Any
 
 from patchlight.controller.changes.committed_maps import Drift
 from patchlight.controller.changes.device_maps import Decide
-from patchlight.controller.changes.hooks import Flows, Traffic
+from patchlight.controller.changes.hooks import FlowHook, TrafficHook
 from patchlight.controller.changes.planning import Plan
-from patchlight.controller.changes.power_budget import DEFAULT_TOLERANCES, Tolerances, Verdict
-from patchlight.controller.changes.power_check import Judged
+from patchlight.controller.changes.power_budget import DEFAULT_TOLERANCES, PowerVerdict, Tolerances
+from patchlight.controller.changes.power_check import PortReading
 from patchlight.controller.changes.preflight import POWER_CEILING_DBM
 from patchlight.controller.changes.record import Refused, as_texts, fingerprint
-from patchlight.controller.changes.transaction import Reconfigurer
+from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import Alarm, CircuitDriver
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -33,21 +33,21 @@ _LOOK_EVERY_S = 30.0
 _EVENTS_AT_ONCE = 20
 
 
-class Plant:
+class CircuitOperations:
     """The circuit switches of a lab, their changes, and what is remembered of them."""
 
     def __init__(
         self,
         lab: Lab,
         drivers: Mapping[str, CircuitDriver],
-        flows: Flows,
-        traffic: Traffic,
+        flows: FlowHook,
+        traffic: TrafficHook,
         store: Store,
         power_ceiling_dbm: float = POWER_CEILING_DBM,
         tolerances: Tolerances = DEFAULT_TOLERANCES,
     ) -> None:
         self.lab, self.drivers, self.store, self.traffic = lab, drivers, store, traffic
-        self.reconfigurer = Reconfigurer(
+        self.reconfigurer = Transactions(
             lab, drivers, flows, traffic, store, power_ceiling_dbm, tolerances
         )
         self.locks, self.stop = self.reconfigurer.locks, self.reconfigurer.stop
@@ -172,7 +172,7 @@ class Plant:
             "unreachable": "",
         }
 
-    async def _judged(self, name: str, maps: Mapping[str, PortMap]) -> list[Judged]:
+    async def _judged(self, name: str, maps: Mapping[str, PortMap]) -> list[PortReading]:
         driver = self.drivers[name]
         if not (driver.capabilities.power_out or driver.capabilities.power_in):
             return []
@@ -311,10 +311,10 @@ def _drift_as_json(drift: Drift) -> dict[str, list[str]]:
     }
 
 
-def _light_as_json(judged: Judged, *, monitored: bool) -> dict[str, Any]:
+def _light_as_json(judged: PortReading, *, monitored: bool) -> dict[str, Any]:
     expected, verdict = judged.expected, judged.verdict
     if not monitored:
-        verdict = Verdict("unverified", "unverified, no power monitor at the outputs")
+        verdict = PowerVerdict("unverified", "unverified, no power monitor at the outputs")
     return {
         "cross_connect": str(judged.cross_connect), "in_dbm": judged.in_dbm,
         "out_dbm": judged.out_dbm, "expected_dbm": expected.power_dbm if expected else None,

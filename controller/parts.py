@@ -17,9 +17,9 @@ from patchlight.controller.fleet.fleet import Fleet
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.openflow.client import Speaker
-from patchlight.controller.openflow.packet_switches import Switches
+from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.controller.openflow.speaker_process import SpeakerOptions
-from patchlight.controller.operations import Plant
+from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.store import open_store
 from patchlight.testbed.lab import Lab
 
@@ -66,9 +66,9 @@ class Controller:
                 apps=tuple(settings.ryu_apps),
             )
         )
-        self.switches = Switches(lab, self.speaker)
+        self.switches = PacketSwitches(lab, self.speaker)
         self.scheduler = Scheduler(lab, self.fleet, self.store, settings.policies)
-        self.plant = Plant(
+        self.plant = CircuitOperations(
             lab, self.drivers, self.switches, self.scheduler, self.store,
             settings.power_ceiling_dbm, settings.tolerances,
         )  # fmt: skip

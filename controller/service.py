@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from patchlight.controller.api.app import create_app
-from patchlight.controller.circuits.device_lock import CONTROLLER, claimed
+from patchlight.controller.circuits.device_lock import CONTROLLER, device_lock
 from patchlight.controller.openflow.listening import listen
 from patchlight.controller.parts import Controller
 
@@ -34,7 +34,7 @@ async def run(controller: Controller) -> None:
         stack.callback(controller.store.close)
         stack.push_async_callback(controller.fleet.close)
         holder = f"{CONTROLLER} {controller.lab.name}"
-        stack.enter_context(claimed(controller.lab.circuit_switches, holder))
+        stack.enter_context(device_lock(controller.lab.circuit_switches, holder))
         for driver in controller.drivers.values():
             stack.push_async_callback(driver.close)
         # Who does not answer is left for later: one switch does not keep the lab waiting.

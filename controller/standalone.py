@@ -19,19 +19,19 @@ import httpx
 from fastapi import FastAPI
 
 from patchlight.controller.api.circuits import circuit_routes, explain
-from patchlight.controller.changes.committed_maps import Commitments
-from patchlight.controller.changes.device_maps import Reach
+from patchlight.controller.changes.committed_maps import CommittedMaps
+from patchlight.controller.changes.device_maps import DeviceMonitor
 from patchlight.controller.circuits.contract import Alarm, CircuitDriver
 from patchlight.controller.circuits.device_lock import (
     CONTROLLER,
     DIRECT,
-    DeviceClaimed,
-    claimed,
+    DeviceLocked,
+    device_lock,
     refuse_beside,
 )
 from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.client import ControllerClient, ControllerError
-from patchlight.controller.operations import Plant
+from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.store import Store, open_store
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Endpoint, Lab
@@ -51,7 +51,7 @@ def watching(
 
     Alarms of these circuit switches (all if none are named), differences between their maps
     as read every other second, who stopped answering or is back, and what commands with
-    ``--direct`` did on the same journal meanwhile. ``DeviceClaimed`` beside a controller.
+    ``--direct`` did on the same journal meanwhile. ``DeviceLocked`` beside a controller.
     """
     switches = [s for s in lab.circuit_switches if not names or s.name in names]
     refuse_beside_a_controller(lab)
@@ -78,7 +78,7 @@ class _Watch:
         self._drivers, self._store = drivers, store
         # A memory of its own for who is lost: the journal is told nothing of what we see.
         self._events = Store(":memory:")
-        self._reach = Reach(lab, drivers, Commitments(store), self._events)
+        self._reach = DeviceMonitor(lab, drivers, CommittedMaps(store), self._events)
         self._maps: dict[str, PortMap] = {}
         self._heard: dict[str, Alarm] = {}
         self._journal, self._own, self._read_at = store.last_event(), 0, 0.0
@@ -180,7 +180,7 @@ def direct_client(
     Only those that the command ``needs`` are opened and held (default: all); what the others
     have is taken from the journal. Without ``talks`` they are held and not opened: for what
     is in the journal alone. The journal is in ``state_dir``: what an earlier one left half done
-    is finished or undone first, as far as it concerns these devices. ``DeviceClaimed`` if a
+    is finished or undone first, as far as it concerns these devices. ``DeviceLocked`` if a
     controller runs for the lab or somebody holds one of the devices.
     """
     refuse_beside_a_controller(lab)
@@ -189,13 +189,13 @@ def direct_client(
         stack.callback(store.close)
         names = {s.name for s in lab.circuit_switches} if needs is None else set(needs(store))
         switches = [s for s in lab.circuit_switches if s.name in names]
-        stack.enter_context(claimed(switches, DIRECT))
+        stack.enter_context(device_lock(switches, DIRECT))
         runner = stack.enter_context(asyncio.Runner())
         loop = runner.get_loop()
         drivers = {s.name: open_driver(s, password_of(s)) for s in switches if talks}
         for driver in drivers.values():
             stack.callback(lambda closing: loop.run_until_complete(closing()), driver.close)
-        plant = Plant(lab, drivers, _Nobody(), _Nobody(), store)
+        plant = CircuitOperations(lab, drivers, _Nobody(), _Nobody(), store)
         # After Ctrl-C: a change that has begun comes to its end.
         stack.callback(lambda: loop.run_until_complete(plant.reconfigurer.close()))
         if talks:
@@ -209,13 +209,13 @@ def direct_client(
 
 
 def refuse_beside_a_controller(lab: Lab) -> None:
-    """``DeviceClaimed`` if a controller of the lab answers."""
+    """``DeviceLocked`` if a controller of the lab answers."""
     with ControllerClient(lab.controller_api, deadline_s=2.0) as client:
         try:
             running = client.status()["lab"]
         except ControllerError:
             return
-    raise DeviceClaimed(
+    raise DeviceLocked(
         f"a controller of lab {running} runs at {lab.controller_api}: it holds the switches",
         hint="leave out --direct, or stop the controller first",
     )

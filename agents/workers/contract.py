@@ -14,7 +14,7 @@ TRAINING = Path(agents.__file__).absolute().parent / "training"
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class WorkerLaunch:
     """One worker to launch.
 
     ``directory`` is the worker's own folder; ``namespace`` is the name its network namespace
@@ -39,7 +39,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class WorkerHandle:
     """What is left of a worker when its agent has died: enough to find it and end it.
 
     ``pid`` with ``started`` (clock ticks since boot, so that a reused number is told apart),
@@ -56,7 +56,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ExitInfo:
     """How a worker ended; a negative code is the signal that killed it."""
 
     exit_code: int
@@ -67,10 +67,10 @@ class RunningWorker(Protocol):
     """A worker that was launched."""
 
     @property
-    def trace(self) -> Trace:
+    def trace(self) -> WorkerHandle:
         """How to find it again."""
 
-    async def ended(self) -> Ending:
+    async def ended(self) -> ExitInfo:
         """Wait for its end. To be awaited once."""
 
     async def stop(self, grace_s: float) -> None:
@@ -88,10 +88,10 @@ class Runner(Protocol):
     async def open(self) -> None:
         """Check that workers can be run here; ``LaunchError`` that says what is missing."""
 
-    async def launch(self, order: Order) -> RunningWorker:
+    async def launch(self, order: WorkerLaunch) -> RunningWorker:
         """Start the worker; on return its namespace is kept. ``LaunchError`` leaves nothing."""
 
-    async def end_leftover(self, trace: Trace) -> None:
+    async def end_leftover(self, trace: WorkerHandle) -> None:
         """End and remove a worker of an agent that died. Harmless if it is gone."""
 
     async def sweep(self) -> None:

@@ -14,7 +14,13 @@ from docker.types import DeviceRequest, LogConfig
 
 from patchlight.agents import netns
 from patchlight.agents.errors import AgentError, LaunchError
-from patchlight.agents.workers.contract import TRAINING, Ending, Order, Trace, last_lines
+from patchlight.agents.workers.contract import (
+    TRAINING,
+    ExitInfo,
+    WorkerHandle,
+    WorkerLaunch,
+    last_lines,
+)
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
@@ -65,11 +71,11 @@ class DockerRunner:
                 hint="build it: deploy/worker-image.sh",
             ) from exc
 
-    async def launch(self, order: Order) -> DockerWorker:
+    async def launch(self, order: WorkerLaunch) -> DockerWorker:
         """Create and start the container, and keep its network namespace."""
         return DockerWorker(await asyncio.to_thread(self._launch, order))
 
-    def _launch(self, order: Order) -> Container:
+    def _launch(self, order: WorkerLaunch) -> Container:
         order.write_task(_GPU_SOCKET if order.gpu_socket else None)
         try:
             container: Container = self._client.containers.create(**self._settings(order))
@@ -94,7 +100,7 @@ class DockerRunner:
             raise LaunchError(f"starting the container of worker {order.worker}: {exc}") from exc
         return container
 
-    def _settings(self, order: Order) -> dict[str, Any]:
+    def _settings(self, order: WorkerLaunch) -> dict[str, Any]:
         mounts = {
             str(TRAINING): {"bind": f"{_CODE}/patchlight/agents/training", "mode": "ro"},
             str(order.directory): {"bind": _FOLDER, "mode": "rw"},
@@ -142,7 +148,7 @@ class DockerRunner:
             del settings["mem_limit"]
         return settings
 
-    async def end_leftover(self, trace: Trace) -> None:
+    async def end_leftover(self, trace: WorkerHandle) -> None:
         """Kill and remove the container of that id."""
         if trace.container is not None:
             await asyncio.to_thread(self._remove_id, trace.container)
@@ -178,22 +184,22 @@ class DockerWorker:
         self._container = container
 
     @property
-    def trace(self) -> Trace:
+    def trace(self) -> WorkerHandle:
         """The container's id."""
-        return Trace(container=self._container.id)
+        return WorkerHandle(container=self._container.id)
 
-    async def ended(self) -> Ending:
+    async def ended(self) -> ExitInfo:
         """Wait for the container's end."""
         return await _in_own_thread(self._wait)
 
-    def _wait(self) -> Ending:
+    def _wait(self) -> ExitInfo:
         try:
             code = int(self._container.wait(timeout=None)["StatusCode"])
         except NotFound:
-            return Ending(137, ("the container was removed by somebody else",))
+            return ExitInfo(137, ("the container was removed by somebody else",))
         except _REFUSED as exc:
-            return Ending(255, (f"the Docker engine was lost: {exc}",))
-        return Ending(code, _log_tail(self._container))
+            return ExitInfo(255, (f"the Docker engine was lost: {exc}",))
+        return ExitInfo(code, _log_tail(self._container))
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, then SIGKILL."""

@@ -14,7 +14,13 @@ from pathlib import Path
 
 from patchlight.agents import netns
 from patchlight.agents.errors import LaunchError
-from patchlight.agents.workers.contract import TRAINING, Ending, Order, Trace, last_lines
+from patchlight.agents.workers.contract import (
+    TRAINING,
+    ExitInfo,
+    WorkerHandle,
+    WorkerLaunch,
+    last_lines,
+)
 
 _OUTPUT_TAIL = 16 * 1024
 
@@ -35,12 +41,12 @@ class ProcessRunner:
             raise LaunchError("workers need network namespaces, and those need root",
                               hint="run the agent as root")  # fmt: skip
 
-    async def launch(self, order: Order) -> ProcessWorker:
+    async def launch(self, order: WorkerLaunch) -> ProcessWorker:
         """Make the namespace and start Python in it."""
         process = await asyncio.to_thread(self._launch, order)
         return ProcessWorker(process, order.directory / "output.log")
 
-    def _launch(self, order: Order) -> subprocess.Popen[bytes]:
+    def _launch(self, order: WorkerLaunch) -> subprocess.Popen[bytes]:
         order.write_task(str(order.gpu_socket) if order.gpu_socket else None)
         namespace = netns.create(order.namespace)
         command = [
@@ -63,7 +69,7 @@ class ProcessRunner:
             netns.remove(order.namespace)
             raise LaunchError(f"starting worker {order.worker}: {exc}") from exc
 
-    async def end_leftover(self, trace: Trace) -> None:
+    async def end_leftover(self, trace: WorkerHandle) -> None:
         """Kill the process if it is still the one that was started."""
         if trace.pid is not None and trace.started is not None:
             await asyncio.to_thread(_kill_leftover, trace.pid, trace.started)
@@ -93,15 +99,15 @@ class ProcessWorker:
         self._gone.set()
 
     @property
-    def trace(self) -> Trace:
+    def trace(self) -> WorkerHandle:
         """Its process number and start."""
-        return Trace(pid=self._process.pid, started=self._started)
+        return WorkerHandle(pid=self._process.pid, started=self._started)
 
-    async def ended(self) -> Ending:
+    async def ended(self) -> ExitInfo:
         """Wait for the process."""
         await self._gone.wait()
         lines = await asyncio.to_thread(_tail, self._output)
-        return Ending(self._process.returncode, lines)
+        return ExitInfo(self._process.returncode, lines)
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, then SIGKILL."""
@@ -119,7 +125,7 @@ class ProcessWorker:
             self._process.stdin.close()
 
 
-def _environment(order: Order) -> dict[str, str]:
+def _environment(order: WorkerLaunch) -> dict[str, str]:
     keep = {name: os.environ[name] for name in ("PATH", "LANG", "HOME") if name in os.environ}
     return {
         **keep,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fastapi import Request
 
-from patchlight.controller.changes.record import Terms
+from patchlight.controller.changes.record import ChangeOptions
 from patchlight.controller.client import USER_HEADER
 
 _TABLES = {4: Path("/proc/net/tcp"), 6: Path("/proc/net/tcp6")}
@@ -21,7 +21,7 @@ _ESTABLISHED = "01"
 _LONGEST_NAME = 80
 
 
-def caller_of(request: Request) -> Terms:
+def caller_of(request: Request) -> ChangeOptions:
     """The user and where the request came from.
 
     A user of this machine goes by the name of the login, whatever was declared; the
@@ -30,13 +30,13 @@ def caller_of(request: Request) -> Terms:
     declared = request.headers.get(USER_HEADER, "")[:_LONGEST_NAME]
     host, port = request.client or ("", 0)
     if not port:
-        return Terms(by=declared, origin=host)  # in this process
+        return ChangeOptions(by=declared, origin=host)  # in this process
     origin = f"{host}:{port}"
     uid = user_id_of((host, port), request.scope.get("server"))
     if uid is None:
-        return Terms(by=declared, origin=f"{origin} (name as declared)")
+        return ChangeOptions(by=declared, origin=f"{origin} (name as declared)")
     by = declared if uid == 0 and declared else _login(uid)
-    return Terms(by=by, origin=f"{origin} (uid {uid})")
+    return ChangeOptions(by=by, origin=f"{origin} (uid {uid})")
 
 
 def user_id_of(client: tuple[str, int], server: tuple[str, int | None] | None) -> int | None:

@@ -26,10 +26,10 @@ from patchlight.controller.api.models import (
     UnlockRequest,
 )
 from patchlight.controller.changes.device_maps import Decide
-from patchlight.controller.changes.locks import Kind
+from patchlight.controller.changes.locks import FieldType
 from patchlight.controller.changes.planning import wanted_maps
-from patchlight.controller.changes.record import Refused, Terms, as_stored, as_texts
-from patchlight.controller.operations import Plant
+from patchlight.controller.changes.record import ChangeOptions, Refused, as_texts, to_row
+from patchlight.controller.operations import CircuitOperations
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.portmap import PortMap
 
@@ -46,10 +46,10 @@ async def explain(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse(said, status_code=status)
 
 
-Caller = Annotated[Terms, Depends(caller_of)]
+Caller = Annotated[ChangeOptions, Depends(caller_of)]
 
 
-def circuit_routes(plant: Plant) -> APIRouter:
+def circuit_routes(plant: CircuitOperations) -> APIRouter:
     """The routes of one plant."""
     routes = APIRouter(prefix="/v1")
     _look(routes, plant)
@@ -59,25 +59,25 @@ def circuit_routes(plant: Plant) -> APIRouter:
 
 
 async def _run(
-    plant: Plant,
+    plant: CircuitOperations,
     decide: Decide,
     request: ChangeRequest,
-    caller: Terms,
+    caller: ChangeOptions,
     adopts: Mapping[str, PortMap],
     *,
     why: str,
     reverts: int | None = None,
 ) -> Answer:
-    terms = Terms(
+    terms = ChangeOptions(
         by=caller.by, origin=caller.origin, spare_jobs=request.spare_jobs,
         planned_from=request.planned_from, adopts=adopts, reverts=reverts,
     )  # fmt: skip
     if request.dry_run:
         return plant.preview_as_json(*await plant.reconfigurer.preview(decide, terms))
-    return as_stored(await plant.reconfigurer.change(decide, request.why or why, terms))
+    return to_row(await plant.reconfigurer.change(decide, request.why or why, terms))
 
 
-def _look(routes: APIRouter, plant: Plant) -> None:
+def _look(routes: APIRouter, plant: CircuitOperations) -> None:
     @routes.get("/links")
     async def links() -> Answer:
         found = await plant.reconfigurer.links()
@@ -129,7 +129,7 @@ def _look(routes: APIRouter, plant: Plant) -> None:
         return {"events": plant.store.events(after), "last": plant.store.last_event()}
 
 
-def _change(routes: APIRouter, plant: Plant) -> None:
+def _change(routes: APIRouter, plant: CircuitOperations) -> None:
     @routes.post("/reconfigurations")
     async def reconfigure(request: ReconfigurationRequest, caller: Caller) -> Answer:
         asked = {name: PortMap.parse(texts) for name, texts in request.maps.items()}
@@ -176,7 +176,7 @@ def _change(routes: APIRouter, plant: Plant) -> None:
         return await _run(plant, lambda _: {}, asked, caller, adopts, why="adopts drift")
 
 
-def _operate(routes: APIRouter, plant: Plant) -> None:
+def _operate(routes: APIRouter, plant: CircuitOperations) -> None:
     @routes.post("/baselines")
     async def accept(request: BaselinesRequest, caller: Caller) -> Answer:
         return {"circuits": await plant.accept_light(request.ocs, caller.by)}
@@ -201,7 +201,7 @@ def _operate(routes: APIRouter, plant: Plant) -> None:
 
     @routes.post("/locks")
     async def lock(request: LockRequest, caller: Caller) -> Answer:
-        kind: Kind = "kept" if request.keep else "locked"
+        kind: FieldType = "kept" if request.keep else "locked"
         made = plant.locks.lock(request.ocs, request.ports, kind, caller.by, request.why)
         return {"locks": [asdict(each) for each in made]}
 

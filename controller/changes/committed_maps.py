@@ -24,7 +24,7 @@ class Drift:
         return bool(self.missing or self.unknown)
 
 
-class Commitments:
+class CommittedMaps:
     """Committed maps, remembered in the store with the change that made them so."""
 
     def __init__(self, store: Store) -> None:

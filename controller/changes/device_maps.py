@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from patchlight.controller.changes.committed_maps import Commitments
+from patchlight.controller.changes.committed_maps import CommittedMaps
 from patchlight.controller.changes.planning import Plan, plan
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.circuits.contract import CircuitDriver, DeviceUnreachable, LoginRefused
@@ -27,14 +27,14 @@ Decide = Callable[[Mapping[str, PortMap]], Mapping[str, PortMap]]
 """Makes wanted maps, those that should change, of the present ones."""
 
 
-class LastSeen:
+class MapCache:
     """Remembers so that not every plan begins with a question to every device.
 
     Before a device is written to, its map is read. ``maps`` is ``None`` after ``forget``:
     then the devices are to be asked first.
     """
 
-    def __init__(self, lab: Lab, reach: Reach) -> None:
+    def __init__(self, lab: Lab, reach: DeviceMonitor) -> None:
         self._lab, self._reach = lab, reach
         self.maps: Maps | None = None
         self._links: Links | None = None
@@ -126,7 +126,7 @@ class Maps(dict[str, PortMap]):
 
 
 @dataclass
-class _Lost:
+class _Unreachable:
     words: str
     since: float = field(default_factory=time.time)
     pause_s: float = _FIRST_PAUSE_S
@@ -139,18 +139,22 @@ class _Lost:
             self.pause_s = _PAUSE_AFTER_LOGIN_REFUSED_S
 
 
-class Reach:
+class DeviceMonitor:
     """The circuit switches of a lab, as far as they answer.
 
     A switch of the lab without a driver here counts as one that does not.
     """
 
     def __init__(
-        self, lab: Lab, drivers: Mapping[str, CircuitDriver], commitments: Commitments, store: Store
+        self,
+        lab: Lab,
+        drivers: Mapping[str, CircuitDriver],
+        commitments: CommittedMaps,
+        store: Store,
     ) -> None:
         self._lab, self._drivers = lab, drivers
         self._commitments, self._store = commitments, store
-        self._lost: dict[str, _Lost] = {}
+        self._lost: dict[str, _Unreachable] = {}
         self._last: dict[str, PortMap] = {}
         self._opened: set[str] = set()
         self._left_to_watch = False
@@ -264,7 +268,7 @@ class Reach:
         self._found(name)
 
     def _report(self, name: str, error: Exception) -> None:
-        self._lost[name] = lost = _Lost(in_words(error))
+        self._lost[name] = lost = _Unreachable(in_words(error))
         if isinstance(error, LoginRefused):
             lost.pause_s = _PAUSE_AFTER_LOGIN_REFUSED_S
         if not isinstance(error, PatchlightError):

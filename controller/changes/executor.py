@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from patchlight.controller.changes.device_maps import Maps
 from patchlight.controller.changes.locks import StopButton
 from patchlight.controller.changes.planning import Plan
-from patchlight.controller.changes.power_check import Light, Readings, Verified, read_back
-from patchlight.controller.changes.preflight import Checked
+from patchlight.controller.changes.power_check import PowerCheck, Readings, Verified, read_back
+from patchlight.controller.changes.preflight import PreflightResult
 from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.changes.recovery import raise_refusals
 from patchlight.controller.circuits.contract import CircuitDriver
@@ -20,16 +20,16 @@ from patchlight.testbed.wiring import follow_light
 
 
 @dataclass(frozen=True)
-class Writer:
+class PlanExecutor:
     """Breaks, makes and verifies. What goes wrong on one device does not reach the next."""
 
     lab: Lab
     drivers: Mapping[str, CircuitDriver]
-    light: Light
+    light: PowerCheck
     stop: StopButton
 
     async def write(
-        self, steps: Plan, checked: Checked, record: Reconfiguration, now: Maps
+        self, steps: Plan, checked: PreflightResult, record: Reconfiguration, now: Maps
     ) -> Readings:
         """Bring the plan about; the powers to remember if it is committed.
 

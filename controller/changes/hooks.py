@@ -8,14 +8,14 @@ from patchlight.testbed.lab import Endpoint
 from patchlight.testbed.wiring import Links
 
 
-class Flows(Protocol):
+class FlowHook(Protocol):
     """Whoever keeps the packet switches' flow tables in step with the light."""
 
     async def follow(self, links: Links) -> list[str]:
         """Have the switches forward over these links and no others; what failed, in words."""
 
 
-class Traffic(Protocol):
+class TrafficHook(Protocol):
     """Whoever sends over the network and can be asked to wait."""
 
     def riding(self, moved: frozenset[Endpoint]) -> list[str]:

@@ -61,7 +61,7 @@ class StopButton:
             raise StepFailed(words)
 
 
-Kind = Literal["locked", "kept", "bad"]
+FieldType = Literal["locked", "kept", "bad"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class PortLock:
 
     ocs: str
     port: int
-    kind: Kind
+    kind: FieldType
     by: str
     why: str
     at: float
@@ -96,7 +96,9 @@ class Locks:
         """Every lock, in the order of ports."""
         return [self._held[key] for key in sorted(self._held)]
 
-    def lock(self, ocs: str, ports: Iterable[int], kind: Kind, by: str, why: str) -> list[PortLock]:
+    def lock(
+        self, ocs: str, ports: Iterable[int], kind: FieldType, by: str, why: str
+    ) -> list[PortLock]:
         """Lock these ports. ``BadInput`` for a port that is none, or that others locked."""
         numbers = self._checked(ocs, ports)
         for number in numbers:
@@ -109,7 +111,9 @@ class Locks:
         """Keep everybody off ports of which nothing certain is known."""
         self._save(ocs, sorted(set(ports)), "bad", "patchlight", why)
 
-    def _save(self, ocs: str, numbers: list[int], kind: Kind, by: str, why: str) -> list[PortLock]:
+    def _save(
+        self, ocs: str, numbers: list[int], kind: FieldType, by: str, why: str
+    ) -> list[PortLock]:
         new = [PortLock(ocs, number, kind, by, why, time.time()) for number in numbers]
         self._store.save_locks([asdict(lock) for lock in new])
         self._held.update({(lock.ocs, lock.port): lock for lock in new})

@@ -12,7 +12,7 @@ from patchlight.testbed.lab import Endpoint, Lab, PacketSwitch, Server
 from patchlight.testbed.portmap import CrossConnect
 from patchlight.testbed.wiring import Links, fibre_ends
 
-Kind = Literal["ok", "degraded", "unverified", "failed"]
+FieldType = Literal["ok", "degraded", "unverified", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,14 @@ def expected_powers(
     return expected
 
 
-class Verdict(NamedTuple):
+class PowerVerdict(NamedTuple):
     """What powers say of a cross-connect. ``words`` is empty where it is ``ok``.
 
     ``failed``: the light does not go where it should. ``degraded``: it does, with less power
     than this circuit had before. ``unverified``: nothing can be said.
     """
 
-    kind: Kind
+    kind: FieldType
     words: str = ""
 
 
@@ -94,7 +94,7 @@ def judge(
     out_dbm: float | None,
     insertion_loss_db: float,
     tolerances: Tolerances = DEFAULT_TOLERANCES,
-) -> Verdict:
+) -> PowerVerdict:
     """What the powers at both ends of a cross-connect say of it.
 
     Against the loss budget if it is on the way of a known transmitter (``expected``), and
@@ -109,31 +109,33 @@ def judge(
         if in_dbm is None:
             source = expected.source if expected is not None else "anywhere"
             words = f"{made}: unverified, no light from {source} reaches in:{made.inp}"
-            return Verdict("unverified", words)
+            return PowerVerdict("unverified", words)
         words = f"{made}: no light at out:{made.out}, expected {should:.1f} dBm"
-        return Verdict("failed", words)
+        return PowerVerdict("failed", words)
     if expected is not None and abs(out_dbm - expected.power_dbm) > tolerances.budget_db:
         words = f"{made}: {out_dbm:.1f} dBm at out:{made.out}, expected {should:.1f} dBm"
-        return Verdict("failed", words)
+        return PowerVerdict("failed", words)
     if baseline_dbm is not None and baseline_dbm - out_dbm > tolerances.baseline_db:
         words = (
             f"{made}: degraded, {out_dbm:.1f} dBm at out:{made.out}, "
             f"{baseline_dbm - out_dbm:.1f} dB less than it had before ({baseline_dbm:.1f} dBm)"
         )
-        return Verdict("degraded", words)
-    return Verdict("ok")
+        return PowerVerdict("degraded", words)
+    return PowerVerdict("ok")
 
 
 def _judge_loss(
     made: CrossConnect, in_dbm: float | None, out_dbm: float | None, most_db: float
-) -> Verdict:
+) -> PowerVerdict:
     if in_dbm is None or in_dbm < _DIMMEST_DBM:
         words = f"{made}: unverified, nobody is known to send light to in:{made.inp}"
-        return Verdict("unverified", words + (", and none is measured" if out_dbm is None else ""))
+        return PowerVerdict(
+            "unverified", words + (", and none is measured" if out_dbm is None else "")
+        )
     if out_dbm is None:
         words = f"{made}: no light at out:{made.out}, but {in_dbm:.1f} dBm at in:{made.inp}"
-        return Verdict("failed", words)
+        return PowerVerdict("failed", words)
     if in_dbm - out_dbm > most_db:
         words = f"{made}: loses {in_dbm - out_dbm:.1f} dB, expected at most {most_db:.1f} dB"
-        return Verdict("failed", words)
-    return Verdict("ok")
+        return PowerVerdict("failed", words)
+    return PowerVerdict("ok")

@@ -10,8 +10,8 @@ from statistics import median
 from patchlight.controller.changes.power_budget import (
     DEFAULT_TOLERANCES,
     Expected,
+    PowerVerdict,
     Tolerances,
-    Verdict,
     expected_powers,
     judge,
 )
@@ -44,7 +44,7 @@ class Baselines:
         readings = self._of(ocs).get(_key(ocs, c, source))
         return None if readings is None else round(median(readings), 2)
 
-    def with_readings(self, ocs: str, good: Iterable[Judged]) -> Readings:
+    def with_readings(self, ocs: str, good: Iterable[PortReading]) -> Readings:
         """What is to be kept once these circuits were found good; keeps nothing itself."""
         kept: dict[BaselineKey, tuple[float, ...]] = {}
         for each in good:
@@ -54,7 +54,7 @@ class Baselines:
                 kept[key] = (*earlier, each.out_dbm)[-READINGS_KEPT:]
         return kept
 
-    def begin_anew(self, ocs: str, judged: Iterable[Judged]) -> int:
+    def begin_anew(self, ocs: str, judged: Iterable[PortReading]) -> int:
         """Take these powers for the baselines from now on; how many there are."""
         new = {
             _key(ocs, each.cross_connect, each.source): (each.out_dbm,)
@@ -81,7 +81,7 @@ def _key(ocs: str, c: CrossConnect, source: Endpoint | None) -> BaselineKey:
 
 
 @dataclass(frozen=True)
-class Judged:
+class PortReading:
     """One cross-connect's light: measured, as the loss budget and as it was before (dBm)."""
 
     cross_connect: CrossConnect
@@ -89,7 +89,7 @@ class Judged:
     out_dbm: float | None
     expected: Expected | None
     baseline_dbm: float | None
-    verdict: Verdict
+    verdict: PowerVerdict
 
     @property
     def source(self) -> Endpoint | None:
@@ -105,7 +105,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Light:
+class PowerCheck:
     """Judges light: by the lab's loss budgets, and by what circuits showed before."""
 
     lab: Lab
@@ -118,7 +118,7 @@ class Light:
         driver: CircuitDriver,
         cross_connects: Iterable[CrossConnect],
         arriving_dbm: Mapping[DirectedPort, float | None] | None = None,
-    ) -> list[Judged]:
+    ) -> list[PortReading]:
         """What the device measures of these cross-connects, and what that says.
 
         ``arriving_dbm`` is the power at inputs that was measured a moment ago. Only devices
@@ -141,7 +141,7 @@ class Light:
             source = expected.source if expected is not None else None
             before = self.baselines.dbm(driver.name, c, source)
             verdict = judge(expected, before, c, in_dbm, out_dbm, loss_db, self.tolerances)
-            found.append(Judged(c, in_dbm, out_dbm, expected, before, verdict))
+            found.append(PortReading(c, in_dbm, out_dbm, expected, before, verdict))
         return found
 
     async def verify(
@@ -171,7 +171,7 @@ class Verified:
     """``remarks`` on what could not be verified or is degraded; ``good``: the readings to keep."""
 
     remarks: list[str]
-    good: list[Judged] = field(default_factory=list)
+    good: list[PortReading] = field(default_factory=list)
 
 
 async def read_back(driver: CircuitDriver, wanted: PortMap) -> PortMap:

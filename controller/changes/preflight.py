@@ -23,7 +23,7 @@ POWER_CEILING_DBM = 13.0
 _STATES_KEPT_S = 60.0
 
 
-class Conditions:
+class PortStates:
     """The states of the ports of each OCS, read again when they are old."""
 
     def __init__(self, drivers: Mapping[str, CircuitDriver]) -> None:
@@ -54,7 +54,7 @@ class Conditions:
 
 
 @dataclass
-class Checked:
+class PreflightResult:
     """``objections``: why the change may not be made, in words. ``arriving_dbm``: the power
     at the inputs that are to be lit, by OCS, as far as the devices can measure it."""
 
@@ -68,13 +68,13 @@ class Checks:
 
     drivers: Mapping[str, CircuitDriver]
     locks: Locks
-    conditions: Conditions
+    conditions: PortStates
     riding: Callable[[frozenset[Endpoint]], list[str]]
     power_ceiling_dbm: float = POWER_CEILING_DBM
 
-    async def of(self, steps: Plan, by: str, *, spare_jobs: bool) -> Checked:
+    async def of(self, steps: Plan, by: str, *, spare_jobs: bool) -> PreflightResult:
         """Check the plan of ``by``. Asks the devices; writes nothing."""
-        found = Checked(self.locks.objections(steps.changes, by))
+        found = PreflightResult(self.locks.objections(steps.changes, by))
         if spare_jobs and (jobs := self.riding(steps.moved)):
             found.objections.append(f"the traffic of {', '.join(jobs)} rides on what would change")
         for name, change in steps.changes.items():

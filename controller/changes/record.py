@@ -25,7 +25,7 @@ class StepFailed(PatchlightError):
 
 
 @dataclass(frozen=True)
-class Terms:
+class ChangeOptions:
     """Who asks for a change, from where, and under which conditions.
 
     ``by`` is a user's name, ``origin`` the address that the request came from. With
@@ -85,7 +85,7 @@ class Reconfiguration:
             self.stages_s[name] = round(self.stages_s.get(name, 0.0) + spent, 6)
 
 
-def as_stored(record: Reconfiguration) -> dict[str, object]:
+def to_row(record: Reconfiguration) -> dict[str, object]:
     """The record as JSON takes it; ``dataclasses.asdict`` would copy every list of it."""
     return dict(vars(record))
 
@@ -103,7 +103,7 @@ def fingerprint(maps: Mapping[str, PortMap]) -> str:
     return digest.hexdigest()
 
 
-def write_down(record: Reconfiguration, steps: Plan, committed: Mapping[str, PortMap]) -> None:
+def fill_record(record: Reconfiguration, steps: Plan, committed: Mapping[str, PortMap]) -> None:
     """Put a plan into its record, and the maps that are committed once it is done."""
     record.before = {name: as_texts(m) for name, m in steps.before.items()}
     record.wanted = {name: as_texts(m) for name, m in steps.wanted.items()}

@@ -13,27 +13,27 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from patchlight.controller.changes.committed_maps import Commitments, Drift
-from patchlight.controller.changes.device_maps import Decide, LastSeen, Maps, Reach
-from patchlight.controller.changes.executor import Writer
-from patchlight.controller.changes.hooks import Flows, Traffic
+from patchlight.controller.changes.committed_maps import CommittedMaps, Drift
+from patchlight.controller.changes.device_maps import Decide, DeviceMonitor, MapCache, Maps
+from patchlight.controller.changes.executor import PlanExecutor
+from patchlight.controller.changes.hooks import FlowHook, TrafficHook
 from patchlight.controller.changes.locks import Locks, StopButton
 from patchlight.controller.changes.planning import Plan, difference
 from patchlight.controller.changes.power_budget import DEFAULT_TOLERANCES, Tolerances
-from patchlight.controller.changes.power_check import Baselines, Light, Readings
+from patchlight.controller.changes.power_check import Baselines, PowerCheck, Readings
 from patchlight.controller.changes.preflight import (
     POWER_CEILING_DBM,
-    Checked,
     Checks,
-    Conditions,
     Ports,
+    PortStates,
+    PreflightResult,
 )
 from patchlight.controller.changes.record import (
+    ChangeOptions,
     Reconfiguration,
-    Terms,
-    as_stored,
+    fill_record,
     fingerprint,
-    write_down,
+    to_row,
 )
 from patchlight.controller.changes.recovery import changes_of, finish_or_undo, restore
 from patchlight.controller.circuits.contract import CircuitDriver
@@ -45,18 +45,18 @@ from patchlight.testbed.wiring import Links
 
 log = logging.getLogger("patchlight.circuits")
 
-NO_TERMS = Terms()
+NO_OPTIONS = ChangeOptions()
 
 
-class Reconfigurer:
+class Transactions:
     """Runs one change at a time over the lab's circuit switches."""
 
     def __init__(
         self,
         lab: Lab,
         drivers: Mapping[str, CircuitDriver],
-        flows: Flows,
-        traffic: Traffic,
+        flows: FlowHook,
+        traffic: TrafficHook,
         store: Store,
         power_ceiling_dbm: float = POWER_CEILING_DBM,
         tolerances: Tolerances = DEFAULT_TOLERANCES,
@@ -64,16 +64,16 @@ class Reconfigurer:
         self._lab, self._drivers, self._flows = lab, drivers, flows
         self._traffic, self._store = traffic, store
         self.locks, self.stop = Locks(lab, store), StopButton(store)
-        self.conditions = Conditions(drivers)
-        self.commitments = Commitments(store)
-        self.reach = Reach(lab, drivers, self.commitments, store)
+        self.conditions = PortStates(drivers)
+        self.commitments = CommittedMaps(store)
+        self.reach = DeviceMonitor(lab, drivers, self.commitments, store)
         self.baselines = Baselines(store)
-        self.light = Light(lab, self.baselines, tolerances)
+        self.light = PowerCheck(lab, self.baselines, tolerances)
         self._checks = Checks(
             drivers, self.locks, self.conditions, traffic.riding, power_ceiling_dbm
         )
-        self._writer = Writer(lab, drivers, self.light, self.stop)
-        self._seen = LastSeen(lab, self.reach)
+        self._writer = PlanExecutor(lab, drivers, self.light, self.stop)
+        self._seen = MapCache(lab, self.reach)
         self._unfinished: dict[str, str] = {}
         self._readings: Readings = {}
         self._committing: dict[str, PortMap] = {}
@@ -106,7 +106,9 @@ class Reconfigurer:
         """Wait until the change under way, if there is one, has come to its end."""
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def change(self, decide: Decide, why: str, terms: Terms = NO_TERMS) -> Reconfiguration:
+    async def change(
+        self, decide: Decide, why: str, terms: ChangeOptions = NO_OPTIONS
+    ) -> Reconfiguration:
         """Turn the present maps into what ``decide`` makes of them.
 
         Always returns a record whose state is final: ``committed``, ``refused`` (nothing
@@ -119,7 +121,9 @@ class Reconfigurer:
         task.add_done_callback(self._running.discard)
         return await asyncio.shield(task)
 
-    async def preview(self, decide: Decide, terms: Terms = NO_TERMS) -> tuple[Plan, list[str]]:
+    async def preview(
+        self, decide: Decide, terms: ChangeOptions = NO_OPTIONS
+    ) -> tuple[Plan, list[str]]:
         """What ``change`` would do now, and what speaks against it."""
         maps = await self.read_maps()
         steps = self._seen.plan(maps, decide)
@@ -133,7 +137,7 @@ class Reconfigurer:
             dict.fromkeys(self._unfinished[n] for n in steps.changes if n in self._unfinished)
         )
 
-    async def _change(self, decide: Decide, why: str, terms: Terms) -> Reconfiguration:
+    async def _change(self, decide: Decide, why: str, terms: ChangeOptions) -> Reconfiguration:
         async with self._one_at_a_time:
             record = Reconfiguration(
                 why=why, started_at=time.time(), by=terms.by, origin=terms.origin,
@@ -158,7 +162,7 @@ class Reconfigurer:
             return record
 
     async def _attempt(
-        self, decide: Decide, record: Reconfiguration, terms: Terms, *, from_memory: bool
+        self, decide: Decide, record: Reconfiguration, terms: ChangeOptions, *, from_memory: bool
     ) -> bool:
         """Plan, check and carry out; ``False`` if it takes newer maps to know what to do."""
         if from_memory and (terms.planned_from or self._seen.maps is None):
@@ -174,9 +178,9 @@ class Reconfigurer:
                     return False
                 raise
             self._committing = self.commitments.after(steps, terms.adopts)
-            write_down(record, steps, self._committing)
+            fill_record(record, steps, self._committing)
         with record.stage("check"):
-            checked = Checked(self._halted(steps))
+            checked = PreflightResult(self._halted(steps))
             if terms.planned_from and terms.planned_from != fingerprint(steps.before):
                 checked.objections.append("the maps changed since the change was shown")
             if steps and not checked.objections:
@@ -198,20 +202,20 @@ class Reconfigurer:
         return True
 
     async def _checked_and_journalled(
-        self, steps: Plan, record: Reconfiguration, terms: Terms
-    ) -> Checked:
+        self, steps: Plan, record: Reconfiguration, terms: ChangeOptions
+    ) -> PreflightResult:
         """Ask the devices what speaks against it, while the intent goes to the disk."""
         journalled = asyncio.create_task(asyncio.to_thread(self._intend(record)))
         try:
             return await self._checks.of(steps, terms.by, spare_jobs=terms.spare_jobs)
         except PatchlightError as error:
-            return Checked([error.message])
+            return PreflightResult([error.message])
         finally:
             await journalled
 
     def _intend(self, record: Reconfiguration) -> Callable[[], None]:
         """What puts the intent into the journal: as it is now, when called."""
-        write = self._store.prepared_intent(record.id, as_stored(record))
+        write = self._store.prepared_intent(record.id, to_row(record))
 
         def journal() -> None:
             record.id = write()
@@ -219,7 +223,7 @@ class Reconfigurer:
         return journal
 
     async def _carry_out(
-        self, steps: Plan, checked: Checked, record: Reconfiguration, *, from_memory: bool
+        self, steps: Plan, checked: PreflightResult, record: Reconfiguration, *, from_memory: bool
     ) -> bool:
         """Do it or undo it; ``False`` if the plan turns out to be made from old maps."""
         try:
@@ -295,7 +299,7 @@ class Reconfigurer:
             committed = self._committing if done else {}
             readings, self._readings, self._committing = self._readings, {}, {}
             self._store.update_reconfiguration(
-                record.id, record.state, as_stored(record),
+                record.id, record.state, to_row(record),
                 self.commitments.rows(committed, record), readings if done else None,
             )  # fmt: skip
             self.commitments.take(committed)
@@ -336,7 +340,7 @@ class Reconfigurer:
                     words = f"change {record.id} is unfinished: it waits for {', '.join(away)}"
                     self._unfinished |= dict.fromkeys(changed, words)
                     record.message = f"cut short by the controller's end; waits for {away[0]}"
-                    self._store.update_reconfiguration(record.id, "intent", as_stored(record))
+                    self._store.update_reconfiguration(record.id, "intent", to_row(record))
                     continue
                 try:
                     await finish_or_undo(record, self._drivers, now)

@@ -26,13 +26,13 @@ CONTROLLER, DIRECT = "the controller of lab", "patchlight ocs --direct"
 """How the holders of devices call themselves."""
 
 
-class DeviceClaimed(PatchlightError):
+class DeviceLocked(PatchlightError):
     """Somebody else commands the device."""
 
 
 @contextlib.contextmanager
-def claimed(switches: Iterable[CircuitSwitch], holder: str) -> Iterator[None]:
-    """Hold these devices for the block; ``DeviceClaimed`` names who holds one already.
+def device_lock(switches: Iterable[CircuitSwitch], holder: str) -> Iterator[None]:
+    """Hold these devices for the block; ``DeviceLocked`` names who holds one already.
 
     ``holder`` is what others are told, like ``the controller of lab ofc2022``.
     """
@@ -45,12 +45,12 @@ def claimed(switches: Iterable[CircuitSwitch], holder: str) -> Iterator[None]:
 
 
 def refuse_beside(switches: Iterable[CircuitSwitch], kind: str) -> None:
-    """``DeviceClaimed`` if one of these devices is held by this kind of holder."""
+    """``DeviceLocked`` if one of these devices is held by this kind of holder."""
     for switch in switches:
         try:
-            with claimed([switch], ""):
+            with device_lock([switch], ""):
                 continue
-        except DeviceClaimed as error:
+        except DeviceLocked as error:
             if f"is held by {kind}" in error.message:
                 raise
 
@@ -67,7 +67,7 @@ def _claim(switch: CircuitSwitch, holder: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             who = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "another one"
-            raise DeviceClaimed(
+            raise DeviceLocked(
                 f"{switch.name} at {switch.address} is held by {who}",
                 hint="stop that first; commands without --direct go through the controller",
             ) from error

@@ -12,7 +12,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 
 
-class Ledger:
+class JobTable:
     """The status of jobs by id, in the order of submission."""
 
     def __init__(self, store: Store) -> None:

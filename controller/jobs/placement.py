@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from patchlight.controller.changes.transaction import Reconfigurer
-from patchlight.controller.jobs.policy_set import Deciders
+from patchlight.controller.changes.transaction import Transactions
+from patchlight.controller.jobs.policy_set import PolicySet
 from patchlight.controller.jobs.running_job import JobFailed
 from patchlight.controller.policies.contract import (
     ClusterShape,
@@ -31,7 +31,7 @@ NO_PORTS: Mapping[str, frozenset[int]] = {}
 
 
 @dataclass(frozen=True)
-class LabCluster:
+class WiredLab:
     """A lab as it is wired now: the numbers of its hosts, and its shape."""
 
     lab: Lab
@@ -131,26 +131,26 @@ def progress_of(job: JobView) -> Progress:
 
 
 @dataclass(frozen=True)
-class Situation:
+class LabView:
     """The lab as policies are shown it, and the hosts whose light nobody knows (and why)."""
 
-    cluster: LabCluster
+    cluster: WiredLab
     view: ClusterView
     unseen: Mapping[str, str] = field(default_factory=dict)
 
 
-class Placer:
+class Placement:
     """Gives gangs their turn and jobs their hosts, as the lab's policies say."""
 
-    def __init__(self, lab: Lab, deciders: Deciders) -> None:
+    def __init__(self, lab: Lab, deciders: PolicySet) -> None:
         self._lab, self._deciders = lab, deciders
 
     async def look(
         self,
-        reconfigurer: Reconfigurer,
+        reconfigurer: Transactions,
         running: Sequence[tuple[str, Collection[str]]],
         recent: Sequence[JobStatus],
-    ) -> Situation:
+    ) -> LabView:
         """The lab now. ``running`` are jobs and their hosts, ``recent`` all jobs that came."""
         maps = await reconfigurer.read_maps()
         # Where nobody knows the light, a job would wait for its ring for ever.
@@ -158,18 +158,18 @@ class Placer:
         barred: Mapping[str, frozenset[int]] = {}
         if self._deciders.choice.placement != DEFAULTS["placement"] and maps:
             barred = either(*await reconfigurer.closed_ports())
-        cluster = LabCluster(self._lab, follow_light(self._lab, maps))
+        cluster = WiredLab(self._lab, follow_light(self._lab, maps))
         busy = [name for _, hosts in running for name in hosts]
         seen = [view_of(each.id, each.spec, each.submitted_at) for each in recent]
         view = cluster.view(time.time(), busy, tuple(unseen), running, seen, maps, barred)
-        return Situation(cluster, view, unseen)
+        return LabView(cluster, view, unseen)
 
     @property
     def in_turn(self) -> bool:
         """Whether gangs simply come in the order in which they were submitted."""
         return self._deciders.choice.order == DEFAULTS["order"]
 
-    async def next(self, situation: Situation, gangs: Sequence[Sequence[JobStatus]]) -> int:
+    async def next(self, situation: LabView, gangs: Sequence[Sequence[JobStatus]]) -> int:
         """Which gang is next: the one with the job that is next."""
         view, order = situation.view, self._deciders.order
 
@@ -182,7 +182,7 @@ class Placer:
         return found.index(min(found))
 
     async def place(
-        self, situation: Situation, status: JobStatus, taken: Collection[str]
+        self, situation: LabView, status: JobStatus, taken: Collection[str]
     ) -> tuple[JobSpec, tuple[str, ...]] | None:
         """A job with its number of workers, and their hosts; ``None`` if it has to wait.
 
@@ -201,7 +201,7 @@ class Placer:
         gpus = await asyncio.to_thread(self._deciders.placement.place, view, job, workers)
         return None if gpus is None else (spec, cluster.hosts(gpus))
 
-    def _check_light(self, situation: Situation, job: JobView) -> None:
+    def _check_light(self, situation: LabView, job: JobView) -> None:
         if not situation.unseen:
             return
         shape, broken = situation.view.shape, situation.view.broken
@@ -224,7 +224,7 @@ class Placer:
 
     def rewiring(
         self,
-        reconfigurer: Reconfigurer,
+        reconfigurer: Transactions,
         groups: Sequence[Sequence[str]],
         barred: Ports,
         running: Sequence[tuple[str, Collection[str]]] = (),
@@ -237,7 +237,7 @@ class Placer:
         closed = {ocs: frozenset(ports) for ocs, ports in barred.items()}
 
         def decide(maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
-            cluster = LabCluster(self._lab, follow_light(self._lab, maps))
+            cluster = WiredLab(self._lab, follow_light(self._lab, maps))
             busy = [name for _, hosts in running for name in hosts]
             busy += [name for group in groups for name in group]
             view = cluster.view(time.time(), busy, unseen, running, (), maps, closed)

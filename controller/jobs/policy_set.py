@@ -8,7 +8,7 @@ from typing import cast
 
 from patchlight.controller.policies.contract import (
     KINDS,
-    Kind,
+    FieldType,
     OrderPolicy,
     PartitionPolicy,
     PlacementPolicy,
@@ -44,7 +44,7 @@ class PolicyChoice:
         if not 0 < self.deadline_s < float("inf"):
             raise BadInput(f"a policy's deadline is {self.deadline_s} s: expected more than 0 s")
 
-    def of(self, kind: Kind) -> str | None:
+    def of(self, kind: FieldType) -> str | None:
         """The one of a kind."""
         return cast(str | None, getattr(self, kind))
 
@@ -57,7 +57,7 @@ class PolicyChoice:
 DEFAULT_POLICIES = PolicyChoice()
 
 
-class Deciders:
+class PolicySet:
     """One guarded policy of each kind; ``BadInput`` if one that was chosen cannot be had."""
 
     def __init__(self, choice: PolicyChoice, report: Callable[[Fault], None]) -> None:

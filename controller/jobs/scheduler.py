@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from patchlight.controller.changes.record import Reconfiguration
-from patchlight.controller.changes.transaction import Reconfigurer
+from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.fleet.fleet import Fleet
 from patchlight.controller.jobs.admission import check_specs
-from patchlight.controller.jobs.job_table import Ledger
-from patchlight.controller.jobs.placement import Placer, Situation, either
-from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, Deciders, PolicyChoice
+from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.placement import LabView, Placement, either
+from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice, PolicySet
 from patchlight.controller.jobs.running_job import JobFailed, RunningJob, run_all
 from patchlight.controller.policies.guard import Fault
 from patchlight.controller.policies.regroup import regroup
@@ -55,14 +55,14 @@ class Scheduler:
         """``BadInput`` if a policy of ``choice`` cannot be had."""
         self._lab, self._fleet, self._store = lab, fleet, store
         self.choice = choice
-        self._placer = Placer(lab, Deciders(self.choice, self._on_fault))
+        self._placer = Placement(lab, PolicySet(self.choice, self._on_fault))
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ledger = Ledger(store)
+        self._ledger = JobTable(store)
         self._queue: list[_Gang] = []
         self._active: list[_Gang] = []
         self._held: list[RunningJob] = []
         self._changed = asyncio.Event()
-        self.reconfigurer: Reconfigurer
+        self.reconfigurer: Transactions
 
     # -- what users ask ----------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class Scheduler:
         statuses = [[self._ledger[job_id] for job_id in gang.ids] for gang in gangs]
         return gangs[await self._placer.next(await self._look(), statuses)]
 
-    async def _look(self) -> Situation:
+    async def _look(self) -> LabView:
         every = self._ledger.every()
         return await self._placer.look(self.reconfigurer, self._with_hosts(), every)
 

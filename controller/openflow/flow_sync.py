@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedEntry:
     """A flow entry that a switch refused, and its reason in OpenFlow's words."""
 
     entry: FlowEntry
@@ -49,7 +49,7 @@ class Applied:
 
     added: int = 0
     removed: int = 0
-    failed: tuple[Refused, ...] = ()
+    failed: tuple[RefusedEntry, ...] = ()
     held: tuple[FlowEntry, ...] = ()
     error: str | None = None
 
@@ -74,7 +74,7 @@ class Applied:
         )
 
 
-class SwitchFlows:
+class FlowSync:
     """The wanted flow tables, by datapath id, and the work of keeping them.
 
     ``on_mended`` is called with the datapath id and what was done whenever a table was set
@@ -179,7 +179,7 @@ class SwitchFlows:
         return Applied(
             result["added"],
             result["removed"],
-            tuple(Refused(FlowEntry.from_json(f["entry"]), f["error"]) for f in failed),
+            tuple(RefusedEntry(FlowEntry.from_json(f["entry"]), f["error"]) for f in failed),
         )
 
     # -- keeping ------------------------------------------------------------------------------

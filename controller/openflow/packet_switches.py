@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from patchlight.controller.openflow.client import Speaker
-from patchlight.controller.openflow.flow_sync import SwitchFlows
+from patchlight.controller.openflow.flow_sync import FlowSync
 from patchlight.controller.openflow.forwarding import flow_tables
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.wiring import Links
@@ -16,12 +16,12 @@ from patchlight.testbed.wiring import Links
 _RATES_KEPT = 3600 * 64
 
 
-class Switches:
+class PacketSwitches:
     """The lab's packet switches behind the speaker, by their names in the lab file."""
 
     def __init__(self, lab: Lab, speaker: Speaker) -> None:
         self._lab, self._speaker = lab, speaker
-        self._flows = SwitchFlows(speaker)
+        self._flows = FlowSync(speaker)
         self._name_of = {s.datapath_id: s.name for s in lab.packet_switches}
         self._connected: set[int] = set()
         self._host_at: dict[tuple[int, int], str] = {}

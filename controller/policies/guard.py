@@ -19,8 +19,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from patchlight.controller.policies.contract import (
     ClusterView,
+    FieldType,
     JobView,
-    Kind,
     OrderPolicy,
     PartitionPolicy,
     PlacementPolicy,
@@ -40,7 +40,7 @@ P = TypeVar("P")
 class Fault(NamedTuple):
     """A policy failed: which one, on which job (if on one), and how."""
 
-    kind: Kind
+    kind: FieldType
     policy: str
     job: str
     reason: str
@@ -95,7 +95,7 @@ class _Alone:
 
 
 class _Guard(Generic[P]):
-    kind: Kind
+    kind: FieldType
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ def _raised(error: BaseException) -> str:
 class GuardedPartition(_Guard[PartitionPolicy]):
     """A ``PartitionPolicy`` that always answers with a legal degree."""
 
-    kind: Kind = "partition"
+    kind: FieldType = "partition"
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
         """As ``PartitionPolicy``."""
@@ -172,7 +172,7 @@ class GuardedPartition(_Guard[PartitionPolicy]):
 class GuardedPlacement(_Guard[PlacementPolicy]):
     """A ``PlacementPolicy`` that always answers with free GPUs, or ``None``."""
 
-    kind: Kind = "placement"
+    kind: FieldType = "placement"
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
         """As ``PlacementPolicy``."""
@@ -186,7 +186,7 @@ class GuardedPlacement(_Guard[PlacementPolicy]):
 class GuardedOrder(_Guard[OrderPolicy]):
     """An ``OrderPolicy`` that always answers with a number."""
 
-    kind: Kind = "order"
+    kind: FieldType = "order"
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
         """As ``OrderPolicy``."""
@@ -197,7 +197,7 @@ class GuardedOrder(_Guard[OrderPolicy]):
 class GuardedTopology(_Guard[TopologyPolicy]):
     """A ``TopologyPolicy`` that always answers with maps which the lab's OCSes can have."""
 
-    kind: Kind = "topology"
+    kind: FieldType = "topology"
 
     def circuits(
         self, cluster: ClusterView, groups: Sequence[Sequence[int]]

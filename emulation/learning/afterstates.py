@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from patchlight.controller.policies.observation import Array
 from patchlight.emulation.learning.config import Config
-from patchlight.emulation.learning.lanes import Finished, Lanes
-from patchlight.emulation.learning.luck import Luck
+from patchlight.emulation.learning.lanes import Finished, VectorEpisodes
+from patchlight.emulation.learning.luck import ControlVariate
 from patchlight.emulation.learning.network import OptionScorer
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 
@@ -40,7 +40,7 @@ class Player:
     def __init__(self, scorer: OptionScorer) -> None:
         self.scorer = scorer
 
-    def scores(self, lanes: Lanes, remaining: Array) -> _Floats:
+    def scores(self, lanes: VectorEpisodes, remaining: Array) -> _Floats:
         """Reward now and discounted worth after, lanes × actions; minus infinity if impossible."""
         count, actions, servers = remaining.shape
         rows = np.flatnonzero(lanes.mask.ravel())
@@ -56,7 +56,7 @@ class Player:
 
 def play(scorer: OptionScorer, scenario: Scenario, first_seed: int, seeds: int) -> list[float]:
     """The faithful blocking rate of each of these seeds' episodes, decided by the best scores."""
-    lanes, player = Lanes([scenario], seeds, first_seed), Player(scorer)
+    lanes, player = VectorEpisodes([scenario], seeds, first_seed), Player(scorer)
     found: dict[int, float] = {}
     while len(found) < seeds:
         actions = player.scores(lanes, lanes.remaining()).argmax(axis=1)
@@ -68,14 +68,14 @@ def play(scorer: OptionScorer, scenario: Scenario, first_seed: int, seeds: int) 
 class Teacher:
     """Plain rules: for each scenario a degree to keep to, or the least that meets the limit."""
 
-    def __init__(self, lanes: Lanes, degrees: Sequence[int | str]) -> None:
+    def __init__(self, lanes: VectorEpisodes, degrees: Sequence[int | str]) -> None:
         known = lanes.layout.actions
         wanted = [known.index(each) if isinstance(each, int) else -1 for each in degrees]
         self._wanted = np.array(wanted)
         # Degree 1 holds a server so long that no good rule takes it first.
         self._tried = np.array([degree > 1 or len(known) == 2 for degree in known[1:]])
 
-    def actions(self, lanes: Lanes) -> _Ints:
+    def actions(self, lanes: VectorEpisodes) -> _Ints:
         """Its action in each lane; 0 where what it wants cannot be had."""
         wanted = self._wanted[lanes.scenario_of]
         enough = (lanes.expected_s <= lanes.limit_s[:, None]) & self._tried
@@ -104,7 +104,7 @@ class AfterstateLearner:
         self._rng = np.random.default_rng([config.seed, done])
         # Episodes already used are not drawn again after a resumption.
         first = environment.first_seed + 2 * (done // 1000 + (done > 0) * environment.lanes)
-        self.lanes = Lanes(scenarios, environment.lanes, first, staggered=True)
+        self.lanes = VectorEpisodes(scenarios, environment.lanes, first, staggered=True)
         discount = self.settings.discount
         self.scorer = OptionScorer(self.lanes.layout, config.network, discount)
         self.average = copy.deepcopy(self.scorer)
@@ -113,7 +113,7 @@ class AfterstateLearner:
         self._teacher = None
         if all(law in teacher for law in environment.laws):
             self._teacher = Teacher(self.lanes, [teacher[law] for law in environment.laws])
-        self._luck = Luck(self.lanes)
+        self._luck = ControlVariate(self.lanes)
         self.means = np.full(len(scenarios), _FIRST_MEAN)
         self.steps = done
 

@@ -14,7 +14,7 @@ import yaml
 from patchlight.emulation.simulator.ramp.placement import PlacementRule
 from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.labfile.errors import FileError, Mistake, Mistakes, nearest
+from patchlight.testbed.labfile.errors import FileError, FileIssue, FileIssues, nearest
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 ALGORITHMS = ("afterstates", "maskable-ppo")
@@ -134,21 +134,21 @@ def read_config(path: Path) -> Config:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([Mistake(str(path), 1, 1, f"cannot be read: {error}")]) from None
+        raise ConfigError([FileIssue(str(path), 1, 1, f"cannot be read: {error}")]) from None
     return parse_config(text, str(path))
 
 
 def parse_config(text: str, name: str = "config") -> Config:
     """The configuration in this YAML text; ``name`` is what mistakes call the file."""
-    mistakes = Mistakes(name)
+    mistakes = FileIssues(name)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        raise ConfigError([Mistake(name, line, column, f"not YAML: {error.problem}")]) from None
+        raise ConfigError([FileIssue(name, line, column, f"not YAML: {error.problem}")]) from None
     except yaml.YAMLError as error:
-        raise ConfigError([Mistake(name, 1, 1, f"not YAML: {error}")]) from None
+        raise ConfigError([FileIssue(name, 1, 1, f"not YAML: {error}")]) from None
     config = None
     if root is None:
         mistakes.add(1, 1, "the file is empty: expected at least 'name: …'")
@@ -178,7 +178,7 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
 class _Reader:
     """Reads dataclasses from YAML nodes: their fields are the keys, their defaults the kinds."""
 
-    def __init__(self, mistakes: Mistakes) -> None:
+    def __init__(self, mistakes: FileIssues) -> None:
         self._mistakes = mistakes
 
     def group(self, node: yaml.Node, kind: type[Any]) -> Any:

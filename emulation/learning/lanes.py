@@ -47,7 +47,7 @@ def layout_of(scenario: Scenario) -> Layout:
     return Layout((shape.groups, shape.racks, shape.servers), scenario.workloads.degrees)
 
 
-class Lanes:
+class VectorEpisodes:
     """Episodes with the seeds ``first_seed``, ``first_seed`` + 1, … in ``count`` lanes.
 
     ``scenarios`` take turns, one for each episode; they share workloads and placement rule. With

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from patchlight.emulation.learning.lanes import Lanes
+from patchlight.emulation.learning.lanes import VectorEpisodes
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.intp]
@@ -20,14 +20,14 @@ _PARTS = 8  # kinds of cluster by how much of it is free
 _OLD, _YOUNG, _SHARE_RATE = 300.0, 30.0, 0.003
 
 
-class Luck:
+class ControlVariate:
     """Means of scores by scenario, kind of cluster and kind of job.
 
     A kind of cluster is the largest number of servers that some block has free, and the share of
     servers free; a kind of job its model and the least degree that meets its limit.
     """
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: VectorEpisodes) -> None:
         degrees, graphs = len(lanes.layout.degrees), len(lanes.nodes)
         scenarios = len(lanes.scenarios)
         clusters, jobs = (len(lanes.block_sizes) + 1) * (_PARTS + 1), graphs * degrees
@@ -37,7 +37,7 @@ class Luck:
         self._share = np.full((scenarios, jobs), 1.0 / jobs)
         self._turns = 0
 
-    def kinds(self, lanes: Lanes) -> tuple[_Ints, _Ints, _Ints]:
+    def kinds(self, lanes: VectorEpisodes) -> tuple[_Ints, _Ints, _Ints]:
         """Scenario, kind of cluster and kind of job of each lane."""
         largest = np.zeros(lanes.count, int)
         for place, free in enumerate(lanes.has_block):

@@ -14,7 +14,7 @@ from patchlight.emulation.fabric.namespaces import namespace_path
 from patchlight.emulation.optical.crossbar import Crossbar, KernelCrossbar, NoCrossbar, arriving_dbm
 from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
 from patchlight.emulation.optical.serving import serve_until_stopped
-from patchlight.emulation.optical.vendors.registry import front_of
+from patchlight.emulation.optical.vendors.registry import server_of
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import read_lab
@@ -75,7 +75,7 @@ async def _run(lab: Lab, options: argparse.Namespace) -> None:
 
     address = options.listen or switch.address
     await serve_until_stopped(
-        device, front_of(device), address, control=options.control, ready=ready
+        device, server_of(device), address, control=options.control, ready=ready
     )
 
 

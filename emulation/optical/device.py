@@ -19,7 +19,13 @@ from typing import Any, Protocol
 
 from patchlight.emulation.optical.crossbar import Crossbar
 from patchlight.emulation.optical.faults import Faults
-from patchlight.emulation.optical.switch_matrix import Circuit, LightChange, Mirrors, Phase, Refused
+from patchlight.emulation.optical.switch_matrix import (
+    Circuit,
+    LightChange,
+    Phase,
+    RequestRefused,
+    SwitchMatrix,
+)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import CrossConnect, PortMap
@@ -76,7 +82,7 @@ class EmulatedOcs:
     ) -> None:
         self.switch = switch
         self.faults = Faults()
-        self.mirrors = Mirrors(switch.ports, switch.switching_time_s)
+        self.mirrors = SwitchMatrix(switch.ports, switch.switching_time_s)
         self.seed = switch.name
         self._viewers = frozenset(u.name for u in switch.emulated.users if u.read_only)
         self._arriving_dbm = dict(arriving_dbm)
@@ -118,7 +124,7 @@ class EmulatedOcs:
     # --- changes: call, then await settle ---------------------------------------------------
 
     def enter(self, directions: Iterable[CrossConnect], name: str = "", group: str = "") -> Circuit:
-        """Take the ports for a circuit; it stays dark. Raises ``Refused``.
+        """Take the ports for a circuit; it stays dark. Raises ``RequestRefused``.
 
         A device that makes room takes busy ports from their circuits, and is slow then.
         """
@@ -134,7 +140,7 @@ class EmulatedOcs:
         return circuit
 
     def activate(self, circuit: Circuit) -> None:
-        """Turn the mirrors to it. Raises ``Refused``."""
+        """Turn the mirrors to it. Raises ``RequestRefused``."""
         self._changed = True
         self.mirrors.activate(circuit, self._clock.now())
 
@@ -165,7 +171,7 @@ class EmulatedOcs:
     async def light(self, pairs: Iterable[CrossConnect]) -> list[Circuit]:
         """Make these one-way circuits, all or none, and wait until their mirrors rest.
 
-        Raises ``Refused``. One whose mirrors fail is in the table all the same: look at the
+        Raises ``RequestRefused``. One whose mirrors fail is in the table all the same: look at the
         phases of the circuits returned.
         """
         made: list[Circuit] = []
@@ -173,7 +179,7 @@ class EmulatedOcs:
             for c in pairs:
                 made.append(self.enter((c,)))
                 self.activate(made[-1])
-        except Refused:
+        except RequestRefused:
             for circuit in made:
                 self.remove(circuit)
             raise
@@ -205,7 +211,7 @@ class EmulatedOcs:
                 self.remove(circuit)
             elif active:
                 # A port locked meanwhile leaves its circuit entered and dark.
-                with contextlib.suppress(Refused):
+                with contextlib.suppress(RequestRefused):
                     self.activate(circuit)
         await self.settle()
 
@@ -289,7 +295,7 @@ class EmulatedOcs:
                 circuit = self.enter(directions, kept["name"], kept["group"])
                 if kept["active"]:
                     self.activate(circuit)
-        except (OSError, ValueError, KeyError, TypeError, Refused) as error:
+        except (OSError, ValueError, KeyError, TypeError, RequestRefused) as error:
             raise PatchlightError(
                 f"{self.switch.name}: reading its circuits from {path}: {error}",
                 hint="delete the file to begin with the lab file's cross-connects",

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from patchlight.emulation.optical.faults import Wishes
+from patchlight.emulation.optical.faults import FaultRequest
 from patchlight.testbed.emulated import OcsFault
 from patchlight.testbed.errors import BadInput
 
@@ -16,7 +16,7 @@ log = logging.getLogger("patchlight.optical")
 class Schedule:
     """Takes the faults to ``wishes``: at once, after a time, or before the change after so many."""
 
-    def __init__(self, faults: Iterable[OcsFault], wishes: Wishes) -> None:
+    def __init__(self, faults: Iterable[OcsFault], wishes: FaultRequest) -> None:
         self._faults, self._wishes = tuple(faults), wishes
         self._counted = [fault for fault in self._faults if fault.after_changes]
         self._tasks: list[asyncio.Task[None]] = []

@@ -126,7 +126,7 @@ def _fits(value: object, like: object) -> bool:
 Action = Callable[[Any], Awaitable[None] | None]
 
 
-class Wishes:
+class FaultRequest:
     """Takes objects that ask for faults and actions, and brings them about.
 
     ``applied`` is called after each change of ``faults``, ``settled`` then takes what time it
@@ -172,7 +172,7 @@ class Wishes:
 class ControlSocket:
     """Serves wishes on a Unix socket."""
 
-    def __init__(self, wishes: Wishes) -> None:
+    def __init__(self, wishes: FaultRequest) -> None:
         self._wishes = wishes
         self._server: asyncio.Server | None = None
 

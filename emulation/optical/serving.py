@@ -12,8 +12,8 @@ from pathlib import Path
 from patchlight.controller.openflow.listening import listen, split_address
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.fault_schedule import Schedule
-from patchlight.emulation.optical.faults import Action, ControlSocket, Wishes
-from patchlight.emulation.optical.vendors.registry import Front, dials, tls_of
+from patchlight.emulation.optical.faults import Action, ControlSocket, FaultRequest
+from patchlight.emulation.optical.vendors.registry import ProtocolServer, dials, tls_of
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.portmap import parse_cross_connects
 
@@ -48,7 +48,7 @@ _DIALS_AGAIN_S = 0.1
 
 async def serve_until_stopped(
     device: EmulatedOcs,
-    front: Front,
+    front: ProtocolServer,
     address: str,
     *,
     control: Path | None = None,
@@ -78,7 +78,7 @@ async def serve_until_stopped(
             stack.callback(clients.cut)
             stack.callback(server.close)
             host, port = server.sockets[0].getsockname()[:2]
-        wishes = Wishes(
+        wishes = FaultRequest(
             device.faults, device.apply_faults, device.settle, _actions(device, front, clients)
         )
         if control is not None:
@@ -109,7 +109,7 @@ def _free(host: str, port: int) -> tuple[str, int]:
     return host, port
 
 
-def _actions(device: EmulatedOcs, front: Front, clients: Clients) -> dict[str, Action]:
+def _actions(device: EmulatedOcs, front: ProtocolServer, clients: Clients) -> dict[str, Action]:
     def report(text: object) -> None:
         front.report(str(text))
 

@@ -36,7 +36,7 @@ class Reason(Enum):
     NOT_FOUND = "no such circuit"
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The device will not: ``reason``, the port it is about, the circuit in the way."""
 
     def __init__(
@@ -80,7 +80,7 @@ class LightChange:
 
 
 @dataclass
-class Mirrors:
+class SwitchMatrix:
     """Ports 1…``ports`` on each side; any input to any output, its own port's too."""
 
     ports: int
@@ -130,30 +130,30 @@ class Mirrors:
         return list(found)
 
     def enter(self, directions: Iterable[CrossConnect], name: str, group: str) -> Circuit:
-        """Take the ports for a new circuit; it stays dark. Raises ``Refused``."""
+        """Take the ports for a new circuit; it stays dark. Raises ``RequestRefused``."""
         circuit = Circuit(tuple(directions), name, group)
         for c in circuit.directions:
             for port in (c.inp, c.out):
                 if not 1 <= port <= self.ports:
-                    raise Refused(Reason.NO_PORT, port=port)
+                    raise RequestRefused(Reason.NO_PORT, port=port)
                 if port in self.locked:
-                    raise Refused(Reason.LOCKED, port=port)
+                    raise RequestRefused(Reason.LOCKED, port=port)
             if there := self._by_direction.get(c):
-                raise Refused(Reason.EXISTS, circuit=there)
+                raise RequestRefused(Reason.EXISTS, circuit=there)
             for port, taken in ((c.inp, self._by_input), (c.out, self._by_output)):
                 if port in taken:
-                    raise Refused(Reason.BUSY, port=port, circuit=taken[port])
+                    raise RequestRefused(Reason.BUSY, port=port, circuit=taken[port])
         for c in circuit.directions:
             self._by_direction[c] = self._by_input[c.inp] = self._by_output[c.out] = circuit
         return circuit
 
     def activate(self, circuit: Circuit, now: float) -> None:
-        """Turn the mirrors: light passes from ``now`` + switching time. Raises ``Refused``."""
+        """Turn the mirrors: light passes from ``now`` + switching time. Raises ``RequestRefused``."""
         if circuit.phase in (Phase.SWITCHING, Phase.LIT):
-            raise Refused(Reason.ACTIVE, circuit=circuit)
+            raise RequestRefused(Reason.ACTIVE, circuit=circuit)
         ports = {port for c in circuit.directions for port in (c.inp, c.out)}
         if locked := ports & self.locked:
-            raise Refused(Reason.LOCKED, port=min(locked))
+            raise RequestRefused(Reason.LOCKED, port=min(locked))
         if ports & self.failed:
             circuit.phase = Phase.FAILED
             return

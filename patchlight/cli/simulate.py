@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from patchlight.emulation.simulator.cluster.cluster import Cluster
-    from patchlight.emulation.simulator.cluster.sweep import Outcome
+    from patchlight.emulation.simulator.cluster.sweep import CombinationResult
 
 # Of a job's time, on a lab: VGG16 on four M40 with 40 Gb/s each moves gradients for so much of it.
 _LAB_COMMUNICATION = 0.25
@@ -213,7 +213,7 @@ def _cluster(cluster: str | None, lab: str | None, oversubscription: float) -> C
     return LabCluster(load_lab(lab))
 
 
-def _with_progress(run: Any, count: int, out: Any) -> list[Outcome]:
+def _with_progress(run: Any, count: int, out: Any) -> list[CombinationResult]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     words = "jobs" if count == 1 else "runs"
@@ -222,13 +222,13 @@ def _with_progress(run: Any, count: int, out: Any) -> list[Outcome]:
         console=out, disable=not out.is_terminal, transient=True,
     ) as progress:  # fmt: skip
         task = progress.add_task(words, total=None)
-        found: list[Outcome] = run(
+        found: list[CombinationResult] = run(
             lambda done, total: progress.update(task, completed=done, total=total)
         )
         return found
 
 
-def _print(outcomes: Sequence[Outcome], out: Any) -> None:
+def _print(outcomes: Sequence[CombinationResult], out: Any) -> None:
     from rich.markup import escape
 
     from patchlight.cli.rendering import new_table

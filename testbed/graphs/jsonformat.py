@@ -30,7 +30,7 @@ from patchlight.testbed.graphs.model import (
     find_cycle,
     most_of,
 )
-from patchlight.testbed.labfile.errors import Mistake, nearest
+from patchlight.testbed.labfile.errors import FileIssue, nearest
 
 FORMAT, VERSION = "patchlight-graph", 1
 _KEYS = ("format", "version", "name", "origin", "device", "batch", "notes", "loss", "operations",
@@ -69,11 +69,11 @@ def graph_from_json(text: str, file: str) -> ComputationGraph:
         # Not finite numbers are no JSON, though Python would read them.
         document = json.loads(text, parse_constant=_refuse)
     except json.JSONDecodeError as error:
-        raise GraphFileError([Mistake(file, error.lineno, error.colno, error.msg)]) from error
+        raise GraphFileError([FileIssue(file, error.lineno, error.colno, error.msg)]) from error
     except ValueError as error:
-        raise GraphFileError([Mistake(file, 1, 1, str(error))]) from error
+        raise GraphFileError([FileIssue(file, 1, 1, str(error))]) from error
     except RecursionError as error:
-        raise GraphFileError([Mistake(file, 1, 1, "it is nested too deeply")]) from error
+        raise GraphFileError([FileIssue(file, 1, 1, "it is nested too deeply")]) from error
     return _Reader(text, file).read(document)
 
 
@@ -118,7 +118,7 @@ class _Reader:
     def __init__(self, text: str, file: str) -> None:
         self.text, self.file = text, file
         self.offsets = positions(text)
-        self.mistakes: list[Mistake] = []
+        self.mistakes: list[FileIssue] = []
 
     def read(self, document: Any) -> ComputationGraph:
         if not isinstance(document, dict):
@@ -227,4 +227,4 @@ class _Reader:
         offset = self.offsets.get(path, 0)
         before = self.text[:offset]
         line, column = before.count("\n") + 1, offset - before.rfind("\n")
-        self.mistakes.append(Mistake(self.file, line, column, message))
+        self.mistakes.append(FileIssue(self.file, line, column, message))

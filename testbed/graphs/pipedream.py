@@ -22,7 +22,7 @@ from patchlight.testbed.graphs.model import (
     Operation,
     find_cycle,
 )
-from patchlight.testbed.labfile.errors import Mistake
+from patchlight.testbed.labfile.errors import FileIssue
 
 _EDGE = re.compile(r"\s*node(\d+) -- node(\d+)\s*")
 _NODE = re.compile(r"\s*node(\d+) -- (.*) -- (.*?)\s*")
@@ -38,7 +38,7 @@ def graph_from_pipedream(text: str, file: str, name: str) -> ComputationGraph:
 class _Reader:
     def __init__(self, file: str) -> None:
         self.file = file
-        self.mistakes: list[Mistake] = []
+        self.mistakes: list[FileIssue] = []
         self.places: dict[int, int] = {}
         self.operations: list[Operation] = []
 
@@ -115,4 +115,4 @@ class _Reader:
         return lines
 
     def _wrong(self, line: int, column: int, message: str) -> None:
-        self.mistakes.append(Mistake(self.file, line, column, message))
+        self.mistakes.append(FileIssue(self.file, line, column, message))

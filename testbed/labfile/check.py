@@ -11,7 +11,7 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 from patchlight.testbed.lab import Endpoint, default_mac
-from patchlight.testbed.labfile.errors import At, Mistakes, nearest
+from patchlight.testbed.labfile.errors import FileIssues, Located, nearest
 from patchlight.testbed.labfile.schema import KNOWN_DRIVERS
 from patchlight.testbed.labfile.yaml_schema import Fields
 from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
@@ -22,7 +22,7 @@ MAKE_ROOM = ("calient-tl1", "calient-rest")
 """Drivers of devices that may take busy ports from their circuits."""
 
 
-def check_emulated(switch: Fields, mistakes: Mistakes) -> None:
+def check_emulated(switch: Fields, mistakes: FileIssues) -> None:
     """Note faults of ports that are not there, and what the driver's device cannot do."""
     if "emulated" not in switch:
         return
@@ -42,10 +42,10 @@ def check_emulated(switch: Fields, mistakes: Mistakes) -> None:
                     mistakes.at(where, message)
 
 
-def _check_users(driver: str | None, users: At[Any], mistakes: Mistakes) -> None:
+def _check_users(driver: str | None, users: Located[Any], mistakes: FileIssues) -> None:
     if driver in WITHOUT_USERS and users.value:
         mistakes.at(users, f"nobody logs in to a {driver}: expected no users")
-    first: dict[str, At[Any]] = {}
+    first: dict[str, Located[Any]] = {}
     for user in (item.value for item in users.value):
         if "name" not in user:
             continue
@@ -55,7 +55,7 @@ def _check_users(driver: str | None, users: At[Any], mistakes: Mistakes) -> None
             mistakes.at(user["name"], f"{message}: expected each once")
 
 
-def _ports(fault: Fields) -> Iterator[tuple[int, At[Any]]]:
+def _ports(fault: Fields) -> Iterator[tuple[int, Located[Any]]]:
     for key in ("refuse_ports", "fail_ports"):
         if key in fault:
             yield from ((item.value, item) for item in fault[key].value)
@@ -66,7 +66,7 @@ def _ports(fault: Fields) -> Iterator[tuple[int, At[Any]]]:
         yield from ((port, fault["lose"]) for port in (one.inp, one.out))
 
 
-def check_lab(lab: Fields, mistakes: Mistakes) -> None:
+def check_lab(lab: Fields, mistakes: FileIssues) -> None:
     """Note every mistake that only shows when parts of the file are seen together."""
     _once("device", "name", _devices(lab), mistakes)
     switches = [*_items(lab, "packet_switches"), *_items(lab, "circuit_switches")]
@@ -107,13 +107,15 @@ def _devices(lab: Fields) -> list[Fields]:
 
 
 def _once(
-    what: str, key: str, owners: Iterable[Fields], mistakes: Mistakes, show: Any = str
+    what: str, key: str, owners: Iterable[Fields], mistakes: FileIssues, show: Any = str
 ) -> None:
     _each_once(what, (owner[key] for owner in owners if key in owner), mistakes, show)
 
 
-def _each_once(what: str, values: Iterable[At[Any]], mistakes: Mistakes, show: Any = str) -> None:
-    first: dict[object, At[Any]] = {}
+def _each_once(
+    what: str, values: Iterable[Located[Any]], mistakes: FileIssues, show: Any = str
+) -> None:
+    first: dict[object, Located[Any]] = {}
     for found in values:
         before = first.setdefault(found.value, found)
         if before is not found:
@@ -121,7 +123,7 @@ def _each_once(what: str, values: Iterable[At[Any]], mistakes: Mistakes, show: A
             mistakes.at(found, f"{message}: expected one of its own")
 
 
-def _check_server(server: Fields, mistakes: Mistakes) -> None:
+def _check_server(server: Fields, mistakes: FileIssues) -> None:
     gpus, nics = _items(server, "gpus"), _items(server, "nics")
     owner = f"server {server['name'].value}" if "name" in server else "the server"
     _once(f"in {owner}, the name", "name", [*gpus, *nics], mistakes)
@@ -132,7 +134,7 @@ def _check_server(server: Fields, mistakes: Mistakes) -> None:
         _each_once(f"in {owner}, the interface", (i for i in interfaces if i is not None), mistakes)
     names = [gpu["name"].value for gpu in gpus if "name" in gpu]
     all_gpus_known = "gpus" not in server.broken and len(names) == len(gpus)
-    served: dict[str, At[Any]] = {}
+    served: dict[str, Located[Any]] = {}
     for nic in nics:
         if "gpu" not in nic:
             continue
@@ -155,8 +157,8 @@ def _check_server(server: Fields, mistakes: Mistakes) -> None:
                 mistakes.at(name, f"{message} with 'gpu: {name.value}'")
 
 
-def _check_macs(nics: list[Fields], mistakes: Mistakes) -> None:
-    first: dict[str, At[Any]] = {}
+def _check_macs(nics: list[Fields], mistakes: FileIssues) -> None:
+    first: dict[str, Located[Any]] = {}
     # Addresses used twice give default MACs used twice: that is one mistake, not two.
     addresses: set[IPv4Address] = set()
     for nic in nics:
@@ -165,7 +167,7 @@ def _check_macs(nics: list[Fields], mistakes: Mistakes) -> None:
         elif "address" in nic and nic["address"].value not in addresses:
             addresses.add(nic["address"].value)
             place = nic["address"]
-            mac = At(default_mac(place.value), place.line, place.column)
+            mac = Located(default_mac(place.value), place.line, place.column)
         else:
             continue
         before = first.setdefault(mac.value, mac)
@@ -174,10 +176,10 @@ def _check_macs(nics: list[Fields], mistakes: Mistakes) -> None:
             mistakes.at(mac, f"{message}: expected one of its own")
 
 
-def _check_address(nic: Fields, network: IPv4Network, mistakes: Mistakes) -> None:
+def _check_address(nic: Fields, network: IPv4Network, mistakes: FileIssues) -> None:
     if "address" not in nic:
         return
-    found: At[IPv4Address] = nic["address"]
+    found: Located[IPv4Address] = nic["address"]
     if found.value not in network:
         message = f"address {found.value} is outside the lab's network: expected one in {network}"
     elif network.prefixlen < 31 and found.value == network.network_address:
@@ -189,7 +191,7 @@ def _check_address(nic: Fields, network: IPv4Network, mistakes: Mistakes) -> Non
     mistakes.at(found, message)
 
 
-def _check_datapath_id(switch: Fields, mistakes: Mistakes) -> None:
+def _check_datapath_id(switch: Fields, mistakes: FileIssues) -> None:
     if "driver" not in switch or "datapath_id" in switch.broken:
         return
     driver = switch["driver"]
@@ -201,7 +203,7 @@ def _check_datapath_id(switch: Fields, mistakes: Mistakes) -> None:
         mistakes.at(switch["datapath_id"], message)
 
 
-def _check_cross_connects(switch: Fields, mistakes: Mistakes) -> None:
+def _check_cross_connects(switch: Fields, mistakes: FileIssues) -> None:
     inputs: dict[int, tuple[CrossConnect, int]] = {}
     outputs: dict[int, tuple[CrossConnect, int]] = {}
     for item in switch["cross_connects"].value if "cross_connects" in switch else []:
@@ -263,13 +265,13 @@ def _ports_of(lab: Fields) -> dict[str, _Ports]:
     return found
 
 
-def _check_fibres(lab: Fields, mistakes: Mistakes) -> None:
+def _check_fibres(lab: Fields, mistakes: FileIssues) -> None:
     ports = _ports_of(lab)
     unread = lab.broken & {"servers", "packet_switches", "circuit_switches"}
     every_device_named = not unread and all("name" in device for device in _devices(lab))
-    first: dict[Endpoint, At[Any]] = {}
+    first: dict[Endpoint, Located[Any]] = {}
     for fibre in _items(lab, "fibres"):
-        ends: list[At[Endpoint]] = fibre["ends"].value if "ends" in fibre else []
+        ends: list[Located[Endpoint]] = fibre["ends"].value if "ends" in fibre else []
         if len(ends) == 2 and ends[0].value.device == ends[1].value.device:
             message = f"fibre from {ends[0].value.device} to itself: expected two devices"
             mistakes.at(ends[1], message)
@@ -305,8 +307,8 @@ def _wrong_end(end: Endpoint, ports: dict[str, _Ports]) -> str | None:
     return None
 
 
-def _check_controller(lab: Fields, mistakes: Mistakes) -> None:
-    def addresses() -> Iterator[At[Any]]:
+def _check_controller(lab: Fields, mistakes: FileIssues) -> None:
+    def addresses() -> Iterator[Located[Any]]:
         controller: Fields = lab["controller"].value if "controller" in lab else Fields()
         yield from (controller[key] for key in ("api", "openflow") if key in controller)
 

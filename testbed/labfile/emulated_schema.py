@@ -14,12 +14,12 @@ import yaml
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.labfile.errors import At, Mistakes, nearest
+from patchlight.testbed.labfile.errors import FileIssues, Located, nearest
 from patchlight.testbed.labfile.yaml_schema import (
     Fields,
+    FieldType,
     Group,
     Key,
-    Kind,
     ListOf,
     Text,
     Whole,
@@ -42,8 +42,8 @@ class YesNo:
 
     what: str
 
-    def read(self, node: yaml.Node, mistakes: Mistakes) -> At[Any] | None:
-        """See ``Kind``."""
+    def read(self, node: yaml.Node, mistakes: FileIssues) -> Located[Any] | None:
+        """See ``FieldType``."""
         if is_plain(node) and str(node.value) in _YES_NO:
             return place(node, _YES_NO[str(node.value)])
         mistakes.at(
@@ -52,7 +52,7 @@ class YesNo:
         return None
 
     def schema(self) -> dict[str, Any]:
-        """See ``Kind``."""
+        """See ``FieldType``."""
         return {"type": "boolean"}
 
 
@@ -63,8 +63,8 @@ class Number:
     what: str
     lowest: float | None = None
 
-    def read(self, node: yaml.Node, mistakes: Mistakes) -> At[Any] | None:
-        """See ``Kind``."""
+    def read(self, node: yaml.Node, mistakes: FileIssues) -> Located[Any] | None:
+        """See ``FieldType``."""
         if is_plain(node) and _NUMBER.fullmatch(str(node.value)):
             value = float(node.value)
             if self.lowest is None or value >= self.lowest:
@@ -75,7 +75,7 @@ class Number:
         return None
 
     def schema(self) -> dict[str, Any]:
-        """See ``Kind``."""
+        """See ``FieldType``."""
         bound = {} if self.lowest is None else {"minimum": self.lowest}
         return {"type": "number", **bound}
 
@@ -84,27 +84,29 @@ class Number:
 class ByPort:
     """A mapping from port numbers to one kind of value."""
 
-    item: Kind
+    item: FieldType
     what: str
 
-    def read(self, node: yaml.Node, mistakes: Mistakes) -> At[Any] | None:
-        """See ``Kind``. The value is a mapping from texts, as JSON has keys, to places."""
+    def read(self, node: yaml.Node, mistakes: FileIssues) -> Located[Any] | None:
+        """See ``FieldType``. The value is a mapping from texts, as JSON has keys, to places."""
         if not isinstance(node, yaml.MappingNode):
             message = f"expected {self.what} by port, like {{3: 1.5}}, found {describe(node)}"
             mistakes.at(place(node, None), message)
             return None
-        found: dict[str, At[Any]] = {}
+        found: dict[str, Located[Any]] = {}
         for key, child in node.value:
             name = str(key.value) if isinstance(key, yaml.ScalarNode) else ""
             value = self.item.read(child, mistakes)
             if not re.fullmatch("[1-9][0-9]{0,8}", name):
                 mistakes.at(place(key, None), f"expected a port number, found {describe(key)}")
             elif value is not None:
-                found[name] = At(value.value, key.start_mark.line + 1, key.start_mark.column + 1)
+                found[name] = Located(
+                    value.value, key.start_mark.line + 1, key.start_mark.column + 1
+                )
         return place(node, found)
 
     def schema(self) -> dict[str, Any]:
-        """See ``Kind``."""
+        """See ``FieldType``."""
         pattern = {"^[1-9][0-9]{0,8}$": self.item.schema()}
         return {"type": "object", "patternProperties": pattern, "additionalProperties": False}
 
@@ -116,8 +118,8 @@ class FaultKind:
     group: Group
     json: Mapping[str, Any] = field(default_factory=dict)
 
-    def read(self, node: yaml.Node, mistakes: Mistakes) -> At[Any] | None:
-        """See ``Kind``."""
+    def read(self, node: yaml.Node, mistakes: FileIssues) -> Located[Any] | None:
+        """See ``FieldType``."""
         found = self.group.read(node, mistakes)
         if found is None:
             return None
@@ -132,7 +134,7 @@ class FaultKind:
         return found
 
     def schema(self) -> dict[str, Any]:
-        """See ``Kind``."""
+        """See ``FieldType``."""
         return {**self.group.schema(), **self.json}
 
 
@@ -199,7 +201,7 @@ FAULT = FaultKind(
 )  # fmt: skip
 
 
-def emulated_group(name: Kind, variable: Kind) -> Group:
+def emulated_group(name: FieldType, variable: FieldType) -> Group:
     """The keys under ``emulated:``, given the kinds of a user's and a variable's name."""
     user = Group(
         "a user",

@@ -13,7 +13,7 @@ T = TypeVar("T", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class At(Generic[T]):
+class Located(Generic[T]):
     """A value read from a file, and where it stands there (line and column count from 1).
 
     ``whole`` is false for a list some of whose items could not be read.
@@ -26,7 +26,7 @@ class At(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Mistake:
+class FileIssue:
     """One thing wrong in a file: where, what, and what was expected."""
 
     file: str
@@ -41,7 +41,7 @@ class Mistake:
 class FileError(BadInput):
     """A file has mistakes. ``mistakes`` holds all of them, in the order of the file."""
 
-    def __init__(self, mistakes: Iterable[Mistake]) -> None:
+    def __init__(self, mistakes: Iterable[FileIssue]) -> None:
         self.mistakes = tuple(sorted(mistakes, key=lambda m: (m.line, m.column)))
         super().__init__("\n".join(str(mistake) for mistake in self.mistakes))
 
@@ -50,21 +50,21 @@ class LabFileError(FileError):
     """A lab file has mistakes."""
 
 
-class Mistakes:
+class FileIssues:
     """Collects the mistakes of one file while it is read."""
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self._found: list[Mistake] = []
+        self._found: list[FileIssue] = []
 
     def __bool__(self) -> bool:
         return bool(self._found)
 
     def add(self, line: int, column: int, message: str) -> None:
         """Note a mistake at this line and column."""
-        self._found.append(Mistake(self.file, line, column, message))
+        self._found.append(FileIssue(self.file, line, column, message))
 
-    def at(self, place: At[object], message: str) -> None:
+    def at(self, place: Located[object], message: str) -> None:
         """Note a mistake where this value stands."""
         self.add(place.line, place.column, message)
 

@@ -21,7 +21,7 @@ from patchlight.testbed.lab import (
 )
 from patchlight.testbed.labfile.check import check_lab
 from patchlight.testbed.labfile.emulated_schema import TRIGGERS
-from patchlight.testbed.labfile.errors import LabFileError, Mistake, Mistakes, nearest
+from patchlight.testbed.labfile.errors import FileIssue, FileIssues, LabFileError, nearest
 from patchlight.testbed.labfile.schema import LAB, json_schema
 from patchlight.testbed.labfile.writer import FIELD_OF, write_lab
 from patchlight.testbed.labfile.yaml_schema import Fields
@@ -29,7 +29,7 @@ from patchlight.testbed.portmap import PortMap
 
 __all__ = [
     "LabFileError",
-    "Mistake",
+    "FileIssue",
     "builtin_lab",
     "builtin_labs",
     "find_lab",
@@ -59,7 +59,7 @@ def read_lab(path: str | Path) -> Lab:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         message = f"cannot be read ({reason}): expected a lab file, or one of the built-in labs: "
         raise LabFileError(
-            [Mistake(str(path), 1, 1, message + ", ".join(builtin_labs()))]
+            [FileIssue(str(path), 1, 1, message + ", ".join(builtin_labs()))]
         ) from None
     try:
         text = content.decode("utf-8-sig")
@@ -68,13 +68,13 @@ def read_lab(path: str | Path) -> Lab:
         line = before.count(b"\n") + 1
         column = error.start - (before.rfind(b"\n") + 1) + 1
         message = f"byte 0x{content[error.start]:02x} is not UTF-8: expected a text file in UTF-8"
-        raise LabFileError([Mistake(str(path), line, column, message)]) from None
+        raise LabFileError([FileIssue(str(path), line, column, message)]) from None
     return parse_lab(text, str(path))
 
 
 def parse_lab(text: str, name: str = "lab") -> Lab:
     """The lab in this YAML text; ``name`` is what mistakes call the file."""
-    mistakes = Mistakes(name)
+    mistakes = FileIssues(name)
     root = _compose(text, mistakes)
     fields = Fields()
     if root is not None:
@@ -87,7 +87,7 @@ def parse_lab(text: str, name: str = "lab") -> Lab:
     return _build(fields)
 
 
-def _compose(text: str, mistakes: Mistakes) -> yaml.Node | None:
+def _compose(text: str, mistakes: FileIssues) -> yaml.Node | None:
     strange = yaml.reader.Reader.NON_PRINTABLE.search(text)
     if strange:
         before, shown = text[: strange.start()], f"U+{ord(strange.group()):04X}"

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import yaml
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.labfile.errors import At, Mistakes, nearest
+from patchlight.testbed.labfile.errors import FileIssues, Located, nearest
 
 
-class Fields(dict[str, At[Any]]):
+class Fields(dict[str, Located[Any]]):
     """The keys of a group that could be read; ``broken`` are those that not all could be of."""
 
     def __init__(self) -> None:
@@ -34,10 +34,10 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _PLAIN_TAG = re.compile(r"tag:yaml\.org,2002:(str|seq|map)|!?")
 
 
-class Kind(Protocol):
+class FieldType(Protocol):
     """One kind of value: how to read it, and its JSON Schema."""
 
-    def read(self, node: yaml.Node, mistakes: Mistakes) -> At[Any] | None:
+    def read(self, node: yaml.Node, mistakes: FileIssues) -> Located[Any] | None:
         """The value with its place, or ``None`` after noting what is wrong with it."""
         ...
 
@@ -46,9 +46,9 @@ class Kind(Protocol):
         ...
 
 
-def place(node: yaml.Node, value: Any) -> At[Any]:
+def place(node: yaml.Node, value: Any) -> Located[Any]:
     """``value`` at the place of ``node``, counted from 1 as editors do."""
-    return At(value, node.start_mark.line + 1, node.start_mark.column + 1)
+    return Located(value, node.start_mark.line + 1, node.start_mark.column + 1)
 
 
 def describe(node: yaml.Node) -> str:
@@ -92,8 +92,8 @@ class Text:
     json: Mapping[str, Any] = field(default_factory=dict)
     quotable: bool = True  # whether a bare number would do if it stood in quotes
 
-    def read(self, node: yaml.Node, mistakes: Mistakes) -> At[Any] | None:
-        """See ``Kind``."""
+    def read(self, node: yaml.Node, mistakes: FileIssues) -> Located[Any] | None:
+        """See ``FieldType``."""
         found = describe(node)
         if not found.startswith("the text "):
             scalar = found.startswith("the number") or found in ("true", "false")
@@ -107,7 +107,7 @@ class Text:
             return None
 
     def schema(self) -> dict[str, Any]:
-        """See ``Kind``."""
+        """See ``FieldType``."""
         return {"type": "string", **self.json}
 
 
@@ -119,8 +119,8 @@ class Whole:
     lowest: int
     highest: int
 
-    def read(self, node: yaml.Node, mistakes: Mistakes) -> At[Any] | None:
-        """See ``Kind``."""
+    def read(self, node: yaml.Node, mistakes: FileIssues) -> Located[Any] | None:
+        """See ``FieldType``."""
         if is_plain(node) and _WHOLE.fullmatch(text := str(node.value)):
             # Python refuses to read numbers of thousands of digits; none is in range anyway.
             value = int(text, 0 if text[:2] in ("0x", "0o") else 10) if len(text) < 40 else -1
@@ -132,7 +132,7 @@ class Whole:
         return None
 
     def schema(self) -> dict[str, Any]:
-        """See ``Kind``."""
+        """See ``FieldType``."""
         return {"type": "integer", "minimum": self.lowest, "maximum": self.highest}
 
 
@@ -142,8 +142,8 @@ class Positive:
 
     what: str
 
-    def read(self, node: yaml.Node, mistakes: Mistakes) -> At[Any] | None:
-        """See ``Kind``."""
+    def read(self, node: yaml.Node, mistakes: FileIssues) -> Located[Any] | None:
+        """See ``FieldType``."""
         if is_plain(node) and _NUMBER.fullmatch(str(node.value)):
             value = float(node.value)
             if 0 < value < math.inf:
@@ -154,7 +154,7 @@ class Positive:
         return None
 
     def schema(self) -> dict[str, Any]:
-        """See ``Kind``."""
+        """See ``FieldType``."""
         return {"type": "number", "exclusiveMinimum": 0}
 
 
@@ -162,12 +162,12 @@ class Positive:
 class ListOf:
     """A list of one kind of item; ``count`` fixes how many, where it matters."""
 
-    item: Kind
+    item: FieldType
     what: str
     count: int | None = None
 
-    def read(self, node: yaml.Node, mistakes: Mistakes) -> At[Any] | None:
-        """See ``Kind``."""
+    def read(self, node: yaml.Node, mistakes: FileIssues) -> Located[Any] | None:
+        """See ``FieldType``."""
         if not isinstance(node, yaml.SequenceNode) or not _PLAIN_TAG.fullmatch(node.tag):
             mistakes.at(
                 place(node, None), f"expected a list of {self.what}, found {describe(node)}"
@@ -181,7 +181,7 @@ class ListOf:
         return replace(place(node, found), whole=len(found) == len(items))
 
     def schema(self) -> dict[str, Any]:
-        """See ``Kind``."""
+        """See ``FieldType``."""
         bounds = {} if self.count is None else {"minItems": self.count, "maxItems": self.count}
         return {"type": "array", "items": self.item.schema(), **bounds}
 
@@ -191,7 +191,7 @@ class Key:
     """One key of a group: its kind, and what it is about for those who edit the file."""
 
     name: str
-    kind: Kind
+    kind: FieldType
     about: str
     required: bool = False
     default: str | None = None
@@ -204,8 +204,8 @@ class Group:
     what: str
     keys: tuple[Key, ...]
 
-    def read(self, node: yaml.Node, mistakes: Mistakes) -> At[Any] | None:
-        """See ``Kind``."""
+    def read(self, node: yaml.Node, mistakes: FileIssues) -> Located[Any] | None:
+        """See ``FieldType``."""
         if not isinstance(node, yaml.MappingNode) or not _PLAIN_TAG.fullmatch(node.tag):
             names = ", ".join(key.name for key in self.keys if key.required)
             wanted = f"{self.what} with keys {names}" if names else self.what
@@ -239,7 +239,7 @@ class Group:
         return place(node, fields)
 
     def schema(self) -> dict[str, Any]:
-        """See ``Kind``."""
+        """See ``FieldType``."""
         properties: dict[str, Any] = {}
         for key in self.keys:
             properties[key.name] = {**key.kind.schema(), "description": key.about}

@@ -11,8 +11,8 @@ from patchlight.agents.leases import Holders, Lease, LeaseBook
 from patchlight.agents.messages import WorkerSpec, WorkerState
 from patchlight.agents.nics import NicState
 from patchlight.agents.qdiscs import TokenBucket
-from patchlight.agents.workerfiles import Saying, verdict
-from patchlight.agents.workers.contract import Ending, Trace
+from patchlight.agents.workerfiles import LastReport, verdict
+from patchlight.agents.workers.contract import ExitInfo, WorkerHandle
 
 
 def lease(worker: str) -> Lease:
@@ -36,12 +36,12 @@ def lease(worker: str) -> Lease:
 def test_a_lease_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     book = LeaseBook(tmp_path / "leases")
     first = lease("a")
-    second = lease("b").with_trace(Trace(pid=17, started=12345))
+    second = lease("b").with_trace(WorkerHandle(pid=17, started=12345))
     for one in (second, first):
         book.write(one)
     assert LeaseBook(tmp_path / "leases").read() == [first, second]
-    book.write(first.with_trace(Trace(container="abc")))
-    assert book.read()[0].trace == Trace(container="abc")
+    book.write(first.with_trace(WorkerHandle(container="abc")))
+    assert book.read()[0].trace == WorkerHandle(container="abc")
     book.strike("a")
     book.strike("a")
     assert book.read() == [second]
@@ -72,20 +72,26 @@ def test_a_gpu_and_its_nic_have_one_holder() -> None:
 @pytest.mark.parametrize(
     ("said", "code", "stopping", "state", "words"),
     [
-        (Saying(WorkerState.DONE, 5), 0, False, WorkerState.DONE, ""),
-        (Saying(WorkerState.DONE, 5), 0, True, WorkerState.DONE, ""),
-        (Saying(WorkerState.STOPPED, 2, "told"), 0, False, WorkerState.STOPPED, "told"),
-        (Saying(WorkerState.RUNNING, 2), -9, True, WorkerState.STOPPED, "on request"),
-        (Saying(WorkerState.RUNNING, 2), -9, False, WorkerState.FAILED, "killed by signal 9"),
-        (Saying(WorkerState.RUNNING, 2), 0, False, WorkerState.FAILED, "exit code 0 while running"),
-        (Saying(WorkerState.FAILED, 2, "lost"), 1, False, WorkerState.FAILED, "lost"),
-        (Saying(WorkerState.DONE, 5), 1, False, WorkerState.FAILED, "exit code 1"),
+        (LastReport(WorkerState.DONE, 5), 0, False, WorkerState.DONE, ""),
+        (LastReport(WorkerState.DONE, 5), 0, True, WorkerState.DONE, ""),
+        (LastReport(WorkerState.STOPPED, 2, "told"), 0, False, WorkerState.STOPPED, "told"),
+        (LastReport(WorkerState.RUNNING, 2), -9, True, WorkerState.STOPPED, "on request"),
+        (LastReport(WorkerState.RUNNING, 2), -9, False, WorkerState.FAILED, "killed by signal 9"),
+        (
+            LastReport(WorkerState.RUNNING, 2),
+            0,
+            False,
+            WorkerState.FAILED,
+            "exit code 0 while running",
+        ),
+        (LastReport(WorkerState.FAILED, 2, "lost"), 1, False, WorkerState.FAILED, "lost"),
+        (LastReport(WorkerState.DONE, 5), 1, False, WorkerState.FAILED, "exit code 1"),
     ],
 )
 def test_what_became_of_a_worker(
-    said: Saying, code: int, stopping: bool, state: WorkerState, words: str
+    said: LastReport, code: int, stopping: bool, state: WorkerState, words: str
 ) -> None:
-    result = verdict(said, Ending(code), stopping)
+    result = verdict(said, ExitInfo(code), stopping)
     assert result.state is state
     assert words in result.message
     assert result.iterations_done == said.iterations_done

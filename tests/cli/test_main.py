@@ -12,7 +12,7 @@ import pytest
 from patchlight.cli import main as command_line
 from patchlight.cli.errors import require_root
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
-from patchlight.testbed.labfile.errors import LabFileError, Mistake
+from patchlight.testbed.labfile.errors import FileIssue, LabFileError
 
 ROOT = Path(__file__).parents[2]
 
@@ -121,7 +121,7 @@ def run_with(
     [
         (PatchlightError("no", hint="do so"), 1, "patchlight: no\n  do so\n"),
         (OutcomeUnknown("no answer"), 3, "patchlight: no answer\n"),
-        (LabFileError([Mistake("f", 2, 3, "bad")]), 2, "f:2:3: bad\n"),
+        (LabFileError([FileIssue("f", 2, 3, "bad")]), 2, "f:2:3: bad\n"),
         (KeyboardInterrupt(), 130, "patchlight: interrupted\n"),
         (SystemExit(7), 7, ""),
         (SystemExit("stopped"), 1, "stopped\n"),

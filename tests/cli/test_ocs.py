@@ -15,10 +15,10 @@ from patchlight.cli.ocs.maps import read_map_file
 from patchlight.cli.ocs.options import Manner
 from patchlight.cli.ocs.output import carry_out, confirm
 from patchlight.controller.api.circuits import circuit_routes
-from patchlight.controller.circuits.device_lock import claimed
+from patchlight.controller.circuits.device_lock import device_lock
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.client import ControllerClient
-from patchlight.controller.operations import Plant
+from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.standalone import InProcess
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -252,7 +252,7 @@ def test_a_circuit_that_a_job_uses_is_shown_and_asked_for(tmp_path):
     lab, busy = read_lab(tmp_path / "lab.yaml"), Busy()
     with asyncio.Runner() as runner:
         drivers = {"o1": open_driver(lab.circuit_switch("o1"))}
-        plant = Plant(lab, drivers, busy, busy, Store(":memory:"))
+        plant = CircuitOperations(lab, drivers, busy, busy, Store(":memory:"))
         app = FastAPI()
         app.include_router(circuit_routes(plant))
         transport = InProcess(app, runner.get_loop())
@@ -335,7 +335,7 @@ def test_direct_talks_to_the_device_and_remembers(tmp_path):
         shown = direct("verify")
         assert "-0.3 dBm" in shown
         assert "1 circuit verified, 3 unverified, none failed" in shown
-        with claimed([read_lab(lab).circuit_switch("ocs1")], "somebody"):
+        with device_lock([read_lab(lab).circuit_switch("ocs1")], "somebody"):
             assert "is held by somebody (pid" in direct("show", code=1)
         device.fault(report="*C EQPT: 1.1.1: mirror stuck")
         assert "ocs1" in direct("list")
@@ -365,7 +365,7 @@ def beside(tmp_path):
 
 
 def test_direct_opens_only_the_switches_it_needs(beside):
-    with claimed([beside.lab.circuit_switch("ocs2")], "somebody"):
+    with device_lock([beside.lab.circuit_switch("ocs2")], "somebody"):
         beside("connect", "ocs1", "5:6")
         assert "5>6" in beside("show", "ocs1")
         beside("rollback", "1")

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from patchlight.cli.ocs.group import ocs
 from patchlight.controller.circuits.contract import LoginRefused
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.emulation.optical.vendors.registry import FRONTS
+from patchlight.emulation.optical.vendors.registry import PROTOCOL_SERVERS
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.labfile.check import WITHOUT_USERS
@@ -69,7 +69,7 @@ def _own_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state-home"))
 
 
-@pytest.mark.parametrize("driver", FRONTS)
+@pytest.mark.parametrize("driver", PROTOCOL_SERVERS)
 def test_every_driver_drives_its_device(driver: str) -> None:
     async def drive(where: str) -> None:
         device = open_driver(switch_at(driver, where), "whatever")
@@ -153,7 +153,7 @@ def test_circuits_outlive_it_and_faults_are_taken(tmp_path: Path) -> None:
             assert process.wait(10) == 0
 
 
-@pytest.mark.parametrize("driver", [d for d in FRONTS if d not in WITHOUT_USERS])
+@pytest.mark.parametrize("driver", [d for d in PROTOCOL_SERVERS if d not in WITHOUT_USERS])
 def test_a_wrong_password_is_refused(driver: str) -> None:
     async def drive(where: str) -> None:
         device = open_driver(switch_at(driver, where), "wrong-one")

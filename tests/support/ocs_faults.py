@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.controller.operations import Plant
+from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Endpoint, Lab
@@ -148,7 +148,7 @@ async def _change(lab: Lab, journal: Path, new: PortMap, trouble: Callable[[], N
     store, driver = Store(journal), open_driver(lab.circuit_switches[0])
     await driver.open()
     nobody = Nobody()
-    plant = Plant(lab, {driver.name: driver}, nobody, nobody, store)
+    plant = CircuitOperations(lab, {driver.name: driver}, nobody, nobody, store)
     # Port states are read before the trouble begins: else a port that will not do is seen in
     # the checks, and nothing ever has to be undone for it.
     await plant.reconfigurer.conditions.of(driver.name)
@@ -161,7 +161,7 @@ async def _restart(lab: Lab, journal: Path) -> tuple[PortMap, list[dict[str, Any
     store, driver = Store(journal), open_driver(lab.circuit_switches[0])
     await driver.open()
     nobody = Nobody()
-    plant = Plant(lab, {driver.name: driver}, nobody, nobody, store)
+    plant = CircuitOperations(lab, {driver.name: driver}, nobody, nobody, store)
     await plant.begin()
     now = await driver.read_map()
     records = store.reconfigurations()

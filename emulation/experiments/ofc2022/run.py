@@ -30,7 +30,7 @@ _UP_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class ExperimentOptions:
     """What the user asked for. ``lab`` is a file or a built-in lab's name.
 
     ``name`` calls the emulated lab otherwise than its file does; ``replace`` removes a lab of
@@ -50,7 +50,7 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExperimentResult:
     """The result as in ``result.json``, and the files that were written."""
 
     result: dict[str, Any]
@@ -70,7 +70,9 @@ def plan_of(parts: Sequence[str]) -> list[tuple[str, Wiring]]:
     return [*plan, (LIVE_CASE, "live")] if "live" in parts else plan
 
 
-def run_experiment(wishes: Wishes, tell: Tell, say: Callable[[str], None]) -> Outcome:
+def run_experiment(
+    wishes: ExperimentOptions, tell: Tell, say: Callable[[str], None]
+) -> ExperimentResult:
     """Run everything; ``tell`` hears of every iteration, ``say`` of every step between.
 
     The lab is taken down however this ends.
@@ -115,4 +117,4 @@ def run_experiment(wishes: Wishes, tell: Tell, say: Callable[[str], None]) -> Ou
         machine=machine,
     )
     result = result_of(setting, runs)
-    return Outcome(result, write_report(result, runs, wishes.output))
+    return ExperimentResult(result, write_report(result, runs, wishes.output))

@@ -51,7 +51,7 @@ _SERIAL = Engine("serial")
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ExperimentOptions:
     """What the user asked for. ``seeds`` ``None`` is 10, or 3 if ``quick``.
 
     ``policies`` ``None`` is all built-in ones and the learned ones that are shipped; ``added``
@@ -136,7 +136,7 @@ def find_profiles(folder: Path | None) -> Profiles:
 
 
 def run_experiment(
-    wishes: Wishes, say: Callable[[str], None], tell: Callable[[int, int], None]
+    wishes: ExperimentOptions, say: Callable[[str], None], tell: Callable[[int, int], None]
 ) -> dict[str, Any]:
     """Everything that ``result.json`` holds. ``tell`` hears (episodes done, episodes in all)."""
     profiles = find_profiles(wishes.profiles)
@@ -181,7 +181,7 @@ def run_experiment(
     }  # fmt: skip
 
 
-def run_policies(wishes: Wishes) -> dict[Place, dict[str, dict[str, Any]]]:
+def run_policies(wishes: ExperimentOptions) -> dict[Place, dict[str, dict[str, Any]]]:
     """Only the policies' figures, as in ``result.json``: no bound, nothing published."""
     graphs = find_profiles(wishes.profiles).graphs
     wishes.variation.check_models(graphs)
@@ -192,7 +192,7 @@ def run_policies(wishes: Wishes) -> dict[Place, dict[str, dict[str, Any]]]:
     return {place: _policies(wishes, place, found, looks.get(place)) for place in wishes.places}
 
 
-def _runs(wishes: Wishes, looks: dict[Place, LookAhead]) -> list[Run]:
+def _runs(wishes: ExperimentOptions, looks: dict[Place, LookAhead]) -> list[Run]:
     runs = [
         Run(place, name, seed, looks[place] if name == ROLL_OUT else None)
         for place in wishes.places for name in wishes.names(place.rule) for seed in wishes.all_seeds
@@ -201,7 +201,9 @@ def _runs(wishes: Wishes, looks: dict[Place, LookAhead]) -> list[Run]:
     return sorted(runs, key=lambda run: run.policy != ROLL_OUT)
 
 
-def _tune(bench: Bench, wishes: Wishes, say: Callable[[str], None]) -> dict[Place, LookAhead]:
+def _tune(
+    bench: Bench, wishes: ExperimentOptions, say: Callable[[str], None]
+) -> dict[Place, LookAhead]:
     places = [place for place in wishes.places if ROLL_OUT in wishes.names(place.rule)]
     if not places:
         return {}
@@ -222,7 +224,7 @@ def _by_place(
 
 
 def _policies(
-    wishes: Wishes, place: Place, found: Mapping[Any, Any], look: LookAhead | None
+    wishes: ExperimentOptions, place: Place, found: Mapping[Any, Any], look: LookAhead | None
 ) -> dict[str, dict[str, Any]]:
     seeds = wishes.all_seeds
     return {
@@ -236,7 +238,7 @@ def _policies(
 
 
 def _cell(
-    wishes: Wishes, place: Place, found: Mapping[Any, Any], look: LookAhead | None
+    wishes: ExperimentOptions, place: Place, found: Mapping[Any, Any], look: LookAhead | None
 ) -> dict[str, Any]:
     policies = _policies(wishes, place, found, look)
     bounds: list[HindsightBound] = [found[Bound(place, seed)] for seed in wishes.all_seeds]

@@ -14,7 +14,7 @@ from patchlight.emulation.learning.envs.queued import (
 from patchlight.emulation.simulator.cluster import Settings
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.drawn import DrawnJobs
-from patchlight.emulation.simulator.cluster.tasks import Task
+from patchlight.emulation.simulator.cluster.tasks import SimulatedJob
 
 
 class PlacementEnv(QueuedEnv):
@@ -48,7 +48,7 @@ class PlacementEnv(QueuedEnv):
         ]
 
     def _begin(self) -> None:
-        self._head: Task | None = None
+        self._head: SimulatedJob | None = None
 
     def _choices(self) -> bool:
         simulation = self._running()

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from patchlight.emulation.simulator.cluster import QueueJob, Settings, Simulation, TwoLevel
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.drawn import DrawnJobs
-from patchlight.emulation.simulator.cluster.tasks import Cause, State, Task
+from patchlight.emulation.simulator.cluster.tasks import Cause, SimulatedJob, State
 
 Floats = npt.NDArray[np.float32]
 Observation = dict[str, Any]
@@ -172,7 +172,7 @@ class QueuedEnv(gymnasium.Env[Observation, np.int64]):
             **self._features(),
         }
 
-    def _job(self, task: Task) -> list[float]:
+    def _job(self, task: SimulatedJob) -> list[float]:
         """A job's ``JOB_FEATURES``."""
         simulation, mean_s = self._running(), self._mean_s
         view = task.job.view

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from patchlight.controller.policies.observation import Observation
 from patchlight.emulation.learning.envs.ramp_partition import REWARDS, observation_space, scenarios
-from patchlight.emulation.learning.lanes import Lanes, layout_of
+from patchlight.emulation.learning.lanes import VectorEpisodes, layout_of
 from patchlight.emulation.simulator.ramp.placement import PlacementRule
 from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.emulation.simulator.ramp.scenario import Scenario
@@ -55,7 +55,7 @@ class RampPartitionVectorEnv(VectorEnv[Observation, NDArray[np.intp], NDArray[np
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._rewards, self._staggered = REWARDS[reward], staggered
         self._arrays = self.layout.empty(num_envs)
-        self.lanes: Lanes | None = None
+        self.lanes: VectorEpisodes | None = None
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -64,7 +64,7 @@ class RampPartitionVectorEnv(VectorEnv[Observation, NDArray[np.intp], NDArray[np
         if isinstance(seed, list):
             raise BadInput("these environments take one seed for all, not one for each")
         first = _FIRST_SEED if seed is None else seed
-        self.lanes = Lanes(self.scenarios, self.num_envs, first, self._staggered)
+        self.lanes = VectorEpisodes(self.scenarios, self.num_envs, first, self._staggered)
         return self.lanes.observe(self._arrays), {}
 
     def step(
@@ -87,7 +87,7 @@ class RampPartitionVectorEnv(VectorEnv[Observation, NDArray[np.intp], NDArray[np
         """Which actions can succeed now, lanes × actions."""
         return self._running().mask.copy()
 
-    def _running(self) -> Lanes:
+    def _running(self) -> VectorEpisodes:
         if self.lanes is None:
             raise BadInput("the environments have no episodes: call reset first")
         return self.lanes

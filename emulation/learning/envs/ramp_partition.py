@@ -20,7 +20,7 @@ from patchlight.controller.policies.observation import (
 )
 from patchlight.emulation.experiments.pac_ml.run import find_profiles
 from patchlight.emulation.learning.lanes import layout_of
-from patchlight.emulation.simulator.ramp.lossnetwork import Episode, Outcome
+from patchlight.emulation.simulator.ramp.lossnetwork import Episode, JobOutcome
 from patchlight.emulation.simulator.ramp.placement import PlacementRule
 from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.emulation.simulator.ramp.scenario import Scenario, pac_ml_scenario
@@ -128,7 +128,7 @@ class RampPartitionEnv(gymnasium.Env[Observation, np.int64]):
         info: dict[str, Any] = {"outcome": outcome.name.lower()}
         if over:
             info["blocking_rate"] = self.episode.result().blocking_rate()
-        reward = self._rewards[outcome is Outcome.ACCEPTED]
+        reward = self._rewards[outcome is JobOutcome.ACCEPTED]
         return self._observe(), reward, over, False, info
 
     def action_masks(self) -> NDArray[np.bool_]:

@@ -12,7 +12,7 @@ from patchlight.emulation.learning.envs.queued import JOB_FEATURES, Observation,
 from patchlight.emulation.simulator.cluster import Settings
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.drawn import DrawnJobs
-from patchlight.emulation.simulator.cluster.tasks import Task
+from patchlight.emulation.simulator.cluster.tasks import SimulatedJob
 
 
 class ScheduleEnv(QueuedEnv):
@@ -34,7 +34,7 @@ class ScheduleEnv(QueuedEnv):
         self._placement, self._shown = placement or FirstFit(), shown
 
     def _begin(self) -> None:
-        self._jobs: list[Task] = []
+        self._jobs: list[SimulatedJob] = []
 
     def _choices(self) -> bool:
         simulation = self._running()

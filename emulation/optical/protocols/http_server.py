@@ -15,7 +15,7 @@ import h11
 
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.certificate import server_context
-from patchlight.emulation.optical.switch_matrix import Refused
+from patchlight.emulation.optical.switch_matrix import RequestRefused
 
 _BODY_LIMIT = 1 << 20
 _READING = ("GET", "HEAD", "OPTIONS")
@@ -55,10 +55,10 @@ class HttpFront(ABC):
 
     @abstractmethod
     async def _answer(self, request: Request) -> Response:
-        """Do it; raises ``Refused``."""
+        """Do it; raises ``RequestRefused``."""
 
     @abstractmethod
-    def _refusal(self, refusal: Refused) -> Response:
+    def _refusal(self, refusal: RequestRefused) -> Response:
         """The vendor's words for a refusal."""
 
     @abstractmethod
@@ -138,7 +138,7 @@ class HttpFront(ABC):
         await self._device.settle()
         try:
             response = await self._answer(request)
-        except Refused as refused:
+        except RequestRefused as refused:
             response = self._refusal(refused)
         await self._device.settle()
         return response

@@ -15,7 +15,7 @@ from patchlight.emulation.optical.protocols.tl1_server import (
     Tl1Server,
     deny,
 )
-from patchlight.emulation.optical.switch_matrix import Refused
+from patchlight.emulation.optical.switch_matrix import RequestRefused
 
 _NOTIFICATIONS = {"*C": "CR", "**": "MJ", "*": "MN"}
 _NOTIFIED = re.compile(r"(CR|MJ|MN|NA|NR),")
@@ -54,7 +54,7 @@ class Tl1Front(ABC):
         self._standing: dict[tuple[str, str], str] = {}
 
     @abstractmethod
-    def _denial(self, refusal: Refused) -> Answer:
+    def _denial(self, refusal: RequestRefused) -> Answer:
         """The vendor's words for a refusal."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -86,7 +86,7 @@ class Tl1Front(ABC):
         try:
             answer = handler(connection, command)
             answer = answer if isinstance(answer, Answer) else await answer
-        except Refused as refusal:
+        except RequestRefused as refusal:
             answer = self._denial(refusal)
         await self._device.settle()
         return answer

@@ -13,7 +13,7 @@ from patchlight.controller.circuits.drivers.calient.ports import to_aid, to_port
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.tl1_front import Tl1Front, Users
 from patchlight.emulation.optical.protocols.tl1_server import Answer, Command, Connection, deny
-from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, Refused
+from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.testbed.portmap import CrossConnect
 
 STATES = {
@@ -47,7 +47,7 @@ class CalientFront(Tl1Front):
             "DLT-CRS-BULK": self._delete_bulk,
         }
 
-    def _denial(self, refusal: Refused) -> Answer:
+    def _denial(self, refusal: RequestRefused) -> Answer:
         return _denial(refusal)
 
     # --- reading ----------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class CalientFront(Tl1Front):
             circuit = self._device.enter(directions, "", GROUP)
             try:
                 self._device.activate(circuit)
-            except Refused:
+            except RequestRefused:
                 self._device.remove(circuit)
                 raise
 
@@ -160,7 +160,7 @@ class CalientFront(Tl1Front):
             directions = _directions(conn)
             circuit = self._device.mirrors.find(directions[0])
             if circuit is None or set(circuit.directions) != set(directions):
-                raise Refused(Reason.NOT_FOUND)
+                raise RequestRefused(Reason.NOT_FOUND)
             self._device.remove(circuit)
 
         return self._each(command, delete)
@@ -171,7 +171,7 @@ class CalientFront(Tl1Front):
         for conn in conns:
             try:
                 do(conn)
-            except Refused as refusal:
+            except RequestRefused as refusal:
                 failures.append(f"{conn}: {_denial(refusal).comment}")
         if len(failures) < len(conns):
             lines = (f"{command.verb}:{len(conns) - len(failures)}",)
@@ -196,7 +196,7 @@ class CalientFront(Tl1Front):
             circuits = self._device.mirrors
             circuit = next((c for c in circuits if {circuit_id(c), c.name} & wanted), None)
         if circuit is None:
-            raise Refused(Reason.NOT_FOUND)
+            raise RequestRefused(Reason.NOT_FOUND)
         return circuit
 
     def _asked_ports(self, command: Command) -> list[int]:
@@ -210,7 +210,7 @@ class CalientFront(Tl1Front):
         else:
             found = [p for p in everything if to_aid(p).startswith(f"{command.aid}.")]
         if not found:
-            raise Refused(Reason.NO_PORT)
+            raise RequestRefused(Reason.NO_PORT)
         return found
 
     def _changed(self, verb: str, circuit: Circuit) -> None:
@@ -220,7 +220,7 @@ class CalientFront(Tl1Front):
 def _pair(aid: str) -> tuple[int, int]:
     ports = [to_port(part.strip()) for part in aid.split(",")]
     if len(ports) != 2 or ports[0] is None or ports[1] is None:
-        raise Refused(Reason.NO_PORT)
+        raise RequestRefused(Reason.NO_PORT)
     return ports[0], ports[1]
 
 
@@ -268,7 +268,7 @@ def _dbm(power: float | None) -> str:
     return "NONE" if power is None else f"{power:.2f}"
 
 
-def _denial(refusal: Refused) -> Answer:
+def _denial(refusal: RequestRefused) -> Answer:
     port = to_aid(refusal.port) if refusal.port is not None and refusal.port > 0 else "port"
     there = circuit_id(refusal.circuit) if refusal.circuit else ""
     return {

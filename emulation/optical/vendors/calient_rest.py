@@ -11,7 +11,7 @@ from typing import Any
 from patchlight.controller.circuits.drivers.calient.ports import to_aid, to_port
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.http_server import HttpFront, Request, Response
-from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, Refused
+from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.emulation.optical.vendors.calient import (
     GROUP,
     SOFTWARE,
@@ -55,7 +55,7 @@ class CalientRestFront(HttpFront):
     def _problem(self, status: int, words: str) -> Response:
         return Response(status, {"status": "failed", "message": words})
 
-    def _refusal(self, refusal: Refused) -> Response:
+    def _refusal(self, refusal: RequestRefused) -> Response:
         status = 404 if refusal.reason is Reason.NOT_FOUND else 409
         return self._problem(status, _words(refusal))
 
@@ -141,7 +141,7 @@ class CalientRestFront(HttpFront):
         for wanted in request.body:
             try:
                 self._added(wanted)
-            except Refused as refusal:
+            except RequestRefused as refusal:
                 last = refusal
                 failures.append(f"{wanted.get('conn', '')}: {_words(refusal)}")
         if last is not None:
@@ -169,7 +169,7 @@ class CalientRestFront(HttpFront):
             raise ValueError("a connection is an object")
         src, dst = (to_port(str(wanted.get(key, "")).partition("/")[0]) for key in ("in", "out"))
         if src is None or dst is None:
-            raise Refused(Reason.NO_PORT)
+            raise RequestRefused(Reason.NO_PORT)
         there = CrossConnect(src, dst)
         two_way = wanted.get("dir", "bi") == "bi" and src != dst
         directions = (there, there.reverse) if two_way else (there,)
@@ -178,7 +178,7 @@ class CalientRestFront(HttpFront):
         )
         try:
             self._device.activate(circuit)
-        except Refused:
+        except RequestRefused:
             self._device.remove(circuit)
             raise
         return circuit
@@ -189,18 +189,18 @@ class CalientRestFront(HttpFront):
         for circuit in self._device.mirrors:
             if {circuit_id(circuit), circuit.name} & said:
                 return circuit
-        raise Refused(Reason.NOT_FOUND)
+        raise RequestRefused(Reason.NOT_FOUND)
 
 
-class ListRefused(Refused):
+class ListRefused(RequestRefused):
     """What of a list could not be done."""
 
-    def __init__(self, words: str, last: Refused) -> None:
+    def __init__(self, words: str, last: RequestRefused) -> None:
         super().__init__(last.reason, port=last.port, circuit=last.circuit)
         self.words = words
 
 
-def _words(refusal: Refused) -> str:
+def _words(refusal: RequestRefused) -> str:
     if isinstance(refusal, ListRefused):
         return refusal.words
     port = to_aid(refusal.port) if refusal.port is not None and refusal.port > 0 else "port"

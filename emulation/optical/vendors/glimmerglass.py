@@ -12,7 +12,7 @@ from patchlight.controller.circuits.numbering import SIDES, Numbering
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.tl1_front import Tl1Front, Users, port_numbers
 from patchlight.emulation.optical.protocols.tl1_server import Answer, Command, Connection, deny
-from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, Refused
+from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.testbed.portmap import CrossConnect
 
 _DARK_DBM = -49.162  # the monitors' floor
@@ -33,7 +33,7 @@ class GlimmerglassFront(Tl1Front):
             "DLT-CRS-FIBER": self._delete,
         }
 
-    def _denial(self, refusal: Refused) -> Answer:
+    def _denial(self, refusal: RequestRefused) -> Answer:
         port = refusal.port
         return {
             Reason.NO_PORT: deny("IIAC", "Invalid port" if port is None else f"No port {port}"),
@@ -107,13 +107,13 @@ class GlimmerglassFront(Tl1Front):
         pairs = self._pairs(command.aid)
         try:
             await self._device.light(pairs)
-        except Refused as refusal:
+        except RequestRefused as refusal:
             at = refusal.port and (
                 self._numbering.to_number("in", refusal.port)
                 if any(c.inp == refusal.port for c in pairs)
                 else self._numbering.to_number("out", refusal.port)
             )
-            raise Refused(refusal.reason, port=at) from refusal
+            raise RequestRefused(refusal.reason, port=at) from refusal
         self._changed("ENT-CRS-FIBER", command.aid)
         return Answer()
 
@@ -130,7 +130,7 @@ class GlimmerglassFront(Tl1Front):
             going = [mirrors.at_input(port.number) for port in inputs if port is not None]
         found = [circuit for circuit in dict.fromkeys(going) if circuit is not None]
         if None in going:
-            raise Refused(Reason.NOT_FOUND)
+            raise RequestRefused(Reason.NOT_FOUND)
         for circuit in found:
             self._device.remove(circuit)
         self._changed("DLT-CRS-FIBER", command.aid)
@@ -141,15 +141,15 @@ class GlimmerglassFront(Tl1Front):
     def _pairs(self, aid: str) -> list[CrossConnect]:
         sides = aid.split(",")
         if len(sides) != 2:
-            raise Refused(Reason.NO_PORT)
+            raise RequestRefused(Reason.NO_PORT)
         ins, outs = self._asked(sides[0]), self._asked(sides[1])
         if len(ins) != len(outs):
-            raise Refused(Reason.NO_PORT)
+            raise RequestRefused(Reason.NO_PORT)
         pairs = []
         for inp, out in zip(ins, outs, strict=True):
             cross_connect = self._numbering.to_directed(inp, out)
             if cross_connect is None:
-                raise Refused(Reason.NO_PORT, port=out)
+                raise RequestRefused(Reason.NO_PORT, port=out)
             pairs.append(cross_connect)
         return pairs
 
@@ -159,10 +159,10 @@ class GlimmerglassFront(Tl1Front):
             return [base + n for base in (10000, 20000) for n in range(1, ports + 1)]
         found = port_numbers(aid, lambda number: self._numbering.to_port(number) is not None)
         if found is None:
-            raise Refused(Reason.NO_PORT)
+            raise RequestRefused(Reason.NO_PORT)
         for number in found:
             if self._numbering.to_port(number) is None:
-                raise Refused(Reason.NO_PORT, port=number)
+                raise RequestRefused(Reason.NO_PORT, port=number)
         return found
 
     def _changed(self, verb: str, aid: str) -> None:

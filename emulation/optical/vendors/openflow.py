@@ -15,8 +15,14 @@ from collections.abc import Callable
 from patchlight.controller.openflow.flowtable import FlowEntry, Match
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols import openflow_wire as wire
-from patchlight.emulation.optical.protocols.openflow_wire import Flow, Kind, Message, Part, Wrong
-from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, Refused
+from patchlight.emulation.optical.protocols.openflow_wire import (
+    Kind,
+    Flow,
+    Message,
+    Part,
+    Wrong,
+)
+from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.portmap import CrossConnect
 
@@ -112,7 +118,12 @@ class OpenFlowFront:
             return await self._multipart(message)
         if message.kind == Kind.BARRIER_REQUEST:
             return await self._barrier(message)
-        if message.kind in (Kind.HELLO, Kind.ERROR, Kind.ECHO_REPLY, Kind.SET_CONFIG):
+        if message.kind in (
+            Kind.HELLO,
+            Kind.ERROR,
+            Kind.ECHO_REPLY,
+            Kind.SET_CONFIG,
+        ):
             return b""
         known = message.kind == Kind.EXPERIMENTER
         raise Wrong(wire.BAD_EXPERIMENTER if known else wire.BAD_TYPE)
@@ -175,7 +186,7 @@ class OpenFlowFront:
                         self._device.remove(circuit)
             else:
                 self._add(message, flow, selection)
-        except Refused as refusal:
+        except RequestRefused as refusal:
             at_input = refusal.reason is Reason.NO_PORT and flow and refusal.port == flow.inp
             fault = _FAULTS.get(refusal.reason, wire.FLOW_MOD_FAILED)
             raise Wrong(wire.BAD_MATCH_VALUE if at_input else fault) from refusal
@@ -190,14 +201,14 @@ class OpenFlowFront:
             # An entry with the same match and priority takes the other's place.
             busy = self._device.mirrors.at_output(flow.out)
             if busy is not None and busy is not there:
-                raise Refused(Reason.BUSY, port=flow.out, circuit=busy)
+                raise RequestRefused(Reason.BUSY, port=flow.out, circuit=busy)
             self._device.remove(there)
         circuit = self._device.enter(
             (CrossConnect(flow.inp, flow.out),), f"{flow.cookie:#x}", str(flow.priority)
         )
         try:
             self._device.activate(circuit)
-        except Refused:
+        except RequestRefused:
             self._device.remove(circuit)
             raise
         self._told.append((message, circuit))

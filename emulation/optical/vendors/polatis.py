@@ -12,7 +12,7 @@ from typing import Literal
 
 from patchlight.controller.circuits.numbering import Numbering
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, Refused
+from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.testbed.portmap import CrossConnect
 
 SOFTWARE = "6.5.2.18-emulated"
@@ -57,11 +57,11 @@ class PolatisSwitch:
         for numbers in (ins, outs):
             twice = [number for number in numbers if numbers.count(number) > 1]
             if twice:
-                raise Refused(Reason.BUSY, port=twice[0])
+                raise RequestRefused(Reason.BUSY, port=twice[0])
         for number in (*ins, *outs):
             state = self.state(number)
             if state != "E":
-                raise Refused(Reason.FAILED if state == "F" else Reason.LOCKED, port=number)
+                raise RequestRefused(Reason.FAILED if state == "F" else Reason.LOCKED, port=number)
         new = [c for c in wanted if mirrors.find(c) is None]
         for c in new:
             for there in {mirrors.at_input(c.inp), mirrors.at_output(c.out)}:
@@ -72,7 +72,7 @@ class PolatisSwitch:
         for circuit in failed:
             self.device.remove(circuit)
         if failed:
-            raise Refused(Reason.FAILED, port=self._pair(failed[0].directions[0])[0])
+            raise RequestRefused(Reason.FAILED, port=self._pair(failed[0].directions[0])[0])
 
     async def disconnect(self, ins: Sequence[int], outs: Sequence[int]) -> None:
         """Break these; of ports without a counterpart, whatever they are joined to."""
@@ -122,7 +122,7 @@ class PolatisSwitch:
             if ends & self._disabled:
                 self.device.deactivate(circuit)
             elif circuit.phase is Phase.PARKED:
-                with contextlib.suppress(Refused):
+                with contextlib.suppress(RequestRefused):
                     self.device.activate(circuit)
         await self.device.come_to_rest()
 
@@ -148,7 +148,7 @@ class PolatisSwitch:
         """The canonical port of that number."""
         port = self.numbering.to_port(number)
         if port is None:
-            raise Refused(Reason.NO_PORT, port=number)
+            raise RequestRefused(Reason.NO_PORT, port=number)
         return port.number
 
     def _pair(self, c: CrossConnect) -> tuple[int, int]:
@@ -159,7 +159,7 @@ class PolatisSwitch:
         self._known(out)
         found = self.numbering.to_directed(inp, out)
         if found is None:
-            raise Refused(Reason.NO_PORT, port=out)
+            raise RequestRefused(Reason.NO_PORT, port=out)
         return found
 
     def _at(self, number: int) -> Circuit | None:

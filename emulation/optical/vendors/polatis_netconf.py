@@ -18,7 +18,7 @@ from patchlight.emulation.optical.protocols.netconf_server import (
     selected,
 )
 from patchlight.emulation.optical.protocols.ssh_server import SshServer, Users
-from patchlight.emulation.optical.switch_matrix import Reason, Refused
+from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
 from patchlight.emulation.optical.vendors.polatis import SOFTWARE, PolatisSwitch
 
 NAMESPACE = "http://www.polatis.com/yang/optical-switch"
@@ -66,7 +66,7 @@ class PolatisNetconfFront:
             await self._device.settle()
             try:
                 return await operation(request)
-            except Refused as refusal:
+            except RequestRefused as refusal:
                 raise _error(refusal) from refusal
 
         return execute
@@ -230,7 +230,7 @@ def _number(leaf: ET.Element) -> int:
     return int(text)
 
 
-def _error(refusal: Refused) -> NetconfError:
+def _error(refusal: RequestRefused) -> NetconfError:
     port = refusal.port
     return {
         Reason.NO_PORT: NetconfError("invalid-value", f"Invalid OXC port: {port}"),

@@ -14,7 +14,7 @@ from typing import Any
 
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.http_server import HttpFront, Request, Response
-from patchlight.emulation.optical.switch_matrix import Reason, Refused
+from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
 from patchlight.emulation.optical.vendors.polatis import SOFTWARE, PolatisSwitch
 
 _PAIR = re.compile(r"/api/data/cross-connects/pair(?:=(\d{1,9}))?")
@@ -60,7 +60,7 @@ class PolatisRestconfFront(HttpFront):
         error = {"error-type": "application", "error-tag": _tag(status), "error-message": words}
         return Response(status, {"ietf-restconf:errors": {"error": [error]}})
 
-    def _refusal(self, refusal: Refused) -> Response:
+    def _refusal(self, refusal: RequestRefused) -> Response:
         words = {
             Reason.NO_PORT: f"Port {refusal.port} is out of range",
             Reason.BUSY: f"Port {refusal.port} twice",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from patchlight.controller.circuits.protocols.scpi.framing import channels
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.scpi_server import Execute, ScpiError, ScpiServer
-from patchlight.emulation.optical.switch_matrix import Reason, Refused
+from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
 from patchlight.emulation.optical.vendors.polatis import SOFTWARE, PolatisSwitch
 
 _POWER_LIMIT = 256  # ports in one question for power
@@ -63,7 +63,7 @@ class PolatisScpiFront:
             await self._device.settle()
             try:
                 return await command(parameters)
-            except Refused as refusal:
+            except RequestRefused as refusal:
                 raise _error(refusal) from refusal
 
         return execute
@@ -157,6 +157,6 @@ _WORDS: dict[Reason, Callable[[object], ScpiError]] = {
 }
 
 
-def _error(refusal: Refused) -> ScpiError:
+def _error(refusal: RequestRefused) -> ScpiError:
     words = _WORDS.get(refusal.reason)
     return ScpiError(-200, "Execution error") if words is None else words(refusal.port)

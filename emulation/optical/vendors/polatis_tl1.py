@@ -8,7 +8,7 @@ from patchlight.controller.circuits.numbering import SIDES
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.tl1_front import Tl1Front, Users, port_numbers
 from patchlight.emulation.optical.protocols.tl1_server import Answer, Command, Connection, deny
-from patchlight.emulation.optical.switch_matrix import Reason, Refused
+from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
 from patchlight.emulation.optical.vendors.polatis import SOFTWARE, PolatisSwitch
 
 _SHUTTER = {"E": "OPEN", "D": "CLOSED", "F": "FAILED"}
@@ -34,7 +34,7 @@ class PolatisTl1Front(Tl1Front):
             "RTRV-PORT-POWER": self._power,
         }
 
-    def _denial(self, refusal: Refused) -> Answer:
+    def _denial(self, refusal: RequestRefused) -> Answer:
         port = refusal.port
         return {
             Reason.NO_PORT: deny("IIAC", "Invalid port" if port is None else f"No port {port}"),
@@ -111,10 +111,10 @@ class PolatisTl1Front(Tl1Front):
             return list(known)
         found = port_numbers(aid, lambda number: number in self._switch.numbers)
         if found is None:
-            raise Refused(Reason.NO_PORT)
+            raise RequestRefused(Reason.NO_PORT)
         for number in found:
             if number not in self._switch.numbers:
-                raise Refused(Reason.NO_PORT, port=number)
+                raise RequestRefused(Reason.NO_PORT, port=number)
         return found
 
     def _changed(self, verb: str, aid: str) -> None:

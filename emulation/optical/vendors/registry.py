@@ -25,7 +25,7 @@ from patchlight.testbed.lab import CircuitSwitch
 Users = dict[str, str | None]
 
 
-class Front(Protocol):
+class ProtocolServer(Protocol):
     """A vendor's protocol in front of a device."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -35,7 +35,7 @@ class Front(Protocol):
         """Say something unasked to every client, as far as the protocol can."""
 
 
-FRONTS: dict[str, Callable[[EmulatedOcs, Users], Front]] = {
+PROTOCOL_SERVERS: dict[str, Callable[[EmulatedOcs, Users], ProtocolServer]] = {
     "calient-tl1": CalientFront,
     "calient-rest": CalientRestFront,
     "polatis-scpi": PolatisScpiFront,
@@ -48,23 +48,23 @@ FRONTS: dict[str, Callable[[EmulatedOcs, Users], Front]] = {
 }
 
 
-def front_of(device: EmulatedOcs) -> Front:
+def server_of(device: EmulatedOcs) -> ProtocolServer:
     """The front of the device's driver; ``BadInput`` if no emulation speaks that protocol."""
-    make = FRONTS.get(device.switch.driver)
+    make = PROTOCOL_SERVERS.get(device.switch.driver)
     if make is None:
         raise BadInput(
             f"{device.switch.name}: no emulated device speaks {device.switch.driver!r}: "
-            f"there are {', '.join(FRONTS)}"
+            f"there are {', '.join(PROTOCOL_SERVERS)}"
         )
     return make(device, users_of(device.switch))
 
 
-def tls_of(front: Front) -> ssl.SSLContext | None:
+def tls_of(front: ProtocolServer) -> ssl.SSLContext | None:
     """What its clients connect with; ``None`` for plain TCP."""
     return front.tls if isinstance(front, HttpFront) else None
 
 
-def dials(front: Front) -> bool:
+def dials(front: ProtocolServer) -> bool:
     """Whether it connects to its client, rather than wait for it."""
     return isinstance(front, OpenFlowFront)
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from patchlight.controller.circuits.contract import DirectedPort
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.ssh_server import SshServer, Users
-from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, Refused
+from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.testbed.portmap import CrossConnect
 
 PROMPT = "NTM> "
@@ -82,7 +82,7 @@ class TelescentFront:
             await self._device.settle()
             try:
                 said = await self._handlers[verb](words)
-            except Refused as refusal:
+            except RequestRefused as refusal:
                 said = [f"ERROR: {_words(refusal)}"]
         else:
             said = [f"ERROR: unknown command {verb[:40]}"] if verb else []
@@ -149,13 +149,13 @@ class TelescentFront:
             self._check(port)
         for port in ends:
             if port.number in self._device.mirrors.locked:
-                raise Refused(Reason.LOCKED, port=port.number)
+                raise RequestRefused(Reason.LOCKED, port=port.number)
             if self._is_locked(port):
-                raise Refused(Reason.ACTIVE, port=port.number)
+                raise RequestRefused(Reason.ACTIVE, port=port.number)
         new = self._device.mirrors.find(c) is None
         there = {circuit for port in ends if (circuit := self._circuit(port))}
         if new and there and not force:
-            raise Refused(Reason.BUSY, port=c.inp)
+            raise RequestRefused(Reason.BUSY, port=c.inp)
         self._unlocked -= set(ends)
         if new:
             for circuit in there:
@@ -164,11 +164,11 @@ class TelescentFront:
             if made.phase is Phase.FAILED:
                 self._device.remove(made)
                 await self._device.settle()
-                raise Refused(Reason.FAILED, port=c.out)
+                raise RequestRefused(Reason.FAILED, port=c.out)
 
     def _check(self, port: DirectedPort) -> None:
         if not 1 <= port.number <= self._device.switch.ports:
-            raise Refused(Reason.NO_PORT, port=port.number)
+            raise RequestRefused(Reason.NO_PORT, port=port.number)
 
     def _circuit(self, port: DirectedPort) -> Circuit | None:
         mirrors = self._device.mirrors
@@ -206,11 +206,11 @@ def _asked(words: Iterable[str]) -> tuple[bool, list[DirectedPort]]:
                 ports.append(DirectedPort("out", number))
             side = ""
         else:
-            raise Refused(Reason.NO_PORT)
+            raise RequestRefused(Reason.NO_PORT)
     return force, ports
 
 
-def _words(refusal: Refused) -> str:
+def _words(refusal: RequestRefused) -> str:
     port = None if refusal.port is None else refusal.port - 1
     return {
         Reason.NO_PORT: "no such port" if port is None else f"port {port} does not exist",

@@ -10,7 +10,7 @@ from patchlight.emulation.simulator.cluster.jobs import QueueJob, Training, queu
 from patchlight.emulation.simulator.cluster.labcluster import LabCluster
 from patchlight.emulation.simulator.cluster.outages import Outages
 from patchlight.emulation.simulator.cluster.results import JobRecord, QueueResult
-from patchlight.emulation.simulator.cluster.scheduling import Policies, Scheduler, simulate
+from patchlight.emulation.simulator.cluster.scheduling import Policies, QueueScheduler, simulate
 from patchlight.emulation.simulator.cluster.settings import Settings
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 
@@ -21,7 +21,7 @@ __all__ = [
     "Policies",
     "QueueJob",
     "QueueResult",
-    "Scheduler",
+    "QueueScheduler",
     "Settings",
     "Simulation",
     "Training",

@@ -7,7 +7,7 @@ from functools import partial
 from typing import cast
 
 from patchlight.controller.policies.contract import (
-    Kind,
+    FieldType,
     OrderPolicy,
     PlacementPolicy,
     Policy,
@@ -60,7 +60,7 @@ def check_policies(
     orders: Iterable[str], placements: Iterable[str], topologies: Iterable[str]
 ) -> None:
     """``BadInput`` for the first policy that there is not, or that cannot be made."""
-    kinds: dict[Kind, Iterable[str]] = {
+    kinds: dict[FieldType, Iterable[str]] = {
         "order": orders, "placement": placements, "topology": topologies,
     }  # fmt: skip
     for kind, texts in kinds.items():
@@ -68,7 +68,7 @@ def check_policies(
             _made(kind, text, 0)
 
 
-def _made(kind: Kind, text: str, seed: int) -> tuple[Recipe, Policy]:
+def _made(kind: FieldType, text: str, seed: int) -> tuple[Recipe, Policy]:
     recipe = find(text, kind)
     return recipe, recipe.make(seed=seed)
 

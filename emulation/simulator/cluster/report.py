@@ -13,7 +13,7 @@ import pyarrow.parquet as parquet
 
 from patchlight.emulation.simulator.cluster.plots import plot_completion, plot_load
 from patchlight.emulation.simulator.cluster.results import QueueResult
-from patchlight.emulation.simulator.cluster.sweep import Outcome
+from patchlight.emulation.simulator.cluster.sweep import CombinationResult
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 SCHEMA_VERSION = 1
@@ -45,7 +45,7 @@ def _cannot_write(folder: Path, error: OSError) -> PatchlightError:
     )
 
 
-def result_of(outcomes: Sequence[Outcome], setting: Mapping[str, Any]) -> dict[str, Any]:
+def result_of(outcomes: Sequence[CombinationResult], setting: Mapping[str, Any]) -> dict[str, Any]:
     """What ``result.json`` holds: what was simulated, and the figures of each run."""
     return {
         "simulation": "queue", "schema_version": SCHEMA_VERSION, **setting,
@@ -64,12 +64,12 @@ def result_of(outcomes: Sequence[Outcome], setting: Mapping[str, Any]) -> dict[s
     }  # fmt: skip
 
 
-def run_names(outcomes: Sequence[Outcome]) -> list[str]:
+def run_names(outcomes: Sequence[CombinationResult]) -> list[str]:
     """A name for each run; of two files of one name, the second has ``(2)``."""
     return _apart([each.combination.name for each in outcomes], "{} ({})")
 
 
-def jobs_files(outcomes: Sequence[Outcome]) -> list[str]:
+def jobs_files(outcomes: Sequence[CombinationResult]) -> list[str]:
     """For each run the file's name of its table of jobs."""
     plain = [re.sub(r"[^A-Za-z0-9.-]+", "-", each.combination.name) for each in outcomes]
     return [f"jobs-{name}.parquet" for name in _apart(plain, "{}-run-{}")]
@@ -83,7 +83,7 @@ def _apart(names: Sequence[str], form: str) -> list[str]:
 
 
 def write_report(
-    outcomes: Sequence[Outcome], setting: Mapping[str, Any], folder: Path
+    outcomes: Sequence[CombinationResult], setting: Mapping[str, Any], folder: Path
 ) -> list[Path]:
     """Everything into ``folder``; the files, ``result.json`` first, then tables, then pictures."""
     written = folder / "result.json"

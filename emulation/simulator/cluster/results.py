@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from patchlight.emulation.simulator.cluster.simulation import Simulation
-from patchlight.emulation.simulator.cluster.tasks import State, Task
+from patchlight.emulation.simulator.cluster.tasks import SimulatedJob, State
 
 Floats = npt.NDArray[np.float64]
 
@@ -47,7 +47,7 @@ class JobRecord(NamedTuple):
     cause: str
 
     @classmethod
-    def of(cls, task: Task) -> JobRecord:
+    def of(cls, task: SimulatedJob) -> JobRecord:
         """Made from what the simulator kept."""
         view = task.job.view
         done = task.state is State.DONE

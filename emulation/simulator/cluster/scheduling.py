@@ -21,7 +21,7 @@ from patchlight.emulation.simulator.cluster.jobs import QueueJob
 from patchlight.emulation.simulator.cluster.results import QueueResult
 from patchlight.emulation.simulator.cluster.settings import Settings
 from patchlight.emulation.simulator.cluster.simulation import EPSILON_S, Simulation
-from patchlight.emulation.simulator.cluster.tasks import Cause, Task
+from patchlight.emulation.simulator.cluster.tasks import Cause, SimulatedJob
 from patchlight.testbed.errors import PatchlightError
 
 Tell = Callable[[int, int], None]
@@ -41,7 +41,7 @@ class Policies:
     topology: TopologyPolicy | None = None
 
 
-class Scheduler:
+class QueueScheduler:
     """Starts waiting jobs of a simulation as its policies say.
 
     A job's priority is asked for when it begins to wait. Policies whose answer depends on
@@ -53,7 +53,7 @@ class Scheduler:
         self._simulation, self._policies = simulation, policies
         self._settings = simulation.settings
         self._stable = _is_stable(policies.order)
-        self._queue: list[tuple[float, int, Task]] = []
+        self._queue: list[tuple[float, int, SimulatedJob]] = []
         self._failed: tuple[int, int] | None = None
         self._in_vain: tuple[int, int] | None = None
         self._again_s = 0.0
@@ -112,10 +112,10 @@ class Scheduler:
         for task in joined:
             insort(queue, self._entry(task))
 
-    def _entry(self, task: Task) -> tuple[float, int, Task]:
+    def _entry(self, task: SimulatedJob) -> tuple[float, int, SimulatedJob]:
         return self._priority(task), task.index, task
 
-    def _priority(self, task: Task) -> float:
+    def _priority(self, task: SimulatedJob) -> float:
         simulation = self._simulation
         return self._policies.order.priority(
             simulation.view(), task.job.view, task.progress(self._settings.known)
@@ -123,7 +123,7 @@ class Scheduler:
 
     # -- starting jobs
 
-    def _try(self, task: Task) -> bool:
+    def _try(self, task: SimulatedJob) -> bool:
         """Start a job where the policy puts it; ``False`` if it has to wait."""
         simulation = self._simulation
         if simulation.occupancy.free < task.workers:
@@ -137,7 +137,7 @@ class Scheduler:
         self._failed = attempt
         return False
 
-    def _start(self, task: Task, ring: Sequence[int]) -> bool:
+    def _start(self, task: SimulatedJob, ring: Sequence[int]) -> bool:
         simulation, topology = self._simulation, self._policies.topology
         dark_s = 0.0
         if topology is not None and len(ring) > 1:
@@ -150,7 +150,7 @@ class Scheduler:
                     dark_s = simulation.rewire(wanted).dark_s
         return simulation.start(task, ring, dark_s)
 
-    def _place(self, view: ClusterView, task: Task) -> Sequence[int] | None:
+    def _place(self, view: ClusterView, task: SimulatedJob) -> Sequence[int] | None:
         began = time.perf_counter()
         ring = self._policies.placement.place(view, task.job.view, task.workers)
         self.latencies_s.append(time.perf_counter() - began)
@@ -163,7 +163,7 @@ class Scheduler:
         ring = self._policies.placement.place(self._simulation.view(), job, degree)
         return None if ring is None else sum(1 << gpu for gpu in ring)
 
-    def _backfill(self, head: Task) -> None:
+    def _backfill(self, head: SimulatedJob) -> None:
         """EASY: jobs behind the first may start if that does not put off when it can.
 
         When it can is where as many GPUs as it wants are free; their places are not looked at.
@@ -195,7 +195,7 @@ class Scheduler:
             if not early:
                 spare -= task.workers
 
-    def _make_room(self, head: Task) -> bool:
+    def _make_room(self, head: SimulatedJob) -> bool:
         """Preempt jobs behind the next one until it finds a place; ``False`` if it finds none."""
         simulation = self._simulation
         attempt = (head.index, simulation.released)
@@ -203,7 +203,7 @@ class Scheduler:
             return False  # Who runs has not got less important meanwhile, or not by much.
         latest_s = simulation.now_s - self._settings.quantum_s + EPSILON_S
         wanted = self._priority(head)
-        victims: list[tuple[float, int, Task]] = []
+        victims: list[tuple[float, int, SimulatedJob]] = []
         for task in simulation.running.values():
             if task.began_s <= latest_s:
                 task.settle(simulation.now_s)
@@ -251,7 +251,7 @@ def simulate(
 ) -> QueueResult:
     """Run all jobs to their end. The same input gives the same result, but for the latencies."""
     simulation = Simulation(cluster, jobs, settings or Settings())
-    scheduler = Scheduler(simulation, policies)
+    scheduler = QueueScheduler(simulation, policies)
     told = 0
     while simulation.ended < len(jobs):
         if simulation.advance():

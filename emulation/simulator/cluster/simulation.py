@@ -21,7 +21,7 @@ from patchlight.emulation.simulator.cluster.occupancy import Occupancy
 from patchlight.emulation.simulator.cluster.outages import Outage
 from patchlight.emulation.simulator.cluster.settings import Settings
 from patchlight.emulation.simulator.cluster.sharing import fair_rates
-from patchlight.emulation.simulator.cluster.tasks import Cause, State, Task
+from patchlight.emulation.simulator.cluster.tasks import Cause, SimulatedJob, State
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.portmap import PortMap
 
@@ -48,13 +48,13 @@ class Simulation:
         arrivals = [job.view.arrived_s for job in jobs]
         if any(later < earlier for earlier, later in itertools.pairwise(arrivals)):
             raise BadInput("the jobs do not come in the order of their arrival times")
-        self.tasks = [Task(number, job) for number, job in enumerate(jobs)]
+        self.tasks = [SimulatedJob(number, job) for number, job in enumerate(jobs)]
         self._views = tuple(job.view for job in jobs)
         self._arrived = 0
         self.now_s = 0.0
-        self.waiting: dict[int, Task] = {}
-        self.running: dict[int, Task] = {}
-        self.joined: list[Task] = []
+        self.waiting: dict[int, SimulatedJob] = {}
+        self.running: dict[int, SimulatedJob] = {}
+        self.joined: list[SimulatedJob] = []
         self.released = 0
         self.ended = 0
         self.held_up = False  # The next job waits though as many GPUs are free as it wants.
@@ -62,7 +62,7 @@ class Simulation:
         self.preview: Preview = _nowhere
         self._by_end: list[Running] = []
         self._ends: list[tuple[float, int]] = []
-        self._sharing: dict[int, Task] = {}
+        self._sharing: dict[int, SimulatedJob] = {}
         self._wake_s = math.inf
         self._seen: ClusterView | None = None
         self.reconfigurations = self.cross_connects = self.regroups_refused = 0
@@ -144,12 +144,12 @@ class Simulation:
 
     # -- what happens by itself
 
-    def _fitting(self, task: Task) -> int:
+    def _fitting(self, task: SimulatedJob) -> int:
         models = task.job.view.gpu_models
         gpus = self.cluster.shape.gpus
         return sum(gpu.model in models for gpu in gpus) if models else len(gpus)
 
-    def _wait(self, task: Task) -> None:
+    def _wait(self, task: SimulatedJob) -> None:
         task.state, task.waits_since_s = State.WAITING, self.now_s
         self.waiting[task.index] = task
         self.joined.append(task)
@@ -184,7 +184,7 @@ class Simulation:
 
     # -- what others decide
 
-    def start(self, task: Task, ring: Sequence[int], dark_s: float = 0.0) -> bool:
+    def start(self, task: SimulatedJob, ring: Sequence[int], dark_s: float = 0.0) -> bool:
         """Run a waiting job on these free GPUs; ``False`` if its ring cannot be closed.
 
         ``dark_s`` is for how long its circuits are dark first. ``BadInput`` if these are not as
@@ -223,7 +223,7 @@ class Simulation:
             self._expect(task)
         return True
 
-    def _checked(self, task: Task, ring: Sequence[int]) -> int:
+    def _checked(self, task: SimulatedJob, ring: Sequence[int]) -> int:
         gpus = 0
         size = len(self.cluster.shape.gpus)
         for gpu in ring:
@@ -240,7 +240,7 @@ class Simulation:
             )
         return gpus
 
-    def preempt(self, task: Task, lost: bool = False) -> None:
+    def preempt(self, task: SimulatedJob, lost: bool = False) -> None:
         """Take a running job's GPUs; it waits again. ``lost``: since its last checkpoint."""
         task.settle(self.now_s)
         if lost:
@@ -252,7 +252,7 @@ class Simulation:
             self._share()
         self._wait(task)
 
-    def block(self, task: Task, cause: Cause) -> None:
+    def block(self, task: SimulatedJob, cause: Cause) -> None:
         """A job that has come will never run."""
         if task.state is State.WAITING:
             task.waited_s += self.now_s - task.waits_since_s
@@ -294,7 +294,7 @@ class Simulation:
 
     # -- the pace of jobs
 
-    def _take_off(self, task: Task) -> bool:
+    def _take_off(self, task: SimulatedJob) -> bool:
         """Give back its GPUs; whether it shared links with others."""
         self.occupancy.give_back(task.gpus, task.ring)
         self._forget(task)
@@ -317,7 +317,7 @@ class Simulation:
                 task.unit_s = unit_s
                 self._expect(task)
 
-    def _expect(self, task: Task) -> None:
+    def _expect(self, task: SimulatedJob) -> None:
         """Write down when it ends at its present pace."""
         self._forget(task)
         begins_s = max(self.now_s, task.resume_s)
@@ -329,7 +329,7 @@ class Simulation:
         if task.ends_s < math.inf:
             heappush(self._ends, (task.ends_s, task.index))
 
-    def _forget(self, task: Task) -> None:
+    def _forget(self, task: SimulatedJob) -> None:
         if task.running is not None:
             del self._by_end[bisect_left(self._by_end, task.running)]
             task.running = None

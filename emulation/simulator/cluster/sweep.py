@@ -38,7 +38,7 @@ class Combination(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CombinationResult:
     """What came of one combination; ``faults`` are what its policies did wrong, the first few."""
 
     combination: Combination
@@ -56,7 +56,7 @@ class Sweep:
     jobs: Sequence[QueueJob]
     settings: Settings = field(default_factory=Settings)
 
-    def __call__(self, combination: Combination, tell: Tell | None = None) -> Outcome:
+    def __call__(self, combination: Combination, tell: Tell | None = None) -> CombinationResult:
         """Run one; ``BadInput`` for a policy that there is not."""
         order, placement, topology, seed = combination
         faults: list[str] = []
@@ -69,7 +69,7 @@ class Sweep:
         settings = replace(self.settings, seed=seed)
         result = simulate(self.cluster, self.jobs, policies, settings, tell)
         cpu_s = time.process_time() - began
-        return Outcome(combination, result, summary_of(result), cpu_s, tuple(faults))
+        return CombinationResult(combination, result, summary_of(result), cpu_s, tuple(faults))
 
 
 def combinations(
@@ -85,7 +85,7 @@ def run_sweep(
     wanted: Sequence[Combination],
     engine: Engine,
     tell: Callable[[int, int], None],
-) -> list[Outcome]:
+) -> list[CombinationResult]:
     """Run them all. ``tell`` hears of jobs that ended where there is one run, else of runs."""
     if len(wanted) == 1:
         return [sweep(wanted[0], tell)]

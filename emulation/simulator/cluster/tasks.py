@@ -31,7 +31,7 @@ class Cause(StrEnum):
     """Who decides let it wait to the end, with nothing else left to happen."""
 
 
-class Task:
+class SimulatedJob:
     """What the simulation knows of a job. Times are seconds, ``nan`` until they are known."""
 
     __slots__ = (

@@ -5,7 +5,12 @@
 """
 
 from patchlight.emulation.simulator.ramp.counting import EpisodeResult, blocking_rates
-from patchlight.emulation.simulator.ramp.lossnetwork import Episode, Outcome, Question, run_episode
+from patchlight.emulation.simulator.ramp.lossnetwork import (
+    Episode,
+    JobOutcome,
+    Question,
+    run_episode,
+)
 from patchlight.emulation.simulator.ramp.placement import PlacementRule
 from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, Ramp, RampShape
 from patchlight.emulation.simulator.ramp.scenario import Scenario, pac_ml_scenario
@@ -15,7 +20,7 @@ __all__ = [
     "PAC_ML_SHAPE",
     "Episode",
     "EpisodeResult",
-    "Outcome",
+    "JobOutcome",
     "PlacementRule",
     "Question",
     "Ramp",

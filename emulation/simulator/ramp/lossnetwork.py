@@ -27,7 +27,7 @@ RECENT = 64
 _ROUNDING = 1 + 1e-12
 
 
-class Outcome(IntEnum):
+class JobOutcome(IntEnum):
     """What became of a job: accepted, or blocked and why."""
 
     ACCEPTED = 0
@@ -76,7 +76,7 @@ class Episode:
         self._views = scenario.views(self._jobs)
         self._completion: dict[tuple[int, int], float] = {}
         self.accepted: list[Accepted] = []
-        self.causes = [0] * len(Outcome)
+        self.causes = [0] * len(JobOutcome)
         degrees, size = scenario.workloads.degrees, scenario.workloads.ramp.shape.size
         self._legal = [(0, *(d for d in degrees if d <= free)) for free in range(size + 1)]
         if self._events:
@@ -107,7 +107,7 @@ class Episode:
         free = len(self._legal) - 1 - occupied.bit_count()
         return Question(cluster, self._views[number], self._legal[free])
 
-    def decide(self, degree: int) -> Outcome:
+    def decide(self, degree: int) -> JobOutcome:
         """Place the waiting job at this degree, or block it, and go on to the next arrival."""
         outcome = self._place(self._waiting(), degree)
         self.causes[outcome] += 1
@@ -121,20 +121,20 @@ class Episode:
             raise BadInput("the episode is over: there is no job to decide on")
         return job
 
-    def _place(self, job: Job, degree: int) -> Outcome:
+    def _place(self, job: Job, degree: int) -> JobOutcome:
         if degree == 0:
-            return Outcome.REFUSED
+            return JobOutcome.REFUSED
         occupied = self.busy | self.broken
         if degree not in self._legal[len(self._legal) - 1 - occupied.bit_count()]:
-            return Outcome.ILLEGAL
+            return JobOutcome.ILLEGAL
         scenario = self.scenario
         workloads = scenario.workloads
         plan = workloads.plans[job.graph][degree]
         if not plan.fits_memory:
-            return Outcome.NO_MEMORY
+            return JobOutcome.NO_MEMORY
         blocks = place(workloads.ramp, scenario.rule, plan.splits, occupied)
         if blocks is None:
-            return Outcome.NO_BLOCK
+            return JobOutcome.NO_BLOCK
         if scenario.reuse_first_time:
             key = (job.graph, plan.max_split)
             completion = self._completion.get(key)
@@ -144,14 +144,14 @@ class Episode:
         else:
             completion = workloads.completion_s(job.graph, degree, blocks)
         if completion > job.limit_s * _ROUNDING:
-            return Outcome.LATE
+            return JobOutcome.LATE
         mask = 0
         for block in blocks:
             mask |= block.mask
         self.busy |= mask
         insort(self._running, Running(self.now_s + completion, mask, self._views[self._next].name))
         self.accepted.append(Accepted(job, degree, completion, mask))
-        return Outcome.ACCEPTED
+        return JobOutcome.ACCEPTED
 
     def _advance(self) -> None:
         """To the next arrival, or to the horizon after the last; jobs that end give back."""
@@ -210,7 +210,9 @@ class Episode:
             raise BadInput("the episode is not over: a job waits for a decision")
         return EpisodeResult.of(
             arrivals=len(self._jobs),
-            causes={outcome.name.lower(): self.causes[outcome] for outcome in Outcome if outcome},
+            causes={
+                outcome.name.lower(): self.causes[outcome] for outcome in JobOutcome if outcome
+            },
             accepted=tuple(self.accepted),
             horizon_s=self.scenario.horizon_s + EPSILON_S,
             servers=len(self._legal) - 1,

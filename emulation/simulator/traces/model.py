@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from patchlight.testbed.labfile.errors import FileError, Mistake
+from patchlight.testbed.labfile.errors import FileError, FileIssue
 
 SHOWN = 20
 """So many mistakes are named; a trace may have a million."""
@@ -33,7 +33,7 @@ class TraceJob(NamedTuple):
 class TraceFileError(FileError):
     """A trace has mistakes. The first ``SHOWN`` are in ``mistakes``, then how many more."""
 
-    def __init__(self, mistakes: Iterable[Mistake], skippable: bool) -> None:
+    def __init__(self, mistakes: Iterable[FileIssue], skippable: bool) -> None:
         super().__init__(mistakes)
         if skippable:
             self.hint = (
@@ -87,7 +87,7 @@ class Gathering:
         self.file, self.skip_bad = file, skip_bad
         self._jobs: list[TraceJob] = []
         self._names: set[str] = set()
-        self._mistakes: list[Mistake] = []
+        self._mistakes: list[FileIssue] = []
         self._left_out: Counter[str] = Counter()
 
     def job(self, job: TraceJob) -> None:
@@ -105,11 +105,11 @@ class Gathering:
         """A job that cannot be read, and why; ``file`` if it is not the trace's main one."""
         self._left_out[wrong.reason] += 1
         if self.wants_place():
-            self._mistakes.append(Mistake(file or self.file, line, column, str(wrong)))
+            self._mistakes.append(FileIssue(file or self.file, line, column, str(wrong)))
 
     def refuse(self, line: int, message: str) -> TraceFileError:
         """The whole file is not what it should be: the error to raise."""
-        return TraceFileError([Mistake(self.file, line, 1, message)], skippable=False)
+        return TraceFileError([FileIssue(self.file, line, 1, message)], skippable=False)
 
     def finish(self, format: str) -> Trace:
         """The trace; ``TraceFileError`` for mistakes that were not to be skipped, or no job."""
@@ -119,7 +119,7 @@ class Gathering:
                 last = found[-1]
                 reasons = ", ".join(f"{why}: {n:,}" for why, n in self._left_out.items())
                 said = f"and {more:,} more mistakes after it (in all {reasons})"
-                found.append(Mistake(last.file, last.line, last.column, said))
+                found.append(FileIssue(last.file, last.line, last.column, said))
             raise TraceFileError(found, skippable=bool(self._jobs))
         if not self._jobs:
             raise self.refuse(1, "no jobs: the trace is empty")

@@ -87,11 +87,11 @@ def ofc2022(output: Path | None, cases: str, **chosen: Any) -> None:
     )
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
     from patchlight.emulation.experiments.ofc2022.report import table_of
-    from patchlight.emulation.experiments.ofc2022.run import Wishes, run_experiment
+    from patchlight.emulation.experiments.ofc2022.run import ExperimentOptions, run_experiment
 
     parts = [part.strip() for part in cases.split(",") if part.strip()]
     folder = output or Path("results") / time.strftime("ofc2022-%Y%m%d-%H%M%S")
-    wishes = Wishes(output=folder, parts=parts, **chosen)
+    wishes = ExperimentOptions(output=folder, parts=parts, **chosen)
     # Like Ctrl-C: an error that passes through the lab's with block, so that it is taken down.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()

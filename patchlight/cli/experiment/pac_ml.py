@@ -111,10 +111,14 @@ def pac_ml(
         verdicts_of,
         write_report,
     )
-    from patchlight.emulation.experiments.pac_ml.run import Wishes, find_profiles, run_experiment
+    from patchlight.emulation.experiments.pac_ml.run import (
+        ExperimentOptions,
+        find_profiles,
+        run_experiment,
+    )
     from patchlight.emulation.simulator.executors import Engine
 
-    wishes = Wishes(
+    wishes = ExperimentOptions(
         seeds=seeds,
         first_seed=first_seed,
         quick=quick,

@@ -13,7 +13,7 @@ from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
 from patchlight.emulation.optical.serving import serve_until_stopped
 from patchlight.emulation.optical.vendors.openflow import DATAPATH_ID
-from patchlight.emulation.optical.vendors.registry import FRONTS
+from patchlight.emulation.optical.vendors.registry import PROTOCOL_SERVERS
 from patchlight.testbed.emulated import Emulation, OcsUser
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import CircuitSwitch
@@ -49,7 +49,9 @@ _NAME = "ocs1"
     '{"refuse_next": "busy"}, {"cut": "after"}, {"stall_s": 2}, {"fail_ports": [7]}, '
     '{"lose": "3>9"}, {"reboot": "keep"}.'
 )
-@click.option("--driver", required=True, metavar="DRIVER", help=f"One of {', '.join(FRONTS)}.")
+@click.option(
+    "--driver", required=True, metavar="DRIVER", help=f"One of {', '.join(PROTOCOL_SERVERS)}."
+)
 @click.option(
     "--ports", type=click.IntRange(1, MOST_CIRCUIT_PORTS), default=32, show_default=True,
     metavar="N", help="Ports on each side.",
@@ -95,9 +97,9 @@ def emulate(
     Light at 0 dBm comes in at every port; no packets are carried. With driver openflow it
     connects to HOST:PORT, again and again, rather than listen there.
     """
-    if driver not in FRONTS:
+    if driver not in PROTOCOL_SERVERS:
         raise BadInput(
-            f"no emulated switch speaks {driver!r}: {nearest(driver, FRONTS, 'there are')}"
+            f"no emulated switch speaks {driver!r}: {nearest(driver, PROTOCOL_SERVERS, 'there are')}"
         )
     if viewers and driver in WITHOUT_USERS:
         raise BadInput(f"nobody logs in to a {driver}: leave out --viewer")
@@ -145,7 +147,7 @@ async def _run(
     async def ready(host: str, port: int) -> None:
         _say(switch, host, port, control)
 
-    front = FRONTS[switch.driver](device, users)
+    front = PROTOCOL_SERVERS[switch.driver](device, users)
     await serve_until_stopped(device, front, switch.address, control=control, ready=ready)
 
 

@@ -28,11 +28,11 @@ def of_partition(
     ``ramp`` and what follows it are to be other than in the paper, see ``Variation.parse``.
     """
     # Not above: importing NumPy takes longer than --help should.
-    from patchlight.emulation.experiments.pac_ml.run import Wishes, run_policies
+    from patchlight.emulation.experiments.pac_ml.run import ExperimentOptions, run_policies
     from patchlight.emulation.experiments.pac_ml.variation import Variation
     from patchlight.emulation.simulator.executors import Engine
 
-    wishes = Wishes(
+    wishes = ExperimentOptions(
         seeds=len(seeds), first_seed=seeds.start, laws=tuple(laws) or ("A",), rules=(rule,),
         policies=tuple(names), profiles=profiles,
         engine=Engine("processes", processes),

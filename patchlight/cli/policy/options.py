@@ -37,14 +37,14 @@ def chosen_policies(options: dict[str, Any]) -> Any:
 
     ``BadInput`` if one of the policies cannot be had.
     """
-    from patchlight.controller.jobs.policy_set import Deciders, PolicyChoice
+    from patchlight.controller.jobs.policy_set import PolicyChoice, PolicySet
 
     kinds = ("placement", "order", "topology", "partition")
     given: dict[str, Any] = {kind: absolute(options[kind]) for kind in kinds if options[kind]}
     if options["policy_deadline"] is not None:
         given["deadline_s"] = options["policy_deadline"]
     choice = PolicyChoice(**given)
-    Deciders(choice, lambda fault: None)  # Here, where somebody reads what is wrong.
+    PolicySet(choice, lambda fault: None)  # Here, where somebody reads what is wrong.
     return choice
 
 

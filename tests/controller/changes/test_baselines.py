@@ -1,7 +1,7 @@
 """Light against what the same circuit showed before: told, and not undone."""
 
 from patchlight.controller.changes.power_budget import Tolerances
-from patchlight.controller.operations import Plant
+from patchlight.controller.operations import CircuitOperations
 from patchlight.testbed.portmap import PortMap
 from tests.controller.changes.test_transaction import LAB, run
 
@@ -20,7 +20,7 @@ def row(light, text):
 
 def test_a_circuit_with_less_light_than_before_is_degraded_and_stands(tmp_path):
     async def test(it):
-        plant = Plant(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
+        plant = CircuitOperations(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
         change = plant.reconfigurer.change
         assert (await change(joined((1, 9)), "first")).notes == []
         light = await plant.light("ocs1")
@@ -38,7 +38,7 @@ def test_a_circuit_with_less_light_than_before_is_degraded_and_stands(tmp_path):
         assert again["verdict"] == "degraded"
         # What is degraded is no reading to go by; the one before still is.
         assert again["baseline_dbm"] == first["baseline_dbm"]
-        tolerant = Plant(LAB, {"ocs1": it.driver}, it.network, it.network, it.store, 13.0,
+        tolerant = CircuitOperations(LAB, {"ocs1": it.driver}, it.network, it.network, it.store, 13.0,
                          Tolerances(3.0, 2.5))  # fmt: skip
         assert row(await tolerant.light("ocs1"), "1>9")["verdict"] == "ok"
         # An operator who knows why takes it for the baseline.
@@ -57,7 +57,7 @@ def test_the_baseline_is_the_median_of_the_last_readings_and_outlives_the_contro
             it.device.fault(drift_db={"9": loss})
             await it.reconfigurer.change(joined((1, 9)), "on")
             await it.reconfigurer.change(joined((1, 7)), "off")
-        again = Plant(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
+        again = CircuitOperations(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
         await again.reconfigurer.change(joined((1, 9)), "on")
         readings = it.store.baselines("ocs1")["ocs1", 1, 9, "server1.nic0"]
         assert len(readings) == len(lossy) + 1

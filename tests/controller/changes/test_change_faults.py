@@ -7,9 +7,9 @@ import pytest
 
 from patchlight.controller.changes.committed_maps import Drift
 from patchlight.controller.changes.locks import Locks, StopButton
-from patchlight.controller.changes.record import Refused, StepFailed, Terms
+from patchlight.controller.changes.record import ChangeOptions, Refused, StepFailed
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.controller.operations import Plant
+from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import CircuitSwitch, Endpoint, Fibre
@@ -43,13 +43,13 @@ def test_a_locked_port_refuses_everybody_and_a_kept_one_others(tmp_path):
         locks = it.reconfigurer.locks
         locks.lock("ocs1", [100], "locked", "eva", "cleaning it")
         locks.lock("ocs1", [110], "kept", "eva", "mine")
-        refused = await it.reconfigurer.change(duplex((100, 101)), "x", Terms(by="eva"))
+        refused = await it.reconfigurer.change(duplex((100, 101)), "x", ChangeOptions(by="eva"))
         assert refused.state == "refused"
         assert "ocs1.100 is locked by eva: cleaning it" in refused.message
-        assert (await it.reconfigurer.change(duplex((110, 111)), "x", Terms(by="bob"))).state == (
-            "refused"
-        )
-        done = await it.reconfigurer.change(duplex((110, 111)), "x", Terms(by="eva"))
+        assert (
+            await it.reconfigurer.change(duplex((110, 111)), "x", ChangeOptions(by="bob"))
+        ).state == ("refused")
+        done = await it.reconfigurer.change(duplex((110, 111)), "x", ChangeOptions(by="eva"))
         assert done.state == "committed", done.message
         with pytest.raises(BadInput, match=r"ocs1\.100 is locked by eva"):
             locks.lock("ocs1", [100], "locked", "bob", "me too")
@@ -66,7 +66,9 @@ def test_a_locked_port_refuses_everybody_and_a_kept_one_others(tmp_path):
 def test_light_above_the_ceiling_is_not_switched(tmp_path):
     async def test(it):
         # NICs launch 0 dBm and lose 0.3 dB on the way to the switch.
-        careful = Plant(LAB, {"ocs1": it.driver}, it.network, it.network, it.store, -1.0)
+        careful = CircuitOperations(
+            LAB, {"ocs1": it.driver}, it.network, it.network, it.store, -1.0
+        )
         record = await careful.reconfigurer.change(duplex((1, 100)), "test")
         assert record.state == "refused"
         assert "-0.3 dBm arrive at ocs1 in:1, more than the ceiling of -1 dBm" in record.message
@@ -78,7 +80,7 @@ def test_light_above_the_ceiling_is_not_switched(tmp_path):
 def test_a_change_that_was_to_spare_jobs_is_refused_where_one_rides(tmp_path):
     async def test(it):
         it.network.jobs = ["train-1"]
-        spare = Terms(spare_jobs=True)
+        spare = ChangeOptions(spare_jobs=True)
         record = await it.reconfigurer.change(duplex((1, 100)), "test", spare)
         assert record.state == "refused"
         assert "train-1" in record.message
@@ -91,10 +93,10 @@ def test_a_change_that_was_to_spare_jobs_is_refused_where_one_rides(tmp_path):
 
 def test_what_was_shown_must_still_be_true(tmp_path):
     async def test(it):
-        plant = Plant(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
+        plant = CircuitOperations(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
         shown = plant.preview_as_json(*await plant.reconfigurer.preview(duplex((100, 101))))
         assert shown["changes"]["ocs1"] == {"breaks": [], "makes": ["100>101", "101>100"]}
-        terms = Terms(planned_from=shown["planned_from"])
+        terms = ChangeOptions(planned_from=shown["planned_from"])
         await it.driver.connect([*PortMap.of([(50, 51)])])
         record = await plant.reconfigurer.change(duplex((100, 101)), "test", terms)
         assert record.state == "refused"
@@ -120,7 +122,7 @@ def test_the_stop_button_halts_between_steps_and_refuses_until_cleared(tmp_path)
         assert "the stop button was pressed by eva: smoke" in record.message
         assert await it.driver.read_map() == START
         assert (await it.reconfigurer.change(duplex((100, 101)), "x")).state == "refused"
-        again = Plant(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
+        again = CircuitOperations(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
         assert (await again.reconfigurer.change(duplex((100, 101)), "x")).state == "refused"
         button.clear("bob", "only toast")
         assert (await it.reconfigurer.change(duplex((100, 101)), "x")).state == "committed"
@@ -193,12 +195,12 @@ def test_a_change_that_cannot_be_undone_locks_its_ports(tmp_path):
 
 def test_drift_is_told_and_adopted_or_repaired_only_when_asked(tmp_path):
     async def test(it):
-        plant = Plant(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
+        plant = CircuitOperations(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
         await plant.begin()
         assert not it.store.events()
         await it.driver.disconnect([*PortMap.duplex([(1, 7)])])
         await it.driver.connect([*PortMap.of([(50, 51)])])
-        again = Plant(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
+        again = CircuitOperations(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
         await again.begin()
         (event,) = it.store.events()
         assert (event["kind"], event["missing"], event["unknown"]) == (
@@ -208,16 +210,20 @@ def test_drift_is_told_and_adopted_or_repaired_only_when_asked(tmp_path):
         await again.reconfigurer.change(duplex((100, 101)), "test")
         assert (await again.drift())["ocs1"]["unknown"] == ["50>51"]
         committed = again.repairing([])
-        await again.reconfigurer.change(lambda _: committed, "repair", Terms(adopts=committed))
+        await again.reconfigurer.change(
+            lambda _: committed, "repair", ChangeOptions(adopts=committed)
+        )
         assert await it.driver.read_map() == START.joined(PortMap.duplex([(100, 101)]))
         assert (await again.reconfigurer.drift())["ocs1"] == Drift((), ())
         await it.driver.connect([*PortMap.of([(50, 51)])])
         present = await again.reconfigurer.read_maps()
-        record = await again.reconfigurer.change(lambda _: {}, "adopt", Terms(adopts=present))
+        record = await again.reconfigurer.change(
+            lambda _: {}, "adopt", ChangeOptions(adopts=present)
+        )
         assert (record.state, record.adopted) == ("committed", ["ocs1"])
         assert not (await again.drift())["ocs1"]["unknown"]
         # And a third controller finds it adopted.
-        third = Plant(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
+        third = CircuitOperations(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
         assert not (await third.drift())["ocs1"]["unknown"]
 
     run(tmp_path, test)
@@ -225,11 +231,11 @@ def test_drift_is_told_and_adopted_or_repaired_only_when_asked(tmp_path):
 
 def test_undoing_a_change_undoes_that_one_and_refuses_where_others_built_on_it(tmp_path):
     async def test(it):
-        plant = Plant(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
+        plant = CircuitOperations(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
         first = await plant.reconfigurer.change(duplex((1, 100)), "first")
         await plant.reconfigurer.change(duplex((50, 51)), "second")
         decide, adopts = plant.undoing(first.id)
-        record = await plant.reconfigurer.change(decide, "undo", Terms(adopts=adopts))
+        record = await plant.reconfigurer.change(decide, "undo", ChangeOptions(adopts=adopts))
         assert record.state == "committed"
         assert await it.driver.read_map() == START.joined(PortMap.duplex([(50, 51)]))
         third = await plant.reconfigurer.change(duplex((2, 100)), "third")
@@ -271,7 +277,7 @@ def test_several_devices_change_one_after_the_other_and_go_back_together(tmp_pat
         order.clear()
         drivers = {c.name: open_driver(c) for c in lab.circuit_switches}
         drivers = {n: Told(d, fails and n == "o2") for n, d in drivers.items()}
-        plant = Plant(lab, drivers, Nobody(), Nobody(), Store(":memory:"))
+        plant = CircuitOperations(lab, drivers, Nobody(), Nobody(), Store(":memory:"))
         wanted = {n: PortMap.duplex([(1, 2)]) for n in drivers}
         record = await plant.reconfigurer.change(lambda _: wanted, "test")
         return record, await plant.reconfigurer.links(), await plant.reconfigurer.read_maps()

@@ -15,7 +15,7 @@ from patchlight.controller.changes.record import Refused
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.client import ControllerError
 from patchlight.controller.openflow.forwarding import flow_tables
-from patchlight.controller.operations import Plant
+from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.store import Store
 from patchlight.testbed.lab import CircuitSwitch, Endpoint, Fibre
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
@@ -76,7 +76,9 @@ async def plant_behind(door, state, network=None):
         circuit_switches=(replace(LAB.circuit_switch("ocs1"), address=door.address),)
     )
     network, store = network or Network(), Store(state)
-    plant = Plant(lab, {"ocs1": open_driver(lab.circuit_switch("ocs1"))}, network, network, store)
+    plant = CircuitOperations(
+        lab, {"ocs1": open_driver(lab.circuit_switch("ocs1"))}, network, network, store
+    )
     await plant.reach.open()
     await plant.begin()
     await plant.reconfigurer.settle_flows()
@@ -195,12 +197,14 @@ def test_an_unfinished_change_closes_its_other_switches_until_it_is_ended(tmp_pa
 
     async def go():
         one = {"o1": open_driver(switches[0])}
-        plant = Plant(lab, one, Nobody(), Nobody(), store)
+        plant = CircuitOperations(lab, one, Nobody(), Nobody(), store)
         await plant.begin()
         record = await plant.reconfigurer.change(lambda _: {"o1": PortMap.parse(["5>6"])}, "x")
         assert record.state == "refused"
         assert "change 1 is unfinished: it waits for o2" in record.message
-        plant = Plant(lab, one | {"o2": open_driver(switches[1])}, Nobody(), Nobody(), store)
+        plant = CircuitOperations(
+            lab, one | {"o2": open_driver(switches[1])}, Nobody(), Nobody(), store
+        )
         await plant.begin()
         record = await plant.reconfigurer.change(lambda _: {"o1": PortMap.parse(["5>6"])}, "x")
         assert record.state == "committed", record.message

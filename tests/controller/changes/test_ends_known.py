@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from patchlight.controller.changes.committed_maps import Commitments
+from patchlight.controller.changes.committed_maps import CommittedMaps
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.client import ControllerClient, ControllerError
 from patchlight.controller.openflow.forwarding import flow_tables
-from patchlight.controller.operations import Plant
+from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.portmap import PortMap
@@ -120,8 +120,8 @@ def test_nothing_is_written_to_a_device_when_the_journal_takes_nothing(tmp_path)
 
 def test_repairing_a_switch_that_was_never_seen_is_refused_in_words(tmp_path):
     async def test(it):
-        plant = Plant(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
-        assert not Commitments(it.store).maps
+        plant = CircuitOperations(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
+        assert not CommittedMaps(it.store).maps
         with pytest.raises(Refused, match="never seen"):
             plant.repairing(["ocs1"])
         assert plant.repairing([]) == {}
@@ -131,7 +131,7 @@ def test_repairing_a_switch_that_was_never_seen_is_refused_in_words(tmp_path):
 
 def test_a_flood_of_alarms_does_not_fill_the_journal(tmp_path):
     async def test(it):
-        plant = Plant(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
+        plant = CircuitOperations(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
         it.device.fault(flood=300)
         await it.driver.read_map()
         assert len(await it.driver.alarms()) >= 300

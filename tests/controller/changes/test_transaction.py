@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from patchlight.controller.changes.transaction import Reconfigurer
+from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.openflow.forwarding import flow_tables
 from patchlight.controller.policies.regroup import regroup
@@ -53,7 +53,7 @@ class Bench:
     driver: object
     network: Network
     store: Store
-    reconfigurer: Reconfigurer
+    reconfigurer: Transactions
 
     async def regroup(self):
         return await self.reconfigurer.change(lambda maps: regroup(LAB, maps, JOBS), "test")
@@ -67,7 +67,7 @@ async def bench(tmp_path, **device_options):
         network, store = Network(), Store(tmp_path / "controller.db")
         yield Bench(
             device, driver, network, store,
-            Reconfigurer(LAB, {"ocs1": driver}, network, network, store),
+            Transactions(LAB, {"ocs1": driver}, network, network, store),
         )  # fmt: skip
         await driver.close()
 
@@ -173,7 +173,7 @@ import asyncio, json, os, signal, sys
 from dataclasses import replace
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.policies.regroup import regroup
-from patchlight.controller.changes.transaction import Reconfigurer
+from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.store import Store
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 
@@ -192,7 +192,7 @@ async def main(address, store, point, jobs):
     driver = open_driver(replace(lab.circuit_switch("ocs1"), address=address), "")
     await driver.open()
     network = Network()
-    reconfigurer = Reconfigurer(lab, {"ocs1": driver}, network, network, Store(store))
+    reconfigurer = Transactions(lab, {"ocs1": driver}, network, network, Store(store))
     def dying(method):
         async def die(*args):
             if point.startswith("after"):

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from patchlight.controller.openflow.flow_sync import Applied, SwitchFlows, removals_first
+from patchlight.controller.openflow.flow_sync import Applied, FlowSync, removals_first
 from patchlight.controller.openflow.flowtable import FlowTable, diff
 from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
@@ -34,7 +34,7 @@ def test_a_killed_speaker_comes_back_and_mends(bench) -> None:
         async with bench.speaker(1) as (speaker, events):
             name = bench.bridge(1)
             await events.wait("switch-up", datapath_id=1)
-            flows = SwitchFlows(speaker, lambda i, applied: mended.append((i, applied)))
+            flows = FlowSync(speaker, lambda i, applied: mended.append((i, applied)))
             assert (await flows.set_table(1, TABLE)).added == len(TABLE)
             before = bench.ovs.flows(name)
             first = speaker.pid
@@ -84,7 +84,7 @@ def test_an_entry_that_goes_missing_is_put_back(bench) -> None:
         async with bench.speaker(1) as (speaker, events):
             name = bench.bridge(1)
             await events.wait("switch-up", datapath_id=1)
-            flows = SwitchFlows(speaker, lambda i, _: mended.append(i))
+            flows = FlowSync(speaker, lambda i, _: mended.append(i))
             await flows.set_table(1, TABLE)
             before = bench.ovs.flows(name)
             bench.ovs.ofctl("del-flows", name, f"dl_dst={MACS[0]}")
@@ -100,7 +100,7 @@ def test_an_entry_that_goes_missing_is_put_back(bench) -> None:
 def test_a_table_for_an_absent_switch_is_set_when_it_comes(bench) -> None:
     async def run() -> None:
         async with bench.speaker(1) as (speaker, _):
-            flows = SwitchFlows(speaker)
+            flows = FlowSync(speaker)
             absent = await flows.set_table(1, TABLE)
             assert "0x1 is not connected" in str(absent.error)
             name = bench.bridge(1)
@@ -119,7 +119,7 @@ def test_only_what_changes_is_changed(bench) -> None:
             names = bench.bridge(1), bench.bridge(2)
             await events.wait("switch-up", datapath_id=1)
             await events.wait("switch-up", datapath_id=2)
-            flows = SwitchFlows(speaker)
+            flows = FlowSync(speaker)
             await flows.set_tables({1: TABLE, 2: TABLE})
             done = await flows.set_tables({1: moved, 2: TABLE})
             assert (done[1].added, done[1].removed, done[2].changed) == (1, 2, False)

@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from patchlight.controller.openflow.client import SpeakerRefused
-from patchlight.controller.openflow.flow_sync import SwitchFlows
+from patchlight.controller.openflow.flow_sync import FlowSync
 from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match
 from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to, flow_tables
 from patchlight.controller.openflow.protocol import VERSION
@@ -56,7 +56,7 @@ def test_an_unknown_datapath_is_left_alone(bench, tmp_path) -> None:
             stranger, ours = bench.bridge(0x99), bench.bridge(1)
             await events.wait("unknown-switch", datapath_id=0x99)
             await events.wait("switch-up", datapath_id=1)
-            flows = SwitchFlows(speaker)
+            flows = FlowSync(speaker)
             refused = await flows.set_table(0x99, FlowTable.of([TABLE_MISS]))
             assert not refused.ok
             assert "not one of the lab's packet switches" in str(refused.error)
@@ -104,7 +104,7 @@ def test_hosts_talk_over_two_switches_and_are_counted(bench, two_switch_lab) -> 
             ]
             await events.wait("switch-up", datapath_id=1)
             await events.wait("switch-up", datapath_id=2)
-            flows = SwitchFlows(speaker)
+            flows = FlowSync(speaker)
             done = await flows.set_tables({1: tables["sw0"], 2: tables["sw1"]})
             assert {i: (a.ok, a.added, a.removed) for i, a in done.items()} == {
                 1: (True, 5, 0),
@@ -151,7 +151,7 @@ def test_what_a_switch_refuses_is_reported_and_the_rest_is_in_place(bench) -> No
         async with bench.speaker(1) as (speaker, events):
             name = bench.bridge(1)
             await events.wait("switch-up", datapath_id=1)
-            flows = SwitchFlows(speaker)
+            flows = FlowSync(speaker)
             done = await flows.set_table(1, FlowTable.of([good, bad, nonsense, too_big]))
             assert not done.ok
             errors = {refused.entry: refused.error for refused in done.failed}
@@ -184,7 +184,7 @@ def test_a_switch_that_says_nothing_is_an_unknown_outcome(bench) -> None:
                     )
             finally:
                 os.kill(vswitchd, signal.SIGCONT)
-            assert (await SwitchFlows(speaker).set_table(1, FlowTable.of([TABLE_MISS]))).ok
+            assert (await FlowSync(speaker).set_table(1, FlowTable.of([TABLE_MISS]))).ok
 
     asyncio.run(run())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.openflow.client import Speaker
-from patchlight.controller.openflow.flow_sync import SwitchFlows
+from patchlight.controller.openflow.flow_sync import FlowSync
 from patchlight.controller.openflow.flowtable import FlowTable
 from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to
 from patchlight.controller.openflow.speaker_process import SpeakerFailed
@@ -62,7 +62,7 @@ def test_a_learning_app_works_beside_ours(bench, tmp_path: Path) -> None:
             name = bench.bridge(1)
             await events.wait("switch-up", datapath_id=1)
             await eventually(lambda: theirs_at_first in bench.ovs.flows(name), "its first entry")
-            flows = SwitchFlows(speaker)
+            flows = FlowSync(speaker)
             done = await flows.set_table(1, table)
             assert (done.ok, done.added, done.held) == (True, 1, (TABLE_MISS,))
             host = bench.ovs.add_host(name, 3, f"{address}/24", mac)

@@ -137,10 +137,10 @@ LAB = read_lab(builtin_lab("ofc2022"))
 
 
 def lab_view(**other: object) -> ClusterView:
-    from patchlight.controller.jobs.placement import LabCluster
+    from patchlight.controller.jobs.placement import WiredLab
 
     links = follow_light(LAB, LAB.initial_maps)
-    view = LabCluster(LAB, links).view(0.0, (), (), (), (), LAB.initial_maps)
+    view = WiredLab(LAB, links).view(0.0, (), (), (), (), LAB.initial_maps)
     return view._replace(**other)  # type: ignore[arg-type]
 
 

@@ -21,13 +21,17 @@ from patchlight.emulation.experiments.pac_ml import paper, run
 from patchlight.emulation.experiments.pac_ml.episodes import Bench, Bound, Place, Ran, Run
 from patchlight.emulation.experiments.pac_ml.policies import NAMES, ROLL_OUT, check_names
 from patchlight.emulation.experiments.pac_ml.report import tables_of, verdicts_of, write_report
-from patchlight.emulation.experiments.pac_ml.run import Wishes, find_profiles, run_experiment
+from patchlight.emulation.experiments.pac_ml.run import (
+    ExperimentOptions,
+    find_profiles,
+    run_experiment,
+)
 from patchlight.emulation.simulator.executors import Engine, run_all
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.graphs import builtin_graph
 
-SHORT = Wishes(
+SHORT = ExperimentOptions(
     seeds=2, quick=True, laws=("A", "D"), rules=("ramp-block",), horizon_s=6e4,
     policies=("constant-8", "random", ROLL_OUT),
 )  # fmt: skip
@@ -52,7 +56,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "_AHEAD", 5)
 
 
-def quietly(wishes: Wishes) -> dict[str, Any]:
+def quietly(wishes: ExperimentOptions) -> dict[str, Any]:
     return run_experiment(wishes, lambda words: None, lambda done, total: None)
 
 
@@ -185,14 +189,14 @@ def test_processes_that_always_die_are_an_error(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Wishes(laws=("A", "E")), "no requirement law 'E'"),
-        (lambda: Wishes(laws=()), "no laws to run"),
-        (lambda: Wishes(rules=("ramp-blok",)), "did you mean 'ramp-block'"),
-        (lambda: Wishes(policies=("constant-3",)), "no policy 'constant-3'"),
-        (lambda: Wishes(seeds=0), "cannot run 0 seeds"),
-        (lambda: Wishes(first_seed=-1), "the first seed is -1"),
-        (lambda: Wishes(added=("constant",)), "has to be told 'degree'"),
-        (lambda: Wishes(added=("fifo",)), "no policy 'fifo'"),
+        (lambda: ExperimentOptions(laws=("A", "E")), "no requirement law 'E'"),
+        (lambda: ExperimentOptions(laws=()), "no laws to run"),
+        (lambda: ExperimentOptions(rules=("ramp-blok",)), "did you mean 'ramp-block'"),
+        (lambda: ExperimentOptions(policies=("constant-3",)), "no policy 'constant-3'"),
+        (lambda: ExperimentOptions(seeds=0), "cannot run 0 seeds"),
+        (lambda: ExperimentOptions(first_seed=-1), "the first seed is -1"),
+        (lambda: ExperimentOptions(added=("constant",)), "has to be told 'degree'"),
+        (lambda: ExperimentOptions(added=("fifo",)), "no policy 'fifo'"),
         (lambda: find_profiles(Path("/nowhere")), "/nowhere is not a folder"),
     ],
 )

@@ -8,11 +8,11 @@ import pytest
 pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
 
 from patchlight.controller.policies.observation import Observer
-from patchlight.emulation.learning.lanes import Finished, Lanes
-from patchlight.emulation.learning.luck import Luck
+from patchlight.emulation.learning.lanes import Finished, VectorEpisodes
+from patchlight.emulation.learning.luck import ControlVariate
 from patchlight.emulation.simulator.ramp import (
     Episode,
-    Outcome,
+    JobOutcome,
     RampShape,
     Workloads,
     pac_ml_scenario,
@@ -35,7 +35,7 @@ def workloads() -> Workloads:
 def test_lanes_do_what_episodes_do(workloads: Workloads, rule: str) -> None:
     scenarios = [pac_ml_scenario(workloads, law, rule, horizon_s=1.5e5) for law in "AD"]
     count, rng = 6, np.random.default_rng(1)
-    lanes = Lanes(scenarios, count, 1000)
+    lanes = VectorEpisodes(scenarios, count, 1000)
     episodes = [
         Episode(scenarios[int(lanes.scenario_of[i])], int(lanes.seed_of[i])) for i in range(count)
     ]
@@ -58,8 +58,13 @@ def test_lanes_do_what_episodes_do(workloads: Workloads, rule: str) -> None:
         for lane, episode in enumerate(episodes):
             outcome = episode.decide(lanes.layout.actions[actions[lane]])
             outcomes.add(outcome)
-            assert (outcome is Outcome.ACCEPTED) == accepted[lane]
-    assert {Outcome.ACCEPTED, Outcome.REFUSED, Outcome.NO_BLOCK, Outcome.LATE} <= outcomes
+            assert (outcome is JobOutcome.ACCEPTED) == accepted[lane]
+    assert {
+        JobOutcome.ACCEPTED,
+        JobOutcome.REFUSED,
+        JobOutcome.NO_BLOCK,
+        JobOutcome.LATE,
+    } <= outcomes
     assert len(finished) == count
     for lane, episode in enumerate(episodes):
         assert finished[lane].blocking_rate == pytest.approx(episode.result().blocking_rate())
@@ -69,7 +74,7 @@ def test_jobs_that_come_at_random_times_and_another_shape(workloads: Workloads) 
     small = Workloads(workloads.graphs[:2], RampShape(2, 2, 2))
     plain = pac_ml_scenario(small, "A", "ramp-block", horizon_s=6e4)
     scenario = Scenario(small, plain.law, plain.rule, 6e4, PoissonArrivals(900.0), None, False)
-    lanes = Lanes([scenario], 3, 1000)
+    lanes = VectorEpisodes([scenario], 3, 1000)
     rates = {}
     while len(rates) < 3:
         for each in lanes.step(lanes.mask.shape[1] - 1 - lanes.mask[:, ::-1].argmax(axis=1))[1]:
@@ -85,7 +90,7 @@ def test_jobs_that_come_at_random_times_and_another_shape(workloads: Workloads) 
 
 def test_staggered_lanes_report_whole_episodes_only(workloads: Workloads) -> None:
     scenario = pac_ml_scenario(workloads, "A", horizon_s=1e5)
-    lanes = Lanes([scenario], 20, 1000, staggered=True)
+    lanes = VectorEpisodes([scenario], 20, 1000, staggered=True)
     ended = []
     for _ in range(100):
         ended += lanes.step(np.zeros(20, int))[1]
@@ -94,8 +99,8 @@ def test_staggered_lanes_report_whole_episodes_only(workloads: Workloads) -> Non
 
 
 def test_the_luck_of_the_draw_is_nothing_on_average(workloads: Workloads) -> None:
-    lanes = Lanes([pac_ml_scenario(workloads, "A")], 64, 1000, staggered=True)
-    luck, rng, found = Luck(lanes), np.random.default_rng(0), []
+    lanes = VectorEpisodes([pac_ml_scenario(workloads, "A")], 64, 1000, staggered=True)
+    luck, rng, found = ControlVariate(lanes), np.random.default_rng(0), []
     for turn in range(400):
         kinds = lanes_kinds = luck.kinds(lanes)
         if turn > 200:
@@ -111,6 +116,6 @@ def test_what_lanes_cannot_do_is_refused(workloads: Workloads) -> None:
     plain = pac_ml_scenario(workloads, "A")
     broken = Scenario(workloads, plain.law, plain.rule, failures=Failures(1e5, 1e4))
     with pytest.raises(BadInput, match="break"):
-        Lanes([broken], 2, 0)
+        VectorEpisodes([broken], 2, 0)
     with pytest.raises(BadInput, match="same workloads"):
-        Lanes([plain, pac_ml_scenario(Workloads(workloads.graphs), "A")], 2, 0)
+        VectorEpisodes([plain, pac_ml_scenario(Workloads(workloads.graphs), "A")], 2, 0)

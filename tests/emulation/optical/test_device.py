@@ -11,7 +11,13 @@ import pytest
 
 from patchlight.emulation.optical.crossbar import NoCrossbar, arriving_dbm
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.switch_matrix import LightChange, Mirrors, Phase, Reason, Refused
+from patchlight.emulation.optical.switch_matrix import (
+    LightChange,
+    Phase,
+    Reason,
+    RequestRefused,
+    SwitchMatrix,
+)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.labfile.reader import parse_lab
@@ -136,7 +142,7 @@ def test_each_pair_has_its_own_fixed_loss() -> None:
 
 
 def test_mirrors_called_off_while_they_turn_never_light() -> None:
-    mirrors, c = Mirrors(8, 1.0), CrossConnect(1, 2)
+    mirrors, c = SwitchMatrix(8, 1.0), CrossConnect(1, 2)
     circuit = mirrors.enter([c], "", "")
     mirrors.activate(circuit, 0.0)
     mirrors.deactivate(circuit)
@@ -150,7 +156,7 @@ def test_mirrors_called_off_while_they_turn_never_light() -> None:
 
 
 def test_what_the_device_refuses() -> None:
-    mirrors = Mirrors(8, 0.0, locked={5})
+    mirrors = SwitchMatrix(8, 0.0, locked={5})
     circuit = mirrors.enter([CrossConnect(1, 2), CrossConnect(2, 1)], "", "")
     refusals = {
         Reason.EXISTS: [CrossConnect(2, 1)],
@@ -159,12 +165,12 @@ def test_what_the_device_refuses() -> None:
         Reason.NO_PORT: [CrossConnect(3, 9)],
     }
     for reason, directions in refusals.items():
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RequestRefused) as caught:
             mirrors.enter(directions, "", "")
         assert caught.value.reason is reason
     assert list(mirrors) == [circuit]
     mirrors.activate(circuit, 0.0)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         mirrors.activate(circuit, 0.0)
     assert caught.value.reason is Reason.ACTIVE
 

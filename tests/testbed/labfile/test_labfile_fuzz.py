@@ -20,21 +20,21 @@ from patchlight.testbed.lab import (
     default_mac,
 )
 from patchlight.testbed.labfile.reader import (
+    FileIssue,
     LabFileError,
-    Mistake,
     builtin_lab,
     parse_lab,
     write_lab,
 )
 from patchlight.testbed.labfile.schema import LAB
-from patchlight.testbed.labfile.yaml_schema import Group, Kind, ListOf
+from patchlight.testbed.labfile.yaml_schema import FieldType, Group, ListOf
 from patchlight.testbed.portmap import PortMap
 
 OFC2022 = builtin_lab("ofc2022").read_text(encoding="utf-8")
 
 
 def read_or_refuse(text: str) -> None:
-    mistakes: tuple[Mistake, ...] | None = None
+    mistakes: tuple[FileIssue, ...] | None = None
     try:
         lab = parse_lab(text)
     except LabFileError as error:
@@ -76,7 +76,7 @@ SCALARS = st.one_of(
 VALUES = SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(SCALARS, SCALARS, max_size=2)
 
 
-def almost(kind: Kind) -> st.SearchStrategy[object]:
+def almost(kind: FieldType) -> st.SearchStrategy[object]:
     """Values of nearly the shape that this kind has."""
     if isinstance(kind, Group):
         right = {key.name: almost(key.kind) for key in kind.keys}

@@ -24,7 +24,7 @@ from patchlight.emulation.simulator.cluster import (
 )
 from patchlight.emulation.simulator.cluster.drawn import DrawnJobs
 from patchlight.emulation.simulator.cluster.metrics import summary_of
-from patchlight.emulation.simulator.cluster.scheduling import Scheduler
+from patchlight.emulation.simulator.cluster.scheduling import QueueScheduler
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
@@ -306,7 +306,7 @@ class _LargeFirst:
 def test_backfilling_reckons_with_the_time_to_begin_again() -> None:
     jobs = [job("stays", 0, 2, 100), job("again", 0, 2, 100), job("large", 10, 4, 10)]
     simulation = Simulation(FOUR, jobs, Settings(backfill=True, restart_s=60))
-    scheduler = Scheduler(simulation, Policies(_LargeFirst(), FirstFit()))
+    scheduler = QueueScheduler(simulation, Policies(_LargeFirst(), FirstFit()))
     for _ in range(2):
         simulation.advance()
         scheduler.decide()

@@ -11,7 +11,7 @@ import pytest
 from patchlight.controller.policies.partition import Constant, RandomDegree
 from patchlight.emulation.simulator.ramp import (
     Episode,
-    Outcome,
+    JobOutcome,
     Scenario,
     Workloads,
     pac_ml_scenario,
@@ -100,7 +100,7 @@ def test_no_job_is_shorter_than_the_shortest(computed: Workloads, rule: Placemen
     episode = Episode(pac_ml_scenario(computed, "A", rule, horizon_s=2e5), 0)
     policy = RandomDegree(1)
     while episode.job is not None:
-        if episode.decide(policy.degree(*episode.question())) is Outcome.ACCEPTED:
+        if episode.decide(policy.degree(*episode.question())) is JobOutcome.ACCEPTED:
             last = episode.accepted[-1]
             column = computed.degrees.index(last.degree)
             assert last.completion_s >= times[last.job.graph, column] * (1 - 1e-9)

@@ -16,7 +16,7 @@ from patchlight.controller.policies.partition import (
 )
 from patchlight.emulation.simulator.ramp import (
     Episode,
-    Outcome,
+    JobOutcome,
     Scenario,
     Workloads,
     blocking_rates,
@@ -60,7 +60,7 @@ def test_arrivals_occupy_and_ends_give_back() -> None:
     while (job := episode.job) is not None:
         assert job.arrived_s == episode.now_s
         free.append(episode.question().cluster.free.bit_count())
-        assert episode.decide(1) is Outcome.ACCEPTED
+        assert episode.decide(1) is JobOutcome.ACCEPTED
 
     assert free == [32, 31, *[30] * 8]
     result = episode.result()
@@ -79,21 +79,21 @@ def test_a_job_that_ends_as_another_comes_makes_room_for_it() -> None:
     episode.busy = (1 << 31) - 1
     while episode.job is not None:
         assert episode.question().cluster.free.bit_count() == 1
-        assert episode.decide(1) is Outcome.ACCEPTED
+        assert episode.decide(1) is JobOutcome.ACCEPTED
     assert episode.result().completed == 5
 
 
 def test_each_cause_of_blocking() -> None:
     scenario = one_model(1000.0, 0.3, 20_000.0)  # 50,000 s alone, 15,000 s allowed
     episode = Episode(scenario, seed=1)
-    assert episode.decide(0) is Outcome.REFUSED
-    assert episode.decide(5) is Outcome.ILLEGAL
-    assert episode.decide(10) is Outcome.ILLEGAL
-    assert episode.decide(2) is Outcome.LATE
-    assert episode.decide(16) is Outcome.ACCEPTED
-    assert episode.decide(8) is Outcome.ACCEPTED
-    assert episode.decide(8) is Outcome.ACCEPTED
-    assert episode.decide(1) is Outcome.ILLEGAL  # after 3,125 s more the 16 are free again …
+    assert episode.decide(0) is JobOutcome.REFUSED
+    assert episode.decide(5) is JobOutcome.ILLEGAL
+    assert episode.decide(10) is JobOutcome.ILLEGAL
+    assert episode.decide(2) is JobOutcome.LATE
+    assert episode.decide(16) is JobOutcome.ACCEPTED
+    assert episode.decide(8) is JobOutcome.ACCEPTED
+    assert episode.decide(8) is JobOutcome.ACCEPTED
+    assert episode.decide(1) is JobOutcome.ILLEGAL  # after 3,125 s more the 16 are free again …
     assert episode.question().legal == (0, 1, 2, 4, 6, 8, 16)
     while episode.job is not None:
         episode.decide(0)
@@ -106,7 +106,7 @@ def test_a_legal_degree_may_find_no_block() -> None:
     episode = Episode(one_model(100.0, 1.0, 20_000.0), seed=1)
     episode.busy = 0b11  # one server in each half of the cluster: no 4×4×1 is free
     assert 16 in episode.question().legal
-    assert episode.decide(16) is Outcome.NO_BLOCK
+    assert episode.decide(16) is JobOutcome.NO_BLOCK
 
 
 def test_a_job_that_no_servers_memory_holds() -> None:
@@ -114,8 +114,8 @@ def test_a_job_that_no_servers_memory_holds() -> None:
     workloads = Workloads([ComputationGraph("large", (operation,), ())], device=Device(60e9))
     scenario = replace(one_model(1.0, 1.0, 5000.0), workloads=workloads)
     episode = Episode(scenario, seed=0)
-    assert episode.decide(1) is Outcome.NO_MEMORY
-    assert episode.decide(2) is Outcome.ACCEPTED
+    assert episode.decide(1) is JobOutcome.NO_MEMORY
+    assert episode.decide(2) is JobOutcome.ACCEPTED
 
 
 def test_after_the_end_there_is_nothing_to_decide() -> None:
@@ -204,15 +204,15 @@ def test_a_preview_is_where_the_job_comes_to_be(rule: PlacementRule, computed: W
         foreseen = cluster.preview(job, degree)
         outcome, running = episode.decide(degree), cluster.running
         outcomes.add(outcome)
-        if outcome is Outcome.ACCEPTED:
+        if outcome is JobOutcome.ACCEPTED:
             assert foreseen == episode.accepted[-1].servers
             assert foreseen & cluster.occupied == 0
             # Also later: the view is of its own moment, whatever the episode did since.
             assert cluster.preview(job, degree) == foreseen
-        assert (foreseen is None) == (outcome is Outcome.NO_BLOCK)
+        assert (foreseen is None) == (outcome is JobOutcome.NO_BLOCK)
         assert cluster.running == running
         last = job
-    assert outcomes >= {Outcome.ACCEPTED, Outcome.LATE}
+    assert outcomes >= {JobOutcome.ACCEPTED, JobOutcome.LATE}
     assert last is not None
     assert cluster.preview(last, 3) is None
 

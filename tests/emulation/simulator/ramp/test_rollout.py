@@ -11,7 +11,7 @@ from patchlight.controller.policies.contract import PartitionPolicy
 from patchlight.controller.policies.partition import Constant
 from patchlight.emulation.simulator.ramp import (
     Episode,
-    Outcome,
+    JobOutcome,
     Question,
     Scenario,
     Workloads,
@@ -63,7 +63,7 @@ def test_a_future_goes_as_the_simulator_goes(workloads: Workloads, rule: str) ->
     accepted, left = planner.accepted(
         [(end, servers) for end, servers, _ in view.running], view.occupied, future, view.now_s
     )
-    assert accepted == twin.causes[Outcome.ACCEPTED] - episode.causes[Outcome.ACCEPTED]
+    assert accepted == twin.causes[JobOutcome.ACCEPTED] - episode.causes[JobOutcome.ACCEPTED]
     assert accepted > 60
     assert left > 0
 
