@@ -18,8 +18,10 @@ def run() -> list[dict[str, Any]]:
         command = [sys.executable, "-m", "patchlight", "experiment", "ofc2022"]
         done = subprocess.run(
             [*command, "--name", "bench-ofc2022", "--workers", "process", "--output", folder],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode:
             raise PatchlightError(f"the experiment failed:\n{done.stdout}{done.stderr}")
         result = json.loads((Path(folder) / "result.json").read_text())

@@ -80,8 +80,12 @@ def _figures(
     cpu_s, peer_cpu_s = _middle(ours, "cpu_s"), _middle(peers, "cpu_s")
     yield _figure(f"{what}, Open vSwitch, CPU", cpu_s, "CPU-s", peer=peer, peer_value=peer_cpu_s)
     if peer_s is not None:
-        yield _figure(f"{what}, Open vSwitch, times faster than Mininet", peer_s / wall_s, "times",
-                      asked="at least 4")  # fmt: skip
+        yield _figure(
+            f"{what}, Open vSwitch, times faster than Mininet",
+            peer_s / wall_s,
+            "times",
+            asked="at least 4",
+        )
     yield _figure("one Open vSwitch with 300 ports, up and down", ports.wall_s, "s", asked="works")
 
 
@@ -160,8 +164,11 @@ def _mininet(folder: Path) -> Cost:
         began = time.monotonic()
         done = subprocess.run(
             [*command, str(HOSTS), str(PER_SWITCH)],
-            env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         wall_s = time.monotonic() - began
     _reap()
     if "reached=True" not in done.stdout:

@@ -62,9 +62,13 @@ def run() -> list[dict[str, Any]]:
                 mask = lanes.action_masks()
                 lanes.step((mask * rng.random(mask.shape)).argmax(axis=1))
             rates.append(LANES * STEPS / (time.process_time() - before))
-        found.append({
-            "name": f"environment RampPartition, {LANES} lanes, full observations, {rule} "
-                    f"({source})",
-            "value": statistics.median(rates), "unit": "steps/CPU s", "asked": "at least 5000",
-        })  # fmt: skip
+        found.append(
+            {
+                "name": f"environment RampPartition, {LANES} lanes, full observations, {rule} "
+                f"({source})",
+                "value": statistics.median(rates),
+                "unit": "steps/CPU s",
+                "asked": "at least 5000",
+            }
+        )
     return found

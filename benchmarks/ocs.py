@@ -60,11 +60,15 @@ def run() -> list[dict[str, Any]]:
     found += [_planning(PORTS, "≤ 5 ms"), _planning(65536, "≤ 1000 ms")]
     with tempfile.TemporaryDirectory() as folder:
         ended = campaign(Path(folder), CAMPAIGN, seed=int(time.time()))
-        found.append({
-            "name": f"changes with a fault or kill -9 that ended in the old map or the new: "
-            f"{', '.join(f'{n} {kind}' for kind, n in sorted(ended.items()))}",
-            "value": sum(ended.values()), "unit": "", "asked": f"{CAMPAIGN}",
-        })  # fmt: skip
+        found.append(
+            {
+                "name": f"changes with a fault or kill -9 that ended in the old map or the new: "
+                f"{', '.join(f'{n} {kind}' for kind, n in sorted(ended.items()))}",
+                "value": sum(ended.values()),
+                "unit": "",
+                "asked": f"{CAMPAIGN}",
+            }
+        )
     return found
 
 
@@ -167,8 +171,10 @@ def _planning(ports: int, asked: str) -> dict[str, Any]:
     return {
         "name": f"planning the change between two random maps of {ports} ports, all plugged, "
         "light followed through both",
-        "value": statistics.median(spent), "unit": "ms", "asked": asked,
-    }  # fmt: skip
+        "value": statistics.median(spent),
+        "unit": "ms",
+        "asked": asked,
+    }
 
 
 if __name__ == "__main__":

@@ -23,8 +23,12 @@ from patchlight.controller.circuits.protocols.tl1.framing import Framer
 from patchlight.testbed.errors import PatchlightError
 from tests.controller.circuits.test_faulty_sessions import session
 
-SESSIONS = {"calient-tl1": 3000, "polatis-tl1": 1000, "glimmerglass-tl1": 1000,
-            "polatis-scpi": 5000}  # fmt: skip
+SESSIONS = {
+    "calient-tl1": 3000,
+    "polatis-tl1": 1000,
+    "glimmerglass-tl1": 1000,
+    "polatis-scpi": 5000,
+}
 _AT_ONCE = 40
 _HANG_S = 60.0  # a session is some operations, each with deadlines that come to less
 _CONNECTIONS = 64
@@ -39,11 +43,15 @@ def run() -> list[dict[str, Any]]:
     figures = [_faulty_sessions()]
     for kind in _FRAMERS:
         grown = asyncio.run(_memory(kind))
-        figures.append({
-            "name": f"memory that a connection flooded without an end holds at most, {kind} "
-            f"(growth of {_CONNECTIONS} of them)",
-            "value": grown / 2**20, "unit": "MiB", "asked": "≤ 1 MiB",
-        })  # fmt: skip
+        figures.append(
+            {
+                "name": f"memory that a connection flooded without an end holds at most, {kind} "
+                f"(growth of {_CONNECTIONS} of them)",
+                "value": grown / 2**20,
+                "unit": "MiB",
+                "asked": "≤ 1 MiB",
+            }
+        )
     return figures
 
 
@@ -59,8 +67,10 @@ def _faulty_sessions() -> dict[str, Any]:
         "name": f"of {sum(SESSIONS.values())} random faulty sessions (TL1, SCPI): hung, raised "
         f"what is not ours or were wrong afterwards; {told}; {time.monotonic() - began:.0f} s, "
         f"{grown / sum(SESSIONS.values()):.2f} KiB more memory a session",
-        "value": len(wrong), "unit": "", "asked": "0",
-    }  # fmt: skip
+        "value": len(wrong),
+        "unit": "",
+        "asked": "0",
+    }
 
 
 async def _all(seed: int) -> tuple[Counter[str], list[str]]:
@@ -89,10 +99,15 @@ async def _memory(kind: str) -> float:
     server = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.ocssessions", kind, str(port),
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        sys.executable,
+        "-m",
+        "benchmarks.ocssessions",
+        kind,
+        str(port),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
         cwd=Path(__file__).parents[1],
-    )  # fmt: skip
+    )
     assert child.stdin is not None
     assert child.stdout is not None
     try:

@@ -48,9 +48,11 @@ def run() -> list[dict[str, Any]]:
 async def _measure(ovs: PrivateOvs, engine: str) -> list[dict[str, Any]]:
     file = ovs.directory / "flows.txt"
     up = asyncio.Event()
-    speaker = Speaker(SpeakerOptions(
-        ovs.directory / "speaker.sock", (1,), listen=_LISTEN, netns=ovs.netns, engine=engine
-    ))  # fmt: skip
+    speaker = Speaker(
+        SpeakerOptions(
+            ovs.directory / "speaker.sock", (1,), listen=_LISTEN, netns=ovs.netns, engine=engine
+        )
+    )
     speaker.subscribe(lambda event: up.set() if event["event"] == "switch-up" else None)
     ours: list[float] = []
     add: list[float] = []
@@ -62,9 +64,12 @@ async def _measure(ovs: PrivateOvs, engine: str) -> list[dict[str, Any]]:
         for number in range(ROUNDS):
             ports = _ports(number)
             table = FlowTable.of(entry_to(mac, port) for mac, port in ports.items())
-            file.write_text("".join(
-                f"priority=100,dl_dst={mac},actions=output:{port}\n" for mac, port in ports.items()
-            ))  # fmt: skip
+            file.write_text(
+                "".join(
+                    f"priority=100,dl_dst={mac},actions=output:{port}\n"
+                    for mac, port in ports.items()
+                )
+            )
             # New each time: one that is kept would mend what the peers do to the table.
             flows = FlowSync(speaker)
             begun = time.perf_counter()
@@ -82,11 +87,16 @@ async def _measure(ovs: PrivateOvs, engine: str) -> list[dict[str, Any]]:
     version = f"{speaker.info['engine']} {speaker.info['engine_version']}"
     figures = []
     for peer, rates in (("ovs-ofctl add-flows", add), ("ovs-ofctl --bundle add-flows", bundle)):
-        figures.append({
-            "name": f"flow entries installed, {version}, beside {peer}",
-            "value": statistics.median(ours), "unit": "1/s", "asked": None,
-            "peer": peer, "peer_value": statistics.median(rates),
-        })  # fmt: skip
+        figures.append(
+            {
+                "name": f"flow entries installed, {version}, beside {peer}",
+                "value": statistics.median(ours),
+                "unit": "1/s",
+                "asked": None,
+                "peer": peer,
+                "peer_value": statistics.median(rates),
+            }
+        )
     return figures
 
 

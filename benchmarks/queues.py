@@ -72,8 +72,10 @@ def run() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for number, (name, options) in enumerate(_CASES.items()):
         asked = number == 0
-        runs = [json.loads(_alone(_RUN, str(trace), *map(str, options)))
-                for _ in range(ROUNDS if asked else 1)]  # fmt: skip
+        runs = [
+            json.loads(_alone(_RUN, str(trace), *map(str, options)))
+            for _ in range(ROUNDS if asked else 1)
+        ]
         for each in runs:
             if each["done"] != each["jobs"]:
                 raise PatchlightError(f"{name}: {each['done']} of {each['jobs']} jobs were done")
@@ -88,26 +90,37 @@ def run() -> list[dict[str, Any]]:
         ]  # fmt: skip
         if asked:
             found += [
-                {"name": "queue simulator, Philly: reading the trace",
-                 "value": statistics.median(each["read_s"] for each in runs), "unit": "CPU s"},
-                {"name": f"{head}: 99th percentile of a decision's latency",
-                 "value": 1e6 * statistics.median(each["latency_p99_s"] for each in runs),
-                 "unit": "µs"},
-            ]  # fmt: skip
+                {
+                    "name": "queue simulator, Philly: reading the trace",
+                    "value": statistics.median(each["read_s"] for each in runs),
+                    "unit": "CPU s",
+                },
+                {
+                    "name": f"{head}: 99th percentile of a decision's latency",
+                    "value": 1e6 * statistics.median(each["latency_p99_s"] for each in runs),
+                    "unit": "µs",
+                },
+            ]
     for environment in ("patchlight/Placement-v0", "patchlight/Schedule-v0"):
-        found.append({
-            "name": f"{environment}: 8 at once, full observations",
-            "value": float(_alone(_STEPPING, environment, str(STEPS))), "unit": "steps/CPU s",
-            "asked": "at least 5000",
-        })  # fmt: skip
+        found.append(
+            {
+                "name": f"{environment}: 8 at once, full observations",
+                "value": float(_alone(_STEPPING, environment, str(STEPS))),
+                "unit": "steps/CPU s",
+                "asked": "at least 5000",
+            }
+        )
     return found
 
 
 def _alone(code: str, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False,
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
         cwd=_PROJECT,
-    )  # fmt: skip
+    )
     if done.returncode:
         raise PatchlightError(f"a run of the queue simulator failed: {done.stderr.strip()[-500:]}")
     return done.stdout

@@ -37,11 +37,14 @@ def run() -> list[dict[str, Any]]:
     for graph in range(len(graphs)):
         for degree in table.degrees:
             table.expected_s(graph, degree, PlacementRule.RAMP_FIRST_FIT)
-    found.append({
-        "name": f"simulator: the table of completion times, {len(graphs)} models × "
-                f"{len(table.degrees)} degrees, each step simulated ({source})",
-        "value": time.process_time() - started, "unit": "CPU s",
-    })  # fmt: skip
+    found.append(
+        {
+            "name": f"simulator: the table of completion times, {len(graphs)} models × "
+            f"{len(table.degrees)} degrees, each step simulated ({source})",
+            "value": time.process_time() - started,
+            "unit": "CPU s",
+        }
+    )
     for rule, asked in _ASKED.items():
         scenario = pac_ml_scenario(Workloads(graphs), "A", rule)
         policy = Constant(8)
@@ -49,9 +52,13 @@ def run() -> list[dict[str, Any]]:
         rates = []
         for turn in range(ROUNDS):
             seeds = range(1 + turn * EPISODES, 1 + (turn + 1) * EPISODES)
-            rates.append(_rate(lambda s=scenario, p=policy, among=seeds: sum(
-                run_episode(s, p, seed).decisions for seed in among
-            )))  # fmt: skip
+            rates.append(
+                _rate(
+                    lambda s=scenario, p=policy, among=seeds: sum(
+                        run_episode(s, p, seed).decisions for seed in among
+                    )
+                )
+            )
         found += [
             {"name": f"simulator: job decisions, constant degree 8, {rule} ({source})",
              "value": statistics.median(rates), "unit": "decisions/CPU s",
@@ -60,10 +67,14 @@ def run() -> list[dict[str, Any]]:
              "value": first, "unit": "decisions/CPU s"},
         ]  # fmt: skip
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found.append({
-        "name": "simulator: peak memory of the benchmarking process", "value": peak_kib / 1024,
-        "unit": "MiB", "asked": "at most 500",
-    })  # fmt: skip
+    found.append(
+        {
+            "name": "simulator: peak memory of the benchmarking process",
+            "value": peak_kib / 1024,
+            "unit": "MiB",
+            "asked": "at most 500",
+        }
+    )
     return found
 
 

@@ -40,15 +40,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--engine", choices=["ryu", "os-ken"])
     parser.add_argument("--ryu-app", action="append", default=[], metavar="MODULE:CLASS")
     parser.add_argument("--power-ceiling", type=float, default=POWER_CEILING_DBM, metavar="DBM")
-    parser.add_argument("--loss-tolerance", type=float, metavar="DB",
-                        default=DEFAULT_TOLERANCES.budget_db)  # fmt: skip
-    parser.add_argument("--baseline-tolerance", type=float, metavar="DB",
-                        default=DEFAULT_TOLERANCES.baseline_db)  # fmt: skip
+    parser.add_argument(
+        "--loss-tolerance", type=float, metavar="DB", default=DEFAULT_TOLERANCES.budget_db
+    )
+    parser.add_argument(
+        "--baseline-tolerance", type=float, metavar="DB", default=DEFAULT_TOLERANCES.baseline_db
+    )
     for kind in ("placement", "order", "topology"):
         parser.add_argument(f"--{kind}", metavar="POLICY", default=getattr(DEFAULT_POLICIES, kind))
     parser.add_argument("--partition", metavar="POLICY")
-    parser.add_argument("--policy-deadline", type=float, metavar="SECONDS",
-                        default=DEFAULT_POLICIES.deadline_s)  # fmt: skip
+    parser.add_argument(
+        "--policy-deadline", type=float, metavar="SECONDS", default=DEFAULT_POLICIES.deadline_s
+    )
     options = parser.parse_args(arguments)
     try:
         lab = load_lab(options.lab)

@@ -41,10 +41,13 @@ class ControllerClient:
         # The server drops idle connections after 5 s: a request must not race that.
         limits = httpx.Limits(keepalive_expiry=2.0)
         self._http = httpx.Client(
-            base_url=f"http://{address}/v1", timeout=deadline_s, limits=limits,
+            base_url=f"http://{address}/v1",
+            timeout=deadline_s,
+            limits=limits,
             # Headers are ASCII; names need not be.
-            headers={USER_HEADER: user.encode("ascii", "replace").decode()}, transport=transport,
-        )  # fmt: skip
+            headers={USER_HEADER: user.encode("ascii", "replace").decode()},
+            transport=transport,
+        )
 
     def __enter__(self) -> ControllerClient:
         return self

@@ -155,8 +155,12 @@ class CircuitOperations:
         name = self.lab.circuit_switch(name).name
         maps = await self.reconfigurer.read_maps()
         if name in maps.unread:
-            return {"monitored": False, "circuits": [], "ports": {},
-                    "unreachable": maps.unread[name]}  # fmt: skip
+            return {
+                "monitored": False,
+                "circuits": [],
+                "ports": {},
+                "unreachable": maps.unread[name],
+            }
         driver = self.drivers[name]
         judged = await self._judged(name, maps)
         rows = [_light_as_json(each, monitored=driver.capabilities.power_out) for each in judged]
@@ -204,11 +208,14 @@ class CircuitOperations:
         for state in self.reach.status():
             switch = self.lab.circuit_switch(state["name"])
             row = state | {
-                "driver": switch.driver, "address": switch.address, "ports": switch.ports,
+                "driver": switch.driver,
+                "address": switch.address,
+                "ports": switch.ports,
                 "switching_time_s": switch.switching_time_s,
-                "insertion_loss_db": switch.insertion_loss_db, "identity": None,
+                "insertion_loss_db": switch.insertion_loss_db,
+                "identity": None,
                 "standing_alarms": None,
-            }  # fmt: skip
+            }
             if state["reachable"]:
                 try:
                     driver = self.drivers[switch.name]
@@ -316,16 +323,25 @@ def _light_as_json(judged: PortReading, *, monitored: bool) -> dict[str, Any]:
     if not monitored:
         verdict = PowerVerdict("unverified", "unverified, no power monitor at the outputs")
     return {
-        "cross_connect": str(judged.cross_connect), "in_dbm": judged.in_dbm,
-        "out_dbm": judged.out_dbm, "expected_dbm": expected.power_dbm if expected else None,
-        "baseline_dbm": judged.baseline_dbm, "source": str(expected.source) if expected else None,
-        "verdict": verdict.kind, "words": verdict.words,
-    }  # fmt: skip
+        "cross_connect": str(judged.cross_connect),
+        "in_dbm": judged.in_dbm,
+        "out_dbm": judged.out_dbm,
+        "expected_dbm": expected.power_dbm if expected else None,
+        "baseline_dbm": judged.baseline_dbm,
+        "source": str(expected.source) if expected else None,
+        "verdict": verdict.kind,
+        "words": verdict.words,
+    }
 
 
 def _dark_as_json(text: str) -> dict[str, Any]:
     return {
-        "cross_connect": text, "in_dbm": None, "out_dbm": None, "expected_dbm": None,
-        "baseline_dbm": None, "source": None, "verdict": "unverified",
+        "cross_connect": text,
+        "in_dbm": None,
+        "out_dbm": None,
+        "expected_dbm": None,
+        "baseline_dbm": None,
+        "source": None,
+        "verdict": "unverified",
         "words": "unverified, no power monitor",
-    }  # fmt: skip
+    }

@@ -69,9 +69,14 @@ class Controller:
         self.switches = PacketSwitches(lab, self.speaker)
         self.scheduler = Scheduler(lab, self.fleet, self.store, settings.policies)
         self.plant = CircuitOperations(
-            lab, self.drivers, self.switches, self.scheduler, self.store,
-            settings.power_ceiling_dbm, settings.tolerances,
-        )  # fmt: skip
+            lab,
+            self.drivers,
+            self.switches,
+            self.scheduler,
+            self.store,
+            settings.power_ceiling_dbm,
+            settings.tolerances,
+        )
         self.reconfigurer = self.plant.reconfigurer
         self.scheduler.reconfigurer = self.reconfigurer
 
@@ -83,13 +88,16 @@ class Controller:
             "engine": self.speaker.info.get("engine"),
             "policies": self.settings.policies.words,
             "switches": [
-                {"name": s.name, "datapath_id": s.datapath_id,
-                 "connected": self.switches.connected()[s.name]}
+                {
+                    "name": s.name,
+                    "datapath_id": s.datapath_id,
+                    "connected": self.switches.connected()[s.name],
+                }
                 for s in self.lab.packet_switches
             ],
             "circuit_switches": self.plant.reach.status(),
             "agents": [{"server": s, "reachable": r} for s, r in self.fleet.reachable.items()],
-        }  # fmt: skip
+        }
 
     def on_event(self, event: dict[str, Any]) -> None:
         """Hear what the OpenFlow speaker reports."""

@@ -121,8 +121,10 @@ class _Watch:
         for name, port_map in now.items():
             change = self._maps.get(name, port_map).diff(port_map)
             if change:
-                texts = {"breaks": [str(c) for c in change.breaks],
-                         "makes": [str(c) for c in change.makes]}  # fmt: skip
+                texts = {
+                    "breaks": [str(c) for c in change.breaks],
+                    "makes": [str(c) for c in change.makes],
+                }
                 events.append(
                     {"at": time.time(), "kind": "map", "ocs": name, "changes": {name: texts}}
                 )

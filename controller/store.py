@@ -253,8 +253,10 @@ class Store:
         self._write(
             "INSERT INTO jobs VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE "
             "SET state = excluded.state, record = excluded.record",
-            job_id, state, json.dumps(record),
-        )  # fmt: skip
+            job_id,
+            state,
+            json.dumps(record),
+        )
 
     def jobs(self) -> list[dict[str, Any]]:
         """Every job, in the order of submission."""
@@ -272,8 +274,9 @@ class Store:
         """The reports of a job's workers after number ``after``, and the last number."""
         rows = self._rows(
             "SELECT number, record FROM iterations WHERE job = ? AND number > ? ORDER BY number",
-            job_id, after,
-        )  # fmt: skip
+            job_id,
+            after,
+        )
         return [json.loads(record) for _, record in rows], rows[-1][0] if rows else after
 
     def add_event(self, at: float, kind: str, record: Record) -> int:
@@ -289,8 +292,9 @@ class Store:
         """At most ``limit`` events after number ``after``, oldest first."""
         rows = self._rows(
             "SELECT number, at, kind, record FROM events WHERE number > ? ORDER BY number LIMIT ?",
-            after, limit,
-        )  # fmt: skip
+            after,
+            limit,
+        )
         return [{**json.loads(r), "number": n, "at": at, "kind": kind} for n, at, kind, r in rows]
 
     def last_event(self) -> int:

@@ -132,8 +132,10 @@ class _Drawing:
         inset, width = self.layout.slot * 0.06, self.layout.slot * 0.88
         self._box(
             Box("", x - width / 2, box.y + inset, width, box.height - 2 * inset),
-            "white", colour, rounding=0.04,
-        )  # fmt: skip
+            "white",
+            colour,
+            rounding=0.04,
+        )
         if not self.layout.detailed:
             return
         if host.gpu is not None:
@@ -199,10 +201,15 @@ class _Drawing:
         self._text(0.0, top, self.lab.name, 13, ha="left", va="top", bold=True)
         if handles:
             self.axes.legend(
-                handles=handles, loc="lower right", bbox_to_anchor=(self.layout.width, bottom),
-                bbox_transform=self.axes.transData, ncols=len(handles), frameon=False, fontsize=8,
+                handles=handles,
+                loc="lower right",
+                bbox_to_anchor=(self.layout.width, bottom),
+                bbox_transform=self.axes.transData,
+                ncols=len(handles),
+                frameon=False,
+                fontsize=8,
                 borderpad=0,
-            )  # fmt: skip
+            )
 
     def _box(self, box: Box, fill: str, edge: str, rounding: float = 0.06) -> None:
         shape = f"round,pad=0,rounding_size={min(rounding, box.height / 4)}"

@@ -219,8 +219,10 @@ class Lab:
     @cached_property
     def _devices(self) -> dict[str, Server | PacketSwitch | CircuitSwitch]:
         devices: list[Server | PacketSwitch | CircuitSwitch] = [
-            *self.servers, *self.packet_switches, *self.circuit_switches
-        ]  # fmt: skip
+            *self.servers,
+            *self.packet_switches,
+            *self.circuit_switches,
+        ]
         return {device.name: device for device in devices}
 
     def device(self, name: str) -> Server | PacketSwitch | CircuitSwitch:

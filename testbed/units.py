@@ -47,8 +47,10 @@ def _parse(text: object, units: Mapping[str, float], what: str, example: str) ->
         factor = units.get(unit, by_folded.get(unit.lower()))
         if factor is not None and math.isfinite(value := float(number) * factor):
             return value
-    raise BadInput(f"{text!r} is not a {what}: expected a number with one of {', '.join(units)}, "
-                   f"like {example!r}")  # fmt: skip
+    raise BadInput(
+        f"{text!r} is not a {what}: expected a number with one of {', '.join(units)}, "
+        f"like {example!r}"
+    )
 
 
 def parse_rate(text: object) -> int:

@@ -38,8 +38,9 @@ class ProcessRunner:
                 hint="apt-get install util-linux",
             )
         if os.geteuid() != 0:
-            raise LaunchError("workers need network namespaces, and those need root",
-                              hint="run the agent as root")  # fmt: skip
+            raise LaunchError(
+                "workers need network namespaces, and those need root", hint="run the agent as root"
+            )
 
     async def launch(self, order: WorkerLaunch) -> ProcessWorker:
         """Make the namespace and start Python in it."""

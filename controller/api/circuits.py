@@ -69,9 +69,13 @@ async def _run(
     reverts: int | None = None,
 ) -> Answer:
     terms = ChangeOptions(
-        by=caller.by, origin=caller.origin, spare_jobs=request.spare_jobs,
-        planned_from=request.planned_from, adopts=adopts, reverts=reverts,
-    )  # fmt: skip
+        by=caller.by,
+        origin=caller.origin,
+        spare_jobs=request.spare_jobs,
+        planned_from=request.planned_from,
+        adopts=adopts,
+        reverts=reverts,
+    )
     if request.dry_run:
         return plant.preview_as_json(*await plant.reconfigurer.preview(decide, terms))
     return to_row(await plant.reconfigurer.change(decide, request.why or why, terms))

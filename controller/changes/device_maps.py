@@ -121,8 +121,9 @@ class Maps(dict[str, PortMap]):
 
     def after(self, wanted: Mapping[str, PortMap]) -> Maps:
         """The same with these maps for those that answer."""
-        return Maps({name: wanted.get(name, m) for name, m in self.items()},
-                    self.assumed, self.unread)  # fmt: skip
+        return Maps(
+            {name: wanted.get(name, m) for name, m in self.items()}, self.assumed, self.unread
+        )
 
 
 @dataclass
@@ -173,11 +174,14 @@ class DeviceMonitor:
     def status(self) -> list[dict[str, Any]]:
         """Each circuit switch: whether it answers, else since when it does not, and why."""
         return [
-            {"name": name, "reachable": name not in self._lost,
-             "since": self._lost[name].since if name in self._lost else None,
-             "words": self._lost[name].words if name in self._lost else ""}
+            {
+                "name": name,
+                "reachable": name not in self._lost,
+                "since": self._lost[name].since if name in self._lost else None,
+                "words": self._lost[name].words if name in self._lost else "",
+            }
             for name in self._drivers
-        ]  # fmt: skip
+        ]
 
     def unseen_hosts(self) -> dict[str, str]:
         """The hosts that are plugged into a circuit switch that does not answer, and why not."""

@@ -181,7 +181,8 @@ async def read_back(driver: CircuitDriver, wanted: PortMap) -> PortMap:
         left = now.diff(wanted)
         raise StepFailed(
             f"{driver.name} reads back differently: "
-            + ", ".join([f"{c} is there" for c in left.breaks]
-                        + [f"{c} is missing" for c in left.makes])
-        )  # fmt: skip
+            + ", ".join(
+                [f"{c} is there" for c in left.breaks] + [f"{c} is missing" for c in left.makes]
+            )
+        )
     return now

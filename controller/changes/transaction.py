@@ -140,9 +140,12 @@ class Transactions:
     async def _change(self, decide: Decide, why: str, terms: ChangeOptions) -> Reconfiguration:
         async with self._one_at_a_time:
             record = Reconfiguration(
-                why=why, started_at=time.time(), by=terms.by, origin=terms.origin,
+                why=why,
+                started_at=time.time(),
+                by=terms.by,
+                origin=terms.origin,
                 reverts=terms.reverts,
-            )  # fmt: skip
+            )
             try:
                 # First from the maps as last read, which are read again before the first
                 # write; if they are out of date, once more from those that the devices have.
@@ -299,9 +302,12 @@ class Transactions:
             committed = self._committing if done else {}
             readings, self._readings, self._committing = self._readings, {}, {}
             self._store.update_reconfiguration(
-                record.id, record.state, to_row(record),
-                self.commitments.rows(committed, record), readings if done else None,
-            )  # fmt: skip
+                record.id,
+                record.state,
+                to_row(record),
+                self.commitments.rows(committed, record),
+                readings if done else None,
+            )
             self.commitments.take(committed)
             self.baselines.take(readings if done else {})
 

@@ -29,8 +29,9 @@ def check_specs(lab: Lab, specs: Sequence[JobSpec], *, counted: bool) -> None:
         for name in spec.hosts:
             host = lab.host(name)
             if host.name in named:
-                raise BadInput(f"{host.name} is asked for twice: by {named[host.name]} and "
-                               f"{spec.name}")  # fmt: skip
+                raise BadInput(
+                    f"{host.name} is asked for twice: by {named[host.name]} and {spec.name}"
+                )
             named[host.name] = spec.name
             if host.gpu is None or host.gpu.model not in spec.compute_s:
                 model = host.gpu.model if host.gpu else "a host without a GPU"

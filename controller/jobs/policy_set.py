@@ -65,22 +65,34 @@ class PolicySet:
         self.placement = GuardedPlacement(
             cast(PlacementPolicy, load_policy(choice.placement, "placement")),
             cast(PlacementPolicy, load_policy(DEFAULTS["placement"], "placement")),
-            choice.placement, report, choice.deadline_s, alone=True,
-        )  # fmt: skip
+            choice.placement,
+            report,
+            choice.deadline_s,
+            alone=True,
+        )
         self.order = GuardedOrder(
             cast(OrderPolicy, load_policy(choice.order, "order")),
             cast(OrderPolicy, load_policy(DEFAULTS["order"], "order")),
-            choice.order, report, choice.deadline_s, alone=True,
-        )  # fmt: skip
+            choice.order,
+            report,
+            choice.deadline_s,
+            alone=True,
+        )
         self.topology = GuardedTopology(
             cast(TopologyPolicy, load_policy(choice.topology, "topology")),
             cast(TopologyPolicy, load_policy(DEFAULTS["topology"], "topology")),
-            choice.topology, report, choice.deadline_s, alone=True,
-        )  # fmt: skip
+            choice.topology,
+            report,
+            choice.deadline_s,
+            alone=True,
+        )
         self.partition: GuardedPartition | None = None
         if choice.partition is not None:
             self.partition = GuardedPartition(
                 cast(PartitionPolicy, load_policy(choice.partition, "partition")),
                 cast(PartitionPolicy, load_policy(DEFAULTS["partition"], "partition")),
-                choice.partition, report, choice.deadline_s, alone=True,
-            )  # fmt: skip
+                choice.partition,
+                report,
+                choice.deadline_s,
+                alone=True,
+            )

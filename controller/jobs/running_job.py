@@ -89,8 +89,9 @@ class RunningJob:
                     "gpu": gpu.name if gpu else None,
                     "nic": worker.host.nic.name,
                     "ring": ring,
-                    "neighbours": [n for n in neighbours
-                                   if n["address"] != str(worker.host.nic.address)],
+                    "neighbours": [
+                        n for n in neighbours if n["address"] != str(worker.host.nic.address)
+                    ],
                     "task": {
                         "iterations": self.spec.iterations,
                         "gradient_bytes": scaled_gradient_bytes(self.spec, lab),
@@ -99,7 +100,7 @@ class RunningJob:
                         "seed": self.spec.seed,
                     },
                 }
-            )  # fmt: skip
+            )
 
         await run_all(create(worker) for worker in self.workers)
         await self._until("ready", _PREPARE_DEADLINE_S)

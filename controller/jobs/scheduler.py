@@ -225,8 +225,9 @@ class Scheduler:
     def _with_hosts(self) -> list[tuple[str, list[str]]]:
         return [
             (job.id, [host.name for host in job.hosts])
-            for gang in self._active for job in gang.running
-        ]  # fmt: skip
+            for gang in self._active
+            for job in gang.running
+        ]
 
     def _full_names(self, spec: JobSpec) -> tuple[str, ...]:
         return tuple(self._lab.host(name).name for name in spec.hosts)
@@ -290,8 +291,9 @@ class Scheduler:
                 f"{gang.topology} for {', '.join(gang.ids)}",
             )
         if change.state != "committed":
-            raise JobFailed(f"the circuits could not be switched ({change.state}): "
-                            f"{change.message}")  # fmt: skip
+            raise JobFailed(
+                f"the circuits could not be switched ({change.state}): {change.message}"
+            )
 
     async def _see_through(self, job: RunningJob) -> None:
         try:
@@ -310,6 +312,10 @@ class Scheduler:
 
     def _note_fault(self, fault: Fault) -> None:
         _log.warning("%s", fault)
-        record = {"policy": fault.policy, "policy_kind": fault.kind, "job": fault.job,
-                  "message": str(fault)}  # fmt: skip
+        record = {
+            "policy": fault.policy,
+            "policy_kind": fault.kind,
+            "job": fault.job,
+            "message": str(fault),
+        }
         self._store.add_event(time.time(), "policy-fault", record)

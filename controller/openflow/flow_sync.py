@@ -219,8 +219,11 @@ class FlowSync:
         if applied.changed or applied.failed:
             LOG.warning(
                 "switch %#x was mended: %d flow entries added, %d removed, %d refused",
-                datapath_id, applied.added, applied.removed, len(applied.failed),
-            )  # fmt: skip
+                datapath_id,
+                applied.added,
+                applied.removed,
+                len(applied.failed),
+            )
             if self._on_mended is not None:
                 self._on_mended(datapath_id, applied)
 

@@ -113,9 +113,12 @@ class _Guard(Generic[P]):
         self._alone = _Alone(deadline_s) if alone else None
 
     def _ask(
-        self, job: str, method: Callable[..., Any], arguments: tuple[Any, ...],
+        self,
+        job: str,
+        method: Callable[..., Any],
+        arguments: tuple[Any, ...],
         check: Callable[[Any], Answer],
-    ) -> tuple[Answer] | None:  # fmt: skip
+    ) -> tuple[Answer] | None:
         """The checked answer, or ``None`` after a fault was reported."""
         try:
             if self._alone is not None:
@@ -177,9 +180,11 @@ class GuardedPlacement(_Guard[PlacementPolicy]):
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
         """As ``PlacementPolicy``."""
         found = self._ask(
-            job.name, self.policy.place, (cluster, job, workers),
+            job.name,
+            self.policy.place,
+            (cluster, job, workers),
             lambda answer: _placed(answer, cluster, job, workers),
-        )  # fmt: skip
+        )
         return found[0] if found else self.default.place(cluster, job, workers)
 
 
@@ -288,6 +293,7 @@ def _maps(answer: Any, cluster: ClusterView) -> dict[str, PortMap]:
         touched = cluster.circuits[ocs].diff(wanted).ports & cluster.barred.get(ocs, frozenset())
         if touched:
             ports = ", ".join(map(str, sorted(touched)))
-            raise Nonsense(f"it answered a map for {ocs} that changes ports not to be touched: "
-                           f"{ports}")  # fmt: skip
+            raise Nonsense(
+                f"it answered a map for {ocs} that changes ports not to be touched: {ports}"
+            )
     return found

@@ -154,9 +154,11 @@ def _check_session(card: Card, session: Any, path: Path) -> None:
     if "remaining" not in {each.name for each in inputs}:
         raise CardError(f"{path} does not look at the cluster: it has no input 'remaining'")
     wanted = (1, len(card.actions))
-    if [o.name for o in outputs] != [_OUTPUT] or outputs[0].type != _FLOAT or not _fits(
-        outputs[0].shape, wanted
-    ):  # fmt: skip
+    if (
+        [o.name for o in outputs] != [_OUTPUT]
+        or outputs[0].type != _FLOAT
+        or not _fits(outputs[0].shape, wanted)
+    ):
         found = ", ".join(f"{o.name!r} {o.type} {o.shape}" for o in outputs)
         raise CardError(
             f"{path} gives {found}: expected '{_OUTPUT}' {_FLOAT} of shape {list(wanted)}"

@@ -54,8 +54,11 @@ BUILT_IN: Mapping[FieldType, Mapping[str, str]] = {
     "topology": {"keep": "topology:Keep", "regroup": "topology:Regroup"},
 }
 DEFAULTS: Mapping[FieldType, str] = {
-    "partition": "sufficient", "placement": "consolidated", "order": "fifo", "topology": "keep",
-}  # fmt: skip
+    "partition": "sufficient",
+    "placement": "consolidated",
+    "order": "fifo",
+    "topology": "keep",
+}
 
 _FILE = re.compile(r"(?P<path>.+?\.(?P<suffix>py|onnx))(?::(?P<rest>.*))?", re.DOTALL)
 # ``*args`` and ``**kwargs``: nobody has to give these.
@@ -144,8 +147,10 @@ class Recipe:
         arguments = {**{k: v for k, v in offered.items() if k in named}, **self.given}
         lacking = [name for name in self.lacks if name not in arguments]
         if lacking:
-            raise BadInput(f"{self.kind} policy {self.name!r} has to be told {lacking[0]!r}",
-                           hint=_lacking_hint(self.name, lacking[0]))  # fmt: skip
+            raise BadInput(
+                f"{self.kind} policy {self.name!r} has to be told {lacking[0]!r}",
+                hint=_lacking_hint(self.name, lacking[0]),
+            )
         try:
             policy = self.factory(**arguments)
         except PatchlightError:
@@ -161,8 +166,10 @@ class Recipe:
 
 def _lacking_hint(name: str, lacking: str) -> str:
     if lacking == "scenario":
-        return "it plans with the simulator: use it in 'patchlight experiment pac-ml' or " \
-               "'patchlight policy evaluate'"  # fmt: skip
+        return (
+            "it plans with the simulator: use it in 'patchlight experiment pac-ml' or "
+            "'patchlight policy evaluate'"
+        )
     return f"write it {name}:{lacking}=VALUE"
 
 
@@ -306,8 +313,10 @@ def _with(recipe: Recipe, written: list[str]) -> Recipe:
         if key in given:
             raise BadInput(f"{called}: {key} is there twice")
         if key not in known:
-            raise BadInput(f"{called}: {(key or value)!r} is none of its parameters: "
-                           f"{nearest(key, known, 'these are')}")  # fmt: skip
+            raise BadInput(
+                f"{called}: {(key or value)!r} is none of its parameters: "
+                f"{nearest(key, known, 'these are')}"
+            )
         given[key] = _value(recipe, known[key], value)
     return replace(recipe, given=given)
 
@@ -324,8 +333,10 @@ def _value(recipe: Recipe, parameter: inspect.Parameter, text: str) -> Any:
             return _READERS[reader](text)
         except ValueError:
             continue
-    raise BadInput(f"{recipe.kind} policy {recipe.name!r}: {parameter.name} is {text!r}: expected "
-                   f"{_WORDS[readers[0]]}")  # fmt: skip
+    raise BadInput(
+        f"{recipe.kind} policy {recipe.name!r}: {parameter.name} is {text!r}: expected "
+        f"{_WORDS[readers[0]]}"
+    )
 
 
 def _truth(text: str) -> bool:
@@ -336,6 +347,9 @@ def _truth(text: str) -> bool:
 
 # In the order in which they are tried where nothing says which.
 _READERS: Mapping[str, Callable[[str], Any]] = {
-    "int": int, "float": float, "bool": _truth, "str": str,
-}  # fmt: skip
+    "int": int,
+    "float": float,
+    "bool": _truth,
+    "str": str,
+}
 _WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}

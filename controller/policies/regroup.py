@@ -188,9 +188,10 @@ def _rewire(
         ocs = site.nics[nic][0]
         if not free[ocs, switch]:
             victim = next(
-                n for n, p in port_of.items()
+                n
+                for n, p in port_of.items()
                 if n not in target and site.nics[n][0] == ocs and p in site.ports[ocs, switch]
-            )  # fmt: skip
+            )
             free[ocs, switch].append(port_of.pop(victim))
             displaced.append(victim)
         port_of[nic] = free[ocs, switch].pop(0)

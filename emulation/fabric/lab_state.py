@@ -94,9 +94,13 @@ def new_state(lab: str, source: str, scale: float) -> LabState:
     """The state of a lab that this process is about to make."""
     own = ProcessRecord("builder", os.getpid(), process_start(os.getpid()) or 0, "")
     return LabState(
-        lab=lab, source=source, scale=scale, boot_id=boot_id(), builder=own,
+        lab=lab,
+        source=source,
+        scale=scale,
+        boot_id=boot_id(),
+        builder=own,
         made_at=time.time(),
-    )  # fmt: skip
+    )
 
 
 def run_dir(lab: str) -> Path:

@@ -64,7 +64,8 @@ class OpenVSwitch:
         return Service(
             name=name,
             argv=[
-                executable(name), *arguments,
+                executable(name),
+                *arguments,
                 f"--unixctl={self.directory}/{name}.ctl",
                 f"--pidfile={self.directory}/{name}.pid",
                 f"--log-file={self.directory}/{name}.log",
@@ -74,7 +75,7 @@ class OpenVSwitch:
             environment=self.environment,
             ready=lambda: unix_socket_answers(answers),
             abrupt=True,
-        )  # fmt: skip
+        )
 
     def add_bridges(self, plan: FabricPlan, datapath: str, *, learning: bool) -> None:
         """Make every packet switch with its ports, and check that each got its number.
@@ -125,8 +126,11 @@ class OpenVSwitch:
     def _tool(self, command: Sequence[str]) -> str:
         done = subprocess.run(
             [executable(command[0]), *command[1:]],
-            env={**os.environ, **self.environment}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode:
             raise OpenVSwitchFailed(
                 f"{command[0]} for the fabric in {self.directory}: {done.stderr.strip()[-2000:]}",

@@ -92,9 +92,13 @@ class Supervisor:
             with log.open("ab") as output, place:
                 process = subprocess.Popen(
                     service.argv,
-                    stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                    env=environment, start_new_session=True, cwd="/",
-                )  # fmt: skip
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                    cwd="/",
+                )
         except OSError as error:
             raise DidNotStart(f"starting {service.name}: {error}") from error
         with suppress(OSError):  # some containers do not let root do that either

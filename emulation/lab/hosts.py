@@ -61,9 +61,12 @@ class HostProcess(subprocess.Popen[str]):
             # The child begins in the namespace that this thread is in when it forks.
             with namespaces.entered(borrowed.namespace):
                 super().__init__(
-                    arguments, env=environment, text=True,
-                    preexec_fn=names_for_child(borrowed.run_dir), **options,
-                )  # fmt: skip
+                    arguments,
+                    env=environment,
+                    text=True,
+                    preexec_fn=names_for_child(borrowed.run_dir),
+                    **options,
+                )
         except FileNotFoundError as error:
             borrowed.give_back()
             raise HostUnreachable(f"running {arguments[0]}: there is no such command") from error
@@ -110,8 +113,9 @@ class EmulatedHost:
         with self.popen(
             command,
             stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        ) as process:  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as process:
             try:
                 output, _ = process.communicate(input, timeout)
             except BaseException:

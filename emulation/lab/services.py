@@ -89,9 +89,11 @@ class LabServices:
             supervisor.start([self._controller()])
             switches.set_controller(plan, f"tcp:{self._lab.controller_openflow}")
             supervisor.wait_until(
-                "controller", self._switches_connected, _CONNECT_S,
+                "controller",
+                self._switches_connected,
+                _CONNECT_S,
                 "not every packet switch connected to it",
-            )  # fmt: skip
+            )
         # Open vSwitch configures its ports again with every change of its database.
         build.verify_switch_ports(plan)
 
@@ -136,9 +138,12 @@ class LabServices:
         ]
         if self._has_agents and wanted:
             yield self._module(
-                "gpus", "patchlight.emulation.lab.gpus", "--dir", str(self._run_dir / "gpus"),
+                "gpus",
+                "patchlight.emulation.lab.gpus",
+                "--dir",
+                str(self._run_dir / "gpus"),
                 ready=lambda: all(unix_socket_answers(path) for path in wanted),
-            )  # fmt: skip
+            )
 
     def _agents(self) -> Iterator[Service]:
         if not self._has_agents:

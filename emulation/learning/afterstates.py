@@ -132,9 +132,11 @@ class AfterstateLearner:
     def state(self) -> dict[str, Any]:
         """Weights, the optimiser's memory and mean rewards; lanes begin anew."""
         return {
-            "scorer": self.scorer.state_dict(), "average": self.average.state_dict(),
-            "optimizer": self.optimizer.state_dict(), "means": self.means.tolist(),
-        }  # fmt: skip
+            "scorer": self.scorer.state_dict(),
+            "average": self.average.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "means": self.means.tolist(),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from there."""

@@ -171,8 +171,10 @@ _BOUNDS: Mapping[str, tuple[float, float, bool]] = {
     "horizon": (1, 4096, True), "seeds": (1, 1000, True),
 }  # fmt: skip
 _WORDS: Mapping[str, tuple[str, ...]] = {
-    "algorithm": ALGORITHMS, "rule": tuple(PlacementRule), "laws": LAW_NAMES,
-}  # fmt: skip
+    "algorithm": ALGORITHMS,
+    "rule": tuple(PlacementRule),
+    "laws": LAW_NAMES,
+}
 
 
 class _Reader:
@@ -222,8 +224,9 @@ class _Reader:
         known = _WORDS.get(name)
         if known and node.value not in known:
             return self._wrong(node, f"{name!r} is {node.value!r}: {nearest(node.value, known)}")
-        if name == "name" and not (0 < len(node.value) <= 64 and node.value.replace("-", "")
-                                   .replace("_", "").isalnum()):  # fmt: skip
+        if name == "name" and not (
+            0 < len(node.value) <= 64 and node.value.replace("-", "").replace("_", "").isalnum()
+        ):
             return self._wrong(node, f"{node.value!r} is no name: expected letters, digits, -, _")
         return str(node.value)
 
@@ -275,5 +278,7 @@ def check(config: Config, degrees: tuple[int, ...]) -> None:
     """``BadInput`` if a teacher names a degree that this cluster does not have."""
     for law, degree in config.afterstates.teacher.items():
         if isinstance(degree, int) and degree not in degrees:
-            raise BadInput(f"the teacher for law {law} is degree {degree}: expected one of "
-                           f"{', '.join(map(str, degrees))}")  # fmt: skip
+            raise BadInput(
+                f"the teacher for law {law} is degree {degree}: expected one of "
+                f"{', '.join(map(str, degrees))}"
+            )

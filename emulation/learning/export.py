@@ -89,9 +89,14 @@ def onnx_bytes(scorer: OptionScorer, layout: Layout) -> bytes:
         # The exporter that traces is all that these networks need; the new one wants more packages.
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            _Plain(scorer), examples, file, input_names=list(names), output_names=["scores"],
-            opset_version=_OPSET, dynamo=False,
-        )  # fmt: skip
+            _Plain(scorer),
+            examples,
+            file,
+            input_names=list(names),
+            output_names=["scores"],
+            opset_version=_OPSET,
+            dynamo=False,
+        )
     return _smaller(file.getvalue())
 
 

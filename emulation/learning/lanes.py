@@ -125,10 +125,12 @@ class VectorEpisodes:
 
     def _prepare_times(self) -> None:
         workloads, degrees = self.workloads, self.layout.degrees
-        self._expected_s = np.array([
-            [workloads.expected_s(graph, degree, self.rule) for degree in degrees]
-            for graph in range(len(workloads.names))
-        ])  # fmt: skip
+        self._expected_s = np.array(
+            [
+                [workloads.expected_s(graph, degree, self.rule) for degree in degrees]
+                for graph in range(len(workloads.names))
+            ]
+        )
         most = max(map(len, self._blocks))
         self._times = np.full((len(workloads.names), len(degrees), most), np.nan)
 
@@ -147,8 +149,9 @@ class VectorEpisodes:
             self._arrived = np.zeros((self.count, longest))
             self._graph = np.zeros((self.count, longest), int)
             self._beta = np.zeros((self.count, longest))
-            self._recent = np.zeros((self.count, longest + 1, self.layout.shapes["recent"][0]),
-                                    np.float32)  # fmt: skip
+            self._recent = np.zeros(
+                (self.count, longest + 1, self.layout.shapes["recent"][0]), np.float32
+            )
             self._last = np.zeros(self.count, int)
             self._horizon_s = np.zeros(self.count)
         for lane in lanes.tolist():
@@ -298,9 +301,14 @@ class VectorEpisodes:
             if self._whole[lane]:
                 blocked = int(self.blocked[lane] + self.unfinished[lane])
                 arrivals = len(self._jobs[lane].graph)
-                finished.append(Finished(
-                    lane, int(self.scenario_of[lane]), int(self.seed_of[lane]), blocked / arrivals
-                ))  # fmt: skip
+                finished.append(
+                    Finished(
+                        lane,
+                        int(self.scenario_of[lane]),
+                        int(self.seed_of[lane]),
+                        blocked / arrivals,
+                    )
+                )
             self._jobs[lane] = self._draw(lane)
         self._until[lanes] = 0.0
         self._first_times[lanes] = np.nan

@@ -168,10 +168,14 @@ class Run:
     def _keep(self, learner: Learner, spent_s: float) -> None:
         state = {
             "config": json.dumps(_timeless(self.config), sort_keys=True),
-            "steps": learner.steps, "wall_s": self._before_s + spent_s, "learner": learner.state(),
-            "ramp": list(self.layout.ramp), "degrees": list(self.layout.degrees),
-            "discount": learner.average.discount, "average": learner.average.state_dict(),
-        }  # fmt: skip
+            "steps": learner.steps,
+            "wall_s": self._before_s + spent_s,
+            "learner": learner.state(),
+            "ramp": list(self.layout.ramp),
+            "degrees": list(self.layout.degrees),
+            "discount": learner.average.discount,
+            "average": learner.average.state_dict(),
+        }
         path = self.folder / CHECKPOINT
         draft = path.with_suffix(".tmp")
         torch.save(state, draft)
@@ -198,8 +202,10 @@ class Run:
             writer.writerow([learner.steps, round(wall_s, 1), loss, playing, *shown])
         written = "  ".join(f"{law} {rate:.4f}" for law, rate in rates.items())
         part = learner.steps / self.config.steps
-        self._say(f"{part:4.0%}  {learner.steps:>10,} steps  {wall_s:6.0f} s  "
-                  f"loss {loss:.4f}  blocking: {written}")  # fmt: skip
+        self._say(
+            f"{part:4.0%}  {learner.steps:>10,} steps  {wall_s:6.0f} s  "
+            f"loss {loss:.4f}  blocking: {written}"
+        )
 
 
 def _timeless(config: Config) -> dict[str, Any]:

@@ -148,7 +148,7 @@ class SwitchMatrix:
         return circuit
 
     def activate(self, circuit: Circuit, now: float) -> None:
-        """Turn the mirrors: light passes from ``now`` + switching time. Raises ``RequestRefused``."""
+        """Turn the mirrors: light passes from ``now`` + switching time, or ``RequestRefused``."""
         if circuit.phase in (Phase.SWITCHING, Phase.LIT):
             raise RequestRefused(Reason.ACTIVE, circuit=circuit)
         ports = {port for c in circuit.directions for port in (c.inp, c.out)}

@@ -42,14 +42,34 @@ def controller() -> None:
     type=click.Choice(["ryu", "os-ken"]),
     help="OpenFlow engine [default: Ryu where it is installed].",
 )
-@click.option("--ryu-app", "ryu_apps", multiple=True, metavar="MODULE:CLASS",
-              help="A Ryu application of yours, run beside ours; may be given again.")  # fmt: skip
-@click.option("--power-ceiling", default=13.0, show_default=True, metavar="DBM",
-              help="Stronger light at an OCS input is not switched.")  # fmt: skip
-@click.option("--loss-tolerance", default=3.0, show_default=True, metavar="DB",
-              help="How far from the loss budget light is still good.")  # fmt: skip
-@click.option("--baseline-tolerance", default=1.5, show_default=True, metavar="DB",
-              help="How much less than before makes a circuit degraded.")  # fmt: skip
+@click.option(
+    "--ryu-app",
+    "ryu_apps",
+    multiple=True,
+    metavar="MODULE:CLASS",
+    help="A Ryu application of yours, run beside ours; may be given again.",
+)
+@click.option(
+    "--power-ceiling",
+    default=13.0,
+    show_default=True,
+    metavar="DBM",
+    help="Stronger light at an OCS input is not switched.",
+)
+@click.option(
+    "--loss-tolerance",
+    default=3.0,
+    show_default=True,
+    metavar="DB",
+    help="How far from the loss budget light is still good.",
+)
+@click.option(
+    "--baseline-tolerance",
+    default=1.5,
+    show_default=True,
+    metavar="DB",
+    help="How much less than before makes a circuit degraded.",
+)
 @policy_options
 def run(
     lab_name: str,
@@ -83,8 +103,10 @@ def run(
         tolerances=Tolerances(loss_tolerance, baseline_tolerance),
         policies=chosen_policies(policies),
     )
-    click.echo(f"controller of {lab.name}: API on http://{settings.api}, OpenFlow on "
-               f"{settings.openflow}", err=True)  # fmt: skip
+    click.echo(
+        f"controller of {lab.name}: API on http://{settings.api}, OpenFlow on {settings.openflow}",
+        err=True,
+    )
     serve(lab, settings)
 
 

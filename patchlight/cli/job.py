@@ -27,9 +27,11 @@ def job() -> None:
 @job.command()
 @click.argument("name")
 @click.option(
-    "--workers", metavar="N|auto", help="How many GPUs; the placement policy chooses which, and "
+    "--workers",
+    metavar="N|auto",
+    help="How many GPUs; the placement policy chooses which, and "
     "with auto the partition policy how many.",
-)  # fmt: skip
+)
 @click.option("--hosts", metavar="HOST,HOST…", help="Which GPUs, in ring order.")
 @click.option("--iterations", type=click.IntRange(min=1), default=10, show_default=True)
 @click.option("--gradient", default="553MB", show_default=True, help="Bytes of one gradient.")
@@ -41,13 +43,15 @@ def job() -> None:
     "given again. [default: 500ms on every model of the lab]",
 )
 @click.option(
-    "--topology", type=click.Choice(["keep", "regroup"]), help="Which circuits are lit for it: "
+    "--topology",
+    type=click.Choice(["keep", "regroup"]),
+    help="Which circuits are lit for it: "
     "as they are, or its GPUs under one packet switch.  [default: the lab's policy]",
-)  # fmt: skip
+)
 @click.option("--regroup", is_flag=True, help="The same as --topology regroup.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--follow", is_flag=True, help="Wait for the end and show progress.")
-@controller_options  # fmt: skip
+@controller_options
 def submit(
     name: str,
     workers: str | None,
@@ -159,8 +163,10 @@ def _follow(client: ControllerClient, job_id: str) -> None:
         status = client.job(job_id)
         reports, after = client.iterations(job_id, after)
         for r in reports:
-            click.echo(f"rank {r['rank']} iteration {r['index']}: compute {r['compute_s']:.3f} s, "
-                       f"communication {r['communication_s']:.3f} s")  # fmt: skip
+            click.echo(
+                f"rank {r['rank']} iteration {r['index']}: compute {r['compute_s']:.3f} s, "
+                f"communication {r['communication_s']:.3f} s"
+            )
         if JobState(status["state"]).is_final:
             break
         time.sleep(_POLL_S)

@@ -67,17 +67,26 @@ def _names(context: click.Context, parameter: click.Parameter, value: str) -> tu
 @click.option("--topology", callback=_names, metavar="NAMES", default="keep", show_default=True)
 @click.option("--preempt", is_flag=True, help="Waiting jobs take the GPUs of those behind them.")
 @click.option(
-    "--quantum", type=float, default=360.0, show_default=True,
+    "--quantum",
+    type=float,
+    default=360.0,
+    show_default=True,
     help="Seconds that a job runs before it is preempted.",
-)  # fmt: skip
+)
 @click.option(
-    "--restart", type=float, default=60.0, show_default=True,
+    "--restart",
+    type=float,
+    default=60.0,
+    show_default=True,
     help="Seconds that a job needs to begin again.",
-)  # fmt: skip
+)
 @click.option(
-    "--checkpoint", type=float, default=3600.0, show_default=True,
+    "--checkpoint",
+    type=float,
+    default=3600.0,
+    show_default=True,
     help="Seconds of running between checkpoints.",
-)  # fmt: skip
+)
 @click.option("--backfill", is_flag=True, help="Jobs behind may start if they hold up nobody.")
 @click.option("--blind", is_flag=True, help="Policies do not know how long jobs take.")
 @click.option(
@@ -218,9 +227,14 @@ def _with_progress(run: Any, count: int, out: Any) -> list[CombinationResult]:
 
     words = "jobs" if count == 1 else "runs"
     with Progress(
-        f"{words} done", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        console=out, disable=not out.is_terminal, transient=True,
-    ) as progress:  # fmt: skip
+        f"{words} done",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=out,
+        disable=not out.is_terminal,
+        transient=True,
+    ) as progress:
         task = progress.add_task(words, total=None)
         found: list[CombinationResult] = run(
             lambda done, total: progress.update(task, completed=done, total=total)
@@ -242,14 +256,19 @@ def _print(outcomes: Sequence[CombinationResult], out: Any) -> None:
         s = each.summary
         blocked = ", ".join(f"{count} {cause}" for cause, count in s["blocked"].items())
         table.add_row(
-            escape(name), str(s["done"]), blocked or "0",
+            escape(name),
+            str(s["done"]),
+            blocked or "0",
             *(_time(s["jct_s"][key]) for key in ("mean", "p50", "p99")),
             *(_time(s["waited_s"][key]) for key in ("mean", "p99")),
             _number(s["bounded_slowdown"]["mean"]),
             *(_percent(s[key]) for key in ("allocated", "busy", "fragmentation")),
-            _time(s["makespan_s"]), str(s["preemptions"]), str(s["losses"]),
-            str(s["reconfigurations"]), f"{each.cpu_s:.1f} s",
-        )  # fmt: skip
+            _time(s["makespan_s"]),
+            str(s["preemptions"]),
+            str(s["losses"]),
+            str(s["reconfigurations"]),
+            f"{each.cpu_s:.1f} s",
+        )
     out.print(table)
     for name, each in zip(run_names(outcomes), outcomes, strict=True):
         for fault in each.faults:

@@ -97,8 +97,11 @@ def squeezenet(net: Layers) -> None:
         )
 
     x = _relu(net, net.convolution(net.input(*_IMAGE), 96, 7, 2))
-    for stage in (((16, 64), (16, 64), (32, 128)),
-                  ((32, 128), (48, 192), (48, 192), (64, 256)), ((64, 256),)):  # fmt: skip
+    for stage in (
+        ((16, 64), (16, 64), (32, 128)),
+        ((32, 128), (48, 192), (48, 192), (64, 256)),
+        ((64, 256),),
+    ):
         x = net.pool("MaxPool2d", x, 3, 2, ceil=True)
         for squeezed, expanded in stage:
             x = fire(x, squeezed, expanded)

@@ -144,8 +144,13 @@ class _Drawing:
         if self.layout.spots[source][1] != self.layout.rows - 1:
             right = self.layout.spots[source][0] * self.column_width + self.column_width - 0.3
             down = [(a[0] + _BOX_WIDTH / 2, a[1]), (right, a[1]), (right, below)]
-        return [*down, (channel, below), (channel, over), (b[0], over),
-                (b[0], b[1] + _BOX_HEIGHT / 2)]  # fmt: skip
+        return [
+            *down,
+            (channel, below),
+            (channel, over),
+            (b[0], over),
+            (b[0], b[1] + _BOX_HEIGHT / 2),
+        ]
 
     def _draw_head(self) -> None:
         graph = self.graph

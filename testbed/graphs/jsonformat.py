@@ -45,10 +45,15 @@ def graph_to_json(graph: ComputationGraph) -> str:
     """The graph as text that ``graph_from_json`` reads back equal."""
     names = [operation.name for operation in graph.operations]
     head = {
-        "format": FORMAT, "version": VERSION, "name": graph.name, "origin": graph.origin,
-        "device": graph.device, "batch": graph.batch, "notes": graph.notes,
+        "format": FORMAT,
+        "version": VERSION,
+        "name": graph.name,
+        "origin": graph.origin,
+        "device": graph.device,
+        "batch": graph.batch,
+        "notes": graph.notes,
         "loss": names[graph.loss],
-    }  # fmt: skip
+    }
     operations = [
         {"name": o.name, "kind": o.kind, **{key: getattr(o, key) for key in _NUMBERS}}
         for o in graph.operations
@@ -139,11 +144,15 @@ class _Reader:
         if self.mistakes:
             raise GraphFileError(self.mistakes)
         return ComputationGraph(
-            document["name"], tuple(operations), tuple(edges),
+            document["name"],
+            tuple(operations),
+            tuple(edges),
             -1 if loss is None else places[loss],
-            document["origin"], document.get("device", "unknown"), document.get("batch"),
+            document["origin"],
+            document.get("device", "unknown"),
+            document.get("batch"),
             document.get("notes", ""),
-        )  # fmt: skip
+        )
 
     def _head(self, document: dict[str, Any]) -> None:
         for key in document.keys() - set(_KEYS):
@@ -208,8 +217,11 @@ class _Reader:
             return found
         for number, item in enumerate(listed):
             path = ("edges", number)
-            if not (isinstance(item, list) and len(item) == 2
-                    and all(isinstance(end, str) for end in item)):  # fmt: skip
+            if not (
+                isinstance(item, list)
+                and len(item) == 2
+                and all(isinstance(end, str) for end in item)
+            ):
                 self._wrong(path, "expected a pair of names, like ['conv1', 'relu1']")
                 continue
             absent = [end for end in item if end not in places]

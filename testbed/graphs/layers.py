@@ -72,10 +72,15 @@ class Layers:
     def graph(self) -> ComputationGraph:
         """The finished model."""
         return ComputationGraph(
-            self.name, tuple(self.operations), tuple(self.edges), len(self.operations) - 1,
-            "computed", self.gpu.name, self.batch,
+            self.name,
+            tuple(self.operations),
+            tuple(self.edges),
+            len(self.operations) - 1,
+            "computed",
+            self.gpu.name,
+            self.batch,
             f"computed from layer shapes, not measured; {self.gpu.statement}",
-        )  # fmt: skip
+        )
 
     def input(self, *shape: int) -> Tensor:
         """The data, already on the GPU: no time."""
@@ -86,36 +91,53 @@ class Layers:
         *rest, inputs = x.shape
         weights = inputs * outputs + (outputs if bias else 0)
         return self.add(
-            f"Linear({inputs}, {outputs})", (x,), (*rest, outputs),
-            macs=math.prod(rest) * inputs * outputs, parameters=0 if tied else weights,
+            f"Linear({inputs}, {outputs})",
+            (x,),
+            (*rest, outputs),
+            macs=math.prod(rest) * inputs * outputs,
+            parameters=0 if tied else weights,
             read=weights,
-        )  # fmt: skip
+        )
 
     def pointwise(self, kind: str, *inputs: Tensor, flops: int = 1) -> Tensor:
         """An operation number by number: activation, dropout, sum."""
         return self.add(kind, inputs, inputs[0].shape, flops=flops * inputs[0].size)
 
     def convolution(
-        self, x: Tensor, outputs: int, kernel: int, stride: int = 1, padding: int = 0,
+        self,
+        x: Tensor,
+        outputs: int,
+        kernel: int,
+        stride: int = 1,
+        padding: int = 0,
         bias: bool = True,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """A square two-dimensional convolution of (channels, height, width)."""
         inputs, height, width = x.shape
-        shape = (outputs, _slid(height, kernel, stride, padding),
-                 _slid(width, kernel, stride, padding))  # fmt: skip
+        shape = (
+            outputs,
+            _slid(height, kernel, stride, padding),
+            _slid(width, kernel, stride, padding),
+        )
         weights = inputs * outputs * kernel * kernel
         return self.add(
-            f"Conv2d({inputs}, {outputs}, kernel_size={kernel}, stride={stride})", (x,), shape,
-            macs=weights * shape[1] * shape[2], parameters=weights + (outputs if bias else 0),
-        )  # fmt: skip
+            f"Conv2d({inputs}, {outputs}, kernel_size={kernel}, stride={stride})",
+            (x,),
+            shape,
+            macs=weights * shape[1] * shape[2],
+            parameters=weights + (outputs if bias else 0),
+        )
 
     def pool(
         self, kind: str, x: Tensor, kernel: int, stride: int, padding: int = 0, ceil: bool = False
     ) -> Tensor:
         """Pooling over a square window."""
         channels, height, width = x.shape
-        shape = (channels, _slid(height, kernel, stride, padding, ceil),
-                 _slid(width, kernel, stride, padding, ceil))  # fmt: skip
+        shape = (
+            channels,
+            _slid(height, kernel, stride, padding, ceil),
+            _slid(width, kernel, stride, padding, ceil),
+        )
         return self.add(kind, (x,), shape, flops=math.prod(shape) * kernel * kernel)
 
     def average(self, x: Tensor, side: int = 1) -> Tensor:
@@ -146,9 +168,12 @@ class Layers:
     def embedding(self, tokens: Tensor, entries: int, width: int, of: Looked = "tokens") -> Tensor:
         """A row of a table for each token; the row is that ``of`` what is looked up."""
         return self.add(
-            f"Embedding({entries}, {width})", (tokens,), (*tokens.shape, width),
-            parameters=entries * width, read=self.batch * tokens.size * width,
-        )  # fmt: skip
+            f"Embedding({entries}, {width})",
+            (tokens,),
+            (*tokens.shape, width),
+            parameters=entries * width,
+            read=self.batch * tokens.size * width,
+        )
 
     def lstm(self, inputs: tuple[Tensor, ...], width: int, ways: int = 1) -> Tensor:
         """One LSTM layer over a sequence of (length, features), PyTorch's two biases included.
@@ -159,35 +184,45 @@ class Layers:
         features = sum(each.shape[1] for each in inputs)
         gates = 4 * width * (features + width)
         return self.add(
-            f"LSTM({features}, {width})" + ("" if ways == 1 else ", both ways"), inputs,
-            (length, ways * width), macs=ways * length * gates, flops=ways * length * 10 * width,
+            f"LSTM({features}, {width})" + ("" if ways == 1 else ", both ways"),
+            inputs,
+            (length, ways * width),
+            macs=ways * length * gates,
+            flops=ways * length * 10 * width,
             parameters=ways * (gates + 8 * width),
-        )  # fmt: skip
+        )
 
     def additive_attention(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Bahdanau's attention: both sides projected, summed for each pair, weighed, averaged."""
         length, width = queries.shape
         return self.add(
-            "BahdanauAttention", (queries, keys), queries.shape,
+            "BahdanauAttention",
+            (queries, keys),
+            queries.shape,
             macs=2 * length * width * width + 2 * length * length * width,
-            flops=2 * length * length * width, parameters=2 * width * width + width,
-        )  # fmt: skip
+            flops=2 * length * length * width,
+            parameters=2 * width * width + width,
+        )
 
     def scores(self, joined: Tensor, heads: int) -> Tensor:
         """Queries times keys for each head, out of joined (length, 3 × width) projections."""
         length, width = joined.shape[0], joined.shape[1] // 3
         return self.add(
-            "MatMul(queries, keys)", (joined,), (heads, length, length),
+            "MatMul(queries, keys)",
+            (joined,),
+            (heads, length, length),
             macs=length * length * width,
-        )  # fmt: skip
+        )
 
     def mixed(self, shares: Tensor, joined: Tensor) -> Tensor:
         """Values, out of the joined projections, averaged by each head's shares."""
         length, width = joined.shape[0], joined.shape[1] // 3
         return self.add(
-            "MatMul(shares, values)", (shares, joined), (length, width),
+            "MatMul(shares, values)",
+            (shares, joined),
+            (length, width),
             macs=length * length * width,
-        )  # fmt: skip
+        )
 
 
 def _slid(length: int, kernel: int, stride: int, padding: int, ceil: bool = False) -> int:

@@ -70,9 +70,11 @@ class ComputationGraph:
     notes: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        wrong = (self._wrong_operations() or self._wrong_edges()) if self.operations else (
-            "it has no operations"
-        )  # fmt: skip
+        wrong = (
+            (self._wrong_operations() or self._wrong_edges())
+            if self.operations
+            else ("it has no operations")
+        )
         if wrong:
             raise BadInput(f"{self.name!r} is not a computation graph: {wrong}")
         if self.loss == -1:

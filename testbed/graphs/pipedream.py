@@ -52,9 +52,13 @@ class _Reader:
             elif node := _NODE.fullmatch(line):
                 self._operation(number, node)
             else:
-                self._wrong(number, 1, f"cannot read {line.strip()[:60]!r}: expected "
-                            "'nodeN -- what -- forward_compute_time=…, …' or "
-                            "'nodeA -- nodeB'")  # fmt: skip
+                self._wrong(
+                    number,
+                    1,
+                    f"cannot read {line.strip()[:60]!r}: expected "
+                    "'nodeN -- what -- forward_compute_time=…, …' or "
+                    "'nodeA -- nodeB'",
+                )
         if not self.operations and not self.mistakes:
             self._wrong(1, 1, "no operations: expected lines like 'node1 -- Input -- …'")
         lines = self._edges(edges)
@@ -77,9 +81,11 @@ class _Reader:
             self._wrong(line, found[key][1], f"{key!r} is unknown: expected {', '.join(_KEYS)}")
         values = [self._value(line, start + 1, key, found.get(key)) for key in _KEYS]
         self.places.setdefault(number, len(self.operations))
-        self.operations.append(Operation(
-            f"node{number}", match[2], values[0], values[1], round(values[2]), round(values[3])
-        ))  # fmt: skip
+        self.operations.append(
+            Operation(
+                f"node{number}", match[2], values[0], values[1], round(values[2]), round(values[3])
+            )
+        )
 
     def _value(self, line: int, column: int, key: str, found: tuple[str, int] | None) -> float:
         if found is None:

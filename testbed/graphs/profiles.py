@@ -78,8 +78,9 @@ def fetch_profiles(source: Path, cache: Path | None = None) -> list[Path]:
     contents = {name: _bytes(path) for name, path in files.items()}
     wrong += _others(contents, {name: str(path) for name, path in files.items()})
     if wrong:
-        raise BadInput(f"cannot take PipeDream's profiles from {source}: " + "; ".join(wrong),
-                       hint=_GET)  # fmt: skip
+        raise BadInput(
+            f"cannot take PipeDream's profiles from {source}: " + "; ".join(wrong), hint=_GET
+        )
     return _keep(contents, cache or profile_cache())
 
 
@@ -95,8 +96,9 @@ def download_profiles(base_url: str | None = None, cache: Path | None = None) ->
     paths = {name: path for name, (path, _) in SOURCES.items()}
     contents = download(paths, base_url)
     if wrong := _others(contents, paths):
-        raise PatchlightError(f"cannot take PipeDream's profiles from {base_url}: "
-                              + "; ".join(wrong), hint=_GET)  # fmt: skip
+        raise PatchlightError(
+            f"cannot take PipeDream's profiles from {base_url}: " + "; ".join(wrong), hint=_GET
+        )
     return _keep(contents, cache or profile_cache())
 
 
@@ -106,8 +108,10 @@ def _others(contents: Mapping[str, bytes], places: Mapping[str, str]) -> list[st
     for name, content in contents.items():
         found, expected = hashlib.sha256(content).hexdigest(), SOURCES[name][1]
         if found != expected:
-            wrong.append(f"{places[name]} is not PipeDream's {name}: its SHA-256 is {found}, "
-                         f"expected {expected}")  # fmt: skip
+            wrong.append(
+                f"{places[name]} is not PipeDream's {name}: its SHA-256 is {found}, "
+                f"expected {expected}"
+            )
     return wrong
 
 

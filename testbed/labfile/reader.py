@@ -28,8 +28,8 @@ from patchlight.testbed.labfile.yaml_schema import Fields
 from patchlight.testbed.portmap import PortMap
 
 __all__ = [
-    "LabFileError",
     "FileIssue",
+    "LabFileError",
     "builtin_lab",
     "builtin_labs",
     "find_lab",

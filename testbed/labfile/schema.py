@@ -149,9 +149,11 @@ ADDRESS = Text("an IPv4 address, like '192.168.10.11'", _address, {"examples": [
 HOST_PORT = Text("a TCP address, like '10.0.0.5:3082'", _host_port, {"pattern": f"^{_HOST_PORT}$"})
 USER_NAME = _matching(r"[!-~]+", "a user name", "printable characters without blanks", "admin", 64)
 VARIABLE_NAME = _matching(
-    "[A-Za-z_][A-Za-z0-9_]*", "an environment variable's name", "letters, digits and '_'",
+    "[A-Za-z_][A-Za-z0-9_]*",
+    "an environment variable's name",
+    "letters, digits and '_'",
     "OCS1_PASSWORD",
-)  # fmt: skip
+)
 LAUNCH_POWER = Key("launch_power", POWER, "optical power its ports send with", default="0dBm")
 
 GPU = Group(
@@ -184,12 +186,15 @@ SERVER = Group(
     "a server",
     (
         Key("name", DEVICE_NAME, "what the server is called, like 'server1'", required=True),
-        Key("management", Text("where the agent answers, like '10.0.0.11:8471'", _management),
-            "where the server's agent answers: host:port or unix:/path"),
+        Key(
+            "management",
+            Text("where the agent answers, like '10.0.0.11:8471'", _management),
+            "where the server's agent answers: host:port or unix:/path",
+        ),
         Key("gpus", ListOf(GPU, "GPUs"), "its GPUs", default="none"),
         Key("nics", ListOf(NIC, "NICs"), "its NIC ports in the lab's network", required=True),
     ),
-)  # fmt: skip
+)
 PACKET_SWITCH = Group(
     "a packet switch",
     (
@@ -232,13 +237,18 @@ CIRCUIT_SWITCH = Group(
 FIBRE = Group(
     "a fibre",
     (
-        Key("ends", ListOf(Text("a port, like 'tor1.3'", _endpoint, {"pattern": r"^.+\..+$"}),
-                           "ends", count=2),
-            "the two ports it joins, like [server1.nic0, ocs1.1]", required=True),
+        Key(
+            "ends",
+            ListOf(
+                Text("a port, like 'tor1.3'", _endpoint, {"pattern": r"^.+\..+$"}), "ends", count=2
+            ),
+            "the two ports it joins, like [server1.nic0, ocs1.1]",
+            required=True,
+        ),
         Key("rate", RATE, "its rate", default="no limit of its own"),
         Key("loss", LOSS, "what light loses in it", default="0.3dB"),
     ),
-)  # fmt: skip
+)
 CONTROLLER = Group(
     "the controller",
     (

@@ -95,9 +95,13 @@ def write_lab(lab: Lab) -> str:
     if lab.fibres:
         document["fibres"] = [_fibre(fibre) for fibre in lab.fibres]
     text: str = yaml.dump(
-        document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000,
+        document,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=1_000_000,
         default_flow_style=False,
-    )  # fmt: skip
+    )
     return text
 
 

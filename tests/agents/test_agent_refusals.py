@@ -71,8 +71,12 @@ def test_a_nic_with_a_queue_that_cannot_be_carried_over_is_refused(agent: Agent)
 def run_agent(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "agents", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=30, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
 
 
 def test_two_agents_do_not_share_a_server(agent: Agent) -> None:

@@ -13,9 +13,13 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 
 def run(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(DEPLOY / script), *arguments], env={**os.environ, **environment},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        [str(DEPLOY / script), *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 @pytest.mark.docker

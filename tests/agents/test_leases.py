@@ -18,12 +18,16 @@ from patchlight.agents.workers.contract import ExitInfo, WorkerHandle
 def lease(worker: str) -> Lease:
     spec = WorkerSpec.model_validate(
         {
-            "id": worker, "job": "j", "rank": 0, "gpu": "gpu0", "nic": "nic0",
+            "id": worker,
+            "job": "j",
+            "rank": 0,
+            "gpu": "gpu0",
+            "nic": "nic0",
             "ring": [{"rank": 0, "address": "10.0.0.1", "port": 29500}],
             "neighbours": [{"address": "10.0.0.2", "mac": "02:00:00:00:00:02"}],
             "task": {"iterations": 1, "gradient_bytes": 4, "compute_s": 0.5},
         }
-    )  # fmt: skip
+    )
     state = NicState(
         interface="nic0", mac="02:00:00:00:00:01", mtu=9000, up=True,
         addresses=(("10.0.0.1", 24),), neighbours=(("10.0.0.2", "02:00:00:00:00:02"),),

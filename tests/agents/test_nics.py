@@ -38,9 +38,14 @@ class Spaces:
     def give(self, state: nics.NicState) -> None:
         def give() -> None:
             nics.give_nic(
-                "nic0", netns.path_of(self.worker), state, address="10.79.0.11", prefix=24,
-                mac="02:4c:0a:4f:00:0b", neighbours=[("10.79.0.1", "02:00:00:00:00:01")],
-            )  # fmt: skip
+                "nic0",
+                netns.path_of(self.worker),
+                state,
+                address="10.79.0.11",
+                prefix=24,
+                mac="02:4c:0a:4f:00:0b",
+                neighbours=[("10.79.0.1", "02:00:00:00:00:01")],
+            )
 
         netns.inside(netns.path_of(self.server), give)
 

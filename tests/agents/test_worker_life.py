@@ -56,8 +56,10 @@ def test_a_job_trains_and_gives_everything_back(make_bench: MakeBench, runner: s
         assert "PERMANENT" in ip("-n", inside, "neigh")
         shaped = subprocess.run(
             ["ip", "netns", "exec", inside, "tc", "qdisc", "show", "dev", "nic0"],
-            check=True, capture_output=True, text=True,
-        ).stdout  # fmt: skip
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
         assert "tbf" in shaped
         assert "rate 40Mbit" in shaped
         until(lambda n=rank + 1: bench.reaches(n), "an answer from the worker's address")
@@ -129,8 +131,10 @@ def test_an_agent_that_was_killed_puts_things_right_when_it_starts_again(
     assert overview["nics"][0]["state"] == "idle"
     shaped = subprocess.run(
         ["ip", "netns", "exec", bench.namespace("server1"), "tc", "qdisc", "show", "dev", "nic0"],
-        check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     assert "rate 40Mbit" in shaped
 
 

@@ -38,9 +38,10 @@ def test_the_exit_code_says_whether_the_demo_can_run() -> None:
     result = CliRunner().invoke(doctor, ["--json"])
     seen = json.loads(result.stdout)
     lacking = [
-        check for check in seen["checks"]
+        check
+        for check in seen["checks"]
         if check["state"] == "missing" and check["needed_for"] == DEMO
-    ]  # fmt: skip
+    ]
     assert seen["ready_for_demo"] is (not lacking)
     assert result.exit_code == (1 if lacking else 0)
 
@@ -63,12 +64,12 @@ def test_the_kernel_is_tried_without_changing_the_host() -> None:
     def interfaces() -> str:
         return subprocess.run(
             ["ip", "-o", "link"], capture_output=True, text=True, check=True
-        ).stdout  # fmt: skip
+        ).stdout
 
     def disciplines() -> str:
         return subprocess.run(
             ["tc", "qdisc", "show", "dev", "lo"], capture_output=True, text=True, check=True
-        ).stdout  # fmt: skip
+        ).stdout
 
     before = disciplines()
     checks = list(examine())
@@ -93,9 +94,12 @@ def test_without_root_the_kernel_is_untested() -> None:
             "(_root(), *(_kernel(*k) for k in _KERNEL))]))"
         )
         said = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
             cwd=Path(__file__).parents[2],
-        ).stdout  # fmt: skip
+        ).stdout
         checks = [Check(name, ok, "", "") for name, ok in json.loads(said)]
     assert named(checks, "root").ok is False
     assert {check.ok for check in checks if check.name.startswith("kernel: ")} == {None}

@@ -73,8 +73,12 @@ def test_show_as_json_has_the_documented_shape() -> None:
     }
     assert seen["circuits"] == {"ocs1": ["1-7", "2-8", "3-15", "4-16", "5-11", "6-18"]}
     assert {
-        "a": "tor1.7", "b": "tor2.7", "rate_bps": 10_000_000_000, "loss_db": 0.3, "via": []
-    } in seen["links"]  # fmt: skip
+        "a": "tor1.7",
+        "b": "tor2.7",
+        "rate_bps": 10_000_000_000,
+        "loss_db": 0.3,
+        "via": [],
+    } in seen["links"]
     assert seen["dark"] == ["tor1.3", "tor1.4", "tor1.6", "tor2.1", "tor2.2", "tor2.5"]
     kinds = [device["kind"] for device in seen["devices"]]
     assert kinds == ["server"] * 4 + ["packet-switch"] * 2 + ["circuit-switch"]

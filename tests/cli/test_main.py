@@ -20,9 +20,13 @@ ROOT = Path(__file__).parents[2]
 def patchlight(*arguments: str, **settings: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "patchlight", *arguments],
-        capture_output=True, text=True, timeout=60, cwd=ROOT, check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        check=False,
         env={**os.environ, **settings},
-    )  # fmt: skip
+    )
 
 
 def test_help_lists_every_command() -> None:
@@ -41,9 +45,13 @@ def test_help_imports_no_command_and_nothing_slow() -> None:
         "print(sorted(m for m in sys.modules if m in slow or m == 'patchlight.cli.lab.group'))\n"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
         check=True,
-    )  # fmt: skip
+    )
     assert result.stdout.splitlines()[-1] == "[]"
 
 
@@ -89,9 +97,14 @@ def test_an_unknown_option_is_bad_input() -> None:
 def test_a_reader_that_goes_is_no_error() -> None:
     result = subprocess.run(
         f"{sys.executable} -m patchlight lab generate single --hosts 5000 | head -1",
-        shell=True, executable="/bin/bash", capture_output=True, text=True, timeout=60, cwd=ROOT,
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
         check=False,
-    )  # fmt: skip
+    )
     assert result.stdout == "name: single5000\n"
     assert result.stderr == ""
 

@@ -108,13 +108,16 @@ def test_every_mistake_of_a_map_file_is_told_with_its_place(tmp_path):
     (tmp_path / "lab.yaml").write_text(lab_text)
     lab = read_lab(tmp_path / "lab.yaml")
     for name, text, mistakes in (
-        ("a.csv", "o1,1,99\no2,1,2\no1,1,2\no1,1,3\n", [":1: o1 has ports", ":2: lab dry has no",
-                                                        ":4: in:1 is used twice"]),
+        (
+            "a.csv",
+            "o1,1,99\no2,1,2\no1,1,2\no1,1,3\n",
+            [":1: o1 has ports", ":2: lab dry has no", ":4: in:1 is used twice"],
+        ),
         ("b.yaml", "o1: [1-2, 3-x]", ["o1 2: '3-x' is not a pair"]),
         ("c.yaml", "o1: [3:17]", ["expected a list of texts"]),
         ("d.yaml", "just words", ["expected cross-connects by OCS"]),
         ("e.csv", "1,2,3,4,5\n", [":1: expected OCS,A,B"]),
-    ):  # fmt: skip
+    ):
         file = tmp_path / name
         file.write_text(text)
         with pytest.raises(BadInput) as caught:
@@ -405,8 +408,9 @@ def test_direct_alarms_and_watch_listen_to_the_devices(beside):
     beside.device.fault(report="A EQPT: 1.1.1: fan failed")
     # Others work on the devices meanwhile: both the map and the journal tell.
     timer = later(lambda: beside("connect", "ocs1", "5:6", "--why", "meanwhile"))
-    seen = [json.loads(line) for line in
-            beside("watch", "ocs1", "--count", "2", "--json").splitlines()]  # fmt: skip
+    seen = [
+        json.loads(line) for line in beside("watch", "ocs1", "--count", "2", "--json").splitlines()
+    ]
     timer.join()
     assert {event["kind"] for event in seen} == {"map", "circuits"}
     assert all(event["changes"]["ocs1"]["makes"] == ["5>6", "6>5"] for event in seen)

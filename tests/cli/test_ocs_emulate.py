@@ -35,9 +35,13 @@ ROOT = Path(__file__).parents[2]
 def emulated(*options: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The process, and what it printed once it answered."""
     process = subprocess.Popen(
-        [*COMMAND, *options], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
-    )  # fmt: skip
+        [*COMMAND, *options],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+    )
     try:
         assert process.stdout is not None
         printed = ""
@@ -121,8 +125,11 @@ def test_a_taken_port_names_who_has_it() -> None:
         port = taken.getsockname()[1]
         ended = subprocess.run(
             [*COMMAND, "--driver", "polatis-scpi", "--listen", f"127.0.0.1:{port}"],
-            cwd=ROOT, capture_output=True, text=True, timeout=30,
-        )  # fmt: skip
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
     assert ended.returncode == 1
     assert f"(pid {os.getpid()})" in ended.stderr
     assert "another port" in ended.stderr

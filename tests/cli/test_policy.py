@@ -41,8 +41,11 @@ def test_list_says_what_there_is() -> None:
     rows = json.loads(run("list", "--json").output)
     assert {row["kind"] for row in rows} == {"partition", "placement", "order", "topology"}
     assert [row["name"] for row in rows if row["default"]] == [
-        "sufficient", "consolidated", "fifo", "keep",
-    ]  # fmt: skip
+        "sufficient",
+        "consolidated",
+        "fifo",
+        "keep",
+    ]
     orders = run("list", "--kind", "order").output
     assert "srpt" in orders
     assert "first-fit" not in orders
@@ -115,8 +118,11 @@ def test_a_lab_is_given_its_policies(mine: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(mine.parent)
     assert CliRunner().invoke(lab, []).exit_code == 0
     assert seen[-1].words == {
-        "partition": None, "placement": "consolidated", "order": "fifo", "topology": "keep",
-    }  # fmt: skip
+        "partition": None,
+        "placement": "consolidated",
+        "order": "fifo",
+        "topology": "keep",
+    }
     given = ["--partition", "mine.py:Mine", "--order", "las:3", "--policy-deadline", "0.5"]
     assert CliRunner().invoke(lab, given).exit_code == 0
     assert seen[-1].partition == f"{mine}:Mine"
@@ -149,8 +155,12 @@ def test_another_cluster_other_jobs_and_failures(mine: Path) -> None:
     done = run("evaluate", "constant:2", "--seeds", "2", "--processes", "1", "--json", *VARIED)
     assert done.exit_code == 0, done.output
     (row,) = json.loads(done.output)
-    assert row["varied"] == {"ramp": "2x2x1", "arrivals": "poisson:20000",
-                             "mix": "alexnet=2,gnmt=1", "failures": "3d:6h"}  # fmt: skip
+    assert row["varied"] == {
+        "ramp": "2x2x1",
+        "arrivals": "poisson:20000",
+        "mix": "alexnet=2,gnmt=1",
+        "failures": "3d:6h",
+    }
     assert row["causes"]["lost"] > 0
     assert sum(row["causes"].values()) == pytest.approx(row["blocking_rate"], abs=0.01)
     assert 0 < row["busy"] <= row["allocated"] < 1

@@ -132,8 +132,9 @@ def test_wrong_requests_change_nothing_and_say_what_was_expected(running):
         (JobSpec("j/../k", 1, 400, {"M": 0.1}, workers=1), "does not take that"),
     ):
         with pytest.raises(BadInput, match=why):
-            running.client.submit([spec, wrong] if wrong.hosts and "nobody" in wrong.hosts
-                                  else [wrong])  # fmt: skip
+            running.client.submit(
+                [spec, wrong] if wrong.hosts and "nobody" in wrong.hosts else [wrong]
+            )
     assert running.client.jobs() == []
 
 

@@ -33,10 +33,11 @@ def test_a_circuit_in_use_is_broken_only_when_somebody_agrees_and_its_job_goes_o
         wait(lambda: client.job(four["id"])["iterations_done"] >= 2)
         before = client.circuits()
         free = next(
-            port for port in range(7, 19)
+            port
+            for port in range(7, 19)
             if f"{port}>" not in " ".join(before["ocs1"]["map"])
             and lab.lab.circuit_fibres["ocs1"][port][0].device == "tor1"
-        )  # fmt: skip
+        )
         move = ("connect", "ocs1", f"server1.nic0:{free}")
 
         refused = ocs(*move, text="n\n", code=1)

@@ -177,9 +177,10 @@ def test_training_outlives_the_death_of_the_openflow_speaker(lab, client):
     wait(lambda: client.job(job["id"])["iterations_done"] >= 2)
     socket_path = str(lab.run_dir / "controller" / "speaker.sock")
     (speaker,) = [
-        int(p.name) for p in Path("/proc").iterdir()
+        int(p.name)
+        for p in Path("/proc").iterdir()
         if p.name.isdigit() and socket_path.encode() in _cmdline(p)
-    ]  # fmt: skip
+    ]
     os.kill(speaker, signal.SIGKILL)
     assert ended(client, job["id"])["state"] == "done"
     wait(lambda: all(s["connected"] for s in client.status()["switches"]))

@@ -87,9 +87,12 @@ def lab_with(name: str, **policies: Any) -> EmulatedLab:
 @pytest.fixture(scope="module")
 def lab(mine: Path) -> Iterator[EmulatedLab]:
     with lab_with(
-        "polgood", placement=f"{mine}:Last", partition=f"{mine}:Two",
-        order=f"{mine}:ShortNamesFirst", topology=f"{mine}:Together",
-    ) as emulated:  # fmt: skip
+        "polgood",
+        placement=f"{mine}:Last",
+        partition=f"{mine}:Two",
+        order=f"{mine}:ShortNamesFirst",
+        topology=f"{mine}:Together",
+    ) as emulated:
         yield emulated
 
 

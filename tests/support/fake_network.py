@@ -66,6 +66,8 @@ def unicast(receiver: Host) -> Packet:
 
 def arp_request(receiver: Host) -> Packet:
     return {
-        "eth_dst": "ff:ff:ff:ff:ff:ff", "eth_type": 0x0806, "arp_op": 1,
+        "eth_dst": "ff:ff:ff:ff:ff:ff",
+        "eth_type": 0x0806,
+        "arp_op": 1,
         "arp_tpa": str(receiver.nic.address),
-    }  # fmt: skip
+    }

@@ -85,9 +85,14 @@ def campaign(folder: Path, count: int, seed: int) -> Counter[str]:
 
 
 _CALM: dict[str, Any] = {
-    "refuse_ports": [], "fail_ports": [], "refuse_next": "", "cut": "", "stall_s": 0.0,
-    "acknowledge": False, "repeat_pages": False,
-}  # fmt: skip
+    "refuse_ports": [],
+    "fail_ports": [],
+    "refuse_next": "",
+    "cut": "",
+    "stall_s": 0.0,
+    "acknowledge": False,
+    "repeat_pages": False,
+}
 
 
 def _trouble(

@@ -39,8 +39,10 @@ def test_the_papers_rack_starts_server_centric() -> None:
     links = follow_light(lab, lab.initial_maps)
     lit_onto = {host.name: links.switch_of(lab, host.endpoint) for host in lab.hosts}
     assert {n: s for n, s in lit_onto.items() if n.startswith(("server1", "server3"))} == {
-        "server1.gpu0": "tor1", "server1.gpu1": "tor1", "server3.gpu4": "tor1"
-    }  # fmt: skip
+        "server1.gpu0": "tor1",
+        "server1.gpu1": "tor1",
+        "server3.gpu4": "tor1",
+    }
     assert {s for n, s in lit_onto.items() if n.startswith(("server2", "server4"))} == {"tor2"}
 
 

@@ -52,9 +52,12 @@ def _parser() -> argparse.ArgumentParser:
         "--lab-datapaths", default="", help="datapath ids of the lab's switches, like 1,0x2"
     )
     parser.add_argument(
-        "--ryu-app", action="append", default=[], metavar="module:Class",
+        "--ryu-app",
+        action="append",
+        default=[],
+        metavar="module:Class",
         help="an application to run beside Patchlight's, or file.py:Class; may be given again",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--no-counters", action="store_true", help="do not read the switches' counters each second"
     )

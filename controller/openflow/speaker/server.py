@@ -112,11 +112,19 @@ class _Client:
             number = request.get("id")
             reply = {"ok": True, "result": self._in_time(request)}
         except EntriesRefused as error:
-            reply = {"ok": False, "error": error.message, "failed": error.failed,
-                     "result": error.result}  # fmt: skip
+            reply = {
+                "ok": False,
+                "error": error.message,
+                "failed": error.failed,
+                "result": error.result,
+            }
         except PatchlightError as error:
-            reply = {"ok": False, "error": error.message, "hint": error.hint,
-                     "kind": type(error).__name__}  # fmt: skip
+            reply = {
+                "ok": False,
+                "error": error.message,
+                "hint": error.hint,
+                "kind": type(error).__name__,
+            }
         except Exception as error:
             LOG.error("a request failed:\n%s", traceback.format_exc())
             reply = {"ok": False, "error": f"the speaker failed: {error!r}"}

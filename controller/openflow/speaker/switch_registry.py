@@ -74,8 +74,10 @@ class Roster:
         address = "{}:{}".format(*datapath.address[:2])
         LOG.warning(
             "a switch with datapath id %#x connected from %s: the lab has no such switch; "
-            "it is left alone", datapath.id, address,
-        )  # fmt: skip
+            "it is left alone",
+            datapath.id,
+            address,
+        )
         self._publish({"event": "unknown-switch", "datapath_id": datapath.id, "address": address})
 
     def up(self, datapath: Any) -> None:
@@ -131,14 +133,19 @@ class Roster:
         ports = [
             {
                 "port": s.port_no,
-                "rx_bytes": s.rx_bytes, "tx_bytes": s.tx_bytes,
-                "rx_packets": s.rx_packets, "tx_packets": s.tx_packets,
+                "rx_bytes": s.rx_bytes,
+                "tx_bytes": s.tx_bytes,
+                "rx_packets": s.rx_packets,
+                "tx_packets": s.tx_packets,
             }
             for s in switch.port_stats()
-        ]  # fmt: skip
+        ]
         message: Message = {
-            "event": "counters", "datapath_id": switch.id, "at": time.time(), "ports": ports
-        }  # fmt: skip
+            "event": "counters",
+            "datapath_id": switch.id,
+            "at": time.time(),
+            "ports": ports,
+        }
         if with_flows:
             message["flows"] = [
                 {"cookie": s.cookie, "bytes": s.byte_count, "packets": s.packet_count}

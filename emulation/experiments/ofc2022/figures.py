@@ -57,9 +57,14 @@ def plot_live(run: CaseRun, path: Path) -> Path:
         ends = [end - zero for end in iteration_ends(job)]
         times = [b - a for a, b in zip([training_window(job)[0] - zero, *ends], ends, strict=False)]
         pace.plot(
-            ends, times, "o-", markersize=3, linewidth=1,
-            color=_SHADES[number % 2][0], label=job.status.spec.name,
-        )  # fmt: skip
+            ends,
+            times,
+            "o-",
+            markersize=3,
+            linewidth=1,
+            color=_SHADES[number % 2][0],
+            label=job.status.spec.name,
+        )
     began, ended = change.started_at - zero, change.finished_at - zero
     drained = ended - change.switching_s
     for axis in (rates, busy, pace):
@@ -67,9 +72,14 @@ def plot_live(run: CaseRun, path: Path) -> Path:
         axis.axvspan(drained, ended, color="#31a354", alpha=0.8)
     rates.annotate(
         f"reconfiguration: drain {drained - began:.2f} s, switching {change.switching_s:.2f} s",
-        xy=(began, 1), xycoords=("data", "axes fraction"), ha="right",
-        xytext=(-4, -12), textcoords="offset points", fontsize=8, color="#006d2c",
-    )  # fmt: skip
+        xy=(began, 1),
+        xycoords=("data", "axes fraction"),
+        ha="right",
+        xytext=(-4, -12),
+        textcoords="offset points",
+        fontsize=8,
+        color="#006d2c",
+    )
     _from_zero(rates, busy, pace)
     rates.set_ylabel("received by each worker (Gb/s)")
     busy.set_ylabel("GPU utilisation (%)")
@@ -127,9 +137,12 @@ def _draw(axis: Axes, run: CaseRun, series: Mapping[str, list[tuple[float, float
         for rank, host in enumerate(job.status.spec.hosts):
             points = [(at - zero, v) for at, v in series[host] if 0 <= at - zero <= last]
             axis.plot(
-                [at for at, _ in points], [value for _, value in points], linewidth=1.2,
-                color=_SHADES[number % 2][rank % 6], label=f"{host}, job {number + 1}",
-            )  # fmt: skip
+                [at for at, _ in points],
+                [value for _, value in points],
+                linewidth=1.2,
+                color=_SHADES[number % 2][rank % 6],
+                label=f"{host}, job {number + 1}",
+            )
     axis.grid(alpha=0.25)
 
 

@@ -73,10 +73,15 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
         ):
             if wiring in found:
                 ours = found[wiring]
-                rows.append((
-                    f"({case})", f"completion time, {wiring}", f"{paper_s:g} s",
-                    f"{ours['completion_s']:.2f} s ({ours['iterations']} iterations)", "",
-                ))  # fmt: skip
+                rows.append(
+                    (
+                        f"({case})",
+                        f"completion time, {wiring}",
+                        f"{paper_s:g} s",
+                        f"{ours['completion_s']:.2f} s ({ours['iterations']} iterations)",
+                        "",
+                    )
+                )
         if "reduction" not in found:
             continue
         static, optical = found["static"], found["optical"]
@@ -106,9 +111,14 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
     if "reconfiguration" in result:
         change = result["reconfiguration"]
         rows.append(
-            ("", f"reconfiguration, {change['cross_connects_changed']} cross-connects", "",
-             f"{change['total_s']:.2f} s, {change['switching_s']:.2f} s of it after the drain", "")
-        )  # fmt: skip
+            (
+                "",
+                f"reconfiguration, {change['cross_connects_changed']} cross-connects",
+                "",
+                f"{change['total_s']:.2f} s, {change['switching_s']:.2f} s of it after the drain",
+                "",
+            )
+        )
     return rows
 
 
@@ -122,9 +132,13 @@ def _asked(verdicts: dict[str, Any], name: str) -> str:
 def table_of(result: dict[str, Any]) -> Table:
     """The rows for a terminal."""
     table = Table(
-        "case", "first job", "paper", "measured", "asked for",
+        "case",
+        "first job",
+        "paper",
+        "measured",
+        "asked for",
         title="OFC 2022: training on a network rewired with light",
-    )  # fmt: skip
+    )
     previous = None
     for row in rows_of(result):
         if previous is not None and row[0] != previous:

@@ -49,9 +49,7 @@ def result_of(setting: Setting, runs: Sequence[CaseRun]) -> dict[str, Any]:
     """Everything that ``result.json`` holds. Cases that were not run are not in it."""
     by_name: dict[tuple[str, Wiring], CaseRun] = {(run.case, run.wiring): run for run in runs}
     names = sorted({case for case, wiring in by_name if wiring != "live"})
-    figures = {
-        key: case_figures(run) for key, run in by_name.items() if run.wiring != "live"
-    }  # fmt: skip
+    figures = {key: case_figures(run) for key, run in by_name.items() if run.wiring != "live"}
     live_run = next((run for run in runs if run.wiring == "live"), None)
     live = live_figures(live_run) if live_run else None
     changes = [(run, change) for run in runs for change in run.reconfigurations]

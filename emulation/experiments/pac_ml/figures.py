@@ -13,9 +13,12 @@ from patchlight.emulation.experiments.pac_ml.policies import ROLL_OUT
 _DPI = 130
 _CONSTANT_SHADES = ("#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594")
 _COLOURS = {
-    "maximum": "#fdae6b", "minimum": "#e6550d", "sufficient": "#a63603", "random": "#bdbdbd",
+    "maximum": "#fdae6b",
+    "minimum": "#e6550d",
+    "sufficient": "#a63603",
+    "random": "#bdbdbd",
     ROLL_OUT: "#31a354",
-}  # fmt: skip
+}
 _OTHERS = ("#756bb1", "#dd1c77", "#1b9e77", "#d8b365", "#80cdc1", "#7f3b08")
 _PAC_ML = "PAC-ML, best checkpoint"
 
@@ -59,9 +62,14 @@ def _bars(
         heights = [(figures[key] or 0.0) * factor for figures in found]
         spread = [figures[error] or 0.0 for figures in found] if error else None
         axis.bar(
-            at, heights, width, yerr=spread, label=_short(name), color=_colour(name, number),
+            at,
+            heights,
+            width,
+            yerr=spread,
+            label=_short(name),
+            color=_colour(name, number),
             error_kw={"linewidth": 0.8},
-        )  # fmt: skip
+        )
     axis.set_xticks(range(len(laws)), [f"law {law}" for law in laws])
     axis.grid(axis="y", alpha=0.25)
 
@@ -72,15 +80,24 @@ def _reference_lines(axis: Axes, result: dict[str, Any], laws: dict[str, Any]) -
         # Matplotlib leaves labels that begin with an underscore out of the legend.
         first = "_" if number else ""
         axis.hlines(
-            bound, number - 0.4, number + 0.4, "#000000", linewidth=1,
+            bound,
+            number - 0.4,
+            number + 0.4,
+            "#000000",
+            linewidth=1,
             label=f"{first}bound in hindsight (no policy is below)",
-        )  # fmt: skip
+        )
         if result["comparable"]:
             published = result["published"]["blocking_rate"][_PAC_ML][law]["blocking_rate"]
             axis.hlines(
-                published, number - 0.4, number + 0.4, "#d62728", linestyle="--", linewidth=1.2,
+                published,
+                number - 0.4,
+                number + 0.4,
+                "#d62728",
+                linestyle="--",
+                linewidth=1.2,
                 label=f"{first}{_PAC_ML} (published)",
-            )  # fmt: skip
+            )
 
 
 def _colour(name: str, place: int) -> str:

@@ -58,8 +58,9 @@ THROUGHPUT_BYTES_PER_S: Mapping[str, Mapping[str, float]] = {
 }
 
 TARGETS: Mapping[str, Mapping[str, float]] = {
-    "ramp-first-fit": {law: each.blocking_rate
-                       for law, each in PAC_ML["PAC-ML, best checkpoint"].items()},
+    "ramp-first-fit": {
+        law: each.blocking_rate for law, each in PAC_ML["PAC-ML, best checkpoint"].items()
+    },
     "ramp-block": {"A": 0.125, "B": 0.140, "C": 0.105, "D": 0.080},
-}  # fmt: skip
+}
 """Blocking rates to be below: PAC-ML's best; for whole blocks, goals of this project's own."""

@@ -47,14 +47,18 @@ def check_names(names: Iterable[str], ramp: RampShape = PAC_ML_SHAPE) -> list[st
             recipe = find(name, "partition")
             lacking = [each for each in recipe.lacks if each not in ("scenario", "seed")]
             if lacking:
-                raise BadInput(f"policy {name!r} has to be told {lacking[0]!r}",
-                               hint=f"write it {name}:{lacking[0]}=VALUE")  # fmt: skip
+                raise BadInput(
+                    f"policy {name!r} has to be told {lacking[0]!r}",
+                    hint=f"write it {name}:{lacking[0]}=VALUE",
+                )
             card = _card(recipe)
             shape = (ramp.groups, ramp.racks, ramp.servers)
             if card is not None and card.ramp != shape:
                 there, here = ("×".join(map(str, each)) for each in (card.ramp, shape))
-                raise BadInput(f"policy {name!r} was trained for a RAMP of {there} servers: this "
-                               f"experiment's is one of {here}")  # fmt: skip
+                raise BadInput(
+                    f"policy {name!r} was trained for a RAMP of {there} servers: this "
+                    f"experiment's is one of {here}"
+                )
     return found
 
 

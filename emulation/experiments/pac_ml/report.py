@@ -104,8 +104,10 @@ def _work(result: dict[str, Any], rule: str, laws: dict[str, Any]) -> Table:
         row, speeds = [name], []
         for cell in laws.values():
             figures = cell["policies"][name]
-            row += [_number(figures["jct_mean_s"], 1.0, "{:.0f}"),
-                    _number(figures["throughput_bytes_per_s"], 1e-6, "{:.2f}")]  # fmt: skip
+            row += [
+                _number(figures["jct_mean_s"], 1.0, "{:.0f}"),
+                _number(figures["throughput_bytes_per_s"], 1e-6, "{:.2f}"),
+            ]
             speeds.append(figures["decisions_per_s"] or 0.0)
         table.add_row(*row, f"{sum(speeds) / len(speeds):,.0f}")
     if result["comparable"]:
@@ -114,8 +116,10 @@ def _work(result: dict[str, Any], rule: str, laws: dict[str, Any]) -> Table:
             rates = paper.THROUGHPUT_BYTES_PER_S.get(name, {})
             row = [f"{name} (published)"]
             for law in laws:
-                row += [_number(times.get(law), 1.0, "{:.0f}"),
-                        _number(rates.get(law), 1e-6, "{:.2f}")]  # fmt: skip
+                row += [
+                    _number(times.get(law), 1.0, "{:.0f}"),
+                    _number(rates.get(law), 1e-6, "{:.2f}"),
+                ]
             table.add_row(*row, "", style="dim")
     return table
 
@@ -128,12 +132,14 @@ def verdicts_of(result: dict[str, Any]) -> list[tuple[bool, str]]:
     for rule, laws in result["rules"].items():
         for law, cell in laws.items():
             target = cell["target"]
-            found.append((
-                bool(target["met"]),
-                f"{rule}, law {law}: below {target['below']:.4f} "
-                f"{'reached' if target['met'] else 'not reached'} "
-                f"({target['best_policy']} {target['best']:.4f})",
-            ))  # fmt: skip
+            found.append(
+                (
+                    bool(target["met"]),
+                    f"{rule}, law {law}: below {target['below']:.4f} "
+                    f"{'reached' if target['met'] else 'not reached'} "
+                    f"({target['best_policy']} {target['best']:.4f})",
+                )
+            )
     return found
 
 

@@ -87,9 +87,10 @@ class ExperimentOptions:
                 raise BadInput(f"no {what} to run: name at least one")
         for name in named:
             if not any(made_for(name, rule) for rule in self.rules):
-                raise BadInput(f"policy {name!r} was not trained for {' or '.join(self.rules)}",
-                               hint="'patchlight policy show' says for which placement rule "
-                               "it was")  # fmt: skip
+                raise BadInput(
+                    f"policy {name!r} was not trained for {' or '.join(self.rules)}",
+                    hint="'patchlight policy show' says for which placement rule it was",
+                )
 
     @property
     def all_seeds(self) -> range:
@@ -195,8 +196,10 @@ def run_policies(wishes: ExperimentOptions) -> dict[Place, dict[str, dict[str, A
 def _runs(wishes: ExperimentOptions, looks: dict[Place, LookAhead]) -> list[Run]:
     runs = [
         Run(place, name, seed, looks[place] if name == ROLL_OUT else None)
-        for place in wishes.places for name in wishes.names(place.rule) for seed in wishes.all_seeds
-    ]  # fmt: skip
+        for place in wishes.places
+        for name in wishes.names(place.rule)
+        for seed in wishes.all_seeds
+    ]
     # The long ones first, so that no process is left with one at the end.
     return sorted(runs, key=lambda run: run.policy != ROLL_OUT)
 
@@ -246,12 +249,16 @@ def _cell(
     return {
         "policies": policies,
         "hindsight_bound": {"blocking_rate": bound[0], "ci95": bound[1]},
-        "roll_out": None if look is None else {
-            "futures": look.futures, "arrivals": look.arrivals, "unfinished": look.unfinished,
+        "roll_out": None
+        if look is None
+        else {
+            "futures": look.futures,
+            "arrivals": look.arrivals,
+            "unfinished": look.unfinished,
             "rules": [{"degrees": list(rule.degrees), "spare": rule.spare} for rule in look.rules],
         },
         "target": _target(place, policies),
-    }  # fmt: skip
+    }
 
 
 def _figures(seeds: range, ran: list[Ran], published: paper.Published | None) -> dict[str, Any]:
@@ -263,8 +270,9 @@ def _figures(seeds: range, ran: list[Ran], published: paper.Published | None) ->
     arrivals = sum(result.arrivals for result in results)
     if not arrivals:
         raise BadInput("no job came in any episode: let them come more often, or use more seeds")
-    causes = {cause: sum(r.blocked[cause] for r in results) / arrivals for cause in
-              results[0].blocked}  # fmt: skip
+    causes = {
+        cause: sum(r.blocked[cause] for r in results) / arrivals for cause in results[0].blocked
+    }
     causes["unfinished"] = sum(result.unfinished for result in results) / arrivals
     causes["lost"] = sum(result.lost for result in results) / arrivals
     latencies_s = [each for r in ran for each in r.latencies_s]
@@ -299,9 +307,12 @@ def _target(place: Place, policies: dict[str, dict[str, Any]]) -> dict[str, Any]
     best = min(rates, key=rates.__getitem__)
     asked = paper.TARGETS[place.rule][place.law]
     return {
-        "below": asked, "best_policy": best, "best": rates[best], "met": rates[best] < asked,
+        "below": asked,
+        "best_policy": best,
+        "best": rates[best],
+        "met": rates[best] < asked,
         "best_constant": min(constants, key=constants.__getitem__) if constants else None,
-    }  # fmt: skip
+    }
 
 
 def _percentile(values: Sequence[float], percent: float) -> float | None:

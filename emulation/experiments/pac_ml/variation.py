@@ -84,8 +84,9 @@ class Variation:
 def _shape(text: str) -> RampShape:
     match = re.fullmatch(r"(\d{1,4})[x×](\d{1,4})[x×](\d{1,4})", text.strip())
     if match is None or "0" in (part.lstrip("0") or "0" for part in match.groups()):
-        raise BadInput(f"{text!r} is not a RAMP: expected groups x racks in each x servers in "
-                       "each, like 4x4x2")  # fmt: skip
+        raise BadInput(
+            f"{text!r} is not a RAMP: expected groups x racks in each x servers in each, like 4x4x2"
+        )
     shape = RampShape(*(int(part) for part in match.groups()))
     if shape.size > MAX_SERVERS:
         raise BadInput(f"a RAMP of {shape.size} servers: expected {MAX_SERVERS} at most")
@@ -95,20 +96,27 @@ def _shape(text: str) -> RampShape:
 def _arrivals(text: str, horizon_s: float) -> Arrivals:
     kind, _, written = text.strip().partition(":")
     kinds: dict[str, Callable[[float], Arrivals]] = {
-        "fixed": FixedArrivals, "poisson": PoissonArrivals,
-    }  # fmt: skip
+        "fixed": FixedArrivals,
+        "poisson": PoissonArrivals,
+    }
     if kind not in kinds:
-        raise BadInput(f"jobs cannot come {text!r}: {nearest(kind, kinds)}, with the seconds "
-                       "between two, like poisson:1000")  # fmt: skip
+        raise BadInput(
+            f"jobs cannot come {text!r}: {nearest(kind, kinds)}, with the seconds "
+            "between two, like poisson:1000"
+        )
     try:
         interval_s = float(written)
     except ValueError:
-        raise BadInput(f"{text!r} does not say how often jobs come: expected the seconds between "
-                       f"two, like {kind}:1000") from None  # fmt: skip
+        raise BadInput(
+            f"{text!r} does not say how often jobs come: expected the seconds between "
+            f"two, like {kind}:1000"
+        ) from None
     found = kinds[kind](interval_s)
     if horizon_s / interval_s > MAX_ARRIVALS:
-        raise BadInput(f"a job each {interval_s:g} s for {horizon_s:g} s: expected "
-                       f"{MAX_ARRIVALS:,} jobs at most")  # fmt: skip
+        raise BadInput(
+            f"a job each {interval_s:g} s for {horizon_s:g} s: expected "
+            f"{MAX_ARRIVALS:,} jobs at most"
+        )
     return found
 
 
@@ -121,8 +129,10 @@ def _mix(text: str) -> tuple[tuple[str, float], ...]:
         except ValueError:
             value = -1.0
         if not 0 <= value < float("inf") or name in found:
-            raise BadInput(f"the job mix has {part.strip()!r}: expected each model once with its "
-                           "share, like vgg16=3,gnmt=1")  # fmt: skip
+            raise BadInput(
+                f"the job mix has {part.strip()!r}: expected each model once with its "
+                "share, like vgg16=3,gnmt=1"
+            )
         found[name] = value
     if not any(found.values()):
         raise BadInput(f"the job mix is {text!r}: expected a share above 0")

@@ -37,10 +37,12 @@ _FIRST_SEED, _LAST_SEED = 1000, 2**31
 def observation_space(layout: Layout) -> spaces.Dict:
     """The space of the arrays of a layout."""
     most = {"mask": 1.0, "nodes": 1.0, "edges": float(MAX_NODES)}
-    return spaces.Dict({
-        name: spaces.Box(0.0, most.get(name, LONGEST), shape, np.float32)
-        for name, shape in layout.shapes.items()
-    })  # fmt: skip
+    return spaces.Dict(
+        {
+            name: spaces.Box(0.0, most.get(name, LONGEST), shape, np.float32)
+            for name, shape in layout.shapes.items()
+        }
+    )
 
 
 def scenarios(

@@ -16,8 +16,8 @@ from patchlight.controller.openflow.flowtable import FlowEntry, Match
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols import openflow_wire as wire
 from patchlight.emulation.optical.protocols.openflow_wire import (
-    Kind,
     Flow,
+    Kind,
     Message,
     Part,
     Wrong,
@@ -149,11 +149,14 @@ class OpenFlowFront:
         light, mirrors = await self._device.power(numbers), self._device.mirrors
         return [
             wire.Port(
-                n, f"p{n}",
-                down=n in mirrors.locked, blocked=n in mirrors.failed, dark=light[n][0] is None,
+                n,
+                f"p{n}",
+                down=n in mirrors.locked,
+                blocked=n in mirrors.failed,
+                dark=light[n][0] is None,
             )
             for n in numbers
-        ]  # fmt: skip
+        ]
 
     async def _barrier(self, message: Message) -> bytes:
         await self._device.come_to_rest()

@@ -88,8 +88,9 @@ class TwoLevel:
                 f"expected at least 1 of each, and at most {MAX_GPUS} GPUs in all"
             )
         if not (math.isfinite(self.oversubscription) and self.oversubscription >= 1):
-            raise BadInput(f"racks cannot be oversubscribed {self.oversubscription} times: "
-                           "expected 1 or more")  # fmt: skip
+            raise BadInput(
+                f"racks cannot be oversubscribed {self.oversubscription} times: expected 1 or more"
+            )
         if not (math.isfinite(self.nic_bps) and self.nic_bps > 0):
             raise BadInput(f"NICs cannot have {self.nic_bps} bit/s: expected more than 0")
 
@@ -159,8 +160,10 @@ class TwoLevel:
 
     def rewire(self, maps: Mapping[str, PortMap]) -> Rewiring:
         """``BadInput``: there are no circuits."""
-        raise BadInput(f"cannot light circuits of {', '.join(maps)}: this cluster has no OCS",
-                       hint="choose topology 'keep', or a lab with an OCS")  # fmt: skip
+        raise BadInput(
+            f"cannot light circuits of {', '.join(maps)}: this cluster has no OCS",
+            hint="choose topology 'keep', or a lab with an OCS",
+        )
 
     def renewed(self) -> TwoLevel:
         """Itself: nothing in it changes."""

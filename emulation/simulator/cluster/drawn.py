@@ -37,8 +37,10 @@ class DrawnJobs:
 
     def __post_init__(self) -> None:
         if self.count < 1 or not 0 < self.load < math.inf:
-            raise BadInput(f"cannot draw {self.count} jobs at load {self.load}: expected at least "
-                           "1, and more than 0")  # fmt: skip
+            raise BadInput(
+                f"cannot draw {self.count} jobs at load {self.load}: expected at least "
+                "1, and more than 0"
+            )
         if not 0 < self.median_s <= self.mean_s < math.inf:
             raise BadInput(
                 f"durations cannot have the median {self.median_s} s and the mean {self.mean_s} "
@@ -51,8 +53,9 @@ class DrawnJobs:
         """The jobs for a cluster of so many GPUs; the first comes at 0 s."""
         sizes = [size for size in self.sizes if 1 <= size <= gpus]
         if not sizes:
-            raise BadInput(f"none of the sizes {', '.join(map(str, self.sizes))} fits on {gpus} "
-                           "GPUs")  # fmt: skip
+            raise BadInput(
+                f"none of the sizes {', '.join(map(str, self.sizes))} fits on {gpus} GPUs"
+            )
         odds = np.array([float(self.sizes[size]) for size in sizes])
         odds /= odds.sum()
         gap_s = float(odds @ np.array(sizes)) * self.mean_s / (self.load * gpus)

@@ -91,8 +91,10 @@ def queue_jobs(
     if not (math.isfinite(speed) and speed > 0):
         raise BadInput(f"jobs cannot come {speed} times as fast: expected more than 0")
     if not 0 <= communication < 1:
-        raise BadInput(f"jobs cannot communicate for {communication} of their time: expected "
-                       "0 or more, and less than 1")  # fmt: skip
+        raise BadInput(
+            f"jobs cannot communicate for {communication} of their time: expected "
+            "0 or more, and less than 1"
+        )
     in_order = sorted(traced, key=lambda job: job.submitted_s)
     first_s = in_order[0].submitted_s if in_order else 0.0
     return [_queue_job(job, (job.submitted_s - first_s) / speed, communication) for job in in_order]

@@ -61,8 +61,10 @@ def check_policies(
 ) -> None:
     """``BadInput`` for the first policy that there is not, or that cannot be made."""
     kinds: dict[FieldType, Iterable[str]] = {
-        "order": orders, "placement": placements, "topology": topologies,
-    }  # fmt: skip
+        "order": orders,
+        "placement": placements,
+        "topology": topologies,
+    }
     for kind, texts in kinds.items():
         for text in texts:
             _made(kind, text, 0)

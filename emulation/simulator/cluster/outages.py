@@ -38,16 +38,19 @@ class Outages:
     def __post_init__(self) -> None:
         for mean_s in (self.mean_up_s, self.mean_down_s):
             if not (math.isfinite(mean_s) and mean_s > 0):
-                raise BadInput(f"a {self.what} cannot work or be broken for {mean_s} s in the "
-                               "mean: expected more than 0 s")  # fmt: skip
+                raise BadInput(
+                    f"a {self.what} cannot work or be broken for {mean_s} s in the "
+                    "mean: expected more than 0 s"
+                )
 
     @classmethod
     def parse(cls, text: str) -> Outages:
         """``"server:30d:4h"``: what breaks, mean time that it works, mean time to mend it."""
         parts = text.split(":")
         if len(parts) != 3:
-            raise BadInput(f"{text!r} does not say what breaks: expected what:works:mended, like "
-                           "server:30d:4h")  # fmt: skip
+            raise BadInput(
+                f"{text!r} does not say what breaks: expected what:works:mended, like server:30d:4h"
+            )
         if parts[0] == "server":
             return cls("server", _time(parts[1]), _time(parts[2]))
         if parts[0] == "gpu":
@@ -56,12 +59,16 @@ class Outages:
 
     def events(self, shape: ClusterShape, seed: int) -> Iterator[Outage]:
         """All that happens, in order, without end. Each part has random numbers of its own."""
-        sets = shape.server_gpus if self.what == "server" else [
-            1 << gpu for gpu in range(len(shape.gpus))
-        ]  # fmt: skip
+        sets = (
+            shape.server_gpus
+            if self.what == "server"
+            else [1 << gpu for gpu in range(len(shape.gpus))]
+        )
         sets = [gpus for gpus in sets if gpus]
-        streams = [np.random.default_rng(each) for each in
-                   np.random.SeedSequence([seed, 0x0FA1]).spawn(len(sets))]  # fmt: skip
+        streams = [
+            np.random.default_rng(each)
+            for each in np.random.SeedSequence([seed, 0x0FA1]).spawn(len(sets))
+        ]
         following = [
             (float(rng.exponential(self.mean_up_s)), part, True) for part, rng in enumerate(streams)
         ]

@@ -48,11 +48,15 @@ def _cannot_write(folder: Path, error: OSError) -> PatchlightError:
 def result_of(outcomes: Sequence[CombinationResult], setting: Mapping[str, Any]) -> dict[str, Any]:
     """What ``result.json`` holds: what was simulated, and the figures of each run."""
     return {
-        "simulation": "queue", "schema_version": SCHEMA_VERSION, **setting,
+        "simulation": "queue",
+        "schema_version": SCHEMA_VERSION,
+        **setting,
         "runs": [
             {
-                "name": name, **each.combination._asdict(),
-                **each.summary, "cpu_s": each.cpu_s,
+                "name": name,
+                **each.combination._asdict(),
+                **each.summary,
+                "cpu_s": each.cpu_s,
                 "jobs_per_cpu_s": each.summary["jobs"] / each.cpu_s if each.cpu_s else None,
                 "faults": list(each.faults),
                 "jobs_file": file,
@@ -61,7 +65,7 @@ def result_of(outcomes: Sequence[CombinationResult], setting: Mapping[str, Any])
                 outcomes, run_names(outcomes), jobs_files(outcomes), strict=True
             )
         ],
-    }  # fmt: skip
+    }
 
 
 def run_names(outcomes: Sequence[CombinationResult]) -> list[str]:

@@ -41,8 +41,9 @@ class Settings:
             if not value >= least or (math.isinf(value) and name != "checkpoint_s"):
                 raise BadInput(f"{name} cannot be {value} s: expected at least {least:g} s")
         if self.backfill_depth < 1:
-            raise BadInput(f"backfill cannot look at {self.backfill_depth} jobs: expected 1 or "
-                           "more")  # fmt: skip
+            raise BadInput(
+                f"backfill cannot look at {self.backfill_depth} jobs: expected 1 or more"
+            )
         if self.backfill and not self.known:
             raise BadInput("backfilling needs to know how long jobs take")
 
@@ -51,8 +52,13 @@ class Settings:
         """As JSON, infinity as ``None``."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         outages: Outages | None = found.pop("outages")
-        found["outages"] = None if outages is None else {
-            "what": outages.what, "mean_up_s": outages.mean_up_s,
-            "mean_down_s": outages.mean_down_s,
-        }  # fmt: skip
+        found["outages"] = (
+            None
+            if outages is None
+            else {
+                "what": outages.what,
+                "mean_up_s": outages.mean_up_s,
+                "mean_down_s": outages.mean_down_s,
+            }
+        )
         return {k: None if v == math.inf else v for k, v in found.items()}

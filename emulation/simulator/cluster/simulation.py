@@ -230,9 +230,11 @@ class Simulation:
             gpus |= 1 << gpu if 0 <= gpu < size else 0
         if task.state is not State.WAITING:
             raise BadInput(f"job {task.job.view.name} cannot be started: it is {task.state}")
-        if gpus.bit_count() != len(ring) or len(ring) != task.workers or (
-            gpus & self.occupancy.occupied
-        ):  # fmt: skip
+        if (
+            gpus.bit_count() != len(ring)
+            or len(ring) != task.workers
+            or (gpus & self.occupancy.occupied)
+        ):
             raise BadInput(
                 f"job {task.job.view.name} cannot run on GPUs {list(ring)[:20]}: expected "
                 f"{task.workers} different free ones of 0 to {size - 1}",

@@ -96,8 +96,10 @@ def _ray(engine: Engine) -> Iterator[Any]:
         if engine.address is None:
             # Without an address Ray would join any cluster that it finds a trace of.
             options |= {
-                "address": "local", "num_cpus": engine.count, "include_dashboard": False,
-            }  # fmt: skip
+                "address": "local",
+                "num_cpus": engine.count,
+                "include_dashboard": False,
+            }
         else:
             options["address"] = engine.address
         try:

@@ -32,8 +32,10 @@ class Failures:
     def __post_init__(self) -> None:
         for mean_s in (self.mean_up_s, self.mean_down_s):
             if not (math.isfinite(mean_s) and mean_s > 0):
-                raise BadInput(f"servers cannot work or be broken for {mean_s} s in the mean: "
-                               "expected more than 0 s")  # fmt: skip
+                raise BadInput(
+                    f"servers cannot work or be broken for {mean_s} s in the mean: "
+                    "expected more than 0 s"
+                )
 
     def events(
         self, rng: np.random.Generator, servers: int, horizon_s: float

@@ -132,10 +132,14 @@ def _blocks(ramp: Ramp, count: int) -> tuple[Block, ...]:
         for c in range(groups - shape[0] + 1):
             for r in range(racks - shape[1] + 1):
                 for s in range(servers - shape[2] + 1):
-                    add([
-                        ramp.server(c + i, r + j, s + k)
-                        for i in range(shape[0]) for j in range(shape[1]) for k in range(shape[2])
-                    ])  # fmt: skip
+                    add(
+                        [
+                            ramp.server(c + i, r + j, s + k)
+                            for i in range(shape[0])
+                            for j in range(shape[1])
+                            for k in range(shape[2])
+                        ]
+                    )
 
     for shape in block_shapes(count, ramp.shape):
         scan(shape)

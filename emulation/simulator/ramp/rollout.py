@@ -64,8 +64,10 @@ class LookAhead:
 
     def __post_init__(self) -> None:
         if self.futures < 1 or self.arrivals < 1:
-            raise BadInput(f"cannot look ahead with {self.futures} futures of {self.arrivals} "
-                           "arrivals: expected at least 1 of each")  # fmt: skip
+            raise BadInput(
+                f"cannot look ahead with {self.futures} futures of {self.arrivals} "
+                "arrivals: expected at least 1 of each"
+            )
         if not (math.isfinite(self.unfinished) and self.unfinished >= 0):
             raise BadInput(f"unfinished is {self.unfinished}: expected 0 or more")
 
@@ -230,10 +232,12 @@ class RollOut:
         found = []
         for each in seeds:
             jobs = self._jobs(scenario, each)
-            found.append(tuple(
-                [(job_s, self.options(graph, limit_s, rule)) for job_s, graph, limit_s in jobs]
-                for rule in self.rules
-            ))  # fmt: skip
+            found.append(
+                tuple(
+                    [(job_s, self.options(graph, limit_s, rule)) for job_s, graph, limit_s in jobs]
+                    for rule in self.rules
+                )
+            )
         return found
 
     def _jobs(self, scenario: Scenario, seed: int) -> list[tuple[float, int, float]]:
@@ -241,9 +245,14 @@ class RollOut:
         wanted, horizon_s = self.look.arrivals, scenario.horizon_s / 16
         while True:
             jobs = draw_jobs(
-                scenario.workloads, scenario.law, scenario.arrivals, horizon_s, None, seed,
+                scenario.workloads,
+                scenario.law,
+                scenario.arrivals,
+                horizon_s,
+                None,
+                seed,
                 scenario.mix,
-            )  # fmt: skip
+            )
             later = [(j.arrived_s, j.graph, j.limit_s) for j in jobs if j.arrived_s > EPSILON_S]
             if len(later) >= wanted:
                 return later[:wanted]

@@ -47,9 +47,11 @@ class Scenario:
             raise BadInput(f"replication is {self.replication}: expected 1 or more")
         if self.mix is not None:
             models = len(self.workloads.names)
-            if self.replication is not None or len(self.mix) != models or not (
-                min(self.mix) >= 0 and 0 < sum(self.mix) < math.inf
-            ):  # fmt: skip
+            if (
+                self.replication is not None
+                or len(self.mix) != models
+                or not (min(self.mix) >= 0 and 0 < sum(self.mix) < math.inf)
+            ):
                 raise BadInput(
                     f"the job mix is {self.mix}: expected a share of 0 or more for each of "
                     f"{models} models, not all 0, and no replication"
@@ -58,18 +60,24 @@ class Scenario:
     def jobs(self, seed: int) -> list[Job]:
         """The jobs of the episode with this seed."""
         return draw_jobs(
-            self.workloads, self.law, self.arrivals, self.horizon_s, self.replication, seed,
+            self.workloads,
+            self.law,
+            self.arrivals,
+            self.horizon_s,
+            self.replication,
+            seed,
             self.mix,
-        )  # fmt: skip
+        )
 
     def views(self, jobs: Sequence[Job]) -> tuple[JobView, ...]:
         """The jobs as policies see them; each is called by its number."""
         graphs, expected = self.workloads.graphs, self.workloads.expected(self.rule)
         return tuple(
-            JobView(str(number), 0, graphs[graph], arrived_s, alone_s, beta, limit_s,
-                    expected[graph])
+            JobView(
+                str(number), 0, graphs[graph], arrived_s, alone_s, beta, limit_s, expected[graph]
+            )
             for number, graph, beta, alone_s, limit_s, arrived_s in jobs
-        )  # fmt: skip
+        )
 
     def server_events(self, seed: int) -> tuple[ServerEvent, ...]:
         """Which servers break and are mended in the episode with this seed."""

@@ -97,9 +97,7 @@ class _Step:
         edges, splits, sizes = self.graph.training.edges, self.graph.splits, self.graph.edge_bytes
         ends = {end for number in numbers for end in edges[number]}
         cells = {server for end in ends for server in self.servers[end]}
-        size = sum(
-            float(sizes[n]) * splits[edges[n][0]] * splits[edges[n][1]] for n in numbers
-        )  # fmt: skip
+        size = sum(float(sizes[n]) * splits[edges[n][0]] * splits[edges[n][1]] for n in numbers)
         return self._all_reduce_s(size, cells)
 
     def _all_reduce_s(self, size: float, cells: set[int]) -> float:

@@ -82,8 +82,9 @@ def _read_pai_tables(path: Path, text: str, into: Gathering) -> None:
     if looks_like(first, JOB_COLUMNS):
         tasks = path.with_name(TASK_TABLE)
         if not tasks.is_file():
-            raise into.refuse(1, f"the job table says nothing of GPUs: expected {TASK_TABLE} "
-                                 "beside it")  # fmt: skip
+            raise into.refuse(
+                1, f"the job table says nothing of GPUs: expected {TASK_TABLE} beside it"
+            )
         into.file = str(tasks)
         read_tables(_text(tasks), (str(path), text), into)
         return

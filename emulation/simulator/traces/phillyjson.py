@@ -71,15 +71,18 @@ def _attempt(attempt: Any, number: int) -> tuple[float, int]:
     """How long it lasted, in seconds, and how many GPUs it held."""
     if not isinstance(attempt, dict):
         raise Wrong(f"attempt {number} is no object", "attempt unreadable")
-    start, end = (_moment(attempt, key, f"attempt {number}: ") for key in
-                  ("start_time", "end_time"))  # fmt: skip
+    start, end = (
+        _moment(attempt, key, f"attempt {number}: ") for key in ("start_time", "end_time")
+    )
     if end < start:
         raise Wrong(f"attempt {number} ends before it starts", "attempt ends before it starts")
     try:
         held = sum(len(server["gpus"]) for server in attempt["detail"])
     except (KeyError, TypeError):
-        raise Wrong(f"attempt {number}: expected 'detail' with the 'gpus' of each server",
-                    "attempt unreadable") from None  # fmt: skip
+        raise Wrong(
+            f"attempt {number}: expected 'detail' with the 'gpus' of each server",
+            "attempt unreadable",
+        ) from None
     return end - start, held
 
 

@@ -68,8 +68,9 @@ def read_table(text: str, layout: Layout, into: Gathering) -> None:
                 1, f"column {column!r} {fault}: the columns are {', '.join(header) or 'none'}"
             )
     place = {column: number for number, column in enumerate(header)}
-    submitted, lasted, wanted = (place[each] for each in
-                                 (layout.submitted, layout.duration, layout.gpus))  # fmt: skip
+    submitted, lasted, wanted = (
+        place[each] for each in (layout.submitted, layout.duration, layout.gpus)
+    )
     name = place[layout.name] if layout.name else -1
     cluster = place.get(layout.cluster or "", -1)
     instances = place[layout.instances] if layout.instances else -1
@@ -88,9 +89,14 @@ def read_table(text: str, layout: Layout, into: Gathering) -> None:
             at = lasted
             long = duration(row[at], layout.duration)
             at = wanted
-            count = gpus(row[at], layout.gpus) if instances < 0 else some_gpus(
-                math.ceil(share(row[at], layout.gpus) * share(row[instances], "num_inst")),
-                "num_gpu × num_inst")  # fmt: skip
+            count = (
+                gpus(row[at], layout.gpus)
+                if instances < 0
+                else some_gpus(
+                    math.ceil(share(row[at], layout.gpus) * share(row[instances], "num_inst")),
+                    "num_gpu × num_inst",
+                )
+            )
             at = max(name, 0)
             called = row[name] if name >= 0 else f"row-{rows.line_num}"
             if not called:
@@ -101,9 +107,11 @@ def read_table(text: str, layout: Layout, into: Gathering) -> None:
 
 
 def read_rows(
-    text: str, columns: Sequence[str], take: Callable[[int, dict[str, str]], None],
+    text: str,
+    columns: Sequence[str],
+    take: Callable[[int, dict[str, str]], None],
     bad: Callable[[int, Wrong], None],
-) -> None:  # fmt: skip
+) -> None:
     """Give each row of a table, with or without a header, and its line to ``take``.
 
     A row of another width goes to ``bad``.
@@ -113,10 +121,13 @@ def read_rows(
         if not row or (rows.line_num == 1 and row == list(columns)):
             continue
         if len(row) != len(columns):
-            bad(rows.line_num, Wrong(
-                f"{len(row)} values, expected {len(columns)}: {', '.join(columns)}",
-                "wrong number of values",
-            ))  # fmt: skip
+            bad(
+                rows.line_num,
+                Wrong(
+                    f"{len(row)} values, expected {len(columns)}: {', '.join(columns)}",
+                    "wrong number of values",
+                ),
+            )
             continue
         take(rows.line_num, dict(zip(columns, row, strict=True)))
 

@@ -113,9 +113,13 @@ class _Bars:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("iterations"), TimeElapsedColumn(), console=console,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("iterations"),
+            TimeElapsedColumn(),
+            console=console,
+        )
         self._shown: AbstractContextManager[object] = (
             self._progress if console.is_terminal else nullcontext()
         )

@@ -45,9 +45,14 @@ def list_graphs(as_json: bool) -> None:
     table = new_table("name", "from", "operations", "forward", "backward", "weights", "batch")
     for name, each in found.items():
         table.add_row(
-            name, _origin(each), str(len(each.operations)), _ms(each.forward_ms),
-            _ms(each.backward_ms), _size(each.parameter_bytes), str(each.batch or ""),
-        )  # fmt: skip
+            name,
+            _origin(each),
+            str(len(each.operations)),
+            _ms(each.forward_ms),
+            _ms(each.backward_ms),
+            _size(each.parameter_bytes),
+            str(each.batch or ""),
+        )
     console().print(table)
 
 
@@ -179,11 +184,14 @@ def _operations(found: ComputationGraph) -> Table:
     table = new_table("operation", "kind", "forward", "backward", "output", "weights", "fed by")
     for operation, parents in zip(found.operations, found.parents, strict=True):
         table.add_row(
-            escape(operation.name), escape(operation.kind), _ms(operation.forward_ms),
-            _ms(operation.backward_ms), _size(operation.activation_bytes),
+            escape(operation.name),
+            escape(operation.kind),
+            _ms(operation.forward_ms),
+            _ms(operation.backward_ms),
+            _size(operation.activation_bytes),
             _size(operation.parameter_bytes),
             escape(", ".join(found.operations[place].name for place in parents)),
-        )  # fmt: skip
+        )
     for column in table.columns[2:6]:
         column.justify, column.no_wrap = "right", True
     return table
@@ -191,11 +199,16 @@ def _operations(found: ComputationGraph) -> Table:
 
 def _totals(found: ComputationGraph) -> dict[str, Any]:
     return {
-        "origin": found.origin, "device": found.device, "batch": found.batch,
-        "operations": len(found.operations), "edges": len(found.edges),
-        "forward_ms": found.forward_ms, "backward_ms": found.backward_ms,
-        "activation_bytes": found.activation_bytes, "parameter_bytes": found.parameter_bytes,
-    }  # fmt: skip
+        "origin": found.origin,
+        "device": found.device,
+        "batch": found.batch,
+        "operations": len(found.operations),
+        "edges": len(found.edges),
+        "forward_ms": found.forward_ms,
+        "backward_ms": found.backward_ms,
+        "activation_bytes": found.activation_bytes,
+        "parameter_bytes": found.parameter_bytes,
+    }
 
 
 def _origin(found: ComputationGraph) -> str:

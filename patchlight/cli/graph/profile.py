@@ -69,9 +69,14 @@ def profile(
     loaded = load_model(model, batch, device)
     with _Bar(loaded.name) as bar:
         found = measure(
-            loaded.model, loaded.inputs, loaded.name, device=device, repeats=repeat,
-            batch=loaded.batch, progress=bar,
-        )  # fmt: skip
+            loaded.model,
+            loaded.inputs,
+            loaded.name,
+            device=device,
+            repeats=repeat,
+            batch=loaded.batch,
+            progress=bar,
+        )
     if output is None:
         click.echo(graph_to_json(found), nl=False)
         return
@@ -91,9 +96,13 @@ class _Bar:
 
         console = Console(stderr=True)
         self._progress = Progress(
-            TextColumn("measuring {task.description}"), BarColumn(), MofNCompleteColumn(),
-            console=console, transient=True, disable=not console.is_terminal,
-        )  # fmt: skip
+            TextColumn("measuring {task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
         self._name = name
         self._task = self._progress.add_task(name, total=None)
 

@@ -23,25 +23,33 @@ def emulate() -> None:
 @emulate.command()
 @click.argument("lab")
 @click.option(
-    "--scale", type=float, default=1.0, show_default=True,
+    "--scale",
+    type=float,
+    default=1.0,
+    show_default=True,
     help="Divide every rate by this, and the bytes of jobs alike, so that times stay true.",
-)  # fmt: skip
+)
 @click.option("--name", help="Call it otherwise than the lab file does.")
 @click.option("--replace", is_flag=True, help="Remove a lab of that name first.")
 @click.option("--no-controller", is_flag=True, help="Switches learn addresses by themselves.")
 @click.option(
-    "--agents/--no-agents", default=None,
+    "--agents/--no-agents",
+    default=None,
     help="Run an agent on each server. [default: for a controller, up to 16 servers]",
-)  # fmt: skip
+)
 @click.option(
-    "--workers", type=click.Choice(["auto", "docker", "process"]), default="auto",
-    show_default=True, help="What the agents run workers as.",
-)  # fmt: skip
+    "--workers",
+    type=click.Choice(["auto", "docker", "process"]),
+    default="auto",
+    show_default=True,
+    help="What the agents run workers as.",
+)
 @click.option("--engine", type=click.Choice(["ryu", "os-ken"]), help="The OpenFlow engine.")
 @click.option(
-    "--fabric", type=click.Choice(["openvswitch", "bridge"]),
+    "--fabric",
+    type=click.Choice(["openvswitch", "bridge"]),
     help="What packet switches are made of. [default: as the lab file says]",
-)  # fmt: skip
+)
 @policy_options
 def up(
     lab: str,
@@ -71,8 +79,10 @@ def up(
     called = emulated.lab.name
     hosts = emulated.lab.hosts
     if len(hosts) > 1:
-        _say(f"try: patchlight emulate exec --lab {called} {hosts[0].name} -- "
-             f"ping -c 1 {hosts[-1].nic.address}")  # fmt: skip
+        _say(
+            f"try: patchlight emulate exec --lab {called} {hosts[0].name} -- "
+            f"ping -c 1 {hosts[-1].nic.address}"
+        )
 
 
 def _interrupt(*_: object) -> None:

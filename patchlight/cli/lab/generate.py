@@ -39,13 +39,19 @@ _per_switch = click.option(
     help="How many hosts each switch with hosts has.",
 )
 _rate = click.option(
-    "--rate", "rate_bps", type=_Rate(), help="Rate of the hosts' links, like 10Gbps.",
+    "--rate",
+    "rate_bps",
+    type=_Rate(),
+    help="Rate of the hosts' links, like 10Gbps.",
     show_default="no limit",
-)  # fmt: skip
+)
 _uplink_rate = click.option(
-    "--uplink-rate", "uplink_rate_bps", type=_Rate(), show_default="no limit",
+    "--uplink-rate",
+    "uplink_rate_bps",
+    type=_Rate(),
+    show_default="no limit",
     help="Rate of the links between switches, like 40Gbps.",
-)  # fmt: skip
+)
 
 
 def _common(command: F) -> F:

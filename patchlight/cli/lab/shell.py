@@ -54,8 +54,10 @@ class LabShell:
         interactive = sys.stdin.isatty()
         if interactive:
             self._complete_names()
-            click.echo(f"lab {self._lab.lab.name}: {len(self._lab.hosts)} hosts; help lists "
-                       "what can be typed")  # fmt: skip
+            click.echo(
+                f"lab {self._lab.lab.name}: {len(self._lab.hosts)} hosts; help lists "
+                "what can be typed"
+            )
         for line in self._lines(interactive):
             try:
                 words = shlex.split(line)

@@ -53,9 +53,13 @@ _NAME = "ocs1"
     "--driver", required=True, metavar="DRIVER", help=f"One of {', '.join(PROTOCOL_SERVERS)}."
 )
 @click.option(
-    "--ports", type=click.IntRange(1, MOST_CIRCUIT_PORTS), default=32, show_default=True,
-    metavar="N", help="Ports on each side.",
-)  # fmt: skip
+    "--ports",
+    type=click.IntRange(1, MOST_CIRCUIT_PORTS),
+    default=32,
+    show_default=True,
+    metavar="N",
+    help="Ports on each side.",
+)
 @click.option(
     "--listen", metavar="HOST:PORT", help="Port 0: any. [default: 127.0.0.1, the vendor's port]"
 )
@@ -98,9 +102,8 @@ def emulate(
     connects to HOST:PORT, again and again, rather than listen there.
     """
     if driver not in PROTOCOL_SERVERS:
-        raise BadInput(
-            f"no emulated switch speaks {driver!r}: {nearest(driver, PROTOCOL_SERVERS, 'there are')}"
-        )
+        known = nearest(driver, PROTOCOL_SERVERS, "there are")
+        raise BadInput(f"no emulated switch speaks {driver!r}: {known}")
     if viewers and driver in WITHOUT_USERS:
         raise BadInput(f"nobody logs in to a {driver}: leave out --viewer")
     if conflict_time is not None and driver not in MAKE_ROOM:
@@ -109,9 +112,11 @@ def emulate(
         if not folder.is_dir():
             raise BadInput(f"{folder} is no directory")
     initial = PortMap.of(
-        c for text in (circuits or "").split(",") if text.strip()
+        c
+        for text in (circuits or "").split(",")
+        if text.strip()
         for c in parse_cross_connects(text)
-    )  # fmt: skip
+    )
     initial.check(ports)
     password = _password(password_env)
     address = listen or f"127.0.0.1:{_DEVICES[driver][0]}"
@@ -155,18 +160,24 @@ def _say(switch: CircuitSwitch, host: str, port: int, control: Path | None) -> N
     password = f", password_env: {switch.password_env}" if switch.password_env else ""
     shown = f"[{host}]" if ":" in host else host
     where = "and connects to" if switch.driver == "openflow" else "at"
-    click.echo(f"an emulated switch of {switch.ports} ports speaks {switch.driver} {where} "
-               f"{shown}:{port}; Ctrl-C ends it")  # fmt: skip
+    click.echo(
+        f"an emulated switch of {switch.ports} ports speaks {switch.driver} {where} "
+        f"{shown}:{port}; Ctrl-C ends it"
+    )
     if line := by_hand(switch, host, port):
         click.echo(f"by hand:     {line}")
     more = f", datapath_id: {switch.datapath_id:#x}" if switch.datapath_id else ""
-    click.echo(f"lab file:    {{name: bench, circuit_switches: [{{name: {switch.name}, "
-               f'driver: {switch.driver}, address: "{shown}:{port}", ports: {switch.ports}, '
-               f"user: {switch.user}{password}{more}}}]}}")  # fmt: skip
+    click.echo(
+        f"lab file:    {{name: bench, circuit_switches: [{{name: {switch.name}, "
+        f'driver: {switch.driver}, address: "{shown}:{port}", ports: {switch.ports}, '
+        f"user: {switch.user}{password}{more}}}]}}"
+    )
     click.echo("with it:     patchlight ocs show --lab FILE --direct")
     if control is not None:
-        click.echo(f"faults:      patchlight ocs fault {shlex.quote(str(control))} "
-                   "'{\"refuse_next\": \"busy\"}'")  # fmt: skip
+        click.echo(
+            f"faults:      patchlight ocs fault {shlex.quote(str(control))} "
+            '\'{"refuse_next": "busy"}\''
+        )
 
 
 def by_hand(switch: CircuitSwitch, host: str, port: int) -> str:

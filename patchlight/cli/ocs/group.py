@@ -19,8 +19,11 @@ def ocs() -> None:
 
 
 for command in (
-    *view.COMMANDS, *watch.COMMANDS, *change.COMMANDS, *guard.COMMANDS,
-):  # fmt: skip
+    *view.COMMANDS,
+    *watch.COMMANDS,
+    *change.COMMANDS,
+    *guard.COMMANDS,
+):
     ocs.add_command(command)
 ocs.add_command(emulate.emulate)
 ocs.add_command(fault.fault)

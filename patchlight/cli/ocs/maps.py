@@ -72,8 +72,9 @@ def _yaml_rows(path: str, text: str, lab: Lab) -> list[_Row]:
             raise BadInput(
                 f'{path}: {ocs or "the list"}: expected a list of texts, like [1-7, 2>8, "3:17"]'
             )
-        rows += [(f"{path}: {ocs or 'item'} {n}", str(ocs), p, False)
-                 for n, p in enumerate(pairs, 1)]  # fmt: skip
+        rows += [
+            (f"{path}: {ocs or 'item'} {n}", str(ocs), p, False) for n, p in enumerate(pairs, 1)
+        ]
         if not pairs:
             rows.append((f"{path}: {ocs}", str(ocs), None, False))
     return rows

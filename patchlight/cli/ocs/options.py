@@ -60,9 +60,7 @@ class Target:
         if needs is not None and not callable(needs):
             names = [self.lab.circuit_switch(name).name for name in needs]
             needs = (lambda _: names) if names else None
-        with direct_client(
-            self.lab, self.state_dir, user_name(), needs, talks=talks
-        ) as client:  # fmt: skip
+        with direct_client(self.lab, self.state_dir, user_name(), needs, talks=talks) as client:
             yield client
 
 

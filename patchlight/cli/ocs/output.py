@@ -52,9 +52,13 @@ def confirm(preview: Answer, manner: Manner) -> bool:
         names = ", ".join(preview["lost"])
         words = f"{lost} cross-connects of {names} go without others in their place"
         _agree(
-            lambda: click.prompt(f"{words}. Type {names} to go on", err=True, default="",
-                                 show_default=False) == names
-        )  # fmt: skip
+            lambda: (
+                click.prompt(
+                    f"{words}. Type {names} to go on", err=True, default="", show_default=False
+                )
+                == names
+            )
+        )
         asked = True
     return asked
 

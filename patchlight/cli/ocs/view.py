@@ -68,10 +68,15 @@ def list_switches(target: Target, as_json: bool) -> None:
         is_a = row["identity"] or {}
         device = " ".join(filter(None, (is_a.get(k) for k in ("vendor", "model", "software"))))
         table.add_row(
-            row["name"], row["driver"], row["address"], str(row["ports"]),
-            f"{row['switching_time_s'] * 1e3:g} ms", reachable, _alarms_of(row),
+            row["name"],
+            row["driver"],
+            row["address"],
+            str(row["ports"]),
+            f"{row['switching_time_s'] * 1e3:g} ms",
+            reachable,
+            _alarms_of(row),
             device or (row["words"] if row["reachable"] else ""),
-        )  # fmt: skip
+        )
     console().print(table)
 
 
@@ -148,10 +153,12 @@ def _print_light(
     for name, answer in found.items():
         if name in asked:
             answer["circuits"] = [
-                row for row in answer["circuits"]
-                if any((name, int(port)) in (ports or ()) for port in
-                       row["cross_connect"].split(">"))
-            ]  # fmt: skip
+                row
+                for row in answer["circuits"]
+                if any(
+                    (name, int(port)) in (ports or ()) for port in row["cross_connect"].split(">")
+                )
+            ]
     if as_json:
         print_json(found)
         return found
@@ -161,10 +168,15 @@ def _print_light(
     for name, answer in found.items():
         for row in answer["circuits"]:
             table.add_row(
-                name, row["cross_connect"], _dbm(row["in_dbm"]), _dbm(row["out_dbm"]),
-                _dbm(row["expected_dbm"]), _dbm(row["baseline_dbm"]),
-                row["words"] or row["verdict"], row["source"] or "",
-            )  # fmt: skip
+                name,
+                row["cross_connect"],
+                _dbm(row["in_dbm"]),
+                _dbm(row["out_dbm"]),
+                _dbm(row["expected_dbm"]),
+                _dbm(row["baseline_dbm"]),
+                row["words"] or row["verdict"],
+                row["source"] or "",
+            )
     console().print(table)
     for name, answer in found.items():
         for port, state in answer["ports"].items():
@@ -216,8 +228,10 @@ def verify(switches: tuple[str, ...], accept: bool, target: Target, as_json: boo
         kinds = Counter(row["verdict"] for answer in found.values() for row in answer["circuits"])
         degraded = f", {kinds['degraded']} degraded" if kinds["degraded"] else ""
         what = "circuit" if kinds["ok"] == 1 else "circuits"
-        click.echo(f"{kinds['ok']} {what} verified{degraded}, {kinds['unverified']} unverified, "
-                   "none failed")  # fmt: skip
+        click.echo(
+            f"{kinds['ok']} {what} verified{degraded}, {kinds['unverified']} unverified, "
+            "none failed"
+        )
 
 
 @click.command()
@@ -250,13 +264,18 @@ def history(
         what = ", ".join(
             f"{ocs} −{len(c['breaks'])} +{len(c['makes'])}" for ocs, c in row["changes"].items()
         )
-        came_to = row["state"] if row["state"] == "committed" else (
-            f"{row['state']}: {row['message']}"
-        )  # fmt: skip
+        came_to = (
+            row["state"] if row["state"] == "committed" else (f"{row['state']}: {row['message']}")
+        )
         table.add_row(
-            str(row["id"]), when(row["started_at"]), row.get("by", ""), row.get("origin", ""),
-            what or "nothing", came_to, row["why"],
-        )  # fmt: skip
+            str(row["id"]),
+            when(row["started_at"]),
+            row.get("by", ""),
+            row.get("origin", ""),
+            what or "nothing",
+            came_to,
+            row["why"],
+        )
     console().print(table)
 
 

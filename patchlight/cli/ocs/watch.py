@@ -27,8 +27,13 @@ _CIRCUIT_EVENTS = {
 
 @click.command()
 @switches_argument
-@click.option("--listen", "listen_s", type=click.FloatRange(min=0), metavar="SECONDS",
-              help="First listen so long [default: 0; with --direct 2].")  # fmt: skip
+@click.option(
+    "--listen",
+    "listen_s",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="First listen so long [default: 0; with --direct 2].",
+)
 @target_options
 @json_option
 def alarms(
@@ -54,9 +59,13 @@ def alarms(
         table = new_table("when", "OCS", "severity", "standing", "about", "words")
         for row in rows:
             table.add_row(
-                when(row["at"]), row["ocs"], row["severity"], "yes" if row["standing"] else "",
-                row["subject"], row["words"],
-            )  # fmt: skip
+                when(row["at"]),
+                row["ocs"],
+                row["severity"],
+                "yes" if row["standing"] else "",
+                row["subject"],
+                row["words"],
+            )
         console().print(table)
     say_unreachable({row["ocs"]: {"unreachable": row["message"]} for row in silent})
 

@@ -33,11 +33,15 @@ def of_partition(
     from patchlight.emulation.simulator.executors import Engine
 
     wishes = ExperimentOptions(
-        seeds=len(seeds), first_seed=seeds.start, laws=tuple(laws) or ("A",), rules=(rule,),
-        policies=tuple(names), profiles=profiles,
+        seeds=len(seeds),
+        first_seed=seeds.start,
+        laws=tuple(laws) or ("A",),
+        rules=(rule,),
+        policies=tuple(names),
+        profiles=profiles,
         engine=Engine("processes", processes),
         variation=Variation.parse(ramp, arrivals, mix, failures),
-    )  # fmt: skip
+    )
     found = run_policies(wishes)
     given = {"ramp": ramp, "arrivals": arrivals, "mix": mix, "failures": failures}
     varied = {what: text for what, text in given.items() if text is not None}
@@ -65,11 +69,14 @@ def as_table(found: Sequence[dict[str, Any]]) -> Table:
     for row in found:
         rate, spread = row["blocking_rate"], row["ci95"]
         table.add_row(
-            row["policy"], row["law"],
+            row["policy"],
+            row["law"],
             "–" if rate is None else f"{rate:.4f}" + (f" ± {spread:.4f}" if spread else ""),
-            _number(row["jct_mean_s"], "{:.0f}"), _number(row["mean_degree"], "{:.1f}"),
-            _number(row["decisions_per_s"], "{:,.0f}"), str(row["faults"]["count"] or ""),
-        )  # fmt: skip
+            _number(row["jct_mean_s"], "{:.0f}"),
+            _number(row["mean_degree"], "{:.1f}"),
+            _number(row["decisions_per_s"], "{:,.0f}"),
+            str(row["faults"]["count"] or ""),
+        )
     return table
 
 

@@ -64,9 +64,14 @@ def list_policies(kind: Any, as_json: bool) -> None:
 
     rows = []
     for found in policies(kind):
-        row: dict[str, Any] = {"kind": found.kind, "name": found.name, "origin": found.origin,
-                               "about": "", "parameters": [],
-                               "default": DEFAULTS[found.kind] == found.name}  # fmt: skip
+        row: dict[str, Any] = {
+            "kind": found.kind,
+            "name": found.name,
+            "origin": found.origin,
+            "about": "",
+            "parameters": [],
+            "default": DEFAULTS[found.kind] == found.name,
+        }
         try:
             row["about"], row["parameters"] = (
                 found.about.replace("``", ""),
@@ -104,11 +109,16 @@ def show(name: str, as_json: bool) -> None:
     as_data = card_as_data(card) if card is not None else None
     place, first_line = _source(found.factory)
     answer = {
-        "kind": found.kind, "name": found.name, "origin": found.origin,
-        "method": METHODS[found.kind], "parameters": found.parameters_in_words,
-        "given": dict(found.given), "documentation": found.documentation,
-        "source": place and f"{place}:{first_line}", "card": as_data,
-    }  # fmt: skip
+        "kind": found.kind,
+        "name": found.name,
+        "origin": found.origin,
+        "method": METHODS[found.kind],
+        "parameters": found.parameters_in_words,
+        "given": dict(found.given),
+        "documentation": found.documentation,
+        "source": place and f"{place}:{first_line}",
+        "card": as_data,
+    }
     if as_json:
         print_json(answer)
         return
@@ -117,8 +127,9 @@ def show(name: str, as_json: bool) -> None:
     for what in ("parameters", "source"):
         value = answer[what]
         if value:
-            out.print(f"{what}: {', '.join(value) if isinstance(value, list) else value}",
-                      markup=False)  # fmt: skip
+            out.print(
+                f"{what}: {', '.join(value) if isinstance(value, list) else value}", markup=False
+            )
     if found.documentation:
         out.print("\n" + found.documentation, markup=False)
     if as_data is not None:
@@ -148,30 +159,59 @@ def _source(factory: Any) -> tuple[str | None, int]:
 @policy.command()
 @click.argument("names", metavar="POLICY…", nargs=-1, required=True)
 @click.option(
-    "--law", "laws", multiple=True, metavar="LAW",
+    "--law",
+    "laws",
+    multiple=True,
+    metavar="LAW",
     help="Law of what jobs ask for, A to D; may be given again.  [default: A]",
-)  # fmt: skip
-@click.option("--rule", default="ramp-block", show_default=True,
-              help="How operations are placed: ramp-block or ramp-first-fit.")  # fmt: skip
-@click.option("--seeds", type=click.IntRange(min=1), default=5, show_default=True,
-              help="Episodes of each kind.")  # fmt: skip
-@click.option("--first-seed", type=click.IntRange(min=0), default=0, show_default=True,
-              help="Their seeds count from this one.")  # fmt: skip
+)
 @click.option(
-    "--profiles", type=click.Path(path_type=Path),
+    "--rule",
+    default="ramp-block",
+    show_default=True,
+    help="How operations are placed: ramp-block or ramp-first-fit.",
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Episodes of each kind.",
+)
+@click.option(
+    "--first-seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Their seeds count from this one.",
+)
+@click.option(
+    "--profiles",
+    type=click.Path(path_type=Path),
     help="Folder with PipeDream's profiles.  [default: the cache, else built-in ones]",
-)  # fmt: skip
+)
 @click.option("--ramp", metavar="GxRxS", help="Groups × racks × servers.  [default: 4x4x2]")
-@click.option("--arrivals", metavar="HOW:SECONDS",
-              help="When jobs come, like poisson:800.  [default: fixed:1000]")  # fmt: skip
-@click.option("--mix", metavar="MODEL=SHARE,…",
-              help="Which models, like vgg16=3,gnmt=1.  [default: all alike]")  # fmt: skip
-@click.option("--failures", metavar="UP:DOWN",
-              help="Mean times that a server works and is mended, like 30d:4h.")  # fmt: skip
 @click.option(
-    "--trace", type=click.Path(path_type=Path), metavar="FILE",
+    "--arrivals",
+    metavar="HOW:SECONDS",
+    help="When jobs come, like poisson:800.  [default: fixed:1000]",
+)
+@click.option(
+    "--mix",
+    metavar="MODEL=SHARE,…",
+    help="Which models, like vgg16=3,gnmt=1.  [default: all alike]",
+)
+@click.option(
+    "--failures",
+    metavar="UP:DOWN",
+    help="Mean times that a server works and is mended, like 30d:4h.",
+)
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
     help="For placement, order and topology policies: the jobs.",
-)  # fmt: skip
+)
 @click.option("--processes", type=click.IntRange(min=1), help="At a time.  [default: the cores]")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 def evaluate(
@@ -217,8 +257,10 @@ def evaluate(
         simulate.main(arguments, "patchlight simulate", standalone_mode=False)
         return
     if trace is not None:
-        raise BadInput("--trace is for placement, order and topology policies: partition policies "
-                       "run PAC-ML's jobs")  # fmt: skip
+        raise BadInput(
+            "--trace is for placement, order and topology policies: partition policies "
+            "run PAC-ML's jobs"
+        )
     figures = of_partition(
         names, laws, rule, range(first_seed, first_seed + seeds), profiles,
         processes or len(os.sched_getaffinity(0)),

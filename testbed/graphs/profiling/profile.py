@@ -40,11 +40,16 @@ def profile(
     profiler = _Profiler(traced, place, (warm_ups, repeats), progress or _silent)
     profiler.run([each.to(place) for each in inputs])
     return ComputationGraph(
-        name, tuple(profiler.operations), tuple(profiler.edges), profiler.loss, "profiled",
-        device_name(place), batch,
+        name,
+        tuple(profiler.operations),
+        tuple(profiler.edges),
+        profiler.loss,
+        "profiled",
+        device_name(place),
+        batch,
         f"measured with PyTorch {torch.__version__}, each operation by itself: median of "
         f"{repeats} runs after {warm_ups} to warm up",
-    )  # fmt: skip
+    )
 
 
 def _silent(done: int, total: int, what: str) -> None:
@@ -77,9 +82,12 @@ class _Profiler:
     """Goes through a traced model step by step, and measures each step that is an operation."""
 
     def __init__(
-        self, traced: fx.GraphModule, device: torch.device, runs: tuple[int, int],
+        self,
+        traced: fx.GraphModule,
+        device: torch.device,
+        runs: tuple[int, int],
         progress: Progress,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.traced, self.progress = traced, progress
         self.warm_ups, self.repeats = runs
         self.clock = clock_of(device)

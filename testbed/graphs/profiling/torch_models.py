@@ -81,13 +81,19 @@ class TorchLayers(Layers):
         """As ``Layers``."""
         if kind not in _POINTWISE:
             raise BadInput(f"no PyTorch module is known for the layer {kind!r}")
-        return self._keep(super().pointwise(kind, *inputs, flops=flops), _POINTWISE[kind](),
-                          *inputs)  # fmt: skip
+        return self._keep(
+            super().pointwise(kind, *inputs, flops=flops), _POINTWISE[kind](), *inputs
+        )
 
     def convolution(
-        self, x: Tensor, outputs: int, kernel: int, stride: int = 1, padding: int = 0,
+        self,
+        x: Tensor,
+        outputs: int,
+        kernel: int,
+        stride: int = 1,
+        padding: int = 0,
         bias: bool = True,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """As ``Layers``."""
         module = nn.Conv2d(x.shape[0], outputs, kernel, stride, padding, bias=bias)
         return self._keep(super().convolution(x, outputs, kernel, stride, padding, bias), module, x)

@@ -69,12 +69,15 @@ def _from_function(file: Path, function: str, batch: int | None) -> Loaded:
         and inputs
         and all(isinstance(each, torch.Tensor) for each in inputs)
     ):
-        raise BadInput(f"{what} gave {type(given).__name__}, not a model and inputs",
-                       hint=_EXPECTED)  # fmt: skip
+        raise BadInput(
+            f"{what} gave {type(given).__name__}, not a model and inputs", hint=_EXPECTED
+        )
     samples = inputs[0].shape[0] if inputs[0].dim() else 1
     if batch is not None and samples != batch:
-        raise BadInput(f"{what} was told to take a batch of {batch}; its first input holds "
-                       f"{samples}", hint=_EXPECTED)  # fmt: skip
+        raise BadInput(
+            f"{what} was told to take a batch of {batch}; its first input holds {samples}",
+            hint=_EXPECTED,
+        )
     return Loaded(f"{file.stem}:{function}", model, tuple(inputs), samples)
 
 
@@ -91,8 +94,9 @@ def _function(file: Path, name: str) -> Callable[..., Any]:
     found = getattr(module, name, None)
     if not callable(found):
         functions = [n for n, value in vars(module).items() if inspect.isfunction(value)]
-        raise BadInput(f"{file} has no function {name!r}: {nearest(name, functions)}",
-                       hint=_EXPECTED)  # fmt: skip
+        raise BadInput(
+            f"{file} has no function {name!r}: {nearest(name, functions)}", hint=_EXPECTED
+        )
     return found  # type: ignore[no-any-return]
 
 

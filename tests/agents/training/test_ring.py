@@ -107,9 +107,14 @@ def test_a_peer_of_another_job_is_refused_with_what_it_said() -> None:
 )
 def test_a_wrong_task_is_refused(change: dict[str, object], words: str) -> None:
     right = {
-        "id": "w", "job": "j", "rank": 0, "iterations": 1, "gradient_bytes": 10, "compute_s": 0.0,
+        "id": "w",
+        "job": "j",
+        "rank": 0,
+        "iterations": 1,
+        "gradient_bytes": 10,
+        "compute_s": 0.0,
         "ring": [{"rank": r, "address": "127.0.0.1", "port": 1 + r} for r in range(2)],
-    }  # fmt: skip
+    }
     assert Task.parse(right).elements == 3
     with pytest.raises(TrainingError, match=words):
         Task.parse({**right, **change})

@@ -32,9 +32,13 @@ def running(tmp_path):
 
 def ask(running, user=None):
     subprocess.run(
-        [sys.executable, "-c", _ASK, running.api], check=True, timeout=30, user=user,
-        cwd="/", env={"PYTHONPATH": os.getcwd(), "HOME": "/"},
-    )  # fmt: skip
+        [sys.executable, "-c", _ASK, running.api],
+        check=True,
+        timeout=30,
+        user=user,
+        cwd="/",
+        env={"PYTHONPATH": os.getcwd(), "HOME": "/"},
+    )
     last = running.client.reconfigurations()[-1]
     return last["by"], last["origin"]
 

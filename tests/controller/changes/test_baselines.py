@@ -38,8 +38,9 @@ def test_a_circuit_with_less_light_than_before_is_degraded_and_stands(tmp_path):
         assert again["verdict"] == "degraded"
         # What is degraded is no reading to go by; the one before still is.
         assert again["baseline_dbm"] == first["baseline_dbm"]
-        tolerant = CircuitOperations(LAB, {"ocs1": it.driver}, it.network, it.network, it.store, 13.0,
-                         Tolerances(3.0, 2.5))  # fmt: skip
+        tolerant = CircuitOperations(
+            LAB, {"ocs1": it.driver}, it.network, it.network, it.store, 13.0, Tolerances(3.0, 2.5)
+        )
         assert row(await tolerant.light("ocs1"), "1>9")["verdict"] == "ok"
         # An operator who knows why takes it for the baseline.
         assert (await plant.accept_light([], "eva"))["ocs1"] > 0

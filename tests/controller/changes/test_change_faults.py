@@ -204,8 +204,10 @@ def test_drift_is_told_and_adopted_or_repaired_only_when_asked(tmp_path):
         await again.begin()
         (event,) = it.store.events()
         assert (event["kind"], event["missing"], event["unknown"]) == (
-            "drift", ["1>7", "7>1"], ["50>51"],
-        )  # fmt: skip
+            "drift",
+            ["1>7", "7>1"],
+            ["50>51"],
+        )
         # A change of other ports adopts nothing of it.
         await again.reconfigurer.change(duplex((100, 101)), "test")
         assert (await again.drift())["ocs1"]["unknown"] == ["50>51"]

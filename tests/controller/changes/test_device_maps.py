@@ -190,10 +190,15 @@ def test_an_unfinished_change_closes_its_other_switches_until_it_is_ended(tmp_pa
     lab = replace(lab, circuit_switches=switches, fibres=fibres)
     store = Store(tmp_path / "state.db")
     both = {"o1": ["1>2"], "o2": ["3>4"]}
-    store.begin_reconfiguration({
-        "why": "x", "started_at": 1.0, "changes": {n: {"breaks": [], "makes": t}
-        for n, t in both.items()}, "before": {"o1": [], "o2": []}, "wanted": both,
-    })  # fmt: skip
+    store.begin_reconfiguration(
+        {
+            "why": "x",
+            "started_at": 1.0,
+            "changes": {n: {"breaks": [], "makes": t} for n, t in both.items()},
+            "before": {"o1": [], "o2": []},
+            "wanted": both,
+        }
+    )
 
     async def go():
         one = {"o1": open_driver(switches[0])}
@@ -243,7 +248,8 @@ def test_a_controller_starts_without_a_switch_and_takes_it_in_when_it_is_there(t
                 time.sleep(0.05)
             assert client.reconfigure({"ocs1": ["7-8"]})["state"] == "committed"
             assert [e["kind"] for e in client.events() if e.get("ocs") == "ocs1"] == [
-                "unreachable", "reachable",
-            ]  # fmt: skip
+                "unreachable",
+                "reachable",
+            ]
     finally:
         controller.stop()

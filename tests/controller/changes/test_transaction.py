@@ -66,9 +66,12 @@ async def bench(tmp_path, **device_options):
         await driver.open()
         network, store = Network(), Store(tmp_path / "controller.db")
         yield Bench(
-            device, driver, network, store,
+            device,
+            driver,
+            network,
+            store,
             Transactions(LAB, {"ocs1": driver}, network, network, store),
-        )  # fmt: skip
+        )
         await driver.close()
 
 

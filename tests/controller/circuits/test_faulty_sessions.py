@@ -111,11 +111,15 @@ async def session(driver_name: str, seed: int) -> str:
     for _ in range(4):
         pairs = [CrossConnect(n, rng.randrange(1, 17)) for n in rng.sample(range(1, 17), 1)]
         operations = (
-            driver.open, driver.identify, driver.read_map, driver.port_states, driver.alarms,
+            driver.open,
+            driver.identify,
+            driver.read_map,
+            driver.port_states,
+            driver.alarms,
             lambda: driver.power([DirectedPort("out", 7)]),
             lambda pairs=pairs: driver.connect(pairs),
             lambda pairs=pairs: driver.disconnect(pairs),
-        )  # fmt: skip
+        )
         began = time.monotonic()
         try:
             await rng.choice(operations)()

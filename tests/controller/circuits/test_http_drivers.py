@@ -28,7 +28,7 @@ from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
 from patchlight.emulation.optical.protocols.certificate import server_context
 from patchlight.emulation.optical.protocols.http_server import Request
-from patchlight.emulation.optical.switch_matrix import Circuit, Reason, Refused
+from patchlight.emulation.optical.switch_matrix import Circuit, Reason, RequestRefused
 from patchlight.emulation.optical.vendors.calient_rest import CalientRestFront
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
@@ -367,7 +367,7 @@ class ParkingFront(CalientRestFront):
 
     async def _activate(self, request: Request) -> dict[str, str]:
         if request.query["conn"] == "1.1.5>1.2.3":
-            raise Refused(Reason.FAILED, port=5)
+            raise RequestRefused(Reason.FAILED, port=5)
         return await super()._activate(request)
 
 

@@ -86,8 +86,11 @@ def test_polatis() -> None:
         assert await driver.read_map() == PortMap.of([(1, 1), (2, 4)])
         states = await driver.port_states()
         assert {str(port): state.condition for port, state in states.items()} == {
-            "in:1": "ready", "in:2": "locked", "out:1": "ready", "out:2": "ready"
-        }  # fmt: skip
+            "in:1": "ready",
+            "in:2": "locked",
+            "out:1": "ready",
+            "out:2": "ready",
+        }
         asked = [DirectedPort("in", 1), DirectedPort("out", 1), DirectedPort("out", 2)]
         assert await driver.power(asked) == {asked[0]: -29.5, asked[1]: -31.2}
         # 16 is no output: nothing may be read into such a line.

@@ -36,9 +36,12 @@ def one(text: str) -> CrossConnect:
 def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("openflow")
     lab = lab_file(
-        folder, driver="openflow", initial=("1-7",), switching_time="5ms",
+        folder,
+        driver="openflow",
+        initial=("1-7",),
+        switching_time="5ms",
         extra=", datapath_id: 0x51",
-    )  # fmt: skip
+    )
     with running(folder, lab, "--no-fabric") as running_device:
         yield running_device
 
@@ -218,9 +221,14 @@ def test_closing_does_not_wait_for_a_switch_that_does_not_come() -> None:
 
     async def go() -> None:
         line = OpenFlowLine(
-            "ocs1", address, 0x51, engine=None, timeout_s=3.0, connect_timeout_s=60.0,
+            "ocs1",
+            address,
+            0x51,
+            engine=None,
+            timeout_s=3.0,
+            connect_timeout_s=60.0,
             heard=lambda event: None,
-        )  # fmt: skip
+        )
         opening = asyncio.create_task(line.open())
         deadline = time.monotonic() + 30
         while line._speaker is None:

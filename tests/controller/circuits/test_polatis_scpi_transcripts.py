@@ -85,8 +85,11 @@ def test_the_captured_answers_are_understood(end: str) -> None:
         assert await driver.read_map() == PortMap.of([(1, 3), (2, 2), (3, 6)])
         states = await driver.port_states()
         assert {str(port): state.condition for port, state in states.items()} == {
-            "in:1": "locked", "in:2": "ready", "out:1": "failed", "out:2": "ready"
-        }  # fmt: skip
+            "in:1": "locked",
+            "in:2": "ready",
+            "out:1": "failed",
+            "out:2": "ready",
+        }
         asked = [DirectedPort("in", 2), DirectedPort("out", 2)]
         assert await driver.power(asked) == {asked[0]: -29.55, asked[1]: None}
         assert await driver.alarms() == ()

@@ -42,8 +42,11 @@ def test_any_cut_gives_the_same_lines(stream: bytes, lengths: list[int]) -> None
 
 def test_the_parts_of_a_line() -> None:
     assert list(units('1;-222,"a;b ""c; d""",5;(@1;2);"";;')) == [
-        "1", '-222,"a;b ""c; d""",5', "(@1;2)", '""'
-    ]  # fmt: skip
+        "1",
+        '-222,"a;b ""c; d""",5',
+        "(@1;2)",
+        '""',
+    ]
     assert channels(" 1, 2,5:7,9:8") == [1, 2, 5, 6, 7, 9, 8]
     assert channels("") == []
     for wrong in ("x", "1,,2", "1:", "1:2:3", "-1", "1:999999999", "²"):

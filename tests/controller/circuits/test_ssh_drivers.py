@@ -38,9 +38,13 @@ def shared(
 ) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("ocs")
     lab = lab_file(
-        folder, driver=request.param, ports=48, initial=("1-7",), switching_time="5ms",
+        folder,
+        driver=request.param,
+        ports=48,
+        initial=("1-7",),
+        switching_time="5ms",
         extra=", password_env: SSH_OCS_PW",
-    )  # fmt: skip
+    )
     with running(folder, lab, "--no-fabric", SSH_OCS_PW="pw") as device:
         yield device
 
@@ -101,9 +105,11 @@ def test_a_wrong_user_or_password_is_refused_and_told_nowhere(
 
 
 def test_the_first_host_key_is_pinned_and_another_one_refused(
-    device: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    device: Running,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     pins = tmp_path / "deep" / "known_hosts"
     monkeypatch.setenv("PATCHLIGHT_KNOWN_HOSTS", str(pins))
 

@@ -135,11 +135,13 @@ def two_switch_lab() -> Lab:
     fibres = [Fibre(Endpoint("sw0", "1"), Endpoint("sw1", "1"))]
     fibres += [Fibre(Endpoint(f"h{i}", "nic0"), Endpoint(f"sw{i}", "2")) for i in (0, 1)]
     return Lab(
-        "test", IPv4Network("10.9.0.0/16"),
+        "test",
+        IPv4Network("10.9.0.0/16"),
         tuple(
             Server(f"h{i}", None, (), (Nic("nic0", address, default_mac(address)),))
             for i, address in enumerate(hosts)
         ),
         tuple(PacketSwitch(f"sw{i}", i + 1, 2) for i in (0, 1)),
-        (), tuple(fibres),
-    )  # fmt: skip
+        (),
+        tuple(fibres),
+    )

@@ -57,10 +57,13 @@ def make_lab(
             fibres.append(Fibre(a, b))
     ocs = CircuitSwitch("ocs", "none", "", 2 * len(ends), initial=PortMap.duplex(pairs))
     return Lab(
-        "test", IPv4Network("10.0.0.0/16"), tuple(servers),
+        "test",
+        IPv4Network("10.0.0.0/16"),
+        tuple(servers),
         tuple(PacketSwitch(f"sw{i}", i + 1, n) for i, n in sorted(used.items())),
-        (ocs,), tuple(fibres),
-    )  # fmt: skip
+        (ocs,),
+        tuple(fibres),
+    )
 
 
 @st.composite

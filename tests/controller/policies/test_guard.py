@@ -143,8 +143,9 @@ def test_a_policy_that_hangs_is_left_alone_until_it_comes_back() -> None:
     assert guard.degree(VIEW, JOB, (0, 1)) == 1
     assert time.monotonic() - began < 5
     assert [fault.reason for fault in faults] == [
-        "no answer within 0.1 s", "it still has not answered an earlier question",
-    ]  # fmt: skip
+        "no answer within 0.1 s",
+        "it still has not answered an earlier question",
+    ]
     come_back.set()
     deadline = time.monotonic() + 10
     while guard.degree(VIEW, JOB, (0, 2, 4)) != 2:

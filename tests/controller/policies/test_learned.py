@@ -46,11 +46,12 @@ def model(
         ),
     ]
     graph = helper.make_graph(
-        nodes, "g",
+        nodes,
+        "g",
         [helper.make_tensor_value_info(name, kind, [1, actions, servers])],
         [helper.make_tensor_value_info(output, kind, [1, actions])],
         constants,
-    )  # fmt: skip
+    )
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     made.ir_version = 8
     return bytes(made.SerializeToString())

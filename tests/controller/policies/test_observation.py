@@ -38,18 +38,24 @@ def shape(ramp: tuple[int, int, int] | None = (2, 2, 1)) -> ClusterShape:
 
 def job(**changes: object) -> JobView:
     given: dict[str, object] = {
-        "name": "j", "graph": GRAPH, "sequential_s": 8000.0, "requirement": 0.6,
-        "limit_s": 4800.0, "expected_s": {1: 8000.0, 2: 4000.0, 4: 2000.0},
-    }  # fmt: skip
+        "name": "j",
+        "graph": GRAPH,
+        "sequential_s": 8000.0,
+        "requirement": 0.6,
+        "limit_s": 4800.0,
+        "expected_s": {1: 8000.0, 2: 4000.0, 4: 2000.0},
+    }
     return JobView(**(given | changes))  # type: ignore[arg-type]
 
 
 def view(**changes: object) -> ClusterView:
     given: dict[str, object] = {
-        "now_s": 1000.0, "shape": shape(), "occupied": 0b0001,
+        "now_s": 1000.0,
+        "shape": shape(),
+        "occupied": 0b0001,
         "running": (Running(3500.0, 0b0001),),
         "preview": lambda job, degree: {1: 0b0010, 2: 0b0110}.get(degree),
-    }  # fmt: skip
+    }
     return ClusterView(**(given | changes))  # type: ignore[arg-type]
 
 

@@ -31,14 +31,22 @@ from patchlight.testbed.wiring import follow_light
 
 
 def cluster(
-    servers: int = 4, gpus: int = 4, racks: int = 2, busy: set[int] | None = None,
-    recent: tuple[JobView, ...] = (), models: tuple[str, ...] = (),
-) -> ClusterView:  # fmt: skip
+    servers: int = 4,
+    gpus: int = 4,
+    racks: int = 2,
+    busy: set[int] | None = None,
+    recent: tuple[JobView, ...] = (),
+    models: tuple[str, ...] = (),
+) -> ClusterView:
     sites = tuple(
-        GpuSite(f"s{n // gpus}.g{n % gpus}", n // gpus, n // gpus * racks // servers,
-                models[n % len(models)] if models else "")
+        GpuSite(
+            f"s{n // gpus}.g{n % gpus}",
+            n // gpus,
+            n // gpus * racks // servers,
+            models[n % len(models)] if models else "",
+        )
         for n in range(servers * gpus)
-    )  # fmt: skip
+    )
     shape = ClusterShape(
         sites, tuple(f"s{n}" for n in range(servers)), tuple(f"r{n}" for n in range(racks))
     )
@@ -101,9 +109,14 @@ def test_fragmentation_aware_keeps_whole_servers_for_jobs_that_want_them() -> No
 
 
 @given(
-    st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**20 - 1),
-    st.integers(1, 12), st.sampled_from(sorted(BUILT_IN["placement"])), st.booleans(),
-)  # fmt: skip
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(0, 2**20 - 1),
+    st.integers(1, 12),
+    st.sampled_from(sorted(BUILT_IN["placement"])),
+    st.booleans(),
+)
 def test_all_answer_with_free_gpus_or_none(
     servers: int, gpus: int, racks: int, occupied: int, workers: int, name: str, one_model: bool
 ) -> None:

@@ -200,8 +200,11 @@ def test_installed_policies(good: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_roll_out_is_installed_and_asks_for_a_scenario() -> None:
-    found = [p for p in importlib.metadata.entry_points(group=registry.GROUP)
-             if p.name == "partition.roll-out"]  # fmt: skip
+    found = [
+        p
+        for p in importlib.metadata.entry_points(group=registry.GROUP)
+        if p.name == "partition.roll-out"
+    ]
     if not found:
         pytest.skip("this installation is older than the entry point: pip install -e . again")
     with pytest.raises(BadInput, match="plans with the simulator"):

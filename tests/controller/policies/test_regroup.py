@@ -97,8 +97,9 @@ def test_a_nic_that_is_locked_stays_and_its_job_comes_to_it():
 
 
 def test_a_job_whose_locked_nics_are_under_different_switches_cannot_be_regrouped():
-    apart = {min(n for n in FOUR if switches_of(LAB.initial_maps, [n]) == {t})
-             for t in ("tor1", "tor2")}  # fmt: skip
+    apart = {
+        min(n for n in FOUR if switches_of(LAB.initial_maps, [n]) == {t}) for t in ("tor1", "tor2")
+    }
     with pytest.raises(CannotRegroup, match="locked or failed ports cannot move"):
         regroup(LAB, LAB.initial_maps, [FOUR], locked=ports_of(*apart))
     with pytest.raises(CannotRegroup, match=r"gpu0: ocs1\.\d+, where its NIC is plugged in, is"):

@@ -70,9 +70,12 @@ def simulate(lab: Lab) -> Simulate:
             change_at = spec.iterations // 2 if wiring == "live" else None
             done = _train(spec, [optical if wiring == "optical" else static, optical], change_at)
             status = JobStatus(
-                f"{spec.name}-id", spec, JobState.DONE, hosts=spec.hosts,
+                f"{spec.name}-id",
+                spec,
+                JobState.DONE,
+                hosts=spec.hosts,
                 iterations_done=spec.iterations,
-            )  # fmt: skip
+            )
             jobs.append(JobRun(status, tuple(done)))
             end = max(i.finished_at for i in done)
             for second in range(int(end - T0) + 4):
@@ -85,7 +88,7 @@ def simulate(lab: Lab) -> Simulate:
                     busy += _overlap(window, (began, began + i.compute_s))
                     moved += _overlap(window, (began + i.compute_s, i.finished_at)) / (
                         i.communication_s
-                    )  # fmt: skip
+                    )
                 n = len(spec.hosts)
                 rx_bps = moved * 2 * (n - 1) / n * spec.gradient_bytes * 8
                 ports += [PortRate(at, host, rx_bps, rx_bps) for host in spec.hosts]

@@ -20,8 +20,10 @@ PATCHLIGHT = [sys.executable, "-m", "patchlight"]
 def experiment(lab: str, output: Path, *options: str) -> dict[str, Any]:
     done = subprocess.run(
         [*PATCHLIGHT, "experiment", "ofc2022", "--name", lab, "--output", str(output), *options],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "completion time lower by" in done.stdout
     assert nothing_of(lab)
@@ -102,8 +104,10 @@ def test_without_root_it_says_what_to_run() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", become_nobody, "experiment", "ofc2022", "--iterations", "6"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert "needs root" in done.stderr
     assert "sudo patchlight experiment ofc2022 --iterations 6" in done.stderr

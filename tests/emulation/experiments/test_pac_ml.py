@@ -32,9 +32,13 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.graphs import builtin_graph
 
 SHORT = ExperimentOptions(
-    seeds=2, quick=True, laws=("A", "D"), rules=("ramp-block",), horizon_s=6e4,
+    seeds=2,
+    quick=True,
+    laws=("A", "D"),
+    rules=("ramp-block",),
+    horizon_s=6e4,
     policies=("constant-8", "random", ROLL_OUT),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(autouse=True)
@@ -61,8 +65,11 @@ def quietly(wishes: ExperimentOptions) -> dict[str, Any]:
 
 
 def without_clocks(result: dict[str, Any]) -> dict[str, Any]:
-    kept = {k: v for k, v in result.items() if k not in
-            ("started_at", "duration_s", "machine", "processes", "engine")}  # fmt: skip
+    kept = {
+        k: v
+        for k, v in result.items()
+        if k not in ("started_at", "duration_s", "machine", "processes", "engine")
+    }
     for laws in kept["rules"].values():
         for cell in laws.values():
             for figures in cell["policies"].values():
@@ -108,8 +115,9 @@ def test_the_report_is_json_tables_and_pictures(tmp_path: Path) -> None:
     assert figures["ci95"] is None
     assert figures["jct_mean_s"] is None
     assert [file.name for file in files[1:]] == [
-        "blocking-ramp-block.png", "completion-ramp-block.png"
-    ]  # fmt: skip
+        "blocking-ramp-block.png",
+        "completion-ramp-block.png",
+    ]
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files[1:])
     assert len(tables_of(nothing)) == 2
     assert not nothing["comparable"]

@@ -88,9 +88,14 @@ def test_reports_are_written_whole(
 ) -> None:
     files = write_report(result, runs, tmp_path / "out")
     assert {f.name for f in files} == {
-        "report.html", "result.json", "measurements.json",
-        "completion.png", "case-a.png", "case-b.png", "live.png",
-    }  # fmt: skip
+        "report.html",
+        "result.json",
+        "measurements.json",
+        "completion.png",
+        "case-a.png",
+        "case-b.png",
+        "live.png",
+    }
     assert json.loads((tmp_path / "out/result.json").read_text()) == result
     page = (tmp_path / "out/report.html").read_text()
     assert page.count("data:image/png;base64,") == 4
@@ -108,8 +113,12 @@ def test_a_part_of_the_cases_gives_a_part_of_the_result(
     assert list(result["cases"]) == ["b"]
     assert "live" not in result
     assert {f.name for f in write_report(result, runs[2:4], tmp_path)} == {
-        "report.html", "result.json", "measurements.json", "completion.png", "case-b.png",
-    }  # fmt: skip
+        "report.html",
+        "result.json",
+        "measurements.json",
+        "completion.png",
+        "case-b.png",
+    }
     only_live = result_of(SETTING, runs[4:])
     assert only_live["cases"] == {}
     assert [t["name"] for t in only_live["targets"]] == ["live.longest_gap_s", "live.restarts"]

@@ -211,8 +211,9 @@ def test_commands_follow_a_nic_to_its_worker(
     name = new_name()
     with EmulatedLab.from_file(two_tors, 1000, name=name, controller=False, agents=False) as lab:
         gpu2 = lab.host("gpu2")
-        worker = subprocess.Popen(["unshare", "--net", "sh", "-c", "echo; exec sleep 60"],
-                                  stdout=subprocess.PIPE)  # fmt: skip
+        worker = subprocess.Popen(
+            ["unshare", "--net", "sh", "-c", "echo; exec sleep 60"], stdout=subprocess.PIPE
+        )
         assert worker.stdout is not None
         worker.stdout.readline()
         move = ["ip", "-n", f"pl.{name}.server2", "link", "set", "nic0", "netns", str(worker.pid)]
@@ -466,8 +467,10 @@ def test_commands_need_root_and_say_so(two_tors: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", script, "emulate", "up", str(two_tors)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert "sudo patchlight emulate up" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -479,18 +482,24 @@ def test_the_command_line_from_up_to_down(two_tors: Path, new_name: Callable[[],
     def patchlight(*arguments: str, typed: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "patchlight", "emulate", *arguments],
-            capture_output=True, text=True, input=typed, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            input=typed,
+            check=False,
+        )
 
-    up = patchlight("up", str(two_tors), "--name", name, "--scale", "1000", "--no-controller",
-                    "--no-agents")  # fmt: skip
+    up = patchlight(
+        "up", str(two_tors), "--name", name, "--scale", "1000", "--no-controller", "--no-agents"
+    )
     assert up.returncode == 0, up.stderr
     listed = json.loads(patchlight("list", "--json").stdout)
     assert [lab["state"] for lab in listed if lab["name"] == name] == ["up"]
     found = json.loads(patchlight("status", name, "--json").stdout)
     assert [host["name"] for host in found["hosts"]] == [
-        "server1.gpu0", "server1.gpu1", "server2.gpu2"
-    ]  # fmt: skip
+        "server1.gpu0",
+        "server1.gpu1",
+        "server2.gpu2",
+    ]
     pinged = patchlight("exec", "--lab", name, "gpu2", "--", "ping", "-c", "1", "192.168.10.12")
     assert pinged.returncode == 0, pinged.stdout + pinged.stderr
     assert patchlight("exec", "--lab", name, "gpu2", "--", "sh", "-c", "exit 9").returncode == 9

@@ -67,9 +67,10 @@ def test_a_seed_fixes_everything(scenarios: list[Scenario]) -> None:
 
 
 def test_rewards_count_accepted_jobs(scenarios: list[Scenario]) -> None:
-    signed, counted = RampPartitionEnv(scenario=scenarios), RampPartitionEnv(
-        scenario=scenarios, reward="accepted"
-    )  # fmt: skip
+    signed, counted = (
+        RampPartitionEnv(scenario=scenarios),
+        RampPartitionEnv(scenario=scenarios, reward="accepted"),
+    )
     plus_minus, ones = play(signed, 4)[1], play(counted, 4)[1]
     assert set(plus_minus) == {-1.0, 1.0}
     assert [(r + 1) / 2 for r in plus_minus] == ones

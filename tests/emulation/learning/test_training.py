@@ -88,7 +88,7 @@ def test_maskable_ppo_learns_and_exports_with_the_graph(tmp_path: Path) -> None:
         .replace("lanes: 32", "lanes: 8")
         .replace("hidden: [16]", "hidden: [16], graph_width: 4")
         + "ppo: {horizon: 32, batch: 128, epochs: 1}\n"
-    )  # fmt: skip
+    )
     run = Run(config, GRAPHS, tmp_path / "run")
     report = run.learn()
     policy = load_learned(export(report.scorer, run.layout, config, report.training, tmp_path))

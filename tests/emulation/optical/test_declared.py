@@ -127,9 +127,12 @@ def test_a_calient_refuses_a_busy_port_or_makes_room_slowly(
     """Told by hand: our driver never asks a device to make room."""
     declared = "" if seconds is None else f", emulated: {{conflict_time: {seconds:g}s}}"
     lab = lab_file(
-        tmp_path, driver="calient-tl1", initial=("1>7", "2>8"), switching_time="200ms",
+        tmp_path,
+        driver="calient-tl1",
+        initial=("1>7", "2>8"),
+        switching_time="200ms",
         extra=declared,
-    )  # fmt: skip
+    )
 
     async def act(driver: Any) -> None:
         tell = driver._client.command

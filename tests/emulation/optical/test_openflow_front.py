@@ -18,9 +18,14 @@ from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import CrossConnect, PortMap
 
 SWITCH = CircuitSwitch(
-    "ocs1", "openflow", "127.0.0.1:6654", 8, switching_time_s=0.02,
-    initial=PortMap.of([(1, 7)]), datapath_id=0x51,
-)  # fmt: skip
+    "ocs1",
+    "openflow",
+    "127.0.0.1:6654",
+    8,
+    switching_time_s=0.02,
+    initial=PortMap.of([(1, 7)]),
+    datapath_id=0x51,
+)
 FLOW_MOD = struct.Struct("!QQBBHHHIIIH2x")
 APPLY = struct.Struct("!HH4x")
 OUTPUT = struct.Struct("!HHIH6x")
@@ -55,18 +60,18 @@ class Controller:
 
     async def barrier(self) -> list[tuple[int, int, int]]:
         """The errors until the barrier is answered: request, type, code."""
-        xid, errors = self.send(wire.FieldType.BARRIER_REQUEST), []
+        xid, errors = self.send(wire.Kind.BARRIER_REQUEST), []
         while (answer := await self.receive()).xid != xid:
-            assert answer.kind == wire.FieldType.ERROR
+            assert answer.kind == wire.Kind.ERROR
             errors.append((answer.xid, *struct.unpack_from("!HH", answer.body)))
-        assert answer.kind == wire.FieldType.BARRIER_REPLY
+        assert answer.kind == wire.Kind.BARRIER_REPLY
         return errors
 
     async def flows(self) -> set[tuple[int, int]]:
         """In-port and output of each entry."""
         request = struct.pack("!HH4x", wire.Part.FLOWS, 0)
         request += struct.pack("!B3xII4xQQ", 0xFF, wire.ANY_PORT, wire.ANY_PORT, 0, 0)
-        answer = await self.ask(wire.FieldType.MULTIPART_REQUEST, request + match(None))
+        answer = await self.ask(wire.Kind.MULTIPART_REQUEST, request + match(None))
         body, found = answer.body[8:], set()
         while body:
             (length,) = struct.unpack_from("!H", body)
@@ -104,7 +109,7 @@ def drive(act: Callable[[Controller], Awaitable[None]]) -> None:
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         try:
             controller = Controller(device, reader, writer)
-            assert (await controller.receive()).kind == wire.FieldType.HELLO
+            assert (await controller.receive()).kind == wire.Kind.HELLO
             await act(controller)
         finally:
             writer.close()
@@ -116,31 +121,31 @@ def drive(act: Callable[[Controller], Awaitable[None]]) -> None:
 
 def test_it_says_hello_what_it_is_and_that_it_lives() -> None:
     async def act(c: Controller) -> None:
-        c.send(wire.FieldType.HELLO)
-        features = await c.ask(wire.FieldType.FEATURES_REQUEST)
+        c.send(wire.Kind.HELLO)
+        features = await c.ask(wire.Kind.FEATURES_REQUEST)
         assert struct.unpack_from("!Q", features.body) == (0x51,)
-        assert (await c.ask(wire.FieldType.ECHO_REQUEST, b"alive")).body == b"alive"
-        ports = await c.ask(wire.FieldType.MULTIPART_REQUEST, struct.pack("!HH4x", 13, 0))
+        assert (await c.ask(wire.Kind.ECHO_REQUEST, b"alive")).body == b"alive"
+        ports = await c.ask(wire.Kind.MULTIPART_REQUEST, struct.pack("!HH4x", 13, 0))
         assert len(ports.body) == 8 + 8 * 64
-        said = await c.ask(wire.FieldType.MULTIPART_REQUEST, struct.pack("!HH4x", 0, 0))
+        said = await c.ask(wire.Kind.MULTIPART_REQUEST, struct.pack("!HH4x", 0, 0))
         assert b"emulated OCS of 8 ports" in said.body
         assert await c.flows() == {(1, 7)}
         for kind, body in ((13, b"\0" * 24), (4, b"\0" * 8), (18, struct.pack("!HH4x", 3, 0))):
-            assert (await c.ask(kind, body)).kind == wire.FieldType.ERROR
+            assert (await c.ask(kind, body)).kind == wire.Kind.ERROR
 
     drive(act)
 
 
 def test_a_barrier_is_answered_when_the_light_is_there() -> None:
     async def act(c: Controller) -> None:
-        c.send(wire.FieldType.FLOW_MOD, flow_mod(3, 5))
-        c.send(wire.FieldType.FLOW_MOD, flow_mod(4, wire.IN_PORT))
+        c.send(wire.Kind.FLOW_MOD, flow_mod(3, 5))
+        c.send(wire.Kind.FLOW_MOD, flow_mod(4, wire.IN_PORT))
         assert CrossConnect(3, 5) not in c.device.map
         assert await c.barrier() == []
         assert c.device.map == PortMap.of([(1, 7), (3, 5), (4, 4)])
         assert await c.flows() == {(1, 7), (3, 5), (4, wire.IN_PORT)}
         # The same match and priority: the new entry takes the old one's place.
-        c.send(wire.FieldType.FLOW_MOD, flow_mod(3, 6))
+        c.send(wire.Kind.FLOW_MOD, flow_mod(3, 6))
         assert await c.barrier() == []
         assert c.device.map == PortMap.of([(1, 7), (3, 6), (4, 4)])
 
@@ -173,7 +178,7 @@ def test_what_it_cannot_do_is_an_error_and_changes_nothing(what: str) -> None:
     async def act(c: Controller) -> None:
         c.device.faults.refuse_ports, c.device.faults.fail_ports = [8], [6]
         c.device.apply_faults()
-        xid = c.send(wire.FieldType.FLOW_MOD, body)
+        xid = c.send(wire.Kind.FLOW_MOD, body)
         assert await c.barrier() == [(xid, *error)]
         assert await c.flows() == {(1, 7)}
 
@@ -195,10 +200,10 @@ def test_what_it_cannot_do_is_an_error_and_changes_nothing(what: str) -> None:
 )
 def test_it_removes_what_is_meant_and_no_other(body: bytes, left: set[tuple[int, int]]) -> None:
     async def act(c: Controller) -> None:
-        c.send(wire.FieldType.FLOW_MOD, flow_mod(3, 5, cookie=0x100))
-        c.send(wire.FieldType.FLOW_MOD, flow_mod(4, 6, cookie=0x201))
+        c.send(wire.Kind.FLOW_MOD, flow_mod(3, 5, cookie=0x100))
+        c.send(wire.Kind.FLOW_MOD, flow_mod(4, 6, cookie=0x201))
         assert await c.barrier() == []
-        c.send(wire.FieldType.FLOW_MOD, body)
+        c.send(wire.Kind.FLOW_MOD, body)
         assert await c.barrier() == []
         assert await c.flows() == left
 

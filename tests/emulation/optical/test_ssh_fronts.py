@@ -89,10 +89,17 @@ def test_a_shell_of_the_telescent() -> None:
             return rest.removesuffix("NTM> ").strip()
 
         rows = re.sub(r".\[\d+m", "", say("switchstate")).split("\r\n")
-        assert rows[0].split() == ["R0#A", *(f"U{n}" for n in range(6)), "AL0",
-                                   *(f"U{n}" for n in range(7, 12))]  # fmt: skip
-        assert rows[1].split() == ["R1#A", *(f"U{n}" for n in range(12, 16)),
-                                   *(f"N{n}" for n in range(16, 24))]  # fmt: skip
+        assert rows[0].split() == [
+            "R0#A",
+            *(f"U{n}" for n in range(6)),
+            "AL0",
+            *(f"U{n}" for n in range(7, 12)),
+        ]
+        assert rows[1].split() == [
+            "R1#A",
+            *(f"U{n}" for n in range(12, 16)),
+            *(f"N{n}" for n in range(16, 24)),
+        ]
         assert say("connect -in 2 -out 6") == "ERROR: port 6 is locked"
         assert say("unlock --force -out 6") == ""
         assert say("connect -in 2 -out 6") == "ERROR: port 2 is allocated"
@@ -157,8 +164,9 @@ def test_netconf_by_hand_in_both_framings(base: str) -> None:
         assert "<ok" in edit((2, 24), operation="remove")
         assert "data-exists" in edit((3, 30), operation="create")
         assert "Invalid OXC port: 1000" in edit((1000, 24))
-        assert "Invalid OXC port: nonsense" in say(EDIT.format(whole="", pairs=PAIR.format(
-            operation="", inp="nonsense", out=24)))  # fmt: skip
+        assert "Invalid OXC port: nonsense" in say(
+            EDIT.format(whole="", pairs=PAIR.format(operation="", inp="nonsense", out=24))
+        )
         # A new cross-connect takes its ports from those that hold them.
         assert "<ok" in edit((4, 23))
         assert device.map == PortMap.of([(4, 7), (3, 9)])

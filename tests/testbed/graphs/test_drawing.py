@@ -44,8 +44,10 @@ def test_no_two_operations_stand_in_one_place_and_columns_go_down(name: str) -> 
     graph = builtin_graph(name)
     layout = lay_out_graph(graph)
     assert len(set(layout.spots)) == len(graph.operations)
-    assert all(column < layout.columns and row < layout.rows and lane < layout.lanes
-               for column, row, lane in layout.spots)  # fmt: skip
+    assert all(
+        column < layout.columns and row < layout.rows and lane < layout.lanes
+        for column, row, lane in layout.spots
+    )
     assert all(layout.spots[a][:2] < layout.spots[b][:2] for a, b in graph.edges)
 
 

@@ -24,17 +24,22 @@ _sizes = st.integers(0, 2**50)
 def graphs(draw: st.DrawFn) -> ComputationGraph:
     names = draw(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6, unique=True))
     operations = tuple(
-        Operation(name, draw(st.text(max_size=8)), draw(_times), draw(_times), draw(_sizes),
-                  draw(_sizes))
+        Operation(
+            name, draw(st.text(max_size=8)), draw(_times), draw(_times), draw(_sizes), draw(_sizes)
+        )
         for name in names
-    )  # fmt: skip
+    )
     pairs = [(a, b) for b in range(len(names)) for a in range(b)]
     edges = tuple(draw(st.lists(st.sampled_from(pairs), unique=True))) if pairs else ()
     return ComputationGraph(
-        draw(st.text(max_size=8)), operations, edges, draw(st.integers(0, len(names) - 1)),
-        draw(st.sampled_from(["profiled", "computed"])), "some GPU",
+        draw(st.text(max_size=8)),
+        operations,
+        edges,
+        draw(st.integers(0, len(names) - 1)),
+        draw(st.sampled_from(["profiled", "computed"])),
+        "some GPU",
         draw(st.none() | st.integers(1, 512)),
-    )  # fmt: skip
+    )
 
 
 @given(graphs())

@@ -46,14 +46,17 @@ def fed(graph: ComputationGraph) -> set[tuple[str, str]]:
 def test_a_built_in_model_is_the_one_its_graph_is_computed_from(name: str) -> None:
     # Tensors without numbers in them have shapes all the same: no memory and no arithmetic.
     loaded = load_model(name, None, "meta")
-    made = profile(loaded.model, loaded.inputs, name, device="meta", repeats=1, warm_ups=0,
-                   batch=loaded.batch)  # fmt: skip
+    made = profile(
+        loaded.model, loaded.inputs, name, device="meta", repeats=1, warm_ups=0, batch=loaded.batch
+    )
     computed = builtin_graph(name)
     assert made.edges == computed.edges
     assert (made.loss, made.batch, made.name) == (computed.loss, computed.batch, name)
     for one, other in zip(made.operations, computed.operations, strict=True):
         assert (one.activation_bytes, one.parameter_bytes) == (
-            other.activation_bytes, other.parameter_bytes), (one, other)  # fmt: skip
+            other.activation_bytes,
+            other.parameter_bytes,
+        ), (one, other)
     assert computed.parameter_bytes == 4 * sum(p.numel() for p in loaded.model.parameters())
 
 

@@ -52,11 +52,12 @@ def experiment(lab: Lab, case: str, topology: Keep | Regroup) -> QueueResult:
     specs = jobs_of(case, lab, 12)
     jobs = [
         QueueJob(
-            JobView(spec.name, spec.workers), 1.0,
+            JobView(spec.name, spec.workers),
+            1.0,
             training=Training(spec.iterations, spec.gradient_bytes, spec.compute_s),
         )
         for spec in specs
-    ]  # fmt: skip
+    ]
     cluster = LabCluster(lab)
     placement = AsAsked(cluster, {spec.name: spec.hosts for spec in specs})
     return simulate(cluster, jobs, Policies(Fifo(), placement, topology))
@@ -101,9 +102,13 @@ def test_racks_follow_the_light_and_dark_gpus_have_none(lab: Lab) -> None:
     assert (moved.dark_s, moved.gpus) == (0.025, 0b111101)
     assert [gpu.rack for gpu in cluster.shape.gpus] == [1, 0, -1, -1, -1, -1]
     assert cluster.demand([0, 1]) == {
-        (0, "up"): 1, ("tor2", "tor1"): 1, (1, "down"): 1, (1, "up"): 1, ("tor1", "tor2"): 1,
+        (0, "up"): 1,
+        ("tor2", "tor1"): 1,
+        (1, "down"): 1,
+        (1, "up"): 1,
+        ("tor1", "tor2"): 1,
         (0, "down"): 1,
-    }  # fmt: skip
+    }
     assert cluster.demand([0, 2]) is None
     assert cluster.renewed().circuits == lab.initial_maps
     assert cluster.ports_of(0b1) == {"ocs1": frozenset({1, 13})}

@@ -145,9 +145,12 @@ def test_a_broken_server_costs_what_came_after_the_last_checkpoint() -> None:
 
     jobs = [job("a", 0, 4, 300)]
     found = run(
-        jobs, cluster=TwoLevel(1, 2, 2), outages=Once("server", 1, 1), restart_s=10,
+        jobs,
+        cluster=TwoLevel(1, 2, 2),
+        outages=Once("server", 1, 1),
+        restart_s=10,
         checkpoint_s=100,
-    )["a"]  # fmt: skip
+    )["a"]
     # 200 of 250 s are kept; it waits until the server is mended.
     assert found.ended_s == pytest.approx(400 + 10 + 100)
     assert (found.losses, found.preemptions, found.waited_s) == (1, 0, 150)
@@ -229,8 +232,9 @@ def test_views_tell_the_truth_and_stay_as_they_were() -> None:
     assert [view.now_s for view in seen] == [0, 10, 20]
     assert [view.occupied for view in seen] == [0, 0b1, 0b111]
     assert [(r.name, r.ends_s, r.gpus) for r in seen[2].running] == [
-        ("b", 30, 0b110), ("a", 100, 0b1)
-    ]  # fmt: skip
+        ("b", 30, 0b110),
+        ("a", 100, 0b1),
+    ]
     assert [view.name for view in seen[2].recent] == ["a", "b", "c"]
 
 
@@ -241,9 +245,13 @@ def test_every_job_is_done_and_gpus_are_never_shared(order: Any, preempt: bool) 
 
     jobs = DrawnJobs(count=150, load=2.0).draw(np.random.default_rng(0), 32)
     result = whole(
-        jobs, order, TwoLevel(4, 2, 4, oversubscription=4), RandomPlacement(1), preempt=preempt,
+        jobs,
+        order,
+        TwoLevel(4, 2, 4, oversubscription=4),
+        RandomPlacement(1),
+        preempt=preempt,
         outages=Outages("server", 2e5, 1e4),
-    )  # fmt: skip
+    )
     records = result.records
     assert all(record.state == "done" for record in records)
     summary = summary_of(result)

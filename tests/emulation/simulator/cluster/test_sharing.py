@@ -33,11 +33,12 @@ def test_no_edge_is_faster_than_a_nic() -> None:
 
 @given(
     st.lists(
-        st.dictionaries(st.sampled_from("abcd"), st.integers(1, 4), min_size=1), min_size=1,
+        st.dictionaries(st.sampled_from("abcd"), st.integers(1, 4), min_size=1),
+        min_size=1,
         max_size=8,
     ),
     st.fixed_dictionaries({link: st.floats(1.0, 1e9) for link in "abcd"}),
-)  # fmt: skip
+)
 def test_links_are_not_overloaded_and_every_ring_has_a_full_one(
     demands: list[dict[Hashable, int]], capacity: dict[Hashable, float]
 ) -> None:

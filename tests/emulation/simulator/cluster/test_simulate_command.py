@@ -30,9 +30,11 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 
 HEADER = "timestamp,duration,num_gpus,gpu_time,cluster\n"
 ROWS = [
-    ("2017-10-09 07:00:00", 100.0, 3), ("2017-10-09 07:00:01", 50.0, 4),
-    ("2017-10-09 07:00:02", 20.0, 1), ("2017-10-09 07:00:03", 500.0, 1),
-]  # fmt: skip
+    ("2017-10-09 07:00:00", 100.0, 3),
+    ("2017-10-09 07:00:01", 50.0, 4),
+    ("2017-10-09 07:00:02", 20.0, 1),
+    ("2017-10-09 07:00:03", 500.0, 1),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,8 +81,11 @@ def test_every_combination_and_json(trace: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert [run["name"] for run in found["runs"]] == [
-        "fifo first-fit", "fifo best-fit", "srpt first-fit", "srpt best-fit"
-    ]  # fmt: skip
+        "fifo first-fit",
+        "fifo best-fit",
+        "srpt first-fit",
+        "srpt best-fit",
+    ]
     assert found == json.loads((tmp_path / "out/result.json").read_text())
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 4
 
@@ -272,10 +277,14 @@ def test_ctrl_c_ends_the_processes_at_once(tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text(INTERRUPTED)
     began = time.monotonic()
     with subprocess.Popen(
-        [sys.executable, str(tmp_path / "long.py")], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        [sys.executable, str(tmp_path / "long.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    ) as run:  # fmt: skip
+    ) as run:
         assert run.stdout is not None
         workers = [int(run.stdout.readline()) for _ in range(2)]
         _, said = run.communicate("x", timeout=50)

@@ -22,8 +22,10 @@ needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed: the extra 'ray'"
 )
 ENGINES = [
-    Engine("serial"), Engine("processes", 2), pytest.param(Engine("ray", 2), marks=needs_ray)
-]  # fmt: skip
+    Engine("serial"),
+    Engine("processes", 2),
+    pytest.param(Engine("ray", 2), marks=needs_ray),
+]
 SEVERAL = ENGINES[1:]
 
 

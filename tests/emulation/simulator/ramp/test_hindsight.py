@@ -79,8 +79,9 @@ def test_it_is_zero_where_all_fit_and_all_where_none_can() -> None:
 def test_it_is_below_every_policy(computed: Workloads, rule: str) -> None:
     heavy = replace(
         pac_ml_scenario(computed, "A", rule, horizon_s=2e5),
-        arrivals=PoissonArrivals(250.0), replication=None,
-    )  # fmt: skip
+        arrivals=PoissonArrivals(250.0),
+        replication=None,
+    )
     for counting in ("faithful", "corrected"):
         bound = hindsight_bound(heavy, 1, counting).blocking_rate
         for policy in (Constant(4), Constant(8), RandomDegree(0)):

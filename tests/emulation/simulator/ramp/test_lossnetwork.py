@@ -65,8 +65,11 @@ def test_arrivals_occupy_and_ends_give_back() -> None:
     assert free == [32, 31, *[30] * 8]
     result = episode.result()
     assert (result.arrivals, result.decisions, result.completed, result.unfinished) == (
-        11, 10, 8, 2,
-    )  # fmt: skip
+        11,
+        10,
+        8,
+        2,
+    )
     assert result.jct_mean_s == pytest.approx(2500)
     assert result.allocated == pytest.approx((8 * 2500 + 2000 + 1000) / (32 * 10_000))
     assert result.blocking_rate("faithful") == pytest.approx(2 / 11)
@@ -98,8 +101,12 @@ def test_each_cause_of_blocking() -> None:
     while episode.job is not None:
         episode.decide(0)
     assert episode.result().blocked == {
-        "refused": 13, "illegal": 3, "no_block": 0, "no_memory": 0, "late": 1,
-    }  # fmt: skip
+        "refused": 13,
+        "illegal": 3,
+        "no_block": 0,
+        "no_memory": 0,
+        "late": 1,
+    }
 
 
 def test_a_legal_degree_may_find_no_block() -> None:

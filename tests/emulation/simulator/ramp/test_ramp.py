@@ -46,8 +46,11 @@ def test_first_fit_takes_shapes_and_origins_in_turn() -> None:
     first = RAMP.first_free(4, 0)
     assert first is not None
     assert [RAMP.coordinates(s) for s in first.servers] == [
-        (0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0),
-    ]  # fmt: skip
+        (0, 0, 0),
+        (0, 1, 0),
+        (1, 0, 0),
+        (1, 1, 0),
+    ]
     second = RAMP.first_free(4, first.mask)
     assert second is not None
     assert {RAMP.coordinates(s)[2] for s in second.servers} == {1}

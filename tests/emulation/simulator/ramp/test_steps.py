@@ -170,9 +170,7 @@ def test_odd_clusters(shape: RampShape) -> None:
 
 
 def test_a_larger_cluster(pipedream: Path) -> None:
-    large = Workloads(
-        [read_graph(pipedream / "vgg16.txt")], RampShape(8, 8, 2), max_degree=64
-    )  # fmt: skip
+    large = Workloads([read_graph(pipedream / "vgg16.txt")], RampShape(8, 8, 2), max_degree=64)
     assert {16, 32, 64} <= set(large.degrees)
     times = [large.expected_s(0, degree, PlacementRule.RAMP_BLOCK) for degree in large.degrees]
     assert times == sorted(times, reverse=True)

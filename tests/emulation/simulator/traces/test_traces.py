@@ -41,8 +41,9 @@ cpu-only,i3,u2,Terminated,1.0,95.0
 
 
 def attempt(start: str | None, end: str | None, *gpus: int) -> dict[str, Any]:
-    detail = [{"ip": f"m{n}", "gpus": [f"gpu{g}" for g in range(held)]}
-              for n, held in enumerate(gpus)]  # fmt: skip
+    detail = [
+        {"ip": f"m{n}", "gpus": [f"gpu{g}" for g in range(held)]} for n, held in enumerate(gpus)
+    ]
     return {"start_time": start, "end_time": end, "detail": detail}
 
 
