@@ -237,7 +237,7 @@ class CircuitOperations:
             },
             "links_down": [f"{a}:{b}" for a, b in sorted(before - after)],
             "links_up": [f"{a}:{b}" for a, b in sorted(after - before)],
-            "jobs": self.traffic.riding(steps.moved),
+            "jobs": self.traffic.jobs_using(steps.moved),
             # Cross-connects that go without another in their place.
             "lost": {
                 name: len(x.breaks) - len(x.makes)

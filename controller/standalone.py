@@ -138,13 +138,13 @@ class _Nobody:
     async def follow(self, links: Links) -> list[str]:
         return []
 
-    def riding(self, moved: frozenset[Endpoint]) -> list[str]:
+    def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
         return []
 
-    async def hold(self, moved: frozenset[Endpoint]) -> list[str]:
+    async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
         return ["direct: no job was asked to pause, and no flow table follows the light"]
 
-    async def release(self) -> None:
+    async def undrain(self) -> None:
         return None
 
 

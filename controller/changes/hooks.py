@@ -18,11 +18,11 @@ class FlowHook(Protocol):
 class TrafficHook(Protocol):
     """Whoever sends over the network and can be asked to wait."""
 
-    def riding(self, moved: frozenset[Endpoint]) -> list[str]:
+    def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
         """The running jobs whose traffic uses these ports."""
 
-    async def hold(self, moved: frozenset[Endpoint]) -> list[str]:
+    async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
         """Quiesce what rides on these ports; who could not be, in words."""
 
-    async def release(self) -> None:
+    async def undrain(self) -> None:
         """Let everything that was held go on."""

@@ -64,18 +64,18 @@ class PreflightResult:
 
 @dataclass(frozen=True)
 class Checks:
-    """All that is asked of a plan; ``riding`` gives the jobs whose traffic uses these ports."""
+    """All that is asked of a plan; ``jobs_using`` gives the jobs whose traffic uses these ports."""
 
     drivers: Mapping[str, CircuitDriver]
     locks: Locks
     conditions: PortStates
-    riding: Callable[[frozenset[Endpoint]], list[str]]
+    jobs_using: Callable[[frozenset[Endpoint]], list[str]]
     power_ceiling_dbm: float = POWER_CEILING_DBM
 
     async def of(self, steps: Plan, by: str, *, spare_jobs: bool) -> PreflightResult:
         """Check the plan of ``by``. Asks the devices; writes nothing."""
         found = PreflightResult(self.locks.objections(steps.changes, by))
-        if spare_jobs and (jobs := self.riding(steps.moved)):
+        if spare_jobs and (jobs := self.jobs_using(steps.moved)):
             found.objections.append(f"the traffic of {', '.join(jobs)} rides on what would change")
         for name, change in steps.changes.items():
             if not change.makes:

@@ -70,7 +70,7 @@ class Transactions:
         self.baselines = Baselines(store)
         self.light = PowerCheck(lab, self.baselines, tolerances)
         self._checks = Checks(
-            drivers, self.locks, self.conditions, traffic.riding, power_ceiling_dbm
+            drivers, self.locks, self.conditions, traffic.jobs_using, power_ceiling_dbm
         )
         self._writer = PlanExecutor(lab, drivers, self.light, self.stop)
         self._seen = MapCache(lab, self.reach)
@@ -232,7 +232,7 @@ class Transactions:
         try:
             try:
                 with record.stage("drain"):
-                    record.note(await self._traffic.hold(steps.moved))
+                    record.note(await self._traffic.drain(steps.moved))
                     record.note(await self._flows.follow(steps.links_staying))
                 with record.stage("check"):
                     now = await self.read_maps()
@@ -264,7 +264,7 @@ class Transactions:
             return True
         finally:
             with record.stage("undrain"):
-                await self._traffic.release()
+                await self._traffic.undrain()
 
     async def _roll_back(self, steps: Plan, record: Reconfiguration, reason: str) -> None:
         for name in steps.changes:

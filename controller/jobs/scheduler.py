@@ -116,7 +116,7 @@ class Scheduler:
 
     # -- the traffic that a reconfiguration holds ----------------------------------------
 
-    def riding(self, moved: frozenset[Endpoint]) -> list[str]:
+    def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
         """The running jobs whose traffic uses these ports, by id."""
         return [job.id for job in self._riding(moved)]
 
@@ -129,7 +129,7 @@ class Scheduler:
             and any(host.endpoint in moved for host in job.hosts)
         ]
 
-    async def hold(self, moved: frozenset[Endpoint]) -> list[str]:
+    async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
         """Pause the jobs that ride on these ports; in words, which did not in time."""
         self._held = riding = self._riding(moved)
         held = await asyncio.gather(*(job.hold(self._hold_deadline_s(job)) for job in riding))
@@ -146,7 +146,7 @@ class Scheduler:
             return 30.0
         return max(10.0, 3 * (time.time() - status.started_at) / status.iterations_done)
 
-    async def release(self) -> None:
+    async def undrain(self) -> None:
         """Let what was held go on."""
         held, self._held = self._held, []
         await asyncio.gather(*(job.release() for job in held))

@@ -246,7 +246,7 @@ class Busy(Nobody):
     def __init__(self):
         self.jobs, self.next = ["train-1"], []
 
-    def riding(self, moved):
+    def jobs_using(self, moved):
         return self.next.pop(0) if self.next else self.jobs
 
 

@@ -36,15 +36,15 @@ class Network:
         self.told.append(("follow", len(links.pairs())))
         return []
 
-    def riding(self, moved):
+    def jobs_using(self, moved):
         return self.jobs if moved else []
 
-    async def hold(self, moved):
-        self.told.append(("hold", {str(end) for end in moved}))
+    async def drain(self, moved):
+        self.told.append(("drain", {str(end) for end in moved}))
         return []
 
-    async def release(self):
-        self.told.append(("release",))
+    async def undrain(self):
+        self.told.append(("undrain",))
 
 
 @dataclasses.dataclass
@@ -94,7 +94,7 @@ def test_a_change_drains_switches_verifies_and_lets_go(tmp_path):
         now = await it.driver.read_map()
         assert now == regroup(LAB, LAB.initial_maps, JOBS)["ocs1"]
         # Seven links before (six NICs and the ToRs' own); four stay while three NICs move.
-        assert [told[0] for told in it.network.told] == ["hold", "follow", "follow", "release"]
+        assert [told[0] for told in it.network.told] == ["drain", "follow", "follow", "undrain"]
         assert it.network.told[1:3] == [("follow", 4), ("follow", 7)]
         assert it.network.told[0][1] >= {"server2.nic2", "server4.nic5", "server1.nic1"}
         assert not [note for note in record.notes if "unverified" in note]
@@ -123,7 +123,7 @@ def test_a_refused_cross_connect_rolls_back_and_shows_the_devices_own_words(tmp_
         refusal = await it.driver.connect([*PortMap.of([(20, 9)])])
         assert refusal.refused[0].words in record.message
         assert await it.driver.read_map() == before
-        assert it.network.told[-1] == ("release",)
+        assert it.network.told[-1] == ("undrain",)
         assert it.network.told[-2] == ("follow", 7)
 
     run(tmp_path, test)
@@ -159,7 +159,7 @@ def test_a_map_changed_by_somebody_else_stops_the_change_before_it_writes(tmp_pa
             await it.driver.connect([*PortMap.of([(100, 101)])])
             return []
 
-        it.network.hold = meddle
+        it.network.drain = meddle
         record = await it.regroup()
         assert record.state == "refused"
         assert "100>101 is new" in record.message
@@ -183,11 +183,11 @@ from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 class Network:
     async def follow(self, links):
         return []
-    def riding(self, moved):
+    def jobs_using(self, moved):
         return []
-    async def hold(self, moved):
+    async def drain(self, moved):
         return []
-    async def release(self):
+    async def undrain(self):
         pass
 
 async def main(address, store, point, jobs):
@@ -202,8 +202,8 @@ async def main(address, store, point, jobs):
                 await method(*args)
             os.kill(os.getpid(), signal.SIGKILL)
         return die
-    owner, name = {"drain": (network, "hold"), "break": (driver, "disconnect"),
-                   "make": (driver, "connect"), "undrain": (network, "release")}[point.split()[1]]
+    owner, name = {"drain": (network, "drain"), "break": (driver, "disconnect"),
+                   "make": (driver, "connect"), "undrain": (network, "undrain")}[point.split()[1]]
     setattr(owner, name, dying(getattr(owner, name)))
     await reconfigurer.change(lambda maps: regroup(lab, maps, json.loads(jobs)), "test")
 
