@@ -170,7 +170,7 @@ def test_a_cancelled_caller_does_not_cut_a_change_short(tmp_path):
             await change
         await it.reconfigurer.close()
         assert it.store.reconfigurations()[-1]["state"] == "committed"
-        assert it.network.told[-1] == ("release",)
+        assert it.network.told[-1] == ("undrain",)
 
     run(tmp_path, test)
 
