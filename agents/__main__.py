@@ -1,4 +1,4 @@
-"""``python -m agents``: the agent of one server, without the operator's commands."""
+"""``python -m patchlight.agents``: the agent of one server, without the operator's commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from patchlight.testbed.errors import PatchlightError
 
 def main() -> int:
     """Run the agent; the exit code says how it ended."""
-    parser = argparse.ArgumentParser(prog="agents", description=__doc__)
+    parser = argparse.ArgumentParser(prog="patchlight.agents", description=__doc__)
     add = parser.add_argument
     add("--lab", type=Path, required=True, help="the lab file")
     add("--server", required=True, help="which server of the lab this is")

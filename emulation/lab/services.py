@@ -154,7 +154,7 @@ class LabServices:
             path = Path(server.management.removeprefix("unix:"))
             path.parent.mkdir(parents=True, exist_ok=True)
             yield self._module(
-                f"agent-{server.name}", "agents",
+                f"agent-{server.name}", "patchlight.agents",
                 "--server", server.name, "--listen", server.management, "--workers", workers,
                 "--gpus", f"socket:{self._run_dir / 'gpus'}",
                 "--state", str(self._run_dir / "agents" / server.name),
@@ -183,7 +183,7 @@ class LabServices:
         chosen = self._choices.policies
         policies = [f"--{kind}={name}" for kind, name in chosen.words.items() if name]
         return self._module(
-            "controller", "controller", "--state", str(self._run_dir / "controller"),
+            "controller", "patchlight.controller", "--state", str(self._run_dir / "controller"),
             "--openflow-netns", str(fabric), "--api", self._lab.controller_api, *engine,
             *policies, f"--policy-deadline={chosen.deadline_s}",
             ready=lambda: self._controller_status() is not None,

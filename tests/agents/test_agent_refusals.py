@@ -70,7 +70,7 @@ def test_a_nic_with_a_queue_that_cannot_be_carried_over_is_refused(agent: Agent)
 
 def run_agent(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "agents", *arguments],
+        [sys.executable, "-m", "patchlight.agents", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -63,7 +63,7 @@ class Running:
         self.log = folder / "controller.log"
 
     def start(self):
-        command = [sys.executable, "-m", "controller", "--lab", str(self.lab)]
+        command = [sys.executable, "-m", "patchlight.controller", "--lab", str(self.lab)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "--state", str(self.state)], stdout=log, stderr=log

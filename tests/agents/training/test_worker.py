@@ -74,7 +74,7 @@ MakeJob = Callable[..., list[Worker]]
 def make_job(tmp_path: Path) -> Iterator[MakeJob]:
     # As in a container: only this one folder of Patchlight can be imported.
     code = tmp_path / "code"
-    shutil.copytree(TRAINING, code / "agents" / "training")
+    shutil.copytree(TRAINING, code / "patchlight" / "agents" / "training")
     made: list[Worker] = []
 
     def make(ranks: int, *, seeds: tuple[int, ...] = (), **task: Any) -> list[Worker]:

@@ -8,11 +8,11 @@ import sys
 # In a process of its own: choosing an engine patches the process that does it.
 PROGRAM = """
 import sys
-from patchlight.controller.openflow import engine
+from patchlight.controller.openflow.speaker import engine
 engine.choose(sys.argv[1])
 from ryu.ofproto import ofproto_protocol
 from ryu.ofproto import ofproto_v1_3 as ofp, ofproto_v1_3_parser as parser
-from patchlight.controller.openflow import messages
+from patchlight.controller.openflow.speaker import messages
 from patchlight.controller.openflow.flowtable import COOKIE_MARK, COOKIE_MASK, FlowEntry, Match
 
 datapath = ofproto_protocol.ProtocolDesc(version=ofp.OFP_VERSION)
