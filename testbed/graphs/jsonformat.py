@@ -23,6 +23,7 @@ import json
 import re
 from typing import Any
 
+from patchlight.testbed.files.issues import FileIssue, nearest
 from patchlight.testbed.graphs.model import (
     ComputationGraph,
     GraphFileError,
@@ -30,7 +31,6 @@ from patchlight.testbed.graphs.model import (
     find_cycle,
     most_of,
 )
-from patchlight.testbed.labfile.errors import FileIssue, nearest
 
 FORMAT, VERSION = "patchlight-graph", 1
 _KEYS = ("format", "version", "name", "origin", "device", "batch", "notes", "loss", "operations",

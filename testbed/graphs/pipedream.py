@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 
+from patchlight.testbed.files.issues import FileIssue
 from patchlight.testbed.graphs.model import (
     MOST_BYTES,
     MOST_MS,
@@ -22,7 +23,6 @@ from patchlight.testbed.graphs.model import (
     Operation,
     find_cycle,
 )
-from patchlight.testbed.labfile.errors import FileIssue
 
 _EDGE = re.compile(r"\s*node(\d+) -- node(\d+)\s*")
 _NODE = re.compile(r"\s*node(\d+) -- (.*) -- (.*?)\s*")
