@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patchlight.testbed.files.json_text import positions
 from patchlight.testbed.graphs import (
     ComputationGraph,
     GraphFileError,
@@ -14,7 +15,7 @@ from patchlight.testbed.graphs import (
     read_graph,
     write_graph,
 )
-from patchlight.testbed.graphs.jsonformat import graph_from_json, graph_to_json, positions
+from patchlight.testbed.graphs.jsonformat import graph_from_json, graph_to_json
 
 _times = st.floats(0, 1e6, allow_nan=False)
 _sizes = st.integers(0, 2**50)
