@@ -105,6 +105,10 @@ class FieldType(ABC):
     def schema(self) -> dict[str, Any]:
         """The JSON Schema (draft 2020-12) of what ``read`` takes."""
 
+    @abstractmethod
+    def sample(self) -> str:
+        """A value of the type, as it stands in YAML."""
+
     def expected(self) -> str:
         """What the type takes, for messages."""
         return self.what
@@ -114,8 +118,8 @@ class FieldType(ABC):
 class Text(FieldType):
     """A text that ``take`` turns into a value; ``take`` raises ``BadInput`` for a wrong one.
 
-    ``quotable`` says whether a bare number would do if it stood in quotes; with ``numbers`` it
-    does without them.
+    ``units`` are what may stand behind its number. ``quotable`` says whether a bare number would
+    do if it stood in quotes; with ``numbers`` it does without them.
     """
 
     what: str
@@ -124,6 +128,7 @@ class Text(FieldType):
     quotable: bool = True
     numbers: bool = False
     example: str = ""
+    units: tuple[str, ...] = ()
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
         shown = describe(node)
@@ -139,6 +144,10 @@ class Text(FieldType):
         examples = {"examples": [self.example]} if self.example else {}
         kind: Any = ["string", "number"] if self.numbers else "string"
         return {"type": kind, **examples, **self.json}
+
+    def sample(self) -> str:
+        """The example, or the first of some words."""
+        return self.example or str(self.json.get("enum", [""])[0])
 
     def expected(self) -> str:
         """What it is, and an example."""
@@ -197,6 +206,10 @@ class Whole(FieldType):
         """An integer between the bounds."""
         return {"type": "integer", "minimum": self.lowest, "maximum": self.highest}
 
+    def sample(self) -> str:
+        """The smallest."""
+        return str(self.lowest)
+
 
 @dataclass(frozen=True)
 class Number(FieldType):
@@ -217,9 +230,11 @@ class Number(FieldType):
                 and (self.above is None or value > self.above)
             ):
                 return locate(node, value)
-        raise BadInput(f"expected {self.what}, a number{self._range()}, found {describe(node)}")
+        raise BadInput(f"expected {self.what}, a number{self.range}, found {describe(node)}")
 
-    def _range(self) -> str:
+    @property
+    def range(self) -> str:
+        """The bounds in words, with a blank before."""
         if self.above is not None:
             return f" above {self.above:g}" + self._upto(", at most")
         if self.lowest is not None:
@@ -238,6 +253,10 @@ class Number(FieldType):
         }
         return {"type": "number", **{key: b for key, b in bounds.items() if b is not None}}
 
+    def sample(self) -> str:
+        """The largest, or a small one."""
+        return f"{1.5 if self.highest is None else self.highest:g}"
+
 
 @dataclass(frozen=True)
 class YesNo(FieldType):
@@ -253,6 +272,10 @@ class YesNo(FieldType):
     def schema(self) -> dict[str, Any]:
         """A boolean."""
         return {"type": "boolean"}
+
+    def sample(self) -> str:
+        """Yes."""
+        return "true"
 
 
 @dataclass(frozen=True)
@@ -277,6 +300,10 @@ class ListOf(FieldType):
         """An array of the item's schema."""
         bounds = {} if self.count is None else {"minItems": self.count, "maxItems": self.count}
         return {"type": "array", "items": self.item.schema(), **bounds}
+
+    def sample(self) -> str:
+        """As few items as there may be, but one at least."""
+        return f"[{', '.join([self.item.sample()] * (self.count or 1))}]"
 
     def expected(self) -> str:
         """What the items are."""
@@ -307,6 +334,10 @@ class MapOf(FieldType):
         pattern = {self.key.json.get("pattern", ".*"): self.item.schema()}
         return {"type": "object", "patternProperties": pattern, "additionalProperties": False}
 
+    def sample(self) -> str:
+        """The example."""
+        return self.example
+
 
 @dataclass(frozen=True)
 class Key:
@@ -322,6 +353,11 @@ class Key:
     required: bool = False
     default: str | None = None
     example: str = ""
+
+    @property
+    def sample(self) -> str:
+        """A value of the key, as it stands in YAML."""
+        return self.example or self.type.sample()
 
 
 @dataclass(frozen=True)
@@ -373,6 +409,11 @@ class Group(FieldType):
             "required": [key.name for key in self.keys if key.required],
             "additionalProperties": False,
         }
+
+    def sample(self) -> str:
+        """The keys that it cannot do without."""
+        keys = (f"{key.name}: {key.sample}" for key in self.keys if key.required)
+        return f"{{{', '.join(keys)}}}"
 
     def expected(self) -> str:
         """What it is, and the keys that it cannot do without."""

@@ -55,8 +55,9 @@ class _Fault(Group):
 
 
 def _time(example: str) -> Text:
-    json = {"pattern": units.TIME_PATTERN}
-    return Text("a time with its unit", units.parse_time, json, quotable=False, example=example)
+    json = {"pattern": units.pattern(units.TIME)}
+    what, known = "a time with its unit", tuple(units.TIME)
+    return Text(what, units.parse_time, json, quotable=False, example=example, units=known)
 
 
 def _words(text: str) -> str:
@@ -115,7 +116,7 @@ FAULT = _Fault(
             YesNo("whether a stalled command is acknowledged"),
             "keep saying that a stalled command is in progress",
         ),
-        Key("refuse_next", _WORDS, "refuse the next change with these words"),
+        Key("refuse_next", _WORDS, "refuse the next change with these words", example="busy"),
         Key(
             "cut",
             choice("when the connection is cut", "before", "after"),
@@ -125,7 +126,7 @@ FAULT = _Fault(
         Key("garble", _COUNT, "so many of the next answers come broken"),
         Key("answer_twice", _COUNT, "so many of the next answers come twice"),
         Key("flood", _COUNT, "so many alarms come before the next answer"),
-        Key("report", _WORDS, "say this unasked, as an alarm"),
+        Key("report", _WORDS, "say this unasked, as an alarm", example="power supply 2 failed"),
         Key(
             "lose",
             Text("a cross-connect", _circuit, example="3>9"),
@@ -165,7 +166,12 @@ def emulated_group(name: FieldType, variable: FieldType) -> Group:
     return Group(
         "an emulated circuit switch",
         (
-            Key("faults", ListOf(FAULT, "faults"), "what goes wrong, and when"),
+            Key(
+                "faults",
+                ListOf(FAULT, "faults"),
+                "what goes wrong, and when",
+                example="[{fail_ports: [3], after: 30s}]",
+            ),
             Key("users", ListOf(user, "users"), "who may log in besides 'user'"),
             Key(
                 "conflict_time",

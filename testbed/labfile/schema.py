@@ -52,9 +52,16 @@ def _name(what: str, example: str, longest: int) -> Text:
     return matching(_NAME, what, expected, example, longest)
 
 
-def _quantity(parse: Callable[[object], Any], pattern: str, what: str, example: str) -> Text:
-    json = {"pattern": pattern}
-    return Text(f"{what} with its unit", parse, json, quotable=False, example=example)
+def _quantity(parse: Callable[[object], Any], known: units.Units, what: str, example: str) -> Text:
+    json = {"pattern": units.pattern(known)}
+    return Text(
+        f"{what} with its unit",
+        parse,
+        json,
+        quotable=False,
+        example=example,
+        units=tuple(known),
+    )
 
 
 def _address(text: str) -> IPv4Address:
@@ -128,10 +135,10 @@ def _cross_connects(text: str) -> tuple[CrossConnect, ...]:
 LAB_NAME = _name("a lab's name", "ofc2022", 24)
 DEVICE_NAME = _name("a device name", "server1", 31)
 PART_NAME = _name("a GPU's or NIC's name", "nic0", 15)
-RATE = _quantity(units.parse_rate, units.RATE_PATTERN, "a rate", "40Gbps")
-TIME = _quantity(units.parse_time, units.TIME_PATTERN, "a time", "25ms")
-LOSS = _quantity(units.parse_loss, units.LOSS_PATTERN, "a loss", "1.5dB")
-POWER = _quantity(units.parse_power, units.POWER_PATTERN, "a power", "-3dBm")
+RATE = _quantity(units.parse_rate, units.RATE, "a rate", "40Gbps")
+TIME = _quantity(units.parse_time, units.TIME, "a time", "25ms")
+LOSS = _quantity(units.parse_loss, units.LOSS, "a loss", "1.5dB")
+POWER = _quantity(units.parse_power, units.POWER, "a power", "-3dBm")
 ADDRESS = Text("an IPv4 address", _address, example="192.168.10.11")
 HOST_PORT = Text(
     "a TCP address", _host_port, {"pattern": f"^{_HOST_PORT}$"}, example="10.0.0.5:3082"
@@ -174,7 +181,9 @@ LAUNCH_POWER = Key("launch_power", POWER, "optical power its ports send with", d
 GPU = Group(
     "a GPU",
     (
-        Key("name", PART_NAME, "what the GPU is called, like 'gpu0'", required=True),
+        Key(
+            "name", PART_NAME, "what the GPU is called, like 'gpu0'", required=True, example="gpu0"
+        ),
         Key("model", MODEL, "the model, like 'Tesla M40'", required=True),
         Key("uuid", UUID, "pins the physical GPU on a real server"),
     ),
@@ -185,7 +194,7 @@ NIC = Group(
         Key("name", PART_NAME, "what the NIC port is called, like 'nic0'", required=True),
         Key("address", ADDRESS, "its IPv4 address in the lab's network", required=True),
         Key("rate", RATE, "its line rate", default="no limit"),
-        Key("gpu", PART_NAME, "the GPU of the same server that it serves"),
+        Key("gpu", PART_NAME, "the GPU of the same server that it serves", example="gpu0"),
         Key("mac", MAC, "its MAC address", default="made of the IPv4 address"),
         Key("interface", INTERFACE, "the kernel's name of it on the server", default="its name"),
         LAUNCH_POWER,
@@ -203,16 +212,34 @@ SERVER = Group(
 PACKET_SWITCH = Group(
     "a packet switch",
     (
-        Key("name", DEVICE_NAME, "what the switch is called, like 'tor1'", required=True),
-        Key("datapath_id", DATAPATH_ID, "its OpenFlow datapath id, like 0x1", required=True),
-        Key("ports", PACKET_PORTS, "how many ports it has", required=True),
+        Key(
+            "name",
+            DEVICE_NAME,
+            "what the switch is called, like 'tor1'",
+            required=True,
+            example="tor1",
+        ),
+        Key(
+            "datapath_id",
+            DATAPATH_ID,
+            "its OpenFlow datapath id, like 0x1",
+            required=True,
+            example="0x1",
+        ),
+        Key("ports", PACKET_PORTS, "how many ports it has", required=True, example="48"),
         LAUNCH_POWER,
     ),
 )
 CIRCUIT_SWITCH = Group(
     "a circuit switch",
     (
-        Key("name", DEVICE_NAME, "what the switch is called, like 'ocs1'", required=True),
+        Key(
+            "name",
+            DEVICE_NAME,
+            "what the switch is called, like 'ocs1'",
+            required=True,
+            example="ocs1",
+        ),
         Key("driver", DRIVER, "the driver that speaks to it, like 'calient-tl1'", required=True),
         Key(
             "address",
@@ -224,8 +251,9 @@ CIRCUIT_SWITCH = Group(
             "datapath_id",
             DATAPATH_ID,
             "its OpenFlow datapath id, like 0x51; only with driver openflow",
+            example="0x51",
         ),
-        Key("ports", CIRCUIT_PORTS, "how many duplex ports it has", required=True),
+        Key("ports", CIRCUIT_PORTS, "how many duplex ports it has", required=True, example="320"),
         Key("switching_time", TIME, "how long a new circuit stays dark", default="25ms"),
         Key("insertion_loss", LOSS, "what a circuit through it loses", default="1.5dB"),
         Key("user", USER_NAME, "whom to log in as", default="admin"),
@@ -235,11 +263,13 @@ CIRCUIT_SWITCH = Group(
             ListOf(CROSS_CONNECT, "cross-connects"),
             "the circuits it starts with: a-b both ways, a>b one way",
             default="none",
+            example="[1-7, 2>8]",
         ),
         Key(
             "emulated",
             emulated_group(USER_NAME, VARIABLE_NAME),
             "what its emulation alone heeds: faults, more users",
+            example="{users: [{name: viewer, read_only: true}]}",
         ),
     ),
 )
@@ -251,6 +281,7 @@ FIBRE = Group(
             ListOf(PORT, "ends", count=2),
             "the two ports it joins, like [server1.nic0, ocs1.1]",
             required=True,
+            example="[server1.nic0, ocs1.1]",
         ),
         Key("rate", RATE, "its rate", default="no limit of its own"),
         Key("loss", LOSS, "what light loses in it", default="0.3dB"),
@@ -259,8 +290,20 @@ FIBRE = Group(
 CONTROLLER = Group(
     "the controller",
     (
-        Key("api", HOST_PORT, "where its REST API answers", default="127.0.0.1:8470"),
-        Key("openflow", HOST_PORT, "where it listens for OpenFlow", default="127.0.0.1:6653"),
+        Key(
+            "api",
+            HOST_PORT,
+            "where its REST API answers",
+            example="10.0.0.1:8470",
+            default="127.0.0.1:8470",
+        ),
+        Key(
+            "openflow",
+            HOST_PORT,
+            "where it listens for OpenFlow",
+            example="10.0.0.1:6653",
+            default="127.0.0.1:6653",
+        ),
     ),
 )
 LAB = Group(
@@ -284,8 +327,11 @@ LAB = Group(
             Number("a scale", above=0),
             "what an emulation divides rates and bytes by",
             default="1",
+            example="1000",
         ),
-        Key("controller", CONTROLLER, "where the controller answers"),
+        Key(
+            "controller", CONTROLLER, "where the controller answers", example="{api: 10.0.0.1:8470}"
+        ),
         Key(
             "servers",
             ListOf(SERVER, "servers"),
