@@ -5,8 +5,8 @@ Every check works on what could be read, so that one mistake never hides another
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
@@ -22,8 +22,8 @@ MAKE_ROOM = ("calient-tl1", "calient-rest")
 """Drivers of devices that may take busy ports from their circuits."""
 
 
-def check_emulated(switch: Fields, issues: FileIssues) -> None:
-    """Note faults of ports that are not there, and what the driver's device cannot do."""
+def _check_emulated(switch: Fields, issues: FileIssues) -> None:
+    """Faults of ports that are not there, and what the driver's device cannot do."""
     if "emulated" not in switch:
         return
     emulated: Fields = switch["emulated"].value
@@ -36,10 +36,10 @@ def check_emulated(switch: Fields, issues: FileIssues) -> None:
     if "ports" in switch and "faults" in emulated:
         count = switch["ports"].value
         for fault in emulated["faults"].value:
-            for port, where in _ports(fault.value):
+            for port, position in _ports(fault.value):
                 if port > count:
                     message = f"port {port} is outside the switch: expected 1 to {count}"
-                    issues.at(where, message)
+                    issues.at(position, message)
 
 
 def _check_users(driver: str | None, users: Located[Any], issues: FileIssues) -> None:
@@ -62,8 +62,8 @@ def _ports(fault: Fields) -> Iterator[tuple[int, Located[Any]]]:
     if "drift_db" in fault:
         yield from ((int(port), item) for port, item in fault["drift_db"].value.items())
     if "lose" in fault:
-        one = parse_cross_connects(fault["lose"].value)[0]
-        yield from ((port, fault["lose"]) for port in (one.inp, one.out))
+        lost = parse_cross_connects(fault["lose"].value)[0]
+        yield from ((port, fault["lose"]) for port in (lost.inp, lost.out))
 
 
 def check_lab(lab: Fields, issues: FileIssues) -> None:
@@ -92,7 +92,7 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
     for switch in _items(lab, "circuit_switches"):
         _check_datapath_id(switch, issues)
         _check_cross_connects(switch, issues)
-        check_emulated(switch, issues)
+        _check_emulated(switch, issues)
     _check_fibres(lab, issues)
     _check_controller(lab, issues)
 
@@ -116,11 +116,11 @@ def _each_once(
     what: str, values: Iterable[Located[Any]], issues: FileIssues, show: Any = str
 ) -> None:
     first: dict[object, Located[Any]] = {}
-    for found in values:
-        before = first.setdefault(found.value, found)
-        if before is not found:
-            message = f"{what} {show(found.value)} is used twice, first on line {before.line}"
-            issues.at(found, f"{message}: expected one of its own")
+    for value in values:
+        before = first.setdefault(value.value, value)
+        if before is not value:
+            message = f"{what} {show(value.value)} is used twice, first on line {before.line}"
+            issues.at(value, f"{message}: expected one of its own")
 
 
 def _check_server(server: Fields, issues: FileIssues) -> None:
@@ -166,8 +166,8 @@ def _check_macs(nics: list[Fields], issues: FileIssues) -> None:
             mac = nic["mac"]
         elif "address" in nic and nic["address"].value not in addresses:
             addresses.add(nic["address"].value)
-            place = nic["address"]
-            mac = Located(default_mac(place.value), place.line, place.column)
+            address = nic["address"]
+            mac = replace(address, value=default_mac(address.value))
         else:
             continue
         before = first.setdefault(mac.value, mac)
@@ -179,16 +179,16 @@ def _check_macs(nics: list[Fields], issues: FileIssues) -> None:
 def _check_address(nic: Fields, network: IPv4Network, issues: FileIssues) -> None:
     if "address" not in nic:
         return
-    found: Located[IPv4Address] = nic["address"]
-    if found.value not in network:
-        message = f"address {found.value} is outside the lab's network: expected one in {network}"
-    elif network.prefixlen < 31 and found.value == network.network_address:
-        message = f"address {found.value} is the network's own: expected a host's in {network}"
-    elif network.prefixlen < 31 and found.value == network.broadcast_address:
-        message = f"address {found.value} is the broadcast one: expected a host's in {network}"
+    position, address = nic["address"], nic["address"].value
+    if address not in network:
+        message = f"address {address} is outside the lab's network: expected one in {network}"
+    elif network.prefixlen < 31 and address == network.network_address:
+        message = f"address {address} is the network's own: expected a host's in {network}"
+    elif network.prefixlen < 31 and address == network.broadcast_address:
+        message = f"address {address} is the broadcast one: expected a host's in {network}"
     else:
         return
-    issues.at(found, message)
+    issues.at(position, message)
 
 
 def _check_datapath_id(switch: Fields, issues: FileIssues) -> None:
@@ -204,38 +204,38 @@ def _check_datapath_id(switch: Fields, issues: FileIssues) -> None:
 
 
 def _check_cross_connects(switch: Fields, issues: FileIssues) -> None:
-    inputs: dict[int, tuple[CrossConnect, int]] = {}
-    outputs: dict[int, tuple[CrossConnect, int]] = {}
+    by_input: dict[int, tuple[CrossConnect, int]] = {}
+    by_output: dict[int, tuple[CrossConnect, int]] = {}
     for item in switch["cross_connects"].value if "cross_connects" in switch else []:
-        both: tuple[CrossConnect, ...] = item.value
+        ways: tuple[CrossConnect, ...] = item.value
         if "ports" in switch:
             count = switch["ports"].value
-            outside = [p for p in (both[0].inp, both[0].out) if not 1 <= p <= count]
+            outside = [p for p in (ways[0].inp, ways[0].out) if not 1 <= p <= count]
             for port in outside:
                 issues.at(item, f"port {port} is outside the switch: expected 1 to {count}")
             if outside:
                 continue
-        clash = _clash(both, item.line, inputs, outputs)
+        clash = _clash(ways, by_input, by_output)
         if clash:
             issues.at(item, clash)
+        else:
+            by_input.update({way.inp: (way, item.line) for way in ways})
+            by_output.update({way.out: (way, item.line) for way in ways})
 
 
 def _clash(
-    both: Iterable[CrossConnect],
-    line: int,
-    inputs: dict[int, tuple[CrossConnect, int]],
-    outputs: dict[int, tuple[CrossConnect, int]],
+    ways: Iterable[CrossConnect],
+    by_input: Mapping[int, tuple[CrossConnect, int]],
+    by_output: Mapping[int, tuple[CrossConnect, int]],
 ) -> str | None:
-    for one in both:
-        for side, port, taken in (("in", one.inp, inputs), ("out", one.out, outputs)):
+    for way in ways:
+        for side, port, taken in (("in", way.inp, by_input), ("out", way.out, by_output)):
             if port in taken:
-                other, where = taken[port]
+                other, line = taken[port]
                 return (
-                    f"{side}:{port} is used twice, first by {other} on line {where}: expected "
+                    f"{side}:{port} is used twice, first by {other} on line {line}: expected "
                     "each input and each output once"
                 )
-    for one in both:
-        inputs[one.inp] = outputs[one.out] = (one, line)
     return None
 
 
@@ -249,20 +249,20 @@ class _Ports:
 
 
 def _ports_of(lab: Fields) -> dict[str, _Ports]:
-    found: dict[str, _Ports] = {}
+    ports: dict[str, _Ports] = {}
     for server in _items(lab, "servers"):
         if "name" in server:
             nics = _items(server, "nics")
             whole = "nics" in server and "nics" not in server.broken
             whole = whole and all("name" in nic for nic in nics)
             names = tuple(nic["name"].value for nic in nics) if whole else None
-            found.setdefault(server["name"].value, _Ports("server", names=names))
+            ports.setdefault(server["name"].value, _Ports("server", names=names))
     for key in ("packet_switches", "circuit_switches"):
         for switch in _items(lab, key):
             if "name" in switch:
                 count = switch["ports"].value if "ports" in switch else None
-                found.setdefault(switch["name"].value, _Ports("switch", count=count))
-    return found
+                ports.setdefault(switch["name"].value, _Ports("switch", count=count))
+    return ports
 
 
 def _check_fibres(lab: Fields, issues: FileIssues) -> None:

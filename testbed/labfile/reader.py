@@ -110,12 +110,12 @@ def _build(fields: Fields) -> Lab:
     return Lab(
         servers=tuple(map(_server, _items(fields, "servers"))),
         packet_switches=tuple(
-            PacketSwitch(**_plain(item)) for item in _items(fields, "packet_switches")
+            PacketSwitch(**_values(item)) for item in _items(fields, "packet_switches")
         ),
         circuit_switches=tuple(map(_circuit_switch, _items(fields, "circuit_switches"))),
         fibres=tuple(map(_fibre, _items(fields, "fibres"))),
-        **{f"controller_{key}": found.value for key, found in controller.items()},
-        **_plain(fields, "controller", "servers", "packet_switches", "circuit_switches", "fibres"),
+        **{f"controller_{key}": address.value for key, address in controller.items()},
+        **_values(fields, "controller", "servers", "packet_switches", "circuit_switches", "fibres"),
     )
 
 
@@ -123,35 +123,36 @@ def _items(fields: Fields, key: str) -> list[Fields]:
     return [item.value for item in fields[key].value] if key in fields else []
 
 
-def _plain(fields: Fields, *but: str) -> dict[str, Any]:
+def _values(fields: Fields, *but: str) -> dict[str, Any]:
     """The values of a group, named as the model's fields are; absent keys keep its defaults."""
-    return {FIELD_OF.get(k, k): found.value for k, found in fields.items() if k not in but}
+    return {FIELD_OF.get(key, key): item.value for key, item in fields.items() if key not in but}
 
 
 def _server(fields: Fields) -> Server:
     return Server(
         name=fields["name"].value,
         management=fields["management"].value if "management" in fields else None,
-        gpus=tuple(Gpu(**_plain(gpu)) for gpu in _items(fields, "gpus")),
+        gpus=tuple(Gpu(**_values(gpu)) for gpu in _items(fields, "gpus")),
         nics=tuple(
-            Nic(**{"mac": default_mac(nic["address"].value), **_plain(nic)})
+            Nic(**{"mac": default_mac(nic["address"].value), **_values(nic)})
             for nic in _items(fields, "nics")
         ),
     )
 
 
 def _circuit_switch(fields: Fields) -> CircuitSwitch:
-    found = fields["cross_connects"].value if "cross_connects" in fields else []
-    initial = PortMap.of(c for item in found for c in item.value)
-    plain = _plain(fields, "cross_connects", "emulated")
+    items = fields["cross_connects"].value if "cross_connects" in fields else []
+    initial = PortMap.of(cross_connect for item in items for cross_connect in item.value)
     emulated = _emulated(fields["emulated"].value) if "emulated" in fields else Emulation()
-    return CircuitSwitch(initial=initial, emulated=emulated, **plain)
+    return CircuitSwitch(
+        initial=initial, emulated=emulated, **_values(fields, "cross_connects", "emulated")
+    )
 
 
 def _emulated(fields: Fields) -> Emulation:
     return Emulation(
         faults=tuple(map(_fault, _items(fields, "faults"))),
-        users=tuple(OcsUser(**_plain(user)) for user in _items(fields, "users")),
+        users=tuple(OcsUser(**_values(user)) for user in _items(fields, "users")),
         conflict_time_s=fields["conflict_time"].value if "conflict_time" in fields else None,
     )
 
@@ -166,4 +167,4 @@ def _fault(fields: Fields) -> OcsFault:
 
 def _fibre(fields: Fields) -> Fibre:
     a, b = (end.value for end in fields["ends"].value)
-    return Fibre(a=a, b=b, **_plain(fields, "ends"))
+    return Fibre(a=a, b=b, **_values(fields, "ends"))

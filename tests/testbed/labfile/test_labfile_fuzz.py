@@ -158,7 +158,6 @@ def labs(draw: st.DrawFn) -> Lab:
                     )
                 )
     ends = draw(st.permutations(free)) if free else []
-    pairs = zip(ends[::2], ends[1::2], strict=False)
     return Lab(
         name=draw(NAMES),
         network=IPv4Network("10.0.0.0/24"),
@@ -166,7 +165,9 @@ def labs(draw: st.DrawFn) -> Lab:
         packet_switches=tuple(packet),
         circuit_switches=tuple(circuit),
         fibres=tuple(
-            Fibre(a, b, draw(RATES), draw(LOSSES)) for a, b in pairs if a.device != b.device
+            Fibre(a, b, draw(RATES), draw(LOSSES))
+            for a, b in zip(ends[::2], ends[1::2], strict=False)
+            if a.device != b.device
         ),
         fabric=draw(st.sampled_from(["openvswitch", "bridge"])),
         scale=draw(st.sampled_from([1.0, 1000.0, 2.5, 1e-3])),
