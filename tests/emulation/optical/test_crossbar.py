@@ -16,7 +16,7 @@ import pytest
 
 from patchlight.controller.circuits.contract import DirectedPort
 from patchlight.controller.circuits.drivers.calient.tl1 import CalientTl1
-from patchlight.emulation.fabric.namespaces import entered, namespace_path
+from patchlight.testbed.linux.namespaces import entered, namespace_path
 from patchlight.testbed.portmap import CrossConnect, PortMap
 from tests.support.emulated_devices import Running, lab_file, running
 
