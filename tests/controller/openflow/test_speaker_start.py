@@ -13,9 +13,11 @@ import pytest
 
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.speaker_process import SpeakerFailed, SpeakerOptions
+from patchlight.testbed.linux import deploy_file
 from tests.support.private_ovs import until
 
 FREE = "127.0.0.1:0"
+CONSTRAINT = deploy_file("ryu-constraint.txt")
 
 
 def options(path: Path, listen: str = FREE, **more) -> SpeakerOptions:
@@ -108,7 +110,7 @@ def test_an_address_that_is_none(tmp_path, listen: str) -> None:
         (["ryu", "os_ken"], [], "no OpenFlow engine is installed"),
         (["ryu", "os_ken"], [], "pip install os-ken"),
         (["ryu"], ["--engine", "ryu"], "the OpenFlow engine ryu is not installed"),
-        (["ryu"], ["--engine", "ryu"], "PIP_CONSTRAINT=deploy/ryu-constraint.txt pip install"),
+        (["ryu"], ["--engine", "ryu"], f"PIP_CONSTRAINT={CONSTRAINT} pip install"),
         (["os_ken"], ["--engine", "os-ken"], "pip install os-ken"),
     ],
 )
