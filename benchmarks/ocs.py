@@ -16,7 +16,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
@@ -111,14 +111,14 @@ async def _overheads(lab: Lab, device: Running, folder: Path) -> list[dict[str, 
         # One pair needs a free output to move to; more of them change places.
         used = PORTS - 1 if pairs == 1 else PORTS
         outputs = rng.sample(range(1, PORTS + 1), used)
-        await reconfigurer.change(lambda _, o=outputs: {"ocs1": _map(o)}, "benchmark")
+        await reconfigurer.change(_asks_for(outputs), "benchmark")
         spent, stages = [], []
         for _ in range(ROUNDS):
             gc.collect()
             moved = rng.sample(range(used), pairs)
             wanted = _moved(outputs, moved)
             begun = time.perf_counter()
-            record = await reconfigurer.change(lambda _, w=wanted: {"ocs1": _map(w)}, "benchmark")
+            record = await reconfigurer.change(_asks_for(wanted), "benchmark")
             spent.append(1e3 * (time.perf_counter() - begun - SWITCHING_S))
             stages.append(record.stages_s)
             made = len(record.changes["ocs1"]["makes"])
@@ -133,6 +133,10 @@ async def _overheads(lab: Lab, device: Running, folder: Path) -> list[dict[str, 
     await driver.close()
     store.close()
     return figures
+
+
+def _asks_for(outputs: list[int]) -> Callable[[object], dict[str, PortMap]]:
+    return lambda _: {"ocs1": _map(outputs)}
 
 
 def _map(outputs: list[int]) -> PortMap:

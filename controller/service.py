@@ -5,28 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator
-
-import uvicorn
 
 from patchlight.controller.api.app import create_app
 from patchlight.controller.circuits.device_lock import CONTROLLER, device_lock
-from patchlight.controller.openflow.listening import listen
 from patchlight.controller.parts import Controller
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to us: uvicorn's own way ends the process before we let go of things."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+from patchlight.testbed.linux.sockets import http_server, listen
 
 
 async def run(controller: Controller) -> None:
     """Serve until SIGTERM or Ctrl-C. Circuits and flow entries outlive the controller."""
     api = listen(controller.settings.api)
-    server = _Server(uvicorn.Config(create_app(controller), log_level="warning", lifespan="off"))
+    server = http_server(create_app(controller), lifespan="off")
     told_to_stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, told_to_stop.set)
