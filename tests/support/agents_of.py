@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from patchlight.controller.fleet.fleet import Fleet
 from patchlight.testbed.lab import Lab
+from patchlight.testbed.worker_api import AgentStatus
 
 
-def statuses(lab: Lab) -> list[dict[str, Any]]:
-    async def ask() -> list[dict[str, Any]]:
+def statuses(lab: Lab) -> list[AgentStatus]:
+    async def ask() -> list[AgentStatus]:
         fleet = Fleet(lab)
         try:
             return [await client.status() for client in fleet.clients.values()]
