@@ -12,10 +12,13 @@ from patchlight.testbed.lab import Endpoint
 
 
 class JobTraffic:
-    """Pauses the jobs whose workers use the ports that move, between two iterations."""
+    """Pauses the jobs whose workers use the ports that move, between two iterations.
 
-    def __init__(self, table: JobTable) -> None:
-        self._table = table
+    Each gets the time of three of its iterations to pause, but at least ``patience_s``.
+    """
+
+    def __init__(self, table: JobTable, patience_s: float = 10.0) -> None:
+        self._table, self._patience_s = table, patience_s
         self._drained: list[RunningJob] = []
 
     def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
@@ -41,11 +44,10 @@ class JobTraffic:
         ]
 
     def _deadline_s(self, job: RunningJob) -> float:
-        """Three of the job's iterations as they went so far, at least 10 s."""
         status = self._table[job.id]
         if not status.iterations_done or status.started_at is None:
-            return 30.0
-        return max(10.0, 3 * (time.time() - status.started_at) / status.iterations_done)
+            return 3 * self._patience_s  # nobody knows yet how long an iteration takes
+        return max(self._patience_s, 3 * (time.time() - status.started_at) / status.iterations_done)
 
     async def undrain(self) -> None:
         """Let the paused jobs go on."""

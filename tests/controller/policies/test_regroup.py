@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patchlight.controller.jobs.cluster_view import WiredLab
+from patchlight.controller.policies.guard import Fault, GuardedTopology
 from patchlight.controller.policies.regroup import CannotRegroup, regroup
+from patchlight.controller.policies.topology import Keep, Regroup
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import follow_light
@@ -119,6 +122,25 @@ def test_a_nic_lit_through_a_failed_port_moves_to_another_of_the_same_switch() -
     assert maps["ocs1"].out_of[port] != bad
     assert switches_of(maps, FOUR) == switches_of(grouped, FOUR)
     assert len(grouped["ocs1"].diff(maps["ocs1"]).makes) == 2
+
+
+def test_the_guarded_policy_leads_a_circuit_away_from_a_failed_port_and_none_to_it() -> None:
+    faults: list[Fault] = []
+    policy = GuardedTopology(Regroup(), Keep(), "regroup", faults.append)
+    grouped = regroup(LAB, LAB.initial_maps, [FOUR, TWO])
+    (port,) = ports_of("gpu0")["ocs1"]
+    bad = grouped["ocs1"].out_of[port]
+    cluster = WiredLab(LAB, grouped)
+    gpus = [[cluster.numbers[LAB.host(name).name] for name in group] for group in (FOUR, TWO)]
+    view = cluster.view(0.0, {}, failed={"ocs1": [bad]})
+    maps = policy.circuits(view, gpus)
+    assert maps == regroup(LAB, grouped, [FOUR, TWO], failed={"ocs1": [bad]})
+    assert maps["ocs1"].out_of[port] != bad
+    assert faults == []
+    # Locked as well, it stays: nothing may be broken there.
+    locked = cluster.view(0.0, {}, locked={"ocs1": [bad]}, failed={"ocs1": [bad]})
+    assert policy.circuits(locked, gpus) == {}
+    assert faults == []
 
 
 def test_a_nic_behind_a_circuit_switch_that_does_not_answer_is_named() -> None:
