@@ -13,7 +13,12 @@ from patchlight.agents import nics
 from patchlight.agents.errors import BadRequest, Conflict, NicError, NotHere
 from patchlight.agents.gpus import GpuBackend
 from patchlight.agents.leases import Holders, Lease, LeaseBook
-from patchlight.agents.messages import (
+from patchlight.agents.workerfiles import LastReport, ReportReader, read_state, tell, verdict
+from patchlight.agents.workers.contract import ExitInfo, Runner, RunningWorker, WorkerLaunch
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import Lab, Nic, Server
+from patchlight.testbed.linux import namespaces
+from patchlight.testbed.worker_api import (
     AgentStatus,
     GpuStatus,
     NicStatus,
@@ -22,11 +27,6 @@ from patchlight.agents.messages import (
     WorkerState,
     WorkerStatus,
 )
-from patchlight.agents.workerfiles import LastReport, ReportReader, read_state, tell, verdict
-from patchlight.agents.workers.contract import ExitInfo, Runner, RunningWorker, WorkerLaunch
-from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Lab, Nic, Server
-from patchlight.testbed.linux import namespaces
 
 _GRACE_S = 2.0
 _log = logging.getLogger("patchlight.agent")

@@ -14,8 +14,10 @@ from patchlight.controller.changes.preflight import POWER_CEILING_DBM
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.fleet.fleet import Fleet
+from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
 from patchlight.controller.jobs.scheduler import Scheduler
+from patchlight.controller.jobs.traffic import JobTraffic
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.controller.openflow.speaker_process import SpeakerOptions
@@ -67,18 +69,20 @@ class Controller:
             )
         )
         self.switches = PacketSwitches(lab, self.speaker)
-        self.scheduler = Scheduler(lab, self.fleet, self.store, settings.policies)
+        jobs = JobTable(self.store)
         self.plant = CircuitOperations(
             lab,
             self.drivers,
             self.switches,
-            self.scheduler,
+            JobTraffic(jobs),
             self.store,
             settings.power_ceiling_dbm,
             settings.tolerances,
         )
         self.reconfigurer = self.plant.reconfigurer
-        self.scheduler.reconfigurer = self.reconfigurer
+        self.scheduler = Scheduler(
+            lab, self.fleet, self.store, jobs, self.reconfigurer, settings.policies
+        )
 
     def status(self) -> dict[str, Any]:
         """Who is there and who is not."""

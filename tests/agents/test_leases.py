@@ -8,11 +8,11 @@ import pytest
 
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.leases import Holders, Lease, LeaseBook
-from patchlight.agents.messages import WorkerSpec, WorkerState
 from patchlight.agents.nics import NicState
 from patchlight.agents.workerfiles import LastReport, verdict
 from patchlight.agents.workers.contract import ExitInfo, WorkerHandle
 from patchlight.testbed.linux.rate_limits import SavedLimit
+from patchlight.testbed.worker_api import WorkerSpec, WorkerState
 
 
 def lease(worker: str) -> Lease:
