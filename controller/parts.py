@@ -9,8 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from patchlight.controller.changes.device_watch import DeviceWatch
+from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.power_budget import DEFAULT_TOLERANCES, Tolerances
 from patchlight.controller.changes.preflight import POWER_CEILING_DBM
+from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.fleet.fleet import Fleet
@@ -31,8 +34,8 @@ class Settings:
     """What the controller is told beside the lab file.
 
     ``openflow_netns`` is the network namespace that the OpenFlow speaker listens in (a path;
-    ``None``: the controller's own). ``token`` opens agents that listen on TCP. Light stronger
-    than ``power_ceiling_dbm`` is not switched; ``tolerances`` say how much may be missing.
+    ``None``: the controller's own). ``token`` opens agents that listen on TCP. More power than
+    ``power_ceiling_dbm`` is not switched; ``tolerances`` say how much may be missing.
     ``policies`` say which job is next, and where it runs.
     """
 
@@ -70,18 +73,20 @@ class Controller:
         )
         self.switches = PacketSwitches(lab, self.speaker)
         jobs = JobTable(self.store)
-        self.plant = CircuitOperations(
+        self.circuits = CircuitParts(
             lab,
             self.drivers,
+            self.store,
             self.switches,
             JobTraffic(jobs),
-            self.store,
             settings.power_ceiling_dbm,
             settings.tolerances,
         )
-        self.reconfigurer = self.plant.reconfigurer
+        self.transactions = Transactions(self.circuits)
+        self.device_watch = DeviceWatch(self.circuits, self.transactions)
+        self.operations = CircuitOperations(self.circuits, self.transactions)
         self.scheduler = Scheduler(
-            lab, self.fleet, self.store, jobs, self.reconfigurer, settings.policies
+            lab, self.fleet, self.store, jobs, self.transactions, settings.policies
         )
 
     def status(self) -> dict[str, Any]:
@@ -99,7 +104,7 @@ class Controller:
                 }
                 for s in self.lab.packet_switches
             ],
-            "circuit_switches": self.plant.reach.status(),
+            "circuit_switches": self.circuits.devices.status(),
             "agents": [{"server": s, "reachable": r} for s, r in self.fleet.reachable.items()],
         }
 

@@ -27,20 +27,20 @@ async def run(controller: Controller) -> None:
         for driver in controller.drivers.values():
             stack.push_async_callback(driver.close)
         # Who does not answer is left for later: one switch does not keep the lab waiting.
-        await controller.plant.reach.open()
+        await controller.circuits.devices.open()
         stack.push_async_callback(controller.speaker.close)
         controller.speaker.subscribe(controller.on_event)
         await controller.speaker.start()
         stack.push_async_callback(controller.switches.close)
         await controller.switches.look()
-        stack.push_async_callback(controller.reconfigurer.close)
-        await controller.plant.begin()
-        await controller.reconfigurer.settle_flows()
+        stack.push_async_callback(controller.transactions.close)
+        await controller.device_watch.begin()
+        await controller.transactions.settle_flows()
         stack.push_async_callback(controller.scheduler.close)
         background = [
             asyncio.create_task(controller.scheduler.run(), name="scheduler"),
             asyncio.create_task(controller.fleet.watch(), name="fleet"),
-            asyncio.create_task(controller.plant.watch(), name="plant"),
+            asyncio.create_task(controller.device_watch.run(), name="device watch"),
         ]
         serving = asyncio.create_task(server.serve(sockets=[api]), name="api")
         stopping = asyncio.create_task(told_to_stop.wait(), name="stop")
