@@ -8,10 +8,10 @@ from typing import cast
 
 from patchlight.controller.policies.contract import (
     KINDS,
-    FieldType,
     OrderPolicy,
     PartitionPolicy,
     PlacementPolicy,
+    PolicyKind,
     TopologyPolicy,
 )
 from patchlight.controller.policies.guard import (
@@ -44,7 +44,7 @@ class PolicyChoice:
         if not 0 < self.deadline_s < float("inf"):
             raise BadInput(f"a policy's deadline is {self.deadline_s} s: expected more than 0 s")
 
-    def of(self, kind: FieldType) -> str | None:
+    def of(self, kind: PolicyKind) -> str | None:
         """The one of a kind."""
         return cast(str | None, getattr(self, kind))
 
