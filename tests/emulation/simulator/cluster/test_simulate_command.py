@@ -7,9 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +33,6 @@ ROWS = [
     ("2017-10-09 07:00:02", 20.0, 1),
     ("2017-10-09 07:00:03", 500.0, 1),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_tracker_left() -> Iterator[None]:
-    yield
-    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
 
 
 @pytest.fixture
