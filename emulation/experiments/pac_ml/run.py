@@ -33,7 +33,7 @@ from patchlight.emulation.experiments.pac_ml.policies import (
 from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.machine import describe_machine
 from patchlight.emulation.simulator.executors import Engine, run_all
-from patchlight.emulation.simulator.ramp.counting import Counting, Interval, mean_and_interval
+from patchlight.emulation.simulator.ramp.episode_result import Counting, Interval, mean_and_interval
 from patchlight.emulation.simulator.ramp.hindsight import HindsightBound
 from patchlight.emulation.simulator.ramp.placement import PlacementRule
 from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES

@@ -12,7 +12,7 @@ from patchlight.emulation.machine import describe_machine
 from patchlight.emulation.simulator.cluster.cluster import Cluster, TwoLevel
 from patchlight.emulation.simulator.cluster.jobs import queue_jobs
 from patchlight.emulation.simulator.cluster.labcluster import LabCluster
-from patchlight.emulation.simulator.cluster.naming import check_policies
+from patchlight.emulation.simulator.cluster.policy_loading import check_policies
 from patchlight.emulation.simulator.cluster.report import check_output, result_of, write_report
 from patchlight.emulation.simulator.cluster.settings import Settings
 from patchlight.emulation.simulator.cluster.sweep import (

@@ -75,7 +75,7 @@ def test_jobs_that_come_at_random_times_and_another_shape(workloads: Workloads) 
     plain = pac_ml_scenario(small, "A", "ramp-block", horizon_s=6e4)
     scenario = Scenario(small, plain.law, plain.rule, 6e4, PoissonArrivals(900.0), None, False)
     lanes = VectorEpisodes([scenario], 3, 1000)
-    rates = {}
+    rates: dict[int, float] = {}
     while len(rates) < 3:
         for each in lanes.step(lanes.mask.shape[1] - 1 - lanes.mask[:, ::-1].argmax(axis=1))[1]:
             rates.setdefault(each.seed, each.blocking_rate)

@@ -18,10 +18,10 @@ from click.testing import CliRunner
 
 from patchlight.cli.simulate import simulate
 from patchlight.emulation.simulator.cluster import Settings, TwoLevel, plots, queue_jobs
-from patchlight.emulation.simulator.cluster.drawn import DrawnJobs
 from patchlight.emulation.simulator.cluster.report import result_of
 from patchlight.emulation.simulator.cluster.results import JobRecord
 from patchlight.emulation.simulator.cluster.sweep import Combination, Sweep, combinations, run_sweep
+from patchlight.emulation.simulator.cluster.synthetic_jobs import DrawnJobs
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.traces import read_trace
 from patchlight.testbed.errors import BadInput, PatchlightError
