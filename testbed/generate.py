@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Network
 
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.lab import Endpoint, Fibre, Gpu, Lab, Nic, PacketSwitch, Server, default_mac
-from patchlight.testbed.labfile.errors import nearest
 from patchlight.testbed.labfile.schema import FABRICS, LAB_NAME, MOST_PACKET_PORTS
 
 _FIRST = int(IPv4Address("10.0.0.0"))

@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping
 from patchlight.testbed.errors import BadInput
 
 _RATE = {"bps": 1, "kbps": 1e3, "Mbps": 1e6, "Gbps": 1e9, "Tbps": 1e12}
-_TIME = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600}
-_SIZE = {
-    "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
-    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
-}  # fmt: skip
+_TIME = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "d": 86400}
+_TIME_WRITTEN = {unit: _TIME[unit] for unit in ("ns", "us", "ms", "s")}
+_SIZE_SI = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_SIZE = {**_SIZE_SI, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _LOSS = {"dB": 1}
 _POWER = {"dBm": 1}
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*")
@@ -62,7 +61,7 @@ def parse_rate(text: object) -> int:
 
 
 def parse_time(text: object) -> float:
-    """``"25ms"`` → 0.025 seconds; not negative."""
+    """``"25ms"`` → 0.025 seconds, ``"30d"`` → 2_592_000; not negative."""
     return _not_negative(text, _parse(text, _TIME, "time", "25ms"), "time")
 
 
@@ -94,12 +93,12 @@ def format_rate(rate_bps: float | None) -> str:
 
 def format_time(time_s: float) -> str:
     """``0.025`` → ``"25ms"``."""
-    return _format(time_s, {u: f for u, f in _TIME.items() if u not in ("µs", "min", "h")})
+    return _format(time_s, _TIME_WRITTEN)
 
 
 def format_size(size_bytes: int) -> str:
     """``553_648_128`` → ``"554MB"``: SI units, three digits."""
-    return _format(size_bytes, {u: f for u, f in _SIZE.items() if "i" not in u})
+    return _format(size_bytes, _SIZE_SI)
 
 
 def write_rate(rate_bps: int) -> str:
@@ -109,8 +108,7 @@ def write_rate(rate_bps: int) -> str:
 
 def write_time(time_s: float) -> str:
     """A time as text that ``parse_time`` reads back equal: ``"25ms"``."""
-    units = {u: f for u, f in _TIME.items() if u not in ("µs", "min", "h")}
-    return _write(time_s, units, lambda text: parse_time(text) == time_s)
+    return _write(time_s, _TIME_WRITTEN, lambda text: parse_time(text) == time_s)
 
 
 def write_loss(loss_db: float) -> str:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import yaml
 
 from patchlight.testbed.emulated import Emulation, OcsFault
+from patchlight.testbed.files.fields import is_bare_text
 from patchlight.testbed.lab import (
     NO_NETWORK,
     CircuitSwitch,
@@ -19,7 +20,6 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
-from patchlight.testbed.labfile.yaml_schema import is_bare_text
 from patchlight.testbed.units import write_loss, write_power, write_rate, write_time
 
 # Keys of the file whose field in the model carries its unit in its name.
