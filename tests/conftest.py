@@ -14,6 +14,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,8 @@ def _nothing_left_behind() -> Iterator[None]:
     os.environ[variable] = value
     before = _labs_made()
     yield
+    # Python keeps a process that tracks semaphores until it ends itself: end it here.
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
     deadline = time.monotonic() + GRACE_S
     while (left := _left_behind(before)) and time.monotonic() < deadline:
         time.sleep(0.1)  # namespaces and killed processes go asynchronously

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar, cast
 
-from patchlight.controller.policies.contract import KINDS, FieldType
+from patchlight.controller.policies.contract import (
+    KINDS,
+    FieldType,
+    PolicyKind,
+)
 from patchlight.controller.policies.guard import (
     DEADLINE_S,
     Fault,
@@ -41,7 +45,7 @@ class PolicyChoice:
         if not 0 < self.deadline_s < float("inf"):
             raise BadInput(f"a policy's deadline is {self.deadline_s} s: expected more than 0 s")
 
-    def of(self, kind: FieldType) -> str | None:
+    def of(self, kind: PolicyKind) -> str | None:
         """The one of a kind."""
         return cast(str | None, getattr(self, kind))
 

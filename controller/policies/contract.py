@@ -22,8 +22,8 @@ from patchlight.testbed.graphs.model import ComputationGraph
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
 
-FieldType = Literal["partition", "placement", "order", "topology"]
-KINDS: tuple[FieldType, ...] = ("partition", "placement", "order", "topology")
+PolicyKind = Literal["partition", "placement", "order", "topology"]
+KINDS: tuple[PolicyKind, ...] = ("partition", "placement", "order", "topology")
 
 
 K = TypeVar("K")
@@ -224,7 +224,7 @@ class TopologyPolicy(Protocol):
 
 
 Policy = PartitionPolicy | PlacementPolicy | OrderPolicy | TopologyPolicy
-METHODS: Mapping[FieldType, str] = {
+METHODS: Mapping[PolicyKind, str] = {
     "partition": "degree",
     "placement": "place",
     "order": "priority",
@@ -232,7 +232,7 @@ METHODS: Mapping[FieldType, str] = {
 }
 
 
-def kind_of(policy: object) -> FieldType | None:
+def kind_of(policy: object) -> PolicyKind | None:
     """Which kind of policy an object is, by its method; ``None`` if it is none."""
     found = [kind for kind, method in METHODS.items() if callable(getattr(policy, method, None))]
     return found[0] if len(found) == 1 else None

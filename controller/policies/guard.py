@@ -19,11 +19,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from patchlight.controller.policies.contract import (
     ClusterView,
-    FieldType,
     JobView,
     OrderPolicy,
     PartitionPolicy,
     PlacementPolicy,
+    PolicyKind,
     Progress,
     TopologyPolicy,
 )
@@ -40,7 +40,7 @@ P = TypeVar("P")
 class Fault(NamedTuple):
     """A policy failed: which one, on which job (if on one), and how."""
 
-    kind: FieldType
+    kind: PolicyKind
     policy: str
     job: str
     reason: str
@@ -95,7 +95,7 @@ class _Alone:
 
 
 class _Guard(Generic[P]):
-    kind: FieldType
+    kind: PolicyKind
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ def _raised(error: BaseException) -> str:
 class GuardedPartition(_Guard[PartitionPolicy]):
     """A ``PartitionPolicy`` that always answers with a legal degree."""
 
-    kind: FieldType = "partition"
+    kind: PolicyKind = "partition"
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
         """As ``PartitionPolicy``."""
@@ -182,7 +182,7 @@ class GuardedPartition(_Guard[PartitionPolicy]):
 class GuardedPlacement(_Guard[PlacementPolicy]):
     """A ``PlacementPolicy`` that always answers with free GPUs, or ``None``."""
 
-    kind: FieldType = "placement"
+    kind: PolicyKind = "placement"
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
         """As ``PlacementPolicy``."""
@@ -198,7 +198,7 @@ class GuardedPlacement(_Guard[PlacementPolicy]):
 class GuardedOrder(_Guard[OrderPolicy]):
     """An ``OrderPolicy`` that always answers with a number."""
 
-    kind: FieldType = "order"
+    kind: PolicyKind = "order"
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
         """As ``OrderPolicy``."""
@@ -209,7 +209,7 @@ class GuardedOrder(_Guard[OrderPolicy]):
 class GuardedTopology(_Guard[TopologyPolicy]):
     """A ``TopologyPolicy`` that always answers with maps which the lab's OCSes can have."""
 
-    kind: FieldType = "topology"
+    kind: PolicyKind = "topology"
 
     def circuits(
         self, cluster: ClusterView, groups: Sequence[Sequence[int]]

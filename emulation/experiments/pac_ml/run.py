@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from patchlight.emulation.experiments.machine import describe_machine
 from patchlight.emulation.experiments.pac_ml import paper
 from patchlight.emulation.experiments.pac_ml.episodes import (
     Bench,
@@ -32,8 +31,9 @@ from patchlight.emulation.experiments.pac_ml.policies import (
     shipped,
 )
 from patchlight.emulation.experiments.pac_ml.variation import Variation
+from patchlight.emulation.machine import describe_machine
 from patchlight.emulation.simulator.executors import Engine, run_all
-from patchlight.emulation.simulator.ramp.counting import Counting, Interval, mean_and_interval
+from patchlight.emulation.simulator.ramp.episode_result import Counting, Interval, mean_and_interval
 from patchlight.emulation.simulator.ramp.hindsight import HindsightBound
 from patchlight.emulation.simulator.ramp.placement import PlacementRule
 from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from patchlight.controller.policies.observation import Observation
 from patchlight.emulation.learning.envs.ramp_partition import REWARDS, observation_space, scenarios
-from patchlight.emulation.learning.lanes import VectorEpisodes, layout_of
+from patchlight.emulation.learning.vector_episodes import VectorEpisodes, layout_of
 from patchlight.emulation.simulator.ramp.placement import PlacementRule
 from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.emulation.simulator.ramp.scenario import Scenario
@@ -24,12 +24,12 @@ _FIRST_SEED = 1000
 
 
 class RampPartitionVectorEnv(VectorEnv[Observation, NDArray[np.intp], NDArray[np.bool_]]):
-    """``RampPartitionEnv`` in ``num_envs`` lanes: the same clusters, jobs, rewards, observations.
+    """``RampPartitionEnv`` ``num_envs`` times: the same clusters, jobs, rewards, observations.
 
     The observation's arrays are always the same ones, written over by each step: copy what is to
-    be kept. A lane whose episode ended is at the start of its next one when ``step`` returns; the
-    information then has ``blocking_rate`` for it (``nan`` for others). The lanes' laws take
-    turns, and so do episodes. With ``staggered``, first episodes begin anywhere in their middle.
+    be kept. An environment whose episode ended is at the start of its next one when ``step``
+    returns; the information then has ``blocking_rate`` for it (``nan`` for others). Laws take turns
+    from episode to episode. With ``staggered``, first episodes begin anywhere in their middle.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RampPartitionVectorEnv(VectorEnv[Observation, NDArray[np.intp], NDArray[np
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._rewards, self._staggered = REWARDS[reward], staggered
         self._arrays = self.layout.empty(num_envs)
-        self.lanes: VectorEpisodes | None = None
+        self.episodes: VectorEpisodes | None = None
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -64,30 +64,30 @@ class RampPartitionVectorEnv(VectorEnv[Observation, NDArray[np.intp], NDArray[np
         if isinstance(seed, list):
             raise BadInput("these environments take one seed for all, not one for each")
         first = _FIRST_SEED if seed is None else seed
-        self.lanes = VectorEpisodes(self.scenarios, self.num_envs, first, self._staggered)
-        return self.lanes.observe(self._arrays), {}
+        self.episodes = VectorEpisodes(self.scenarios, self.num_envs, first, self._staggered)
+        return self.episodes.observe(self._arrays), {}
 
     def step(
         self, actions: NDArray[np.intp]
     ) -> tuple[Observation, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
-        """One decision in each lane."""
-        lanes = self._running()
-        accepted, finished = lanes.step(np.asarray(actions))
+        """One decision in each environment."""
+        episodes = self._running()
+        accepted, finished = episodes.step(np.asarray(actions))
         rewards = np.where(accepted, self._rewards[1], self._rewards[0])
         information: dict[str, Any] = {}
         if finished:
             rates = np.full(self.num_envs, np.nan)
             for each in finished:
-                rates[each.lane] = each.blocking_rate
+                rates[each.env] = each.blocking_rate
             information["blocking_rate"] = rates
-        cut = np.zeros(self.num_envs, bool)
-        return lanes.observe(self._arrays), rewards, lanes.fresh.copy(), cut, information
+        over, cut = episodes.episode_start.copy(), np.zeros(self.num_envs, bool)
+        return episodes.observe(self._arrays), rewards, over, cut, information
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Which actions can succeed now, lanes × actions."""
+        """Which actions can succeed now, environments × actions."""
         return self._running().mask.copy()
 
     def _running(self) -> VectorEpisodes:
-        if self.lanes is None:
+        if self.episodes is None:
             raise BadInput("the environments have no episodes: call reset first")
-        return self.lanes
+        return self.episodes

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from patchlight.emulation.simulator.ramp.counting import mean_and_interval
+from patchlight.emulation.simulator.ramp.episode_result import mean_and_interval
 from patchlight.testbed.errors import BadInput
 
 

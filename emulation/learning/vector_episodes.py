@@ -1,8 +1,8 @@
 """Many loss networks side by side, decided on at once: what makes learning fast.
 
-A *lane* is one episode of a scenario, as an ``Episode`` is, and comes job for job to the same
-result. Its cluster is a row of numbers: when each server is free again. So one step of all lanes is
-some dozens of array operations, whatever their number. Servers do not break here.
+Each of ``num_envs`` environments plays one episode of a scenario after the other, as ``Episode``
+does, and comes job for job to the same result. Its cluster is a row of numbers: when each server is
+free again. So one step of all is some dozens of array operations. Servers do not break here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Floats = NDArray[np.float64]
 class Finished:
     """An episode that came to its end: which it was, and its faithful blocking rate."""
 
-    lane: int
+    env: int
     scenario: int
     seed: int
     blocking_rate: float
@@ -48,50 +48,71 @@ def layout_of(scenario: Scenario) -> Layout:
 
 
 class VectorEpisodes:
-    """Episodes with the seeds ``first_seed``, ``first_seed`` + 1, … in ``count`` lanes.
+    """Episodes with the seeds ``first_seed``, ``first_seed`` + 1, … in ``num_envs`` environments.
 
     ``scenarios`` take turns, one for each episode; they share workloads and placement rule. With
-    ``staggered``, the first episode of each lane is begun somewhere in its middle, with an empty
-    cluster, so that not all end at once; such an episode's result is left out.
+    ``staggered``, the first episode of each environment is begun somewhere in its middle, with an
+    empty cluster, so that not all end at once; such an episode's result is left out.
+
+    Public arrays; E environments, D degrees, A = D + 1 actions (0 refuses), S servers, G graphs:
+
+    | array | shape | what |
+    |---|---|---|
+    | ``now_s`` | E | when the waiting job came, in seconds |
+    | ``graph`` | E | its computation graph, 0 to G − 1 |
+    | ``beta`` | E | the part of its sequential time in which it must complete |
+    | ``sequential_s``, ``limit_s`` | E | its time on one GPU; that within which it must complete |
+    | ``expected_s`` | E × D | about how long it takes |
+    | ``fits`` | E × D | whether it has a place now |
+    | ``servers`` | E × D × S | 1.0 for the servers of that place |
+    | ``mask`` | E × A | which actions can succeed |
+    | ``free`` | E | how many servers are free |
+    | ``has_block`` | list of E | for each of ``block_sizes``, whether a block is free |
+    | ``recent`` | E × RECENT_FEATURES | what the jobs before it asked for |
+    | ``nodes``, ``edges`` | G × … | the computation graphs' features |
+    | ``scenario_of``, ``seed_of`` | E | the episode's scenario and seed |
+    | ``episode_start`` | E | whether the job is the first of its episode |
+    | ``blocked``, ``unfinished`` | E | the episode's jobs so far: blocked, to run at its end |
     """
 
     def __init__(
-        self, scenarios: Sequence[Scenario], count: int, first_seed: int, staggered: bool = False
+        self, scenarios: Sequence[Scenario], num_envs: int, first_seed: int, staggered: bool = False
     ) -> None:
         first = scenarios[0]
         if any(s.workloads is not first.workloads or s.rule != first.rule for s in scenarios):
-            raise BadInput("lanes need scenarios of the same workloads and placement rule")
+            raise BadInput("scenarios side by side need the same workloads and placement rule")
         if any(s.failures is not None for s in scenarios):
-            raise BadInput("lanes cannot simulate servers that break: use single episodes")
-        self.scenarios, self.count, self.layout = tuple(scenarios), count, layout_of(first)
+            raise BadInput("vector episodes cannot simulate servers that break: use single ones")
+        self.scenarios, self.num_envs = tuple(scenarios), num_envs
+        self.layout = layout_of(first)
         self.workloads, self.rule = first.workloads, first.rule
         self._next_seed = first_seed
         size, graphs = self.layout.servers, len(self.workloads.names)
-        self._rows = np.arange(count)
+        self._rows = np.arange(num_envs)
         self._prepare_blocks()
         self._prepare_times()
         described = [graph_features(graph) for graph in self.workloads.graphs]
         self.nodes = np.stack([nodes for nodes, _ in described])
         self.edges = np.stack([edges for _, edges in described])
-        self._until = np.zeros((count, size))  # when each server is free again
-        self.scenario_of = np.zeros(count, int)
-        self.seed_of = np.zeros(count, int)
-        self._whole = np.ones(count, bool)
-        self.fresh = np.ones(count, bool)  # whose waiting job is the first of its episode
-        self._place = np.zeros(count, int)
-        self._jobs = [self._draw(lane) for lane in range(count)]
-        self._first_times = np.full((count, graphs, len(self.block_sizes)), np.nan)
-        self.blocked = np.zeros(count, int)
-        self.unfinished = np.zeros(count, int)
+        self._until = np.zeros((num_envs, size))  # when each server is free again
+        self.scenario_of = np.zeros(num_envs, int)
+        self.seed_of = np.zeros(num_envs, int)
+        self._whole = np.ones(num_envs, bool)
+        self.episode_start = np.ones(num_envs, bool)
+        self._position = np.zeros(num_envs, int)
+        self._jobs = [self._draw(env) for env in range(num_envs)]
+        self._first_times = np.full((num_envs, graphs, len(self.block_sizes)), np.nan)
+        self.blocked = np.zeros(num_envs, int)
+        self.unfinished = np.zeros(num_envs, int)
         if staggered:
-            rng = np.random.default_rng([first_seed, count])
-            for lane, jobs in enumerate(self._jobs):
-                self._place[lane] = rng.integers(jobs.decisions)
-                self._whole[lane] = self._place[lane] == 0
+            rng = np.random.default_rng([first_seed, num_envs])
+            for env, jobs in enumerate(self._jobs):
+                self._position[env] = rng.integers(jobs.decisions)
+                self._whole[env] = self._position[env] == 0
         self._load(self._rows)
-        self._look()
+        self._decide_options()
 
-    # What is the same in all lanes.
+    # What is the same in all environments.
 
     def _prepare_blocks(self) -> None:
         workloads, degrees = self.workloads, self.layout.degrees
@@ -134,28 +155,28 @@ class VectorEpisodes:
         most = max(map(len, self._blocks))
         self._times = np.full((len(workloads.names), len(degrees), most), np.nan)
 
-    # What is each lane's own.
+    # What is each environment's own.
 
-    def _draw(self, lane: int) -> _Jobs:
+    def _draw(self, env: int) -> _Jobs:
         seed, self._next_seed = self._next_seed, self._next_seed + 1
         which = seed % len(self.scenarios)
-        self.scenario_of[lane], self.seed_of[lane] = which, seed
+        self.scenario_of[env], self.seed_of[env] = which, seed
         return _Jobs.of(self.scenarios[which], seed)
 
-    def _load(self, lanes: NDArray[np.intp]) -> None:
-        """The jobs of these lanes come into arrays, a column for each job."""
+    def _load(self, envs: NDArray[np.intp]) -> None:
+        """The jobs of these environments come into arrays, a column for each job."""
         if not hasattr(self, "_arrived"):
             longest = max(len(jobs.graph) for jobs in self._jobs) + 1
-            self._arrived = np.zeros((self.count, longest))
-            self._graph = np.zeros((self.count, longest), int)
-            self._beta = np.zeros((self.count, longest))
+            self._arrived = np.zeros((self.num_envs, longest))
+            self._graph = np.zeros((self.num_envs, longest), int)
+            self._beta = np.zeros((self.num_envs, longest))
             self._recent = np.zeros(
-                (self.count, longest + 1, self.layout.shapes["recent"][0]), np.float32
+                (self.num_envs, longest + 1, self.layout.shapes["recent"][0]), np.float32
             )
-            self._last = np.zeros(self.count, int)
-            self._horizon_s = np.zeros(self.count)
-        for lane in lanes.tolist():
-            jobs = self._jobs[lane]
+            self._last = np.zeros(self.num_envs, int)
+            self._horizon_s = np.zeros(self.num_envs)
+        for env in envs.tolist():
+            jobs = self._jobs[env]
             many = len(jobs.graph)
             if many >= self._graph.shape[1]:
                 wider = many + many // 4
@@ -163,19 +184,19 @@ class VectorEpisodes:
                 self._graph = _widened(self._graph, wider)
                 self._beta = _widened(self._beta, wider)
                 self._recent = _widened(self._recent, wider + 1)
-            self._arrived[lane, :many] = jobs.arrived_s
-            self._horizon_s[lane] = jobs.horizon_s
-            self._graph[lane, :many] = jobs.graph
-            self._beta[lane, :many] = jobs.beta
-            self._recent[lane, : many + 1] = jobs.recent
-            self._last[lane] = jobs.decisions
+            self._arrived[env, :many] = jobs.arrived_s
+            self._horizon_s[env] = jobs.horizon_s
+            self._graph[env, :many] = jobs.graph
+            self._beta[env, :many] = jobs.beta
+            self._recent[env, : many + 1] = jobs.recent
+            self._last[env] = jobs.decisions
 
-    def _look(self) -> None:
-        """Where each lane's waiting job would go at each degree."""
-        rows, place = self._rows, self._place
-        self.now_s: _Floats = self._arrived[rows, place]
-        self.graph = self._graph[rows, place]
-        self.beta = self._beta[rows, place]
+    def _decide_options(self) -> None:
+        """Where each environment's waiting job would go at each degree."""
+        rows, position = self._rows, self._position
+        self.now_s: _Floats = self._arrived[rows, position]
+        self.graph = self._graph[rows, position]
+        self.beta = self._beta[rows, position]
         alone = np.array(self.workloads.sequential_s)[self.graph]
         self.sequential_s = alone
         self.limit_s = self.beta * alone
@@ -193,20 +214,21 @@ class VectorEpisodes:
             self.has_block.append(some)
             self._first.append(first)
             taken.append(members[first])
-        needs = self._needs[self.graph]  # lanes × degrees × counts
+        needs = self._needs[self.graph]  # E × D × block sizes
         missing = ~np.stack(self.has_block, axis=1)
         self.fits = ~(needs & missing[:, None, :]).any(axis=2) & self._possible[self.graph]
         self.fits &= np.array(self.layout.degrees) <= self.free[:, None]
-        servers = np.zeros((self.count, len(self.layout.degrees), self.layout.servers), np.float32)
+        shape = (self.num_envs, len(self.layout.degrees), self.layout.servers)
+        servers = np.zeros(shape, np.float32)
         for column, each in enumerate(taken):
             np.maximum(servers, needs[:, :, column, None] * each[:, None, :], out=servers)
         self.servers = servers
-        self.mask = np.ones((self.count, len(self.layout.degrees) + 1), bool)
+        self.mask = np.ones((self.num_envs, len(self.layout.degrees) + 1), bool)
         self.mask[:, 1:] = self.fits & (self.expected_s <= self.limit_s[:, None])
 
     def remaining(self, out: Array | None = None) -> Array:
-        """Afterstates: for each lane, action and server how long it would be busy, in units."""
-        shape = (self.count, len(self.layout.degrees) + 1, self.layout.servers)
+        """Afterstates, E × A × S: how long each server would then be busy, in ``UNIT_S``."""
+        shape = (self.num_envs, len(self.layout.degrees) + 1, self.layout.servers)
         found = np.empty(shape, np.float32) if out is None else out
         now = np.minimum((self._left + EPSILON_S * (self._left > 0)) / UNIT_S, LONGEST)
         found[:] = now[:, None, :]
@@ -216,7 +238,7 @@ class VectorEpisodes:
         return found
 
     def observe(self, out: Observation) -> Observation:
-        """The observation of every lane, written into ``out``'s arrays."""
+        """The observation of every environment, written into ``out``'s arrays."""
         self.remaining(out["remaining"])
         size = self.layout.servers
         options = out["options"]
@@ -239,18 +261,18 @@ class VectorEpisodes:
     @property
     def recent(self) -> Array:
         """What the jobs before the waiting ones asked for."""
-        found: Array = self._recent[self._rows, self._place]
+        found: Array = self._recent[self._rows, self._position]
         return found
 
     def step(self, actions: NDArray[np.intp]) -> tuple[NDArray[np.bool_], list[Finished]]:
-        """Decide in every lane: who was accepted, and which episodes came to their end.
+        """Decide in every environment: who was accepted (E), and which episodes came to their end.
 
-        A lane whose episode ended has begun its next one.
+        ``actions`` has one for each. Where an episode ended, the next one has begun.
         """
         rows, column = self._rows, actions - 1
         wanted = actions > 0
         accepted = wanted & self.fits[rows, np.maximum(column, 0)]
-        lasting = np.zeros(self.count)
+        lasting = np.zeros(self.num_envs)
         if accepted.any():
             chosen = np.flatnonzero(accepted)
             lasting[chosen] = self._lasting(chosen, column[chosen])
@@ -261,60 +283,60 @@ class VectorEpisodes:
             self._until[chosen] = np.where(servers, ends[chosen, None], self._until[chosen])
             self.unfinished += accepted & (ends > self._horizon_s + EPSILON_S)
         self.blocked += ~accepted
-        self._place += 1
-        self.fresh = self._place >= self._last
-        over = np.flatnonzero(self.fresh)
+        self._position += 1
+        self.episode_start = self._position >= self._last
+        over = np.flatnonzero(self.episode_start)
         finished = self._finish(over) if len(over) else []
-        self._look()
+        self._decide_options()
         return accepted, finished
 
-    def _lasting(self, lanes: NDArray[np.intp], column: NDArray[np.intp]) -> _Floats:
-        """How long the jobs of these lanes take at these degrees, on the servers they get."""
-        graph = self.graph[lanes]
+    def _lasting(self, envs: NDArray[np.intp], column: NDArray[np.intp]) -> _Floats:
+        """How long these environments' jobs take at these degrees, on the servers they get."""
+        graph = self.graph[envs]
         largest = self._largest[graph, column]
         if self.scenarios[0].reuse_first_time:
-            found = self._first_times[lanes, graph, largest]
+            found = self._first_times[envs, graph, largest]
         else:
-            block = np.stack(self._first, axis=1)[lanes, largest]
+            block = np.stack(self._first, axis=1)[envs, largest]
             found = self._times[graph, column, block]
-        for place in np.flatnonzero(np.isnan(found)).tolist():
-            lane, g, c = int(lanes[place]), int(graph[place]), int(column[place])
+        for number in np.flatnonzero(np.isnan(found)).tolist():
+            env, g, c = int(envs[number]), int(graph[number]), int(column[number])
             degree = self.layout.degrees[c]
             splits = self.workloads.plans[g][degree].splits
-            most = int(largest[place])
-            whole = self._blocks[most][int(self._first[most][lane])]
+            most = int(largest[number])
+            whole = self._blocks[most][int(self._first[most][env])]
             if self.rule == PlacementRule.RAMP_BLOCK:
                 blocks = sub_blocks(self.workloads.ramp, whole, splits)
             else:
                 where = [self.block_sizes.index(n) for n in splits]
-                blocks = tuple(self._blocks[i][int(self._first[i][lane])] for i in where)
-            found[place] = self.workloads.completion_s(g, degree, blocks)
+                blocks = tuple(self._blocks[i][int(self._first[i][env])] for i in where)
+            found[number] = self.workloads.completion_s(g, degree, blocks)
             if self.scenarios[0].reuse_first_time:
-                self._first_times[lane, g, most] = found[place]
+                self._first_times[env, g, most] = found[number]
             else:
-                self._times[g, c, int(self._first[most][lane])] = found[place]
+                self._times[g, c, int(self._first[most][env])] = found[number]
         return found
 
-    def _finish(self, lanes: NDArray[np.intp]) -> list[Finished]:
+    def _finish(self, envs: NDArray[np.intp]) -> list[Finished]:
         finished = []
-        for lane in lanes.tolist():
-            if self._whole[lane]:
-                blocked = int(self.blocked[lane] + self.unfinished[lane])
-                arrivals = len(self._jobs[lane].graph)
+        for env in envs.tolist():
+            if self._whole[env]:
+                blocked = int(self.blocked[env] + self.unfinished[env])
+                arrivals = len(self._jobs[env].graph)
                 finished.append(
                     Finished(
-                        lane,
-                        int(self.scenario_of[lane]),
-                        int(self.seed_of[lane]),
+                        env,
+                        int(self.scenario_of[env]),
+                        int(self.seed_of[env]),
                         blocked / arrivals,
                     )
                 )
-            self._jobs[lane] = self._draw(lane)
-        self._until[lanes] = 0.0
-        self._first_times[lanes] = np.nan
-        self.blocked[lanes] = self.unfinished[lanes] = self._place[lanes] = 0
-        self._whole[lanes] = True
-        self._load(lanes)
+            self._jobs[env] = self._draw(env)
+        self._until[envs] = 0.0
+        self._first_times[envs] = np.nan
+        self.blocked[envs] = self.unfinished[envs] = self._position[envs] = 0
+        self._whole[envs] = True
+        self._load(envs)
         return finished
 
 

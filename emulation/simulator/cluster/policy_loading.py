@@ -7,10 +7,10 @@ from functools import partial
 from typing import cast
 
 from patchlight.controller.policies.contract import (
-    FieldType,
     OrderPolicy,
     PlacementPolicy,
     Policy,
+    PolicyKind,
     TopologyPolicy,
 )
 from patchlight.controller.policies.guard import (
@@ -60,7 +60,7 @@ def check_policies(
     orders: Iterable[str], placements: Iterable[str], topologies: Iterable[str]
 ) -> None:
     """``BadInput`` for the first policy that there is not, or that cannot be made."""
-    kinds: dict[FieldType, Iterable[str]] = {
+    kinds: dict[PolicyKind, Iterable[str]] = {
         "order": orders,
         "placement": placements,
         "topology": topologies,
@@ -70,7 +70,7 @@ def check_policies(
             _made(kind, text, 0)
 
 
-def _made(kind: FieldType, text: str, seed: int) -> tuple[Recipe, Policy]:
+def _made(kind: PolicyKind, text: str, seed: int) -> tuple[Recipe, Policy]:
     recipe = find(text, kind)
     return recipe, recipe.make(seed=seed)
 
