@@ -1,7 +1,9 @@
 # make demo    the OFC 2022 experiment, end to end, on this machine
 # make test    every check that CI runs
+# make coverage  the tests that need no root, and which lines they ran
 # make bench   the benchmarks; writes benchmarks.json
-# make lint    format, lint and types only
+# make lint    format, lint, types and a strict build of the documentation
+# make docs    the documentation, in build/site
 # make clean   removes what the others made here
 
 BIN := .venv/bin
@@ -10,8 +12,10 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=CI,DOCKER_HOST)
 # As root, leave no root-owned bytecode in a user's checkout.
 ROOT_RUN := $(SUDO) env PYTHONDONTWRITEBYTECODE=1
 DEMO_ARGS ?=
+# The variable silences a notice about a successor of mkdocs.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-.PHONY: demo test bench lint clean
+.PHONY: demo test coverage bench lint docs clean
 
 demo:
 	@deploy/bootstrap.sh
@@ -28,6 +32,12 @@ lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(MKDOCS)
+
+docs:
+	@deploy/bootstrap.sh --test
+	$(MKDOCS)
+	@echo "open build/site/index.html, or for the search: $(BIN)/python -m http.server -d build/site"
 
 bench:
 	@deploy/bootstrap.sh --bench

@@ -3,7 +3,7 @@
 # you like: with nothing missing it ends at once. Needs root or sudo only where apt must install.
 #
 #   deploy/bootstrap.sh           what a user needs
-#   deploy/bootstrap.sh --test    also what `make test` needs
+#   deploy/bootstrap.sh --test    also what `make test` and `make docs` need
 #   deploy/bootstrap.sh --bench   also the peers that `make bench` measures beside us
 #   deploy/bootstrap.sh --learn   also what `patchlight policy train` needs (PyTorch), and Ray
 #
@@ -19,10 +19,10 @@ say() { printf 'bootstrap: %s\n' "$*" >&2; }
 packages=(openvswitch-switch docker.io iproute2 ethtool iputils-ping util-linux mmdebstrap)
 # A kernel with AppArmor on lets Docker start containers only where its parser is there too.
 if grep -qs Y /sys/module/apparmor/parameters/enabled; then packages+=(apparmor); fi
-learn=
+learn='' docs=''
 for option in "$@"; do
     case $option in
-        --test) learn=yes ;;
+        --test) learn=yes docs=yes ;;
         --bench) packages+=(mininet iperf3); learn=yes ;;
         --learn) learn=yes ;;
         *) fail "unknown option $option (known: --test, --bench, --learn)" ;;
@@ -173,6 +173,14 @@ PY
         --editable ".[learn,ray]"
 }
 
+install_docs() {
+    .venv/bin/python -c 'import material, mkdocs_click, mkdocstrings_handlers.python' 2>/dev/null &&
+        return
+    say "installing what builds the documentation into .venv"
+    .venv/bin/python -m pip install --quiet --editable ".[docs]"
+}
+
 install_packages "${packages[@]}"
 make_venv
 if [ -n "$learn" ]; then install_learning; fi
+if [ -n "$docs" ]; then install_docs; fi

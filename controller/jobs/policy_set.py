@@ -9,7 +9,6 @@ from typing import TypeVar, cast
 
 from patchlight.controller.policies.contract import (
     KINDS,
-    FieldType,
     PolicyKind,
 )
 from patchlight.controller.policies.guard import (
@@ -83,6 +82,6 @@ class PolicySet:
             self._topologies[name] = self._guarded(guard, "topology", name)
         return self._topologies[name]
 
-    def _guarded(self, guard: Callable[..., G], kind: FieldType, name: str) -> G:
+    def _guarded(self, guard: Callable[..., G], kind: PolicyKind, name: str) -> G:
         policy, default = load_policy(name, kind), load_policy(DEFAULTS[kind], kind)
         return guard(policy, default, name, self._report, self.choice.deadline_s, alone=True)

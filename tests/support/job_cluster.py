@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DeviceUnreachable
 from patchlight.controller.circuits.drivers.dry_run import DryRun
@@ -58,9 +59,10 @@ class Cluster:
         self.fleet, self.flows, self.store = FakeFleet(self.lab), Flows(), Store(":memory:")
         self.table = JobTable(self.store)
         self.traffic = JobTraffic(self.table, patience_s=0.2)
-        self.transactions = Transactions(
-            self.lab, {"ocs1": self.ocs}, self.flows, self.traffic, self.store
+        self.circuits = CircuitParts(
+            self.lab, {"ocs1": self.ocs}, self.store, self.flows, self.traffic
         )
+        self.transactions = Transactions(self.circuits)
         self.scheduler = Scheduler(
             self.lab, self.fleet, self.store, self.table, self.transactions, policies
         )

@@ -252,7 +252,7 @@ async def test_a_job_is_regrouped_before_it_has_workers(cluster: Cluster) -> Non
 
 
 async def test_a_job_whose_circuits_cannot_be_switched_fails(cluster: Cluster) -> None:
-    cluster.transactions.stop.press("maintenance", "eva")
+    cluster.circuits.stop.press("maintenance", "eva")
     (job_id,) = cluster.submit(job("four", *SPREAD), topology="regroup")
     await cluster.until_state(job_id, JobState.FAILED)
     assert "the circuits could not be switched (refused)" in cluster.table[job_id].message
@@ -262,7 +262,7 @@ async def test_a_job_whose_circuits_cannot_be_switched_fails(cluster: Cluster) -
 async def test_who_asks_for_what_cannot_be_regrouped_is_told_so(cluster: Cluster) -> None:
     # Two of its NICs may not move, and they are under different switches.
     ports = [int(cluster.lab.fibre_ends[cluster.lab.host(h).endpoint][0].port) for h in SPREAD]
-    cluster.transactions.locks.lock("ocs1", ports, "locked", "eva", "mine")
+    cluster.circuits.locks.lock("ocs1", ports, "locked", "eva", "mine")
     (job_id,) = cluster.submit(job("four", *SPREAD), topology="regroup")
     await cluster.until_state(job_id, JobState.FAILED)
     assert "no packet switch has enough usable ports" in cluster.table[job_id].message

@@ -1,0 +1,55 @@
+"""What the pages say is there: commands with their options, files, public names."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+import patchlight
+from patchlight.cli.main import cli
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+FOLDERS = "agents|benchmarks|controller|deploy|docs|emulation|examples|patchlight|testbed|tests"
+
+
+def _commands(text: str) -> list[str]:
+    blocks = re.findall(r"^```(?:sh|console|)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    starts = r"^(?:[$#] )?(?:sudo |\w+=\S+ )*(?:\.venv/bin/)?patchlight (.*)"
+    return [match[1] for line in lines if (match := re.match(starts, line))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_are_there_with_their_options(page: Path) -> None:
+    for line in _commands(page.read_text(encoding="utf-8")):
+        arguments = shlex.split(re.split(r"\s{2,}| \| | -- ", line)[0], comments=True)
+        command: click.Command = cli
+        context = click.Context(cli)
+        while isinstance(command, click.Group) and arguments:
+            found = command.get_command(context, arguments.pop(0))
+            assert found is not None, line
+            command = found
+        known = {
+            name for option in command.params for name in (*option.opts, *option.secondary_opts)
+        }
+        options = {text.partition("=")[0] for text in arguments if text.startswith("--")}
+        assert options <= {*known, "--help"}, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_are_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    names = re.findall(rf"`((?:{FOLDERS})/[\w./-]+)`", text)
+    # What is to be written is called acme; Gymnasium's environments end in -v0.
+    there = [name for name in names if "acme" not in name and not name.endswith("-v0")]
+    assert [name for name in there if not (ROOT / name).exists()] == []
+
+
+def test_the_python_page_has_every_public_name() -> None:
+    text = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^::: patchlight\.(\w+)$", text, re.MULTILINE)) == patchlight.__all__
