@@ -15,13 +15,12 @@ from fastapi.responses import JSONResponse
 
 from patchlight.controller.api.caller import caller_of
 from patchlight.controller.api.models import (
-    AdoptRequest,
     BaselinesRequest,
     ChangeRequest,
     LockRequest,
+    PresentMapsRequest,
     ReconfigurationRequest,
     RepairRequest,
-    SaveRequest,
     StopRequest,
     UnlockRequest,
 )
@@ -172,7 +171,7 @@ def _look(routes: APIRouter, operations: CircuitOperations) -> None:
 
     @routes.get("/links")
     async def links() -> Answer:
-        present = await operations.transactions.links()
+        present = parts.maps.links(await parts.maps.read())
         return {
             # Links through these are not known; they are left out.
             "unread": parts.devices.unread,
@@ -270,7 +269,7 @@ def _change(routes: APIRouter, operations: CircuitOperations) -> None:
         )
 
     @routes.post("/drift/adopt")
-    async def adopt(request: AdoptRequest, caller: Caller) -> Answer:
+    async def adopt(request: PresentMapsRequest, caller: Caller) -> Answer:
         maps = await parts.maps.read()
         adopts = {name: maps[name] for name in operations.named(request.ocs)}
         asked = ChangeRequest(why=request.why)
@@ -289,7 +288,7 @@ def _operate(routes: APIRouter, operations: CircuitOperations) -> None:
         return {"maps": list(parts.store.saved_maps().values())}
 
     @routes.put("/maps/{name}")
-    async def save(name: str, request: SaveRequest, caller: Caller) -> Answer:
+    async def save(name: str, request: PresentMapsRequest, caller: Caller) -> Answer:
         return await operations.save(name, request.ocs, caller.by, request.why)
 
     @routes.delete("/maps/{name}")

@@ -31,6 +31,9 @@ class Tolerances:
 
 DEFAULT_TOLERANCES = Tolerances()
 
+POWER_CEILING_DBM = 13.0
+"""More power than this is not sent through the mirrors, nor to a receiver behind them."""
+
 # Monitors read noise at dark ports: with less power than this at an input, and none expected, its
 # loss through the switch says nothing.
 _DIMMEST_DBM = -30.0

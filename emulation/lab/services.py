@@ -184,7 +184,7 @@ class LabServices:
         chosen = self._choices.policies
         policies = [f"--{kind}={name}" for kind, name in chosen.words.items() if name]
         return self._module(
-            "controller", "patchlight.controller", "--state", str(self._run_dir / "controller"),
+            "controller", "patchlight controller run", "--state", str(self._run_dir / "controller"),
             "--openflow-netns", str(fabric), "--api", self._lab.controller_api, *engine,
             *policies, f"--policy-deadline={chosen.deadline_s}",
             ready=lambda: self._controller_status() is not None,
@@ -193,13 +193,13 @@ class LabServices:
     def _module(
         self,
         name: str,
-        module: str,
+        command: str,
         *arguments: str,
         ready: Callable[[], bool],
         namespace: Path | None = None,
     ) -> Service:
         lab_file = str(self._run_dir / "lab.yaml")
-        argv = [sys.executable, "-m", module, "--lab", lab_file, *arguments]
+        argv = [sys.executable, "-m", *command.split(), "--lab", lab_file, *arguments]
         return Service(name=name, argv=argv, ready=ready, namespace=namespace)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.changes.record import Refused
+from patchlight.controller.changes.record import Reconfiguration, Refused, to_row
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.client import ControllerError
 from patchlight.controller.openflow.forwarding import flow_tables
@@ -106,7 +106,7 @@ async def test_flows_over_a_switch_that_does_not_answer_stay_as_committed(
         assert "connecting to ocs1" in status["words"]
         assert circuits.network.tables == tables, "what worked before goes on"
         # For what is decided anew its circuits are down, and nothing may be written to it.
-        links = await circuits.transactions.links()
+        links = circuits.parts.maps.links(await circuits.parts.maps.read())
         assert not [h for h in LAB.hosts if links.peer(h.endpoint)]
         assert {h.name for h in LAB.hosts} == set(circuits.transactions.unseen_hosts())
         with pytest.raises(Refused, match="the map of ocs1 is not known: connecting to ocs1"):
@@ -166,15 +166,9 @@ async def test_an_unfinished_change_closes_its_other_switches_until_it_is_ended(
     lab = replace(LAB, circuit_switches=switches, fibres=fibres)
     store = Store(tmp_path / "state.db")
     both = {"o1": ["1>2"], "o2": ["3>4"]}
-    store.begin_reconfiguration(
-        {
-            "why": "x",
-            "started_at": 1.0,
-            "changes": {name: {"breaks": [], "makes": texts} for name, texts in both.items()},
-            "before": {"o1": [], "o2": []},
-            "wanted": both,
-        }
-    )
+    changes = {name: {"breaks": [], "makes": texts} for name, texts in both.items()}
+    record = Reconfiguration("x", 1.0, changes=changes, before={"o1": [], "o2": []}, wanted=both)
+    store.prepared_intent(0, to_row(record))()
     only_o1 = CircuitsOf(lab, {"o1": open_driver(switches[0])}, store)
     await only_o1.watch.begin()
     record = await only_o1.change(lambda _: {"o1": PortMap.parse(["5>6"])}, "x")
