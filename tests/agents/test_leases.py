@@ -81,7 +81,7 @@ def test_a_gpu_and_its_nic_have_one_holder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "code", "stopping", "state", "words"),
+    ("last", "code", "stopping", "state", "message"),
     [
         (LastReport(WorkerState.DONE, 5), 0, False, WorkerState.DONE, ""),
         (LastReport(WorkerState.DONE, 5), 0, True, WorkerState.DONE, ""),
@@ -100,9 +100,9 @@ def test_a_gpu_and_its_nic_have_one_holder() -> None:
     ],
 )
 def test_what_became_of_a_worker(
-    last: LastReport, code: int, stopping: bool, state: WorkerState, words: str
+    last: LastReport, code: int, stopping: bool, state: WorkerState, message: str
 ) -> None:
     result = final_report(last, ExitInfo(code), stopping)
     assert result.state is state
-    assert words in result.message
+    assert message in result.message
     assert result.iterations_done == last.iterations_done
