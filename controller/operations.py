@@ -23,7 +23,7 @@ from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 
 log = logging.getLogger("patchlight.circuits")
 
@@ -180,7 +180,7 @@ class CircuitOperations:
         driver = self.drivers[name]
         if not (driver.capabilities.power_out or driver.capabilities.power_in):
             return []
-        links = follow_light(self.lab, maps)
+        links = trace_links(self.lab, maps)
         return await self.reconfigurer.light.judge(links, driver, maps[name])
 
     async def accept_light(self, names: Collection[str], by: str) -> dict[str, int]:

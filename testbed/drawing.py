@@ -18,7 +18,7 @@ from patchlight.testbed.drawing_layout import Box, Layout, lay_out
 from patchlight.testbed.lab import Endpoint, Host, Lab
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.units import format_rate
-from patchlight.testbed.wiring import LightPath, Links, follow_light
+from patchlight.testbed.wiring import LightPath, Links, trace_links
 
 FORMATS = ("svg", "png", "pdf")
 # Okabe and Ito's colours, which people with any colour vision can tell apart.
@@ -36,7 +36,7 @@ def draw_lab(lab: Lab, maps: Mapping[str, PortMap]) -> Figure:
 class _Drawing:
     def __init__(self, lab: Lab, maps: Mapping[str, PortMap]) -> None:
         self.lab, self.maps = lab, maps
-        self.links: Links = follow_light(lab, maps)
+        self.links: Links = trace_links(lab, maps)
         self.layout: Layout = lay_out(lab)
         self.colour_of_switch = self._switch_colours()
         self.colour_at: dict[Endpoint, str] = {}

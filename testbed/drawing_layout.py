@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from patchlight.testbed.lab import Endpoint, Lab
-from patchlight.testbed.wiring import fibre_ends
 
 _MOST_IN_DETAIL = 24  # hosts; more than that get no text of their own
 
@@ -72,7 +71,7 @@ def lay_out(lab: Lab) -> Layout:
 class _Placing:
     def __init__(self, lab: Lab, sizes: _Sizes) -> None:
         self.lab, self.sizes = lab, sizes
-        self.other_end = {end: other for end, (other, _) in fibre_ends(lab).items()}
+        self.other_end = {end: other for end, (other, _) in lab.fibre_ends.items()}
         self.by_device: dict[str, list[Endpoint]] = {}
         for end in self.other_end:
             self.by_device.setdefault(end.device, []).append(end)

@@ -21,7 +21,7 @@ from patchlight.controller.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import Links, follow_light
+from patchlight.testbed.wiring import Links, trace_links
 
 Decide = Callable[[Mapping[str, PortMap]], Mapping[str, PortMap]]
 """Makes wanted maps, those that should change, of the present ones."""
@@ -47,7 +47,7 @@ class MapCache:
 
     def light(self, maps: Mapping[str, PortMap]) -> Links:
         """The links of these maps."""
-        return follow_light(self._lab, maps, self._links)
+        return trace_links(self._lab, maps, self._links)
 
     def plan(self, maps: Maps, decide: Decide) -> Plan:
         """The plan that turns these maps into what ``decide`` makes of them.

@@ -16,7 +16,7 @@ from patchlight.controller.changes.recovery import raise_refusals
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.store import BaselineKey
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class PlanExecutor:
                 # Paths through devices that are still to change, or do not answer, are not
                 # known to be there: no light is expected over them.
                 unsure = several or now.unread
-                links = follow_light(self.lab, seen) if unsure else steps.links_new
+                links = trace_links(self.lab, seen) if unsure else steps.links_new
                 arriving = checked.arriving_dbm.get(name)
                 # Both at once: the device answers the one while the other is understood.
                 read, lit = await asyncio.gather(
@@ -72,7 +72,7 @@ class PlanExecutor:
                     readings |= self.light.baselines.with_readings(name, lit.good)
         if several:
             with record.stage("verify"):
-                links = follow_light(self.lab, seen) if now.unread else steps.links_new
+                links = trace_links(self.lab, seen) if now.unread else steps.links_new
                 for name, change in steps.changes.items():
                     verified = await self.light.verify(links, self.drivers[name], change.makes)
                     record.note(verified.remarks)

@@ -25,7 +25,7 @@ from patchlight.controller.policies.regroup import Ports
 from patchlight.testbed.jobs import JobSpec, JobStatus
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import Links, follow_light
+from patchlight.testbed.wiring import Links, trace_links
 
 NO_PORTS: Mapping[str, frozenset[int]] = {}
 
@@ -158,7 +158,7 @@ class Placement:
         barred: Mapping[str, frozenset[int]] = {}
         if self._deciders.choice.placement != DEFAULTS["placement"] and maps:
             barred = either(*await reconfigurer.closed_ports())
-        cluster = WiredLab(self._lab, follow_light(self._lab, maps))
+        cluster = WiredLab(self._lab, trace_links(self._lab, maps))
         busy = [name for _, hosts in running for name in hosts]
         seen = [view_of(each.id, each.spec, each.submitted_at) for each in recent]
         view = cluster.view(time.time(), busy, tuple(unseen), running, seen, maps, barred)
@@ -237,7 +237,7 @@ class Placement:
         closed = {ocs: frozenset(ports) for ocs, ports in barred.items()}
 
         def decide(maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
-            cluster = WiredLab(self._lab, follow_light(self._lab, maps))
+            cluster = WiredLab(self._lab, trace_links(self._lab, maps))
             busy = [name for _, hosts in running for name in hosts]
             busy += [name for group in groups for name in group]
             view = cluster.view(time.time(), busy, unseen, running, (), maps, closed)

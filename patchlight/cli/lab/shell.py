@@ -117,10 +117,10 @@ class LabShell:
         console().print(table)
 
     def _print_links(self) -> None:
-        from patchlight.testbed.wiring import follow_light
+        from patchlight.testbed.wiring import trace_links
 
         lab = self._lab.lab
-        for a, b in follow_light(lab, lab.initial_maps).pairs():
+        for a, b in trace_links(lab, lab.initial_maps).pairs():
             click.echo(f"{a} – {b}")
 
     def _complete_names(self) -> None:

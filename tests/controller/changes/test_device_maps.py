@@ -20,7 +20,7 @@ from patchlight.controller.store import Store
 from patchlight.testbed.lab import CircuitSwitch, Endpoint, Fibre
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 from tests.controller.changes.test_transaction import _KILLED, JOBS, LAB, Network
 from tests.controller.test_service import Running, free_port
 from tests.support.emulated_devices import lab_file
@@ -152,7 +152,7 @@ def test_a_switch_that_comes_back_is_compared_with_its_committed_map(tmp_path):
             drift = plant.store.events()[-1]
             assert (drift["missing"], drift["unknown"]) == (["1>7", "7>1"], [])
             maps = {"ocs1": await plant.drivers["ocs1"].read_map()}
-            tables = flow_tables(LAB, follow_light(LAB, maps))
+            tables = flow_tables(LAB, trace_links(LAB, maps))
             await until(lambda: network.tables == tables)
             assert tables != lit
             assert (await plant.reconfigurer.change(lambda maps: maps, "x")).state == "committed"

@@ -14,7 +14,7 @@ from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 from tests.controller.changes.test_change_faults import duplex
 from tests.controller.changes.test_transaction import LAB, run
 
@@ -59,7 +59,7 @@ def test_a_bug_while_rolling_back_locks_the_ports_and_is_told(tmp_path):
 
 def test_a_plan_from_old_maps_that_is_then_refused_leaves_the_flows_as_they_were(tmp_path):
     async def test(it):
-        lit = flow_tables(LAB, follow_light(LAB, await it.reconfigurer.read_maps()))
+        lit = flow_tables(LAB, trace_links(LAB, await it.reconfigurer.read_maps()))
         await it.reconfigurer.settle_flows()
         assert it.network.tables == lit
         # Somebody else takes a port, of which the memory knows nothing yet.

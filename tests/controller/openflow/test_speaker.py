@@ -15,7 +15,7 @@ from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match
 from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to, flow_tables
 from patchlight.controller.openflow.protocol import VERSION
 from patchlight.testbed.errors import OutcomeUnknown
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 from tests.controller.openflow.conftest import eventually
 from tests.support.private_ovs import in_namespace
 
@@ -88,7 +88,7 @@ class Eager(app_manager.RyuApp):
 
 def test_hosts_talk_over_two_switches_and_are_counted(bench, two_switch_lab) -> None:
     lab = two_switch_lab
-    tables = flow_tables(lab, follow_light(lab, {}))
+    tables = flow_tables(lab, trace_links(lab, {}))
 
     async def run() -> None:
         async with bench.speaker(1, 2) as (speaker, events):

@@ -27,7 +27,7 @@ from patchlight.controller.policies.sets import joined, lowest, members, pack
 from patchlight.controller.policies.topology import Keep, Regroup
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 
 
 def cluster(
@@ -152,7 +152,7 @@ LAB = read_lab(builtin_lab("ofc2022"))
 def lab_view(**other: object) -> ClusterView:
     from patchlight.controller.jobs.placement import WiredLab
 
-    links = follow_light(LAB, LAB.initial_maps)
+    links = trace_links(LAB, LAB.initial_maps)
     view = WiredLab(LAB, links).view(0.0, (), (), (), (), LAB.initial_maps)
     return view._replace(**other)  # type: ignore[arg-type]
 
@@ -176,7 +176,7 @@ def test_regroup_takes_gpus_that_can_be_lit_onto_one_switch_with_few_moves() -> 
     assert joined(four) & racks[0] == racks[0]  # One move, to a switch that has the port.
     maps = Regroup().circuits(view, [four])
     assert len(view.circuits["ocs1"].diff(maps["ocs1"]).breaks) <= 4
-    lit = follow_light(LAB, {**view.circuits, **maps})
+    lit = trace_links(LAB, {**view.circuits, **maps})
     hosts = [LAB.host(view.shape.gpus[gpu].name).endpoint for gpu in four]
     assert len({lit.switch_of(LAB, host) for host in hosts}) == 1
 
