@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from patchlight.testbed.lab import Endpoint, Lab, PacketSwitch, Server
 from patchlight.testbed.portmap import CrossConnect
-from patchlight.testbed.wiring import Links, fibre_ends
+from patchlight.testbed.wiring import Links
 
 VerdictKind = Literal["ok", "degraded", "unverified", "failed"]
 
@@ -63,7 +63,7 @@ def expected_powers(
 
     With ``asked`` only along paths that pass one of these.
     """
-    ends = fibre_ends(lab)
+    ends = lab.fibre_ends
     loss_of = {c.name: c.insertion_loss_db for c in lab.circuit_switches}
     expected: dict[tuple[str, CrossConnect], Expected] = {}
     for path in links.paths.values():

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Endpoint, Lab
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import circuit_ports, fibre_ends
+from patchlight.testbed.wiring import circuit_ports
 
 # The search for an assignment of groups to switches stops after this many tries and takes
 # the best one found; the first one it finds is the largest-group-first greedy one.
@@ -98,7 +98,7 @@ def regroup(
 
 def _survey(lab: Lab, maps: Mapping[str, PortMap], locked: Ports, failed: Ports) -> _Site:
     switches = {s.name for s in lab.packet_switches}
-    facing = circuit_ports(lab, [e for e in fibre_ends(lab) if e.device in switches])
+    facing = circuit_ports(lab, [e for e in lab.fibre_ends if e.device in switches])
     broken = {(ocs, port) for ocs, ports in failed.items() for port in ports}
     fixed = {(ocs, port) for ocs, ports in locked.items() for port in ports}
     for ocs, present in maps.items():

@@ -19,7 +19,7 @@ from patchlight.controller.store import Store
 from patchlight.testbed.lab import CircuitSwitch, Endpoint, Fibre
 from patchlight.testbed.labfile.reader import builtin_lab
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 from tests.support.change_bench import LAB, START, CircuitsOf, joined, kill_a_change
 from tests.support.controller_process import ControllerProcess, free_port, wait_until
 from tests.support.emulated_devices import Running, lab_file, running
@@ -138,7 +138,7 @@ async def test_a_switch_that_comes_back_is_compared_with_its_committed_map(
         drift = circuits.store.events()[-1]
         assert (drift["missing"], drift["unknown"]) == (["1>7", "7>1"], [])
         maps = {"ocs1": await circuits.drivers["ocs1"].read_map()}
-        after = flow_tables(LAB, follow_light(LAB, maps))
+        after = flow_tables(LAB, trace_links(LAB, maps))
         await until(lambda: circuits.network.tables == after)
         assert after != tables
         assert (await circuits.change(lambda maps: maps, "x")).state == "committed"
