@@ -1,10 +1,10 @@
-# make demo    the OFC 2022 experiment, end to end, on this machine
-# make test    every check that CI runs
+# make demo      the OFC 2022 experiment, end to end, on this machine
+# make test      every check that CI runs
 # make coverage  the tests that need no root, and which lines they ran
-# make bench   the benchmarks; writes benchmarks.json
-# make lint    format, lint, types and a strict build of the documentation
-# make docs    the documentation, in build/site
-# make clean   removes what the others made here
+# make bench     the benchmarks; writes benchmarks.json
+# make lint      format, lint, types and a strict build of the documentation
+# make docs      the documentation, in build/site
+# make clean     removes what the others made here
 
 BIN := .venv/bin
 # Network namespaces need root; everything else runs as who called make.
@@ -26,6 +26,12 @@ test:
 	@deploy/bootstrap.sh --test
 	@$(MAKE) --no-print-directory lint
 	$(ROOT_RUN) deploy/with-docker-engine.sh $(BIN)/python -m pytest -p no:cacheprovider $(PYTEST_ARGS)
+
+# Tests that need root, Open vSwitch, Docker or sshd run most of it in processes of their own.
+coverage:
+	@deploy/bootstrap.sh --test
+	$(BIN)/python -m pytest -p no:cacheprovider -m "not root and not ovs and not docker and not sshd" \
+	    --cov --cov-report=term $(PYTEST_ARGS)
 
 lint:
 	@deploy/bootstrap.sh --test

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
-from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from mkdocs.exceptions import PluginError
 
-LAB_FILE_REFERENCE = "<!-- lab file reference -->"
+# What a page asks for with a comment, and the function that writes it.
+GENERATED = {
+    "<!-- lab file reference -->": "patchlight.testbed.labfile.reference:lab_file_reference",
+    "<!-- table of drivers -->": "patchlight.testbed.ocs_drivers:drivers_table",
+}
 # What a browser would fetch by itself: a link to click on is none of these.
 FETCHED = re.compile(
     r'<(?:script|img|iframe)[^>]* src="https?:'
@@ -18,15 +21,15 @@ FETCHED = re.compile(
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put the reference that the lab file's schema writes where the page asks for it."""
-    if LAB_FILE_REFERENCE not in markdown:
-        return markdown
-    try:
-        reference = import_module("patchlight.testbed.labfile.reference").lab_file_reference()
-    except ModuleNotFoundError:
-        example = Path(__file__).parents[1] / "testbed" / "labs" / "ofc2022.yaml"
-        reference = f"The built-in lab `ofc2022`:\n\n```yaml\n{example.read_text()}```\n"
-    return markdown.replace(LAB_FILE_REFERENCE, reference)
+    """Put what the code says of itself where the page asks for it."""
+    for comment, function in GENERATED.items():
+        if comment in markdown:
+            try:
+                text = resolve_name(function)()
+            except ModuleNotFoundError:
+                text = f"*(`{function}` is not part of this version.)*"
+            markdown = markdown.replace(comment, text)
+    return markdown
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
