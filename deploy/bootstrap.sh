@@ -174,7 +174,7 @@ PY
 }
 
 install_docs() {
-    .venv/bin/python -c 'import material, mkdocs_click, mkdocstrings_handlers.python' 2>/dev/null &&
+    .venv/bin/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null &&
         return
     say "installing what builds the documentation into .venv"
     .venv/bin/python -m pip install --quiet --editable ".[docs]"

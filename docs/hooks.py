@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import re
+from collections.abc import Callable, Iterator
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any
 
+import click
 from mkdocs.exceptions import PluginError
 
-# What a page asks for with a comment, and the function that writes it.
-GENERATED = {
-    "<!-- lab file reference -->": "patchlight.testbed.labfile.reference:lab_file_reference",
-    "<!-- table of drivers -->": "patchlight.testbed.ocs_drivers:drivers_table",
-}
 # What a browser would fetch by itself: a link to click on is none of these.
 FETCHED = re.compile(
     r'<(?:script|img|iframe)[^>]* src="https?:'
@@ -22,13 +21,9 @@ FETCHED = re.compile(
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put what the code says of itself where the page asks for it."""
-    for comment, function in GENERATED.items():
+    for comment, write in GENERATED.items():
         if comment in markdown:
-            try:
-                text = resolve_name(function)()
-            except ModuleNotFoundError:
-                text = f"*(`{function}` is not part of this version.)*"
-            markdown = markdown.replace(comment, text)
+            markdown = markdown.replace(comment, write())
     return markdown
 
 
@@ -37,3 +32,61 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
     if fetched := FETCHED.search(output):
         raise PluginError(f"{page.file.src_path} fetches from another machine: {fetched[0]}")
     return output
+
+
+def command_reference() -> str:
+    """Every command: usage, help and options, as the command line itself has them."""
+    from patchlight.cli.main import cli
+
+    return "\n\n".join(_command(cli, click.Context(cli, info_name="patchlight")))
+
+
+def _command(command: click.Command, context: click.Context) -> Iterator[str]:
+    usage = command.get_usage(context).removeprefix("Usage: ")
+    heading = "##" if context.command_path.count(" ") < 2 else "###"
+    yield f"{heading} {context.command_path}"
+    yield f"```\n{' '.join(usage.split())}\n```"
+    yield _escaped((command.help or "").replace("\b\n", ""))
+    records = filter(
+        None, (param.get_help_record(context) for param in command.get_params(context))
+    )
+    # An argument without a help text is in the usage already.
+    cells = [_cells(name, text) for name, text in records if text or name.startswith("-")]
+    rows = [f"| `{name}` | {text} |" for name, text in cells]
+    if rows[:-1]:  # the last one is --help
+        yield "\n".join(["| option | meaning |", "|---|---|", *rows[:-1]])
+    if command.epilog:
+        yield _escaped(command.epilog)
+    if isinstance(command, click.Group):
+        for name in sorted(command.list_commands(context)):
+            sub = command.get_command(context, name)
+            assert sub is not None
+            yield from _command(sub, click.Context(sub, info_name=name, parent=context))
+
+
+def _cells(*record: str) -> tuple[str, str]:
+    name, text = (" ".join(cell.split()) for cell in record)
+    return name, _escaped(text).replace("|", r"\|")
+
+
+def _escaped(text: str) -> str:
+    return html.escape(text, quote=False).replace("*", r"\*").replace("_", r"\_")
+
+
+def _of_the_code(name: str) -> str:
+    try:
+        return str(resolve_name(name)())
+    except ModuleNotFoundError:
+        return f"*(`{name}` is not part of this version.)*"
+
+
+# What a page asks for with a comment, and the function that writes it.
+GENERATED: dict[str, Callable[[], str]] = {
+    "<!-- commands -->": command_reference,
+    "<!-- lab file reference -->": partial(
+        _of_the_code, "patchlight.testbed.labfile.reference:lab_file_reference"
+    ),
+    "<!-- table of drivers -->": partial(
+        _of_the_code, "patchlight.testbed.ocs_drivers:drivers_table"
+    ),
+}
