@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from patchlight.emulation.experiments.machine import describe_machine
+from patchlight.emulation.machine import describe_machine
 from patchlight.testbed.errors import PatchlightError
 
 MODULES = (

@@ -19,7 +19,7 @@ from patchlight.controller.policies.learned import load_learned, shipped_models
 from patchlight.emulation.simulator.ramp import Episode, Workloads, pac_ml_scenario
 from patchlight.testbed.errors import PatchlightError
 
-LANES, STEPS, ROUNDS = 256, 200, 5
+NUM_ENVS, STEPS, ROUNDS = 256, 200, 5
 
 
 def run() -> list[dict[str, Any]]:
@@ -48,23 +48,23 @@ def run() -> list[dict[str, Any]]:
         ]  # fmt: skip
     if find_spec("gymnasium") is None:
         raise PatchlightError("environments need Gymnasium", hint="deploy/bootstrap.sh --learn")
-    from patchlight.emulation.learning.envs.ramp_lanes import RampPartitionVectorEnv
+    from patchlight.emulation.learning.envs.ramp_partition_vector import RampPartitionVectorEnv
 
     for rule in ("ramp-first-fit", "ramp-block"):
         scenarios = [pac_ml_scenario(workloads, law, rule) for law in "ABCD"]
-        lanes = RampPartitionVectorEnv(LANES, scenario=scenarios, staggered=True)
-        lanes.reset(seed=1000)
+        envs = RampPartitionVectorEnv(NUM_ENVS, scenario=scenarios, staggered=True)
+        envs.reset(seed=1000)
         rng = np.random.default_rng(0)
         rates = []
         for _ in range(ROUNDS):
             before = time.process_time()
             for _ in range(STEPS):
-                mask = lanes.action_masks()
-                lanes.step((mask * rng.random(mask.shape)).argmax(axis=1))
-            rates.append(LANES * STEPS / (time.process_time() - before))
+                mask = envs.action_masks()
+                envs.step((mask * rng.random(mask.shape)).argmax(axis=1))
+            rates.append(NUM_ENVS * STEPS / (time.process_time() - before))
         found.append(
             {
-                "name": f"environment RampPartition, {LANES} lanes, full observations, {rule} "
+                "name": f"environment RampPartition, {NUM_ENVS} envs, full observations, {rule} "
                 f"({source})",
                 "value": statistics.median(rates),
                 "unit": "steps/CPU s",

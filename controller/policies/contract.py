@@ -22,8 +22,8 @@ from patchlight.testbed.graphs.model import ComputationGraph
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
 
-FieldType = Literal["partition", "placement", "order", "topology"]
-KINDS: tuple[FieldType, ...] = ("partition", "placement", "order", "topology")
+PolicyKind = Literal["partition", "placement", "order", "topology"]
+KINDS: tuple[PolicyKind, ...] = ("partition", "placement", "order", "topology")
 
 
 K = TypeVar("K")
@@ -151,7 +151,8 @@ class ClusterView(NamedTuple):
     ``occupied`` are the GPUs that are busy or broken, ``broken`` the latter. ``running`` has
     the job that ends next first. ``recent`` are the jobs that came before, the latest last,
     64 at most, run or not. ``lab``, ``circuits`` (the present map of each OCS) and ``barred``
-    (OCS ports that may not be touched) are there where there is a network to rewire.
+    (OCS ports that may not be touched) are there where there is a network to rewire; of the
+    ``failed`` ones among these, circuits may be broken but not made.
     """
 
     now_s: float
@@ -164,6 +165,7 @@ class ClusterView(NamedTuple):
     lab: Lab | None = None
     circuits: Mapping[str, PortMap] = Frozen()
     barred: Mapping[str, frozenset[int]] = Frozen()
+    failed: Mapping[str, frozenset[int]] = Frozen()
 
     @property
     def free(self) -> int:
@@ -222,7 +224,7 @@ class TopologyPolicy(Protocol):
 
 
 Policy = PartitionPolicy | PlacementPolicy | OrderPolicy | TopologyPolicy
-METHODS: Mapping[FieldType, str] = {
+METHODS: Mapping[PolicyKind, str] = {
     "partition": "degree",
     "placement": "place",
     "order": "priority",
@@ -230,7 +232,7 @@ METHODS: Mapping[FieldType, str] = {
 }
 
 
-def kind_of(policy: object) -> FieldType | None:
+def kind_of(policy: object) -> PolicyKind | None:
     """Which kind of policy an object is, by its method; ``None`` if it is none."""
     found = [kind for kind, method in METHODS.items() if callable(getattr(policy, method, None))]
     return found[0] if len(found) == 1 else None

@@ -19,11 +19,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from patchlight.controller.policies.contract import (
     ClusterView,
-    FieldType,
     JobView,
     OrderPolicy,
     PartitionPolicy,
     PlacementPolicy,
+    PolicyKind,
     Progress,
     TopologyPolicy,
 )
@@ -40,7 +40,7 @@ P = TypeVar("P")
 class Fault(NamedTuple):
     """A policy failed: which one, on which job (if on one), and how."""
 
-    kind: FieldType
+    kind: PolicyKind
     policy: str
     job: str
     reason: str
@@ -95,7 +95,7 @@ class _Alone:
 
 
 class _Guard(Generic[P]):
-    kind: FieldType
+    kind: PolicyKind
 
     def __init__(
         self,
@@ -106,11 +106,16 @@ class _Guard(Generic[P]):
         deadline_s: float = DEADLINE_S,
         *,
         alone: bool = False,
+        refusals: tuple[type[PatchlightError], ...] = (),
     ) -> None:
-        """``report`` hears of each fault, in the thread of whoever asked."""
+        """``report`` hears of each fault, in the thread of whoever asked.
+
+        ``refusals`` are errors that count as answers: they are raised to whoever asked.
+        """
         self.policy, self.default, self.name = policy, default, name
         self._report, self._deadline_s = report, deadline_s
         self._alone = _Alone(deadline_s) if alone else None
+        self._refusals = refusals
 
     def _ask(
         self,
@@ -131,6 +136,8 @@ class _Guard(Generic[P]):
                 late = f"it took {took_s:.1f} s, more than {self._deadline_s:g} s"
                 self._report(Fault(self.kind, self.name, job, late, overruled=False))
             return (answer,)
+        except self._refusals:
+            raise
         except (Nonsense, _Late) as error:
             reason = str(error)
         except KeyboardInterrupt:
@@ -162,7 +169,7 @@ def _raised(error: BaseException) -> str:
 class GuardedPartition(_Guard[PartitionPolicy]):
     """A ``PartitionPolicy`` that always answers with a legal degree."""
 
-    kind: FieldType = "partition"
+    kind: PolicyKind = "partition"
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
         """As ``PartitionPolicy``."""
@@ -175,7 +182,7 @@ class GuardedPartition(_Guard[PartitionPolicy]):
 class GuardedPlacement(_Guard[PlacementPolicy]):
     """A ``PlacementPolicy`` that always answers with free GPUs, or ``None``."""
 
-    kind: FieldType = "placement"
+    kind: PolicyKind = "placement"
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
         """As ``PlacementPolicy``."""
@@ -191,7 +198,7 @@ class GuardedPlacement(_Guard[PlacementPolicy]):
 class GuardedOrder(_Guard[OrderPolicy]):
     """An ``OrderPolicy`` that always answers with a number."""
 
-    kind: FieldType = "order"
+    kind: PolicyKind = "order"
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
         """As ``OrderPolicy``."""
@@ -202,7 +209,7 @@ class GuardedOrder(_Guard[OrderPolicy]):
 class GuardedTopology(_Guard[TopologyPolicy]):
     """A ``TopologyPolicy`` that always answers with maps which the lab's OCSes can have."""
 
-    kind: FieldType = "topology"
+    kind: PolicyKind = "topology"
 
     def circuits(
         self, cluster: ClusterView, groups: Sequence[Sequence[int]]
@@ -290,7 +297,10 @@ def _maps(answer: Any, cluster: ClusterView) -> dict[str, PortMap]:
                 wanted.check(cluster.lab.circuit_switch(ocs).ports)
             except PatchlightError as error:
                 raise Nonsense(f"it answered a map for {ocs} that cannot be: {error}") from error
-        touched = cluster.circuits[ocs].diff(wanted).ports & cluster.barred.get(ocs, frozenset())
+        change = cluster.circuits[ocs].diff(wanted)
+        made = {port for circuit in change.makes for port in (circuit.inp, circuit.out)}
+        barred = cluster.barred.get(ocs, frozenset())
+        touched = change.ports & (barred - cluster.failed.get(ocs, frozenset())) | made & barred
         if touched:
             ports = ", ".join(map(str, sorted(touched)))
             raise Nonsense(

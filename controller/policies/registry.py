@@ -19,15 +19,15 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, cast
 
-from patchlight.controller.policies.contract import KINDS, FieldType, Policy, kind_of
+from patchlight.controller.policies.contract import KINDS, Policy, PolicyKind, kind_of
 from patchlight.controller.policies.files import check_methods, load_object
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.labfile.errors import nearest
+from patchlight.testbed.files.issues import nearest
 
 GROUP = "patchlight.policies"
 """Entry points of this group are policies; each is called ``KIND.NAME``."""
 
-BUILT_IN: Mapping[FieldType, Mapping[str, str]] = {
+BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
     "partition": {
         "constant": "partition:Constant",
         "maximum": "partition:Maximum",
@@ -53,7 +53,7 @@ BUILT_IN: Mapping[FieldType, Mapping[str, str]] = {
     },
     "topology": {"keep": "topology:Keep", "regroup": "topology:Regroup"},
 }
-DEFAULTS: Mapping[FieldType, str] = {
+DEFAULTS: Mapping[PolicyKind, str] = {
     "partition": "sufficient",
     "placement": "consolidated",
     "order": "fifo",
@@ -74,7 +74,7 @@ class Recipe:
     that comes from a file.
     """
 
-    kind: FieldType
+    kind: PolicyKind
     name: str
     origin: str
     load: Callable[[], Any]
@@ -173,7 +173,7 @@ def _lacking_hint(name: str, lacking: str) -> str:
     return f"write it {name}:{lacking}=VALUE"
 
 
-def find(text: str, kind: FieldType | None = None) -> Recipe:
+def find(text: str, kind: PolicyKind | None = None) -> Recipe:
     """The policy written ``text``; ``kind`` where only one makes sense.
 
     ``BadInput`` if there is none, if several kinds have one of this name, if it is of another
@@ -195,21 +195,21 @@ def find(text: str, kind: FieldType | None = None) -> Recipe:
     return _with(recipe, parameters) if parameters else recipe
 
 
-def load_policy(text: str, kind: FieldType, **offered: Any) -> Policy:
+def load_policy(text: str, kind: PolicyKind, **offered: Any) -> Policy:
     """``find`` and ``make`` in one."""
     return find(text, kind).make(**offered)
 
 
-def policies(kind: FieldType | None = None) -> list[Recipe]:
+def policies(kind: PolicyKind | None = None) -> list[Recipe]:
     """All that have a name, by kind: built in, learned and shipped, installed."""
-    found: dict[tuple[FieldType, str], Recipe] = {}
+    found: dict[tuple[PolicyKind, str], Recipe] = {}
     for each in (*_built_in(), *_shipped(), *_installed()):
         if kind in (None, each.kind):
             found.setdefault((each.kind, each.name), each)
     return sorted(found.values(), key=lambda each: KINDS.index(each.kind))
 
 
-def _named(name: str, kind: FieldType | None) -> Recipe:
+def _named(name: str, kind: PolicyKind | None) -> Recipe:
     known = policies(kind)
     found = [each for each in known if each.name == name]
     if len(found) == 1:

@@ -13,5 +13,5 @@ register("patchlight/Schedule-v0", entry_point=f"{_ENVS}.schedule:ScheduleEnv")
 register(
     "patchlight/RampPartition-v0",
     entry_point=f"{_ENVS}.ramp_partition:RampPartitionEnv",
-    vector_entry_point=f"{_ENVS}.ramp_lanes:RampPartitionVectorEnv",
+    vector_entry_point=f"{_ENVS}.ramp_partition_vector:RampPartitionVectorEnv",
 )

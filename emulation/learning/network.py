@@ -1,4 +1,4 @@
-"""The networks: what a cluster is worth once a job is placed, and what a computation graph adds.
+"""The networks: the value of a cluster once a job is placed, and what a computation graph adds.
 
 Each option is scored by the cluster that it leaves behind. ``ClusterValue`` tells, for each of some
 times, which servers and which RAMP blocks would still be busy, and gives one number for all of
@@ -27,15 +27,15 @@ IMPOSSIBLE = -1e6
 
 
 class ClusterValue(nn.Module):
-    """The worth of a cluster: jobs that it will accept, discounted, beyond the usual number."""
+    """The value of a cluster: jobs that it will accept, discounted, beyond the mean number."""
 
     busy_after: Tensor
 
     def __init__(self, layout: Layout, network: Network) -> None:
         super().__init__()
         # A little more, so that a job that ends as the next one comes counts as gone.
-        self.register_buffer("busy_after", torch.tensor(network.busy_after).float() + 1e-3)
-        width = len(network.busy_after) * layout.servers + RECENT_FEATURES
+        self.register_buffer("busy_after", torch.tensor(network.busy_after_ks).float() + 1e-3)
+        width = len(network.busy_after_ks) * layout.servers + RECENT_FEATURES
         layers: list[nn.Module] = []
         for hidden in network.hidden:
             layers += [nn.Linear(width, hidden), nn.ReLU()]
@@ -85,7 +85,7 @@ class GraphEncoder(nn.Module):
 
 
 class OptionScorer(nn.Module):
-    """A score for each action of an observation: its reward now and the worth of what it leaves."""
+    """A score for each action of an observation: its reward now and the value of what it leaves."""
 
     def __init__(self, layout: Layout, network: Network, discount: float) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Proximal policy optimisation with action masks: sb3-contrib's ``MaskablePPO`` on our lanes.
+"""Proximal policy optimisation with action masks: sb3-contrib's ``MaskablePPO``.
 
-The policy is the same ``OptionScorer``: its scores, sharpened, are the actions' log-odds, and the
-worth of the cluster is the mean of these scores under the policy's own odds, corrected.
+The policy is the same ``OptionScorer``: its scores over a temperature are the actions' log-odds,
+and the value of the cluster is the mean of these scores under the policy's own odds, corrected.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from torch import Tensor, nn
 from patchlight.controller.policies.observation import Layout
 from patchlight.emulation.learning.afterstates import Progress
 from patchlight.emulation.learning.config import Config, Network
-from patchlight.emulation.learning.envs.ramp_lanes import RampPartitionVectorEnv
-from patchlight.emulation.learning.lanes import Finished
+from patchlight.emulation.learning.envs.ramp_partition_vector import RampPartitionVectorEnv
 from patchlight.emulation.learning.network import IMPOSSIBLE, OptionScorer
 from patchlight.emulation.learning.trained_runs import load_run, scorer_of
+from patchlight.emulation.learning.vector_episodes import Finished
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.testbed.errors import BadInput
 
 
-class LanesForSb3(VecEnv):
+class Sb3VecEnv(VecEnv):
     """``RampPartitionVectorEnv`` as Stable-Baselines3 wants it."""
 
     def __init__(self, environments: RampPartitionVectorEnv, first_seed: int) -> None:
@@ -46,7 +46,7 @@ class LanesForSb3(VecEnv):
         )
 
     def reset(self) -> dict[str, Any]:
-        """New episodes in all lanes."""
+        """New episodes in all environments."""
         seen, _ = self.environments.reset(seed=self._first_seed)
         return {name: array.copy() for name, array in seen.items()}
 
@@ -55,32 +55,32 @@ class LanesForSb3(VecEnv):
         self._actions = np.asarray(actions)
 
     def step_wait(self) -> Any:
-        """One decision in each lane."""
+        """One decision in each environment."""
         seen, rewards, over, _, information = self.environments.step(self._actions)
         found: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        for lane, rate in enumerate(information.get("blocking_rate", ())):
+        for env, rate in enumerate(information.get("blocking_rate", ())):
             if rate == rate:
-                self.finished.append(Finished(lane, 0, 0, float(rate)))
+                self.finished.append(Finished(env, 0, 0, float(rate)))
         copied = {name: array.copy() for name, array in seen.items()}
-        for lane in np.flatnonzero(over).tolist():
-            found[lane]["terminal_observation"] = {n: array[lane] for n, array in copied.items()}
+        for env in np.flatnonzero(over).tolist():
+            found[env]["terminal_observation"] = {n: array[env] for n, array in copied.items()}
         return copied, rewards.astype(np.float32), over, found
 
     def close(self) -> None:
         """Nothing is held."""
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """The same for all lanes."""
+        """The same for all environments."""
         return [getattr(self.environments, attr_name, None)] * self.num_envs
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Lanes have nothing to set."""
-        raise BadInput(f"cannot set {attr_name!r} of lanes")
+        """There is nothing to set."""
+        raise BadInput(f"cannot set {attr_name!r} of vector environments")
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **named: Any) -> Any:
         """The action masks are all that is asked for."""
         if method_name != "action_masks":
-            raise BadInput(f"lanes have no method {method_name!r}")
+            raise BadInput(f"vector environments have no method {method_name!r}")
         return list(self.environments.action_masks())
 
     def has_attr(self, attr_name: str) -> bool:
@@ -93,25 +93,25 @@ class LanesForSb3(VecEnv):
 
 
 class _Scores(BaseFeaturesExtractor):
-    """Log-odds of the actions, and the worth of the state, one after the other."""
+    """Log-odds of the actions, and the value of the state, one after the other."""
 
     def __init__(
         self, observation_space: spaces.Dict, layout: Layout, network: Network, settings: Any
     ) -> None:
         super().__init__(observation_space, len(layout.actions) + 1)
-        self.scorer = OptionScorer(layout, network, settings.discount)
-        self.sharpness = nn.Parameter(torch.tensor(float(settings.sharpness)))
+        self.scorer = OptionScorer(layout, network, settings.gamma)
+        self.sharpness = nn.Parameter(torch.tensor(1 / settings.temperature))
 
     def forward(self, seen: dict[str, Tensor]) -> Tensor:
         """Batch × (actions + 1)."""
         scores = self.scorer(seen)
         odds = torch.where(scores > IMPOSSIBLE / 2, scores * self.sharpness, scores)
-        worth = (torch.softmax(odds, dim=-1) * scores).sum(dim=-1, keepdim=True)
-        return torch.cat([odds, worth], dim=-1)
+        value = (torch.softmax(odds, dim=-1) * scores).sum(dim=-1, keepdim=True)
+        return torch.cat([odds, value], dim=-1)
 
 
 class _Split(nn.Module):
-    """Takes log-odds and worth apart; nothing is left to learn behind them."""
+    """Takes log-odds and value apart; nothing is left to learn behind them."""
 
     def __init__(self, actions: int) -> None:
         super().__init__()
@@ -156,9 +156,9 @@ class PpoLearner:
         self.config, settings = config, config.ppo
         environment = config.environment
         torch.manual_seed(config.seed)
-        first = environment.first_seed + 2 * (done // 1000 + (done > 0) * environment.lanes)
-        lanes = RampPartitionVectorEnv(environment.lanes, scenario=scenarios, staggered=True)
-        self._lanes = LanesForSb3(lanes, first)
+        first = environment.first_seed + 2 * (done // 1000 + (done > 0) * environment.num_envs)
+        envs = RampPartitionVectorEnv(environment.num_envs, scenario=scenarios, staggered=True)
+        self._envs = Sb3VecEnv(envs, first)
         self.steps = done
         total = config.steps
 
@@ -166,14 +166,14 @@ class PpoLearner:
             return settings.learning_rate * max(0.0, 1 - self.steps / total) + 1e-6
 
         self._model = MaskablePPO(
-            _Policy, self._lanes, learning_rate=rate, n_steps=settings.horizon,
-            batch_size=settings.batch, n_epochs=settings.epochs, gamma=settings.discount,
-            gae_lambda=settings.trace, clip_range=settings.clip, ent_coef=settings.entropy,
-            seed=config.seed, device="cpu",
+            _Policy, self._envs, learning_rate=rate, n_steps=settings.n_steps,
+            batch_size=settings.batch_size, n_epochs=settings.n_epochs, gamma=settings.gamma,
+            gae_lambda=settings.gae_lambda, clip_range=settings.clip_range,
+            ent_coef=settings.ent_coef, seed=config.seed, device="cpu",
             policy_kwargs={
                 "features_extractor_class": _Scores,
                 "features_extractor_kwargs": {
-                    "layout": lanes.layout, "network": config.network, "settings": settings,
+                    "layout": envs.layout, "network": config.network, "settings": settings,
                 },
             },
         )  # fmt: skip
@@ -202,21 +202,21 @@ class PpoLearner:
         return features.scorer
 
     def round(self) -> Progress:
-        """Plays ``horizon`` decisions in every lane and learns from them."""
+        """Plays ``n_steps`` decisions in every environment and learns from them."""
         model = self._model
         if self._callback is None:
             _, self._callback = model._setup_learn(self.config.steps, _Watch(), False)
         model.collect_rollouts(
-            self._lanes, self._callback, model.rollout_buffer, self.config.ppo.horizon
+            self._envs, self._callback, model.rollout_buffer, self.config.ppo.n_steps
         )
-        self.steps += self.config.ppo.horizon * self._lanes.num_envs
+        self.steps += self.config.ppo.n_steps * self._envs.num_envs
         model._update_current_progress_remaining(self.steps, self.config.steps)
         model.train()
-        finished, self._lanes.finished = tuple(self._lanes.finished), []
+        finished, self._envs.finished = tuple(self._envs.finished), []
         return Progress(float(model.logger.name_to_value["train/loss"]), finished)
 
     def state(self) -> dict[str, Any]:
-        """Weights and the optimiser's memory; lanes begin anew."""
+        """Weights and the optimiser's memory; episodes begin anew."""
         policy = self._model.policy
         return {"policy": policy.state_dict(), "optimizer": policy.optimizer.state_dict()}
 

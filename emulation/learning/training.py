@@ -19,9 +19,9 @@ import torch
 
 from patchlight.emulation.learning.afterstates import AfterstateLearner, play
 from patchlight.emulation.learning.config import Config, check
-from patchlight.emulation.learning.lanes import layout_of
 from patchlight.emulation.learning.network import OptionScorer
 from patchlight.emulation.learning.trained_runs import CHECKPOINT, CONFIG
+from patchlight.emulation.learning.vector_episodes import layout_of
 from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.emulation.simulator.ramp.scenario import Scenario, pac_ml_scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads

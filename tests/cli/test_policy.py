@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
@@ -187,6 +188,7 @@ def test_another_cluster_other_jobs_and_failures(mine: Path) -> None:
         ("--failures", "30d", "does not say what breaks"),
         ("--failures", "0d:4h", "expected more than 0 s"),
         ("--trace", "jobs.csv", "--trace is for placement"),
+        ("--lab", "ofc2022", "--lab is for placement"),
     ],
 )
 def test_variations_that_cannot_be(mine: Path, option: str, text: str, words: str) -> None:
@@ -199,3 +201,48 @@ def test_options_that_would_mean_nothing_are_refused(tmp_path: Path) -> None:
     done = run("evaluate", "fifo", "--trace", str(tmp_path / "jobs.csv"), "--law", "A")
     assert isinstance(done.exception, BadInput)
     assert "--law is for partition policies" in str(done.exception)
+
+
+PROCESS = '''
+import os
+from pathlib import Path
+class Noted:
+    """Notes in which process it decides."""
+    def priority(self, cluster, job, progress):
+        with Path("processes").open("a") as file:
+            print(os.getpid(), file=file)
+        return 0.0
+class NotedToo(Noted):
+    """The same once more."""
+'''
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_policies_of_a_queue_run_on_so_many_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(PROCESS)
+    (tmp_path / "jobs.csv").write_text(
+        "timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:00:00,9.0,1,9.0,c1\n"
+    )
+    arguments = ("--trace", "jobs.csv", "--processes", processes, "--first-seed", "3", "--json")
+    done = run("evaluate", "mine.py:Noted", "mine.py:NotedToo", *arguments)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["settings"]["seed"] == 3
+    decided_in = {int(line) for line in (tmp_path / "processes").read_text().splitlines()}
+    assert (os.getpid() in decided_in) == (processes == "1")
+
+
+def test_topology_policies_run_on_a_lab_with_circuits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs.csv").write_text(
+        "timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:00:00,9.0,3,27.0,c1\n"
+    )
+    done = run("evaluate", "topology:regroup", "--trace", "jobs.csv", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["cluster"]["name"] == "ofc2022"
+    done = run("evaluate", "topology:regroup", "--trace", "jobs.csv", "--lab", "nowhere")
+    assert isinstance(done.exception, BadInput)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
-from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
@@ -16,13 +14,6 @@ from patchlight.controller.policies.registry import BUILT_IN
 
 TEXT = (Path(__file__).parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_tracker_left() -> Iterator[None]:
-    """Python keeps a process that tracks semaphores until it ends itself: end it here."""
-    yield
-    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
 
 
 @pytest.fixture

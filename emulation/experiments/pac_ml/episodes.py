@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from patchlight.emulation.experiments.pac_ml.policies import Faults, make_policy
 from patchlight.emulation.experiments.pac_ml.variation import Variation
-from patchlight.emulation.simulator.ramp.counting import EpisodeResult
+from patchlight.emulation.simulator.ramp.episode_result import EpisodeResult
 from patchlight.emulation.simulator.ramp.hindsight import HindsightBound, hindsight_bound
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.emulation.simulator.ramp.rollout import LookAhead, candidates, tuned

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from patchlight.emulation.experiments.machine import describe_machine
 from patchlight.emulation.experiments.pac_ml import paper
 from patchlight.emulation.experiments.pac_ml.episodes import (
     Bench,
@@ -32,17 +31,18 @@ from patchlight.emulation.experiments.pac_ml.policies import (
     shipped,
 )
 from patchlight.emulation.experiments.pac_ml.variation import Variation
+from patchlight.emulation.machine import describe_machine
 from patchlight.emulation.simulator.executors import Engine, run_all
-from patchlight.emulation.simulator.ramp.counting import Counting, Interval, mean_and_interval
+from patchlight.emulation.simulator.ramp.episode_result import Counting, Interval, mean_and_interval
 from patchlight.emulation.simulator.ramp.hindsight import HindsightBound
 from patchlight.emulation.simulator.ramp.placement import PlacementRule
 from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.emulation.simulator.ramp.rollout import LookAhead
 from patchlight.emulation.simulator.ramp.scenario import PAC_ML_HORIZON_S
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.graphs import ComputationGraph, builtin_graph
 from patchlight.testbed.graphs.profiles import SOURCES, profile_cache, profile_in, read_profiles
-from patchlight.testbed.labfile.errors import nearest
 
 SCHEMA_VERSION = 1
 SEEDS, QUICK_SEEDS = 10, 3

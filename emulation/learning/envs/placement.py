@@ -13,8 +13,8 @@ from patchlight.emulation.learning.envs.queued import (
 )
 from patchlight.emulation.simulator.cluster import Settings
 from patchlight.emulation.simulator.cluster.cluster import Cluster
-from patchlight.emulation.simulator.cluster.drawn import DrawnJobs
-from patchlight.emulation.simulator.cluster.tasks import SimulatedJob
+from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
+from patchlight.emulation.simulator.cluster.synthetic_jobs import DrawnJobs
 
 
 class PlacementEnv(QueuedEnv):
@@ -83,10 +83,10 @@ class PlacementEnv(QueuedEnv):
         head = self._head
         simulation = self._running()
         uplinks = np.zeros(len(self.cluster.shape.racks), np.float32)
-        for task in simulation.running.values():
-            for link, edges in task.demand.items():
+        for job in simulation.running.values():
+            for link, edges in job.demand.items():
                 if isinstance(link, int):
                     nics = simulation.cluster.capacity_bps[link] / simulation.cluster.nic_bps
                     uplinks[link] += edges / nics
-        job = [0.0] * JOB_FEATURES if head is None else self._job(head)
-        return {"job": np.array(job, np.float32), "uplinks": uplinks / (uplinks + 1)}
+        features = [0.0] * JOB_FEATURES if head is None else self._job(head)
+        return {"job": np.array(features, np.float32), "uplinks": uplinks / (uplinks + 1)}

@@ -12,8 +12,8 @@ from gymnasium import spaces
 
 from patchlight.emulation.simulator.cluster import QueueJob, Settings, Simulation, TwoLevel
 from patchlight.emulation.simulator.cluster.cluster import Cluster
-from patchlight.emulation.simulator.cluster.drawn import DrawnJobs
-from patchlight.emulation.simulator.cluster.tasks import Cause, SimulatedJob, State
+from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob, State
+from patchlight.emulation.simulator.cluster.synthetic_jobs import DrawnJobs
 
 Floats = npt.NDArray[np.float32]
 Observation = dict[str, Any]
@@ -89,11 +89,11 @@ class QueuedEnv(gymnasium.Env[Observation, np.int64]):
             elif simulation.waiting:  # Not even an empty cluster has a place for it.
                 simulation.block(next(iter(simulation.waiting.values())), Cause.UNPLACEABLE)
         jobs_s += self._next_decision()
-        over = simulation.ended == len(simulation.tasks)
+        over = simulation.ended == len(simulation.jobs)
         info: dict[str, Any] = {"illegal": illegal} if illegal else {}
         if over:
-            done = [task for task in simulation.tasks if task.state is State.DONE]
-            times_s = [task.ended_s - task.job.view.arrived_s for task in done]
+            done = [job for job in simulation.jobs if job.state is State.DONE]
+            times_s = [job.ended_s - job.spec.view.arrived_s for job in done]
             info["jct_mean_s"] = sum(times_s) / max(1, len(times_s))
         return self._observe(), -jobs_s / self._mean_s, over, False, info
 
@@ -154,10 +154,10 @@ class QueuedEnv(gymnasium.Env[Observation, np.int64]):
         occupied = np.zeros(self.size, np.float32)
         remaining = np.zeros(self.size, np.float32)
         now_s, mean_s = simulation.now_s, self._mean_s
-        for task in simulation.running.values():
-            gpus = list(task.ring)
+        for job in simulation.running.values():
+            gpus = list(job.ring)
             occupied[gpus] = 1
-            left_s = task.ends_s - now_s
+            left_s = job.ends_s - now_s
             remaining[gpus] = left_s / (left_s + mean_s) if left_s < np.inf else 1.0
         if simulation.occupancy.broken:
             broken = simulation.occupancy.broken
@@ -172,18 +172,18 @@ class QueuedEnv(gymnasium.Env[Observation, np.int64]):
             **self._features(),
         }
 
-    def _job(self, task: SimulatedJob) -> list[float]:
+    def _job(self, job: SimulatedJob) -> list[float]:
         """A job's ``JOB_FEATURES``."""
         simulation, mean_s = self._running(), self._mean_s
-        view = task.job.view
-        left_s = task.remaining / task.units * task.job.duration_s if task.units else 0.0
-        waited_s = simulation.now_s - task.waits_since_s
+        view = job.spec.view
+        left_s = job.remaining / job.units * job.spec.duration_s if job.units else 0.0
+        waited_s = simulation.now_s - job.waits_since_s
         slack_s = max(0.0, view.arrived_s + view.limit_s - simulation.now_s)
         return [
             view.workers / self.size,
             left_s / (left_s + mean_s),
             waited_s / (waited_s + mean_s),
-            task.job.communication,
+            job.spec.communication,
             slack_s / (slack_s + mean_s) if slack_s < np.inf else 1.0,
         ]
 

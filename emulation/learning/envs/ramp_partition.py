@@ -19,7 +19,7 @@ from patchlight.controller.policies.observation import (
     Observer,
 )
 from patchlight.emulation.experiments.pac_ml.run import find_profiles
-from patchlight.emulation.learning.lanes import layout_of
+from patchlight.emulation.learning.vector_episodes import layout_of
 from patchlight.emulation.simulator.ramp.lossnetwork import Episode, JobOutcome
 from patchlight.emulation.simulator.ramp.placement import PlacementRule
 from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES

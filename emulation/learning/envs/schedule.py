@@ -11,8 +11,8 @@ from patchlight.controller.policies.placement import FirstFit
 from patchlight.emulation.learning.envs.queued import JOB_FEATURES, Observation, QueuedEnv, unit
 from patchlight.emulation.simulator.cluster import Settings
 from patchlight.emulation.simulator.cluster.cluster import Cluster
-from patchlight.emulation.simulator.cluster.drawn import DrawnJobs
-from patchlight.emulation.simulator.cluster.tasks import SimulatedJob
+from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
+from patchlight.emulation.simulator.cluster.synthetic_jobs import DrawnJobs
 
 
 class ScheduleEnv(QueuedEnv):
@@ -40,17 +40,17 @@ class ScheduleEnv(QueuedEnv):
         simulation = self._running()
         self._jobs = list(islice(simulation.waiting.values(), self._shown))
         free = simulation.occupancy.free
-        for number, task in enumerate(self._jobs):
-            self._mask[number] = task.workers <= free
+        for number, job in enumerate(self._jobs):
+            self._mask[number] = job.workers <= free
         return bool(self._mask.any())
 
     def _act(self, action: int) -> bool:
-        simulation, task = self._running(), self._jobs[action]
-        ring = self._placement.place(simulation.view(), task.job.view, task.workers)
-        return ring is not None and simulation.start(task, ring)
+        simulation, job = self._running(), self._jobs[action]
+        ring = self._placement.place(simulation.view(), job.spec.view, job.workers)
+        return ring is not None and simulation.start(job, ring)
 
     def _features(self) -> Observation:
         jobs = np.zeros((self._shown, JOB_FEATURES), np.float32)
-        for number, task in enumerate(self._jobs):
-            jobs[number] = self._job(task)
+        for number, job in enumerate(self._jobs):
+            jobs[number] = self._job(job)
         return {"jobs": jobs}

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
+from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob, State
 from patchlight.emulation.simulator.cluster.simulation import Simulation
-from patchlight.emulation.simulator.cluster.tasks import SimulatedJob, State
 
 Floats = npt.NDArray[np.float64]
 
@@ -47,32 +47,32 @@ class JobRecord(NamedTuple):
     cause: str
 
     @classmethod
-    def of(cls, task: SimulatedJob) -> JobRecord:
+    def of(cls, job: SimulatedJob) -> JobRecord:
         """Made from what the simulator kept."""
-        view = task.job.view
-        done = task.state is State.DONE
-        jct_s = task.ended_s - view.arrived_s if done else math.nan
-        duration_s = task.job.duration_s
+        view = job.spec.view
+        done = job.state is State.DONE
+        jct_s = job.ended_s - view.arrived_s if done else math.nan
+        duration_s = job.spec.duration_s
         return cls(
             name=view.name,
-            cluster=task.job.cluster,
+            cluster=job.spec.cluster,
             gpus=view.workers,
             arrived_s=view.arrived_s,
             duration_s=duration_s,
-            started_s=task.started_s,
-            ended_s=task.ended_s if done else math.nan,
-            waited_s=task.waited_s,
+            started_s=job.started_s,
+            ended_s=job.ended_s if done else math.nan,
+            waited_s=job.waited_s,
             jct_s=jct_s,
             slowdown=jct_s / duration_s if duration_s > 0 else math.nan,
             deadline_s=view.arrived_s + view.limit_s if view.limit_s < math.inf else math.nan,
-            servers=task.servers,
-            racks=task.racks,
-            preemptions=task.preemptions,
-            losses=task.losses,
-            allocated_gpu_s=task.attained_gpu_s,
-            busy_gpu_s=task.busy_gpu_s,
-            state=task.state.value,
-            cause="" if task.cause is None else task.cause.value,
+            servers=job.servers,
+            racks=job.racks,
+            preemptions=job.preemptions,
+            losses=job.losses,
+            allocated_gpu_s=job.attained_gpu_s,
+            busy_gpu_s=job.busy_gpu_s,
+            state=job.state.value,
+            cause="" if job.cause is None else job.cause.value,
         )
 
 
@@ -112,17 +112,18 @@ class QueueResult:
     @classmethod
     def of(cls, simulation: Simulation, latencies_s: array[float]) -> QueueResult:
         """Of a simulation that is over."""
+        accounts = simulation.accounts
         return cls(
             gpus=len(simulation.cluster.shape.gpus),
-            jobs=_columns([JobRecord.of(task) for task in simulation.tasks]),
-            series=Series(*(np.array(each) for each in simulation.series)),
+            jobs=_columns([JobRecord.of(job) for job in simulation.jobs]),
+            series=Series(*(np.array(each) for each in accounts.series)),
             latencies_s=np.array(latencies_s),
-            held_up_s=simulation.held_up_s,
-            reconfigurations=simulation.reconfigurations,
-            cross_connects=simulation.cross_connects,
-            regroups_refused=simulation.regroups_refused,
-            dark_s=simulation.dark_s,
-            dark_gpu_s=simulation.dark_gpu_s,
+            held_up_s=accounts.held_up_s,
+            reconfigurations=accounts.reconfigurations,
+            cross_connects=accounts.cross_connects,
+            regroups_refused=accounts.regroups_refused,
+            dark_s=accounts.dark_s,
+            dark_gpu_s=accounts.dark_gpu_s,
         )
 
     @property

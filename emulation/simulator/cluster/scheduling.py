@@ -20,8 +20,8 @@ from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.jobs import QueueJob
 from patchlight.emulation.simulator.cluster.results import QueueResult
 from patchlight.emulation.simulator.cluster.settings import Settings
+from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob
 from patchlight.emulation.simulator.cluster.simulation import EPSILON_S, Simulation
-from patchlight.emulation.simulator.cluster.tasks import Cause, SimulatedJob
 from patchlight.testbed.errors import PatchlightError
 
 Tell = Callable[[int, int], None]
@@ -91,7 +91,7 @@ class QueueScheduler:
     def drop_hopeless(self) -> None:
         """Where nothing runs or comes, block what could not even be placed on whole GPUs."""
         simulation = self._simulation
-        while self._queue and not simulation.running and simulation.all_come:
+        while self._queue and not simulation.running and simulation.all_arrived:
             head = self._queue[0][2]
             waited_s = simulation.now_s - head.waits_since_s
             empty = simulation.view()._replace(occupied=0, broken=0)
@@ -106,53 +106,53 @@ class QueueScheduler:
         simulation, queue = self._simulation, self._queue
         joined, simulation.joined = simulation.joined, []
         if not self._stable and queue:
-            tasks = [*(task for _, _, task in queue), *joined]
-            self._queue = sorted(self._entry(task) for task in tasks)
+            jobs = [*(job for _, _, job in queue), *joined]
+            self._queue = sorted(self._entry(job) for job in jobs)
             return
-        for task in joined:
-            insort(queue, self._entry(task))
+        for job in joined:
+            insort(queue, self._entry(job))
 
-    def _entry(self, task: SimulatedJob) -> tuple[float, int, SimulatedJob]:
-        return self._priority(task), task.index, task
+    def _entry(self, job: SimulatedJob) -> tuple[float, int, SimulatedJob]:
+        return self._priority(job), job.index, job
 
-    def _priority(self, task: SimulatedJob) -> float:
+    def _priority(self, job: SimulatedJob) -> float:
         simulation = self._simulation
         return self._policies.order.priority(
-            simulation.view(), task.job.view, task.progress(self._settings.known)
+            simulation.view(), job.spec.view, job.progress(self._settings.known)
         )
 
     # -- starting jobs
 
-    def _try(self, task: SimulatedJob) -> bool:
+    def _try(self, job: SimulatedJob) -> bool:
         """Start a job where the policy puts it; ``False`` if it has to wait."""
         simulation = self._simulation
-        if simulation.occupancy.free < task.workers:
+        if simulation.occupancy.free < job.workers:
             return False
-        attempt = (task.index, simulation.released)
+        attempt = (job.index, simulation.released)
         if attempt == self._failed:
             return False  # Nothing has become free since it was tried.
-        ring = self._place(simulation.view(), task)
-        if ring is not None and self._start(task, ring):
+        ring = self._place(simulation.view(), job)
+        if ring is not None and self._start(job, ring):
             return True
         self._failed = attempt
         return False
 
-    def _start(self, task: SimulatedJob, ring: Sequence[int]) -> bool:
+    def _start(self, job: SimulatedJob, ring: Sequence[int]) -> bool:
         simulation, topology = self._simulation, self._policies.topology
         dark_s = 0.0
         if topology is not None and len(ring) > 1:
             try:
                 wanted = topology.circuits(simulation.view(), [ring])
             except PatchlightError:
-                simulation.regroups_refused += 1
+                simulation.accounts.regroups_refused += 1
             else:
                 if wanted:
                     dark_s = simulation.rewire(wanted).dark_s
-        return simulation.start(task, ring, dark_s)
+        return simulation.start(job, ring, dark_s)
 
-    def _place(self, view: ClusterView, task: SimulatedJob) -> Sequence[int] | None:
+    def _place(self, view: ClusterView, job: SimulatedJob) -> Sequence[int] | None:
         began = time.perf_counter()
-        ring = self._policies.placement.place(view, task.job.view, task.workers)
+        ring = self._policies.placement.place(view, job.spec.view, job.workers)
         self.latencies_s.append(time.perf_counter() - began)
         return ring
 
@@ -182,18 +182,18 @@ class QueueScheduler:
             available = simulation.occupancy.free
             if not available:
                 return
-            task = self._queue[number][2]
-            again_s = 0.0 if math.isnan(task.started_s) else self._settings.restart_s
-            ends_s = now_s + again_s + task.progress(True).remaining_s
+            job = self._queue[number][2]
+            again_s = 0.0 if math.isnan(job.started_s) else self._settings.restart_s
+            ends_s = now_s + again_s + job.progress(True).remaining_s
             early = ends_s <= shadow_s + EPSILON_S
-            fits = task.workers <= available and (early or task.workers <= spare)
-            ring = self._place(simulation.view(), task) if fits else None
-            if ring is None or not self._start(task, ring):
+            fits = job.workers <= available and (early or job.workers <= spare)
+            ring = self._place(simulation.view(), job) if fits else None
+            if ring is None or not self._start(job, ring):
                 number += 1
                 continue
             del self._queue[number]
             if not early:
-                spare -= task.workers
+                spare -= job.workers
 
     def _make_room(self, head: SimulatedJob) -> bool:
         """Preempt jobs behind the next one until it finds a place; ``False`` if it finds none."""
@@ -204,19 +204,19 @@ class QueueScheduler:
         latest_s = simulation.now_s - self._settings.quantum_s + EPSILON_S
         wanted = self._priority(head)
         victims: list[tuple[float, int, SimulatedJob]] = []
-        for task in simulation.running.values():
-            if task.began_s <= latest_s:
-                task.settle(simulation.now_s)
-                priority = self._priority(task)
+        for job in simulation.running.values():
+            if job.began_s <= latest_s:
+                job.settle(simulation.now_s)
+                priority = self._priority(job)
                 if priority > wanted:
-                    victims.append((priority, task.index, task))
+                    victims.append((priority, job.index, job))
         view = simulation.view()
         occupied, chosen = view.occupied, []
         free = simulation.occupancy.free
-        for _, _, task in sorted(victims, reverse=True):
-            chosen.append(task)
-            occupied &= ~task.gpus
-            free += task.workers
+        for _, _, job in sorted(victims, reverse=True):
+            chosen.append(job)
+            occupied &= ~job.gpus
+            free += job.workers
             if free < head.workers:
                 continue
             ring = self._place(view._replace(occupied=occupied), head)
@@ -256,10 +256,10 @@ def simulate(
     while simulation.ended < len(jobs):
         if simulation.advance():
             scheduler.decide()
-            if simulation.all_come and not simulation.running:
+            if simulation.all_arrived and not simulation.running:
                 scheduler.drop_hopeless()
         elif simulation.running:
-            names = [task.job.view.name for task in simulation.running.values()]
+            names = [job.spec.view.name for job in simulation.running.values()]
             raise PatchlightError(
                 f"the simulation stands still at {simulation.now_s:.0f} s: "
                 f"{', '.join(names[:5])} cannot go on, a NIC of theirs is dark",

@@ -6,29 +6,28 @@ decides then calls ``start``, ``preempt``, ``rewire`` or ``block``.
 
 from __future__ import annotations
 
-import itertools
 import math
-from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping, Sequence
-from heapq import heappop, heappush
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from patchlight.controller.policies.contract import ClusterView, Frozen, JobView, Preview, Running
+from patchlight.emulation.simulator.cluster.accounts import Accounts
 from patchlight.emulation.simulator.cluster.cluster import Cluster, Rewiring
+from patchlight.emulation.simulator.cluster.events import EventQueue
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, load_of
 from patchlight.emulation.simulator.cluster.occupancy import Occupancy
 from patchlight.emulation.simulator.cluster.outages import Outage
+from patchlight.emulation.simulator.cluster.ring_network import RingNetwork
 from patchlight.emulation.simulator.cluster.settings import Settings
-from patchlight.emulation.simulator.cluster.sharing import fair_rates
-from patchlight.emulation.simulator.cluster.tasks import Cause, SimulatedJob, State
+from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob, State
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.portmap import PortMap
 
 # Moments nearer than this are one.
 EPSILON_S = 1e-7
 _RECENT = 64
-NOTHING: Frozen[str, Any] = Frozen()
+_NOTHING: Frozen[str, Any] = Frozen()
 
 
 def _nowhere(job: JobView, degree: int) -> int | None:
@@ -40,17 +39,18 @@ class Simulation:
 
     ``waiting`` are the jobs that wait, by their number; ``joined`` those that began to since
     this list was last emptied. ``released`` rises whenever a job that found no place may find
-    one: GPUs became free, or the light goes another way.
+    one: GPUs became free, or circuits changed.
     """
 
     def __init__(self, cluster: Cluster, jobs: Sequence[QueueJob], settings: Settings) -> None:
         self.cluster, self.settings = cluster.renewed(), settings
-        arrivals = [job.view.arrived_s for job in jobs]
-        if any(later < earlier for earlier, later in itertools.pairwise(arrivals)):
-            raise BadInput("the jobs do not come in the order of their arrival times")
-        self.tasks = [SimulatedJob(number, job) for number, job in enumerate(jobs)]
-        self._views = tuple(job.view for job in jobs)
-        self._arrived = 0
+        outages = settings.outages
+        self._events = EventQueue(
+            [job.view.arrived_s for job in jobs],
+            iter(()) if outages is None else outages.events(self.cluster.shape, settings.seed),
+        )
+        self.jobs = [SimulatedJob(number, job) for number, job in enumerate(jobs)]
+        self._job_views = tuple(job.view for job in jobs)
         self.now_s = 0.0
         self.waiting: dict[int, SimulatedJob] = {}
         self.running: dict[int, SimulatedJob] = {}
@@ -59,21 +59,11 @@ class Simulation:
         self.ended = 0
         self.held_up = False  # The next job waits though as many GPUs are free as it wants.
         self.occupancy = Occupancy(self.cluster.shape)
+        self.accounts = Accounts()
         self.preview: Preview = _nowhere
         self._by_end: list[Running] = []
-        self._ends: list[tuple[float, int]] = []
-        self._sharing: dict[int, SimulatedJob] = {}
-        self._wake_s = math.inf
-        self._seen: ClusterView | None = None
-        self.reconfigurations = self.cross_connects = self.regroups_refused = 0
-        self.dark_s = self.dark_gpu_s = 0.0
-        self._outages: Iterator[Outage] = iter(())
-        if settings.outages is not None:
-            self._outages = settings.outages.events(self.cluster.shape, settings.seed)
-        self._outage = next(self._outages, None)
-        # What was so until each moment: time, jobs waiting, GPUs held, free GPUs in pieces.
-        self.series = tuple(array("d") for _ in range(4))
-        self.held_up_s = 0.0
+        self._rings = RingNetwork(self.cluster)
+        self._view: ClusterView | None = None
 
     # -- time
 
@@ -84,29 +74,34 @@ class Simulation:
             return False
         self._go_to(max(next_s, self.now_s))
         limit_s = self.now_s + EPSILON_S
-        self._wake_s = math.inf if self._wake_s <= limit_s else self._wake_s
-        self._end_jobs(limit_s)
-        while self._outage is not None and self._outage.at_s <= limit_s:
-            self._break_or_mend(self._outage)
-            self._outage = next(self._outages, None)
-        tasks = self.tasks
-        while self._arrived < len(tasks) and (self._views[self._arrived].arrived_s <= limit_s):
-            task = tasks[self._arrived]
-            self._arrived += 1
-            if task.workers > self._fitting(task):
-                self.block(task, Cause.TOO_LARGE)
+        events = self._events
+        events.wake_up(limit_s)
+        shared = False
+        for job in events.ends(limit_s):
+            ends_s = job.ends_s
+            shared = self._take_off(job, ends_s) or shared
+            job.finish(ends_s)
+            self.ended += 1
+        if shared:
+            self._share()
+        for outage in events.outages(limit_s):
+            self._break_or_mend(outage)
+        for number in events.arrivals(limit_s):
+            job = self.jobs[number]
+            if job.workers > self._fitting(job):
+                self.block(job, Cause.TOO_LARGE)
             else:
-                self._wait(task)
+                self._wait(job)
         return True
 
     def wake_at(self, at_s: float) -> None:
         """Be a moment then, whatever happens."""
-        self._wake_s = min(self._wake_s, at_s)
+        self._events.wake_at(at_s)
 
     @property
-    def all_come(self) -> bool:
+    def all_arrived(self) -> bool:
         """Whether the last job has come."""
-        return self._arrived == len(self.tasks)
+        return self._events.all_arrived
 
     @property
     def goes_on(self) -> bool:
@@ -114,245 +109,182 @@ class Simulation:
         return self._next_s() < math.inf
 
     def _next_s(self) -> float:
-        while self._ends:
-            ends_s, number = self._ends[0]
-            if self.tasks[number].ends_s == ends_s:
-                break
-            heappop(self._ends)
-        next_s = min(self._ends[0][0] if self._ends else math.inf, self._wake_s)
-        if not self.all_come:
-            next_s = min(next_s, self._views[self._arrived].arrived_s)
         # Nothing that breaks matters to a cluster that nobody uses or waits for.
-        if self._outage is not None and (
-            next_s < math.inf or self.running or (self.waiting and self.occupancy.broken)
-        ):
-            next_s = min(next_s, self._outage.at_s)
-        return next_s
+        return self._events.next_s(
+            bool(self.running or (self.waiting and self.occupancy.broken)),
+        )
 
     def _go_to(self, now_s: float) -> None:
         passed_s = now_s - self.now_s
         if passed_s > 0:
-            moments, queue, held, pieces = self.series
-            moments.append(now_s)
-            queue.append(len(self.waiting))
-            held.append(self.occupancy.held)
-            pieces.append(self.occupancy.fragmentation)
-            if self.held_up:
-                self.held_up_s += passed_s
-            self._seen = None
+            waiting = len(self.waiting)
+            self.accounts.span(passed_s, now_s, waiting, self.occupancy, self.held_up)
+            self._view = None
         self.now_s = now_s
 
     # -- what happens by itself
 
-    def _fitting(self, task: SimulatedJob) -> int:
-        models = task.job.view.gpu_models
+    def _fitting(self, job: SimulatedJob) -> int:
+        models = job.spec.view.gpu_models
         gpus = self.cluster.shape.gpus
         return sum(gpu.model in models for gpu in gpus) if models else len(gpus)
 
-    def _wait(self, task: SimulatedJob) -> None:
-        task.state, task.waits_since_s = State.WAITING, self.now_s
-        self.waiting[task.index] = task
-        self.joined.append(task)
-        self._seen = None
-
-    def _end_jobs(self, limit_s: float) -> None:
-        ends = self._ends
-        shared = False
-        while ends and ends[0][0] <= limit_s:
-            ends_s, number = heappop(ends)
-            task = self.tasks[number]
-            if task.ends_s != ends_s:
-                continue
-            task.settle(ends_s)
-            shared = self._take_off(task) or shared
-            task.remaining = 0.0
-            task.state, task.ended_s = State.DONE, ends_s
-            self.ended += 1
-        if shared:
-            self._share()
+    def _wait(self, job: SimulatedJob) -> None:
+        job.wait(self.now_s)
+        self.waiting[job.index] = job
+        self.joined.append(job)
+        self._view = None
 
     def _break_or_mend(self, outage: Outage) -> None:
         if outage.broken:
-            lost = [task for task in self.running.values() if task.gpus & outage.gpus]
-            for task in lost:
-                self.preempt(task, lost=True)
+            lost = [job for job in self.running.values() if job.gpus & outage.gpus]
+            for job in lost:
+                self.preempt(job, lost=True)
             self.occupancy.break_down(outage.gpus)
         else:
             self.occupancy.mend(outage.gpus)
             self.released += 1
-        self._seen = None
+        self._view = None
 
     # -- what others decide
 
-    def start(self, task: SimulatedJob, ring: Sequence[int], dark_s: float = 0.0) -> bool:
+    def start(self, job: SimulatedJob, ring: Sequence[int], dark_s: float = 0.0) -> bool:
         """Run a waiting job on these free GPUs; ``False`` if its ring cannot be closed.
 
         ``dark_s`` is for how long its circuits are dark first. ``BadInput`` if these are not as
         many different free GPUs as it wants.
         """
-        gpus = self._checked(task, ring)
+        gpus = self._checked(job, ring)
         demand = self.cluster.demand(ring) if len(ring) > 1 else {}
         if demand is None:
             return False
-        now_s, sites = self.now_s, self.cluster.shape.gpus
-        task.waited_s += now_s - task.waits_since_s
-        again_s = 0.0 if math.isnan(task.started_s) else self.settings.restart_s
-        if math.isnan(task.started_s):
-            task.started_s = now_s
-        task.state, task.ring, task.gpus, task.demand = State.RUNNING, tuple(ring), gpus, demand
+        sites = self.cluster.shape.gpus
+        models = [sites[gpu].model for gpu in ring] if job.spec.training else ()
+        load = load_of(job.spec, len(ring), models, self.cluster.nic_bps)
+        job.start(self.now_s, ring, gpus, load, self.settings.restart_s, dark_s)
         if len(ring) == 1:
-            task.servers = task.racks = 1
+            job.servers = job.racks = 1
         else:
-            task.servers = len({sites[gpu].server for gpu in ring})
-            task.racks = len({sites[gpu].rack for gpu in ring})
-        models = [sites[gpu].model for gpu in ring] if task.job.training else ()
-        task.load = load_of(task.job, len(ring), models, self.cluster.nic_bps)
-        task.began_s = task.since_s = now_s
-        task.resume_s = now_s + again_s + dark_s
-        task.began_remaining = task.remaining
-        task.unit_s = task.load.unit_s(self.cluster.edge_bps)
-        del self.waiting[task.index]
-        self.running[task.index] = task
+            job.servers = len({sites[gpu].server for gpu in ring})
+            job.racks = len({sites[gpu].rack for gpu in ring})
+        del self.waiting[job.index]
+        self.running[job.index] = job
         self.occupancy.take(gpus, ring)
-        self._seen = None
-        if demand and task.load.ring_bits:
-            task.unit_s = math.inf  # Until the links are shared out anew.
-            self._sharing[task.index] = task
+        self._view = None
+        if self._rings.route(job, demand):
             self._share()
         else:
-            self._expect(task)
+            self._expect(job)
         return True
 
-    def _checked(self, task: SimulatedJob, ring: Sequence[int]) -> int:
+    def _checked(self, job: SimulatedJob, ring: Sequence[int]) -> int:
         gpus = 0
         size = len(self.cluster.shape.gpus)
         for gpu in ring:
             gpus |= 1 << gpu if 0 <= gpu < size else 0
-        if task.state is not State.WAITING:
-            raise BadInput(f"job {task.job.view.name} cannot be started: it is {task.state}")
+        if job.state is not State.WAITING:
+            raise BadInput(f"job {job.spec.view.name} cannot be started: it is {job.state}")
         if (
             gpus.bit_count() != len(ring)
-            or len(ring) != task.workers
+            or len(ring) != job.workers
             or (gpus & self.occupancy.occupied)
         ):
             raise BadInput(
-                f"job {task.job.view.name} cannot run on GPUs {list(ring)[:20]}: expected "
-                f"{task.workers} different free ones of 0 to {size - 1}",
+                f"job {job.spec.view.name} cannot run on GPUs {list(ring)[:20]}: expected "
+                f"{job.workers} different free ones of 0 to {size - 1}",
                 hint="the placement policy answered what it may not",
             )
         return gpus
 
-    def preempt(self, task: SimulatedJob, lost: bool = False) -> None:
+    def preempt(self, job: SimulatedJob, lost: bool = False) -> None:
         """Take a running job's GPUs; it waits again. ``lost``: since its last checkpoint."""
-        task.settle(self.now_s)
+        shared = self._take_off(job, self.now_s)
         if lost:
-            task.lose_work(self.now_s, self.settings.checkpoint_s)
-            task.losses += 1
+            job.lose_work(self.now_s, self.settings.checkpoint_s)
         else:
-            task.preemptions += 1
-        if self._take_off(task):
+            job.preemptions += 1
+        if shared:
             self._share()
-        self._wait(task)
+        self._wait(job)
 
-    def block(self, task: SimulatedJob, cause: Cause) -> None:
+    def block(self, job: SimulatedJob, cause: Cause) -> None:
         """A job that has come will never run."""
-        if task.state is State.WAITING:
-            task.waited_s += self.now_s - task.waits_since_s
-            del self.waiting[task.index]
-        task.state, task.cause, task.ended_s = State.BLOCKED, cause, self.now_s
+        self.waiting.pop(job.index, None)
+        job.block(self.now_s, cause)
         self.ended += 1
-        self._seen = None
+        self._view = None
 
     def rewire(self, maps: Mapping[str, PortMap]) -> Rewiring:
-        """Light these circuits; jobs whose light moves stand still for the switching time."""
+        """Make these circuits; jobs whose light moves stand still for the switching time."""
         change = self.cluster.rewire(maps)
         if not change.cross_connects:
             return change
-        self.reconfigurations += 1
-        self.cross_connects += change.cross_connects
-        self.dark_s += change.dark_s
-        self.dark_gpu_s += change.dark_s * change.gpus.bit_count()
+        self.accounts.rewired(change)
         self.released += 1
-        self._seen = None
-        for task in self.running.values():
-            if len(task.ring) == 1:
+        self._view = None
+        for job in self.running.values():
+            if len(job.ring) == 1:
                 continue
-            task.settle(self.now_s)
-            if task.gpus & change.gpus:
-                task.resume_s = max(task.resume_s, self.now_s + change.dark_s)
-            demand = self.cluster.demand(task.ring)
-            self._sharing.pop(task.index, None)
-            task.demand = demand or {}
-            assert task.load is not None
-            if demand is None:
-                task.unit_s = math.inf  # Dark: it stands still until it is lit again.
-            elif demand and task.load.ring_bits:
-                self._sharing[task.index] = task
-            else:
-                task.unit_s = task.load.unit_s(self.cluster.edge_bps)
-            self._expect(task)
+            job.settle(self.now_s)
+            if job.gpus & change.gpus:
+                job.resume_s = max(job.resume_s, self.now_s + change.dark_s)
+            self._rings.route(job, self.cluster.demand(job.ring))
+            self._expect(job)
         self._share()
         return change
 
     # -- the pace of jobs
 
-    def _take_off(self, task: SimulatedJob) -> bool:
-        """Give back its GPUs; whether it shared links with others."""
-        self.occupancy.give_back(task.gpus, task.ring)
-        self._forget(task)
-        del self.running[task.index]
-        task.ends_s = math.inf
+    def _take_off(self, job: SimulatedJob, now_s: float) -> bool:
+        """Take a job off its GPUs; whether it shared links with others."""
+        job.settle(now_s)
+        self.occupancy.give_back(job.gpus, job.ring)
+        self._forget(job)
+        del self.running[job.index]
+        job.ends_s = math.inf
         self.released += 1
-        self._seen = None
-        return self._sharing.pop(task.index, None) is not None
+        return self._rings.remove(job)
 
     def _share(self) -> None:
         """Share out the links anew; those whose pace changes end at another time."""
-        tasks = list(self._sharing.values())
-        cluster = self.cluster
-        rates = fair_rates([task.demand for task in tasks], cluster.capacity_bps, cluster.edge_bps)
-        for task, rate_bps in zip(tasks, rates, strict=True):
-            assert task.load is not None
-            unit_s = task.load.unit_s(rate_bps)
-            if unit_s != task.unit_s:
-                task.settle(self.now_s)
-                task.unit_s = unit_s
-                self._expect(task)
+        for job, unit_s in self._rings.new_paces():
+            job.settle(self.now_s)
+            job.unit_s = unit_s
+            self._expect(job)
 
-    def _expect(self, task: SimulatedJob) -> None:
-        """Write down when it ends at its present pace."""
-        self._forget(task)
-        begins_s = max(self.now_s, task.resume_s)
-        left = task.remaining
-        task.ends_s = begins_s + left * task.unit_s if left else begins_s
-        shown_s = task.ends_s if self.settings.known else math.inf
-        task.running = Running(shown_s, task.gpus, task.job.view.name)
-        insort(self._by_end, task.running)
-        if task.ends_s < math.inf:
-            heappush(self._ends, (task.ends_s, task.index))
+    def _expect(self, job: SimulatedJob) -> None:
+        """Note when the job ends at its present pace."""
+        self._forget(job)
+        job.reckon_end(self.now_s)
+        shown_s = job.ends_s if self.settings.known else math.inf
+        job.running = Running(shown_s, job.gpus, job.spec.view.name)
+        insort(self._by_end, job.running)
+        if job.ends_s < math.inf:
+            self._events.expect_end(job)
 
-    def _forget(self, task: SimulatedJob) -> None:
-        if task.running is not None:
-            del self._by_end[bisect_left(self._by_end, task.running)]
-            task.running = None
-        self._seen = None
+    def _forget(self, job: SimulatedJob) -> None:
+        if job.running is not None:
+            del self._by_end[bisect_left(self._by_end, job.running)]
+            job.running = None
+        self._view = None
 
     # -- what policies see
 
     def view(self) -> ClusterView:
         """The cluster as it is now."""
-        if self._seen is None:
-            cluster, occupancy = self.cluster, self.occupancy
-            self._seen = ClusterView(
+        if self._view is None:
+            cluster, occupancy, arrived = self.cluster, self.occupancy, self._events.arrived
+            rewired = cluster.lab is not None
+            self._view = ClusterView(
                 self.now_s,
                 cluster.shape,
                 occupancy.occupied,
                 occupancy.broken,
                 tuple(self._by_end),
-                self._views[max(0, self._arrived - _RECENT) : self._arrived],
+                self._job_views[max(0, arrived - _RECENT) : arrived],
                 self.preview,
                 cluster.lab,
-                NOTHING if cluster.lab is None else Frozen(cluster.circuits),
-                NOTHING if cluster.lab is None else Frozen(cluster.ports_of(occupancy.allocated)),
+                Frozen(cluster.circuits) if rewired else _NOTHING,
+                Frozen(cluster.ports_of(occupancy.allocated)) if rewired else _NOTHING,
             )
-        return self._seen
+        return self._view

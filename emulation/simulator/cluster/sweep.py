@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.jobs import QueueJob
 from patchlight.emulation.simulator.cluster.metrics import summary_of
-from patchlight.emulation.simulator.cluster.naming import (
+from patchlight.emulation.simulator.cluster.policy_loading import (
     order_named,
     placement_named,
     topology_named,

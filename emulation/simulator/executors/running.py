@@ -32,7 +32,7 @@ def run_all(
             tell()
 
     if engine.name == "ray" and tasks:
-        from patchlight.emulation.simulator.executors.onray import run_on_ray
+        from patchlight.emulation.simulator.executors.on_ray import run_on_ray
 
         run_on_ray(tasks, worker, engine, found)
     elif engine.count == 1 or len(tasks) <= 1:

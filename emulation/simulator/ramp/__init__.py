@@ -4,7 +4,7 @@
 ``lossnetwork`` jobs that come, are accepted or blocked, and go.
 """
 
-from patchlight.emulation.simulator.ramp.counting import EpisodeResult, blocking_rates
+from patchlight.emulation.simulator.ramp.episode_result import EpisodeResult, blocking_rates
 from patchlight.emulation.simulator.ramp.lossnetwork import (
     Episode,
     JobOutcome,

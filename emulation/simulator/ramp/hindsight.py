@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from patchlight.emulation.simulator.ramp.arrivals import Job
-from patchlight.emulation.simulator.ramp.counting import Counting
+from patchlight.emulation.simulator.ramp.episode_result import Counting
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 

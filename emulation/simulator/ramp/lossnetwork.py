@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from patchlight.controller.policies.contract import ClusterView, JobView, PartitionPolicy, Running
 from patchlight.emulation.simulator.ramp.arrivals import Job
-from patchlight.emulation.simulator.ramp.counting import Accepted, EpisodeResult
+from patchlight.emulation.simulator.ramp.episode_result import Accepted, EpisodeResult
 from patchlight.emulation.simulator.ramp.failures import ServerEvent
 from patchlight.emulation.simulator.ramp.placement import place
 from patchlight.emulation.simulator.ramp.scenario import Scenario

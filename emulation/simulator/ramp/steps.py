@@ -12,6 +12,7 @@ import heapq
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from patchlight.emulation.simulator.ramp.collectives import RampTiming
 from patchlight.emulation.simulator.ramp.ramp import Ramp
@@ -132,84 +133,119 @@ class _Step:
             found[start + here] = list(at.items())
         return found
 
-    # The step itself.
+    def run(self) -> float:
+        """Simulate it: when the last transfer ends, in seconds."""
+        self.synchronise: dict[int, list[tuple[float, list[int]]]] = {}
+        half = self.graph.training.half
+        for operation in range(half, 2 * half):
+            if self.graph.splits[operation] > 1:
+                self.synchronise |= self._synchronisations(operation)
+        return _Timeline(self).run()
+
+
+class _Event(NamedTuple):
+    """Either ``part`` ends, or transfers to the parts ``to`` do; of one time in ticket order."""
+
+    at_s: float
+    ticket: int
+    part: int | None
+    to: Sequence[int] = ()
+
+
+class _Server:
+    """The parts that are ready on a server, and the one that runs with its end's ticket."""
+
+    __slots__ = ("part", "ready", "since_s", "ticket")
+
+    def __init__(self) -> None:
+        self.ready: list[tuple[tuple[float, int], int]] = []
+        self.part: int | None = None
+        self.since_s, self.ticket = 0.0, -1
+
+
+class _Timeline:
+    """The step in time, from event to event."""
+
+    def __init__(self, step: _Step) -> None:
+        self._step, self._now_s = step, 0.0
+        self._servers = {server: _Server() for server in step.home}
+        self._touched = set[int]()  # servers on which another part may run now
+        self._events: list[_Event] = []
+        self._tickets = itertools.count()
 
     def run(self) -> float:
-        graph, splits, edges = self.graph, self.graph.splits, self.graph.training.edges
-        half, first, home, owner = graph.training.half, self.first, self.home, self.owner
-        left, priority, missing, edge_s = self.left, self.priority, self.missing, self.edge_s
-        synchronise: dict[int, list[tuple[float, list[int]]]] = {}
-        for operation in range(half, 2 * half):
-            if splits[operation] > 1:
-                synchronise |= self._synchronisations(operation)
-        ready: dict[int, list[tuple[tuple[float, int], int]]] = defaultdict(list)
-        running: dict[int, tuple[int, float, int]] = {}  # server → part, since, ticket
-        tickets = itertools.count()
-        events: list[tuple[float, int, int, Sequence[int]]] = []
-        now, touched = 0.0, set[int]()
-
-        def arrive(parts: Sequence[int]) -> None:
-            for part in parts:
-                missing[part] -= 1
-                if not missing[part]:
-                    heapq.heappush(ready[home[part]], (priority[part], part))
-                    touched.add(home[part])
-
-        def finish(part: int) -> None:
-            operation, server = owner[part], home[part]
-            for number in self.out[operation]:
-                target = edges[number][1]
-                parts = range(first[target], first[target] + splits[target])
-                wait = edge_s[number]
-                if not wait:
-                    arrive(parts)
-                    continue
-                same = [p for p in parts if home[p] == server]
-                if same:
-                    arrive(same)
-                    parts_away: Sequence[int] = [p for p in parts if home[p] != server]
-                else:
-                    parts_away = parts
-                if parts_away:
-                    heapq.heappush(events, (now + wait, next(tickets), -1, parts_away))
-            for wait, siblings in synchronise.get(part, ()):
-                heapq.heappush(events, (now + wait, next(tickets), -1, siblings))
-
-        def start() -> None:
-            """On each touched server, let the part with the highest priority run."""
-            for server in touched:
-                queue = ready[server]
-                if server in running and queue:
-                    part, since, _ = running[server]
-                    if priority[part] <= queue[0][0]:
-                        continue
-                    left[part] -= now - since
-                    heapq.heappush(queue, (priority[part], part))
-                    del running[server]
-                if server not in running and queue:
-                    part = heapq.heappop(queue)[1]
-                    ticket = next(tickets)
-                    running[server] = (part, now, ticket)
-                    heapq.heappush(events, (now + left[part], ticket, part, ()))
-            touched.clear()
-
-        for part, count in enumerate(missing):
-            if not count:
-                heapq.heappush(ready[home[part]], (priority[part], part))
-                touched.add(home[part])
-        start()
+        for part, transfers in enumerate(self._step.missing):
+            if not transfers:
+                self._make_ready(part)
+        self._start()
+        events = self._events
         while events:
-            now = events[0][0]
-            while events and events[0][0] == now:
-                _, ticket, part, parts = heapq.heappop(events)
-                if part < 0:
-                    arrive(parts)
-                elif running.get(home[part], (0, 0, -1))[2] == ticket:
-                    del running[home[part]]
-                    touched.add(home[part])
-                    finish(part)
-            start()
-        return now
+            self._now_s = events[0].at_s
+            while events and events[0].at_s == self._now_s:
+                event = heapq.heappop(events)
+                if event.part is None:
+                    self._arrive(event.to)
+                elif self._servers[self._step.home[event.part]].ticket == event.ticket:
+                    self._finish(event.part)
+            self._start()
+        return self._now_s
+
+    def _make_ready(self, part: int) -> None:
+        server = self._step.home[part]
+        heapq.heappush(self._servers[server].ready, (self._step.priority[part], part))
+        self._touched.add(server)
+
+    def _arrive(self, parts: Sequence[int]) -> None:
+        """A transfer to each of these parts ends."""
+        missing = self._step.missing
+        for part in parts:
+            missing[part] -= 1
+            if not missing[part]:
+                self._make_ready(part)
+
+    def _finish(self, part: int) -> None:
+        """A part ends: its server is free, and its transfers begin."""
+        step, home = self._step, self._step.home
+        server = home[part]
+        self._servers[server].part, self._servers[server].ticket = None, -1
+        self._touched.add(server)
+        for number in step.out[step.owner[part]]:
+            target = step.graph.training.edges[number][1]
+            to: Sequence[int] = range(step.first[target], step.first[target + 1])
+            if step.edge_s[number]:
+                here = [other for other in to if home[other] == server]
+                if here:
+                    self._arrive(here)
+                    to = [other for other in to if home[other] != server]
+                self._transfer(step.edge_s[number], to)
+            else:
+                self._arrive(to)
+        for wait_s, siblings in step.synchronise.get(part, ()):
+            self._transfer(wait_s, siblings)
+
+    def _transfer(self, lasts_s: float, to: Sequence[int]) -> None:
+        if to:
+            heapq.heappush(
+                self._events, _Event(self._now_s + lasts_s, next(self._tickets), None, to)
+            )
+
+    def _start(self) -> None:
+        """On each touched server, let the part with the highest priority run."""
+        left, priority, now_s = self._step.left, self._step.priority, self._now_s
+        for number in self._touched:
+            server = self._servers[number]
+            if not server.ready:
+                continue
+            if server.part is not None:
+                if priority[server.part] <= server.ready[0][0]:
+                    continue
+                left[server.part] -= now_s - server.since_s
+                part = heapq.heapreplace(server.ready, (priority[server.part], server.part))[1]
+            else:
+                part = heapq.heappop(server.ready)[1]
+            server.part, server.since_s, server.ticket = part, now_s, next(self._tickets)
+            heapq.heappush(self._events, _Event(now_s + left[part], server.ticket, part))
+        self._touched.clear()
 
 
 def _placed(graph: PartitionedGraph) -> list[int]:

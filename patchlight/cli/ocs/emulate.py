@@ -16,9 +16,9 @@ from patchlight.emulation.optical.vendors.openflow import DATAPATH_ID
 from patchlight.emulation.optical.vendors.registry import PROTOCOL_SERVERS
 from patchlight.testbed.emulated import Emulation, OcsUser
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.labfile.check import MAKE_ROOM, WITHOUT_USERS
-from patchlight.testbed.labfile.errors import nearest
 from patchlight.testbed.labfile.schema import MOST_CIRCUIT_PORTS
 from patchlight.testbed.portmap import PortMap, parse_cross_connects
 from patchlight.testbed.units import parse_loss, parse_time

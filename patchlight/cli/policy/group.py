@@ -12,6 +12,8 @@ import click
 
 from patchlight.testbed.errors import PatchlightError
 
+# Options of ``evaluate`` that only partition policies have.
+_ONLY_PARTITION = ("laws", "rule", "seeds", "profiles", "ramp", "arrivals", "mix", "failures")
 _KINDS = ("partition", "placement", "order", "topology")
 # Imported only when they are used: they need PyTorch.
 _LATER: Mapping[str, str] = {
@@ -212,6 +214,11 @@ def _source(factory: Any) -> tuple[str | None, int]:
     metavar="FILE",
     help="For placement, order and topology policies: the jobs.",
 )
+@click.option(
+    "--lab",
+    metavar="LAB",
+    help="For these too: the cluster is a lab's.  [default: 16x16x8; ofc2022 for topology]",
+)
 @click.option("--processes", type=click.IntRange(min=1), help="At a time.  [default: the cores]")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 def evaluate(
@@ -226,6 +233,7 @@ def evaluate(
     mix: str | None,
     failures: str | None,
     trace: Path | None,
+    lab: str | None,
     processes: int | None,
     as_json: bool,
 ) -> None:
@@ -247,20 +255,28 @@ def evaluate(
             raise BadInput(
                 f"{names[0]} is a policy of kind {kind}: expected --trace FILE with jobs"
             )
-        _only_for_partition(kind)
-        from patchlight.cli.simulate import simulate
+        _refuse(_ONLY_PARTITION, f"is for partition policies, not for {kind} policies")
+        from patchlight.cli.simulate import run_simulation
+        from patchlight.emulation.simulator.cluster import Settings
+        from patchlight.emulation.simulator.cluster.trace_simulation import SimulationOptions
+        from patchlight.emulation.simulator.executors import Engine
 
-        written = ",".join(name.removeprefix(f"{kind}:") for name in names)
-        arguments = ["--trace", str(trace), f"--{kind}", written, "--seed", str(first_seed),
-                     *(["--lab", "ofc2022"] if kind == "topology" else []),
-                     *(["--json"] if as_json else [])]  # fmt: skip
-        simulate.main(arguments, "patchlight simulate", standalone_mode=False)
-        return
-    if trace is not None:
-        raise BadInput(
-            "--trace is for placement, order and topology policies: partition policies "
-            "run PAC-ML's jobs"
+        compared: dict[str, Any] = {
+            kind: tuple(dict.fromkeys(name.removeprefix(f"{kind}:") for name in names))
+        }
+        options = SimulationOptions(
+            trace,
+            lab=lab or ("ofc2022" if kind == "topology" else None),
+            settings=Settings(seed=first_seed),
+            engine=Engine("processes", processes or 0),
+            **compared,
         )
+        run_simulation(options, None, as_json)
+        return
+    _refuse(
+        ("trace", "lab"),
+        "is for placement, order and topology policies: partition policies run PAC-ML's jobs",
+    )
     figures = of_partition(
         names, laws, rule, range(first_seed, first_seed + seeds), profiles,
         processes or len(os.sched_getaffinity(0)),
@@ -274,16 +290,15 @@ def evaluate(
         click.echo(words, err=True)
 
 
-def _only_for_partition(kind: str) -> None:
-    """``BadInput`` if options were given that would mean nothing."""
+def _refuse(options: tuple[str, ...], message: str) -> None:
+    """``BadInput`` if one of these options was given, which would mean nothing."""
     from patchlight.testbed.errors import BadInput
 
     context = click.get_current_context()
-    for name in ("laws", "rule", "seeds", "profiles", "ramp", "arrivals", "mix", "failures"):
+    for name in options:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            option = "law" if name == "laws" else name
             raise BadInput(
-                f"--{option} is for partition policies, not for {kind} policies",
+                f"--{'law' if name == 'laws' else name} {message}",
                 hint="'patchlight simulate' has the options of a cluster with a queue",
             )
 

@@ -17,7 +17,7 @@ from patchlight.emulation.learning.envs.placement import PlacementEnv  # noqa: E
 from patchlight.emulation.learning.envs.queued import QueuedEnv  # noqa: E402
 from patchlight.emulation.learning.envs.schedule import ScheduleEnv  # noqa: E402
 from patchlight.emulation.simulator.cluster import Outages, QueueJob, Settings, TwoLevel  # noqa: E402
-from patchlight.emulation.simulator.cluster.drawn import DrawnJobs  # noqa: E402
+from patchlight.emulation.simulator.cluster.synthetic_jobs import DrawnJobs  # noqa: E402
 
 NAMES = ("patchlight/Placement-v0", "patchlight/Schedule-v0")
 KINDS = (PlacementEnv, ScheduleEnv)
@@ -50,26 +50,27 @@ def test_gymnasium_finds_nothing_wrong(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_seed_fixes_the_episode(kind: type[QueuedEnv]) -> None:
+def test_a_seed_fixes_the_episode(kind: type[PlacementEnv | ScheduleEnv]) -> None:
     jobs = DrawnJobs(count=60)
-    one, other = (play(kind(jobs=jobs), 3) for _ in range(2))  # type: ignore[call-arg]
+    one, other = (play(kind(jobs=jobs), 3) for _ in range(2))
     assert one[1] == other[1]
     for first, second in zip(one[0], other[0], strict=True):
         assert all(np.array_equal(first[key], second[key]) for key in first)
-    assert play(kind(jobs=jobs), 4)[1] != one[1]  # type: ignore[call-arg]
+    assert play(kind(jobs=jobs), 4)[1] != one[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rewards_add_up_to_completion_times(kind: type[QueuedEnv]) -> None:
-    env = kind(jobs=DrawnJobs(count=80))  # type: ignore[call-arg]
+def test_rewards_add_up_to_completion_times(kind: type[PlacementEnv | ScheduleEnv]) -> None:
+    env = kind(jobs=DrawnJobs(count=80))
     _, rewards, info = play(env, 1)
-    mean_s = np.mean([task.job.duration_s for task in env.simulation.tasks])  # type: ignore[union-attr]
+    assert env.simulation is not None
+    mean_s = np.mean([job.spec.duration_s for job in env.simulation.jobs])
     assert -sum(rewards) * mean_s / 80 == pytest.approx(info["jct_mean_s"], rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_action_at_all_comes_to_an_end(kind: type[QueuedEnv]) -> None:
-    env = kind(TwoLevel(2, 2, 2), DrawnJobs(count=30, load=1.5))  # type: ignore[call-arg]
+def test_any_action_at_all_comes_to_an_end(kind: type[PlacementEnv | ScheduleEnv]) -> None:
+    env = kind(TwoLevel(2, 2, 2), DrawnJobs(count=30, load=1.5))
     env.reset(seed=0)
     env.action_space.seed(0)
     illegal = over = 0
@@ -89,9 +90,11 @@ def test_waiting_for_ever_is_not_allowed() -> None:
     assert env.action_masks().tolist() == [True, True, *[False] * 15]  # b, then a, or a, then b
     _, reward, over, _, _ = env.step(np.int64(1))
     # a does not fit beside b: two jobs for 5 s, in units of 7.5 s.
-    assert (reward, over) == (pytest.approx(-2 * 5 / 7.5), False)
+    assert reward == pytest.approx(-2 * 5 / 7.5)
+    assert not over
     _, reward, over, _, info = env.step(np.int64(0))
-    assert (reward, over) == (pytest.approx(-10 / 7.5), True)
+    assert reward == pytest.approx(-10 / 7.5)
+    assert over
     assert info["jct_mean_s"] == pytest.approx((15 + 5) / 2)
 
 

@@ -13,8 +13,8 @@ gymnasium = pytest.importorskip("gymnasium", reason="Gymnasium is not installed:
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 
 import patchlight.emulation.learning  # noqa: E402, F401 - registers the environments
-from patchlight.emulation.learning.envs.ramp_lanes import RampPartitionVectorEnv  # noqa: E402
 from patchlight.emulation.learning.envs.ramp_partition import RampPartitionEnv  # noqa: E402
+from patchlight.emulation.learning.envs.ramp_partition_vector import RampPartitionVectorEnv  # noqa: E402
 from patchlight.emulation.simulator.ramp import Workloads, pac_ml_scenario  # noqa: E402
 from patchlight.emulation.simulator.ramp.scenario import Scenario  # noqa: E402
 from patchlight.testbed.errors import BadInput  # noqa: E402
@@ -103,20 +103,20 @@ def test_many_at_once_do_what_one_does(scenarios: list[Scenario]) -> None:
     seen, _ = many.reset(seed=2000)
     one = RampPartitionEnv(scenario=scenarios)
     assert many.single_observation_space == one.observation_space
-    assert many.lanes is not None
-    lane = 3
-    law, seed = int(many.lanes.scenario_of[lane]), int(many.lanes.seed_of[lane])
+    assert many.episodes is not None
+    env = 3
+    law, seed = int(many.episodes.scenario_of[env]), int(many.episodes.seed_of[env])
     alone, _ = one.reset(options={"law": law, "episode_seed": seed})
     over = False
     while not over:
         for name, array in alone.items():
-            assert np.allclose(array, seen[name][lane], atol=2e-4), name
+            assert np.allclose(array, seen[name][env], atol=2e-4), name
         actions = many.action_masks().shape[1] - 1 - many.action_masks()[:, ::-1].argmax(axis=1)
         seen, rewards, ended, _, several = many.step(actions)
-        alone, reward, over, _, single = one.step(actions[lane])
-        assert rewards[lane] == reward
-        assert ended[lane] == over
-    assert several["blocking_rate"][lane] == pytest.approx(single["blocking_rate"])
+        alone, reward, over, _, single = one.step(actions[env])
+        assert rewards[env] == reward
+        assert ended[env] == over
+    assert several["blocking_rate"][env] == pytest.approx(single["blocking_rate"])
 
 
 def test_many_at_once_are_fast(scenarios: list[Scenario]) -> None:

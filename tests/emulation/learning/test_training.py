@@ -33,8 +33,8 @@ GRAPHS = [builtin_graph("alexnet"), builtin_graph("vgg16")]
 TINY = """
 name: tiny
 steps: 4000
-environment: {laws: [A, D], lanes: 32, horizon_s: 1e5, rule: ramp-block}
-network: {hidden: [16], busy_after: [1, 4, 10]}
+environment: {laws: [A, D], num_envs: 32, horizon_s: 1e5, rule: ramp-block}
+network: {hidden: [16], busy_after_ks: [1, 4, 10]}
 evaluation: {seeds: 2, every_steps: 2000}
 """
 
@@ -54,7 +54,7 @@ def test_a_tiny_run_learns_writes_a_model_and_goes_on(tmp_path: Path) -> None:
     path = export(report.scorer, run.layout, config, report.training, tmp_path / "model")
     policy = load_learned(path, ramp=(4, 4, 2), rule="ramp-block")
     assert policy.card.training["config"]["environment"]["laws"] == ["A", "D"]
-    # The model plays as the network does, in single episodes as in lanes.
+    # The model plays as the network does, in single episodes as in episodes.
     scenario = run.scenarios[0]
     rates = [run_episode(scenario, policy, seed).blocking_rate() for seed in (500, 501)]
     assert rates == pytest.approx(play(rounded(report.scorer), scenario, 500, 2))
@@ -85,9 +85,9 @@ def test_maskable_ppo_learns_and_exports_with_the_graph(tmp_path: Path) -> None:
     pytest.importorskip("sb3_contrib", reason="sb3-contrib is not installed: extra 'learn'")
     config = parse_config(
         TINY.replace("steps: 4000", "steps: 512\nalgorithm: maskable-ppo")
-        .replace("lanes: 32", "lanes: 8")
+        .replace("num_envs: 32", "num_envs: 8")
         .replace("hidden: [16]", "hidden: [16], graph_width: 4")
-        + "ppo: {horizon: 32, batch: 128, epochs: 1}\n"
+        + "ppo: {n_steps: 32, batch_size: 128, n_epochs: 1}\n"
     )
     run = Run(config, GRAPHS, tmp_path / "run")
     report = run.learn()
@@ -101,8 +101,8 @@ def test_maskable_ppo_learns_and_exports_with_the_graph(tmp_path: Path) -> None:
 
 def test_learning_from_play_beats_chance() -> None:
     config = parse_config(
-        TINY.replace("[A, D]", "[D]").replace("lanes: 32", "lanes: 64")
-        + "afterstates: {teacher: {D: 2}, taught: 1, averaging: 0.05}\n"
+        TINY.replace("[A, D]", "[D]").replace("num_envs: 32", "num_envs: 64")
+        + "afterstates: {teacher: {D: 2}, teacher_only_fraction: 1, ema_rate: 0.05}\n"
     )
     scenarios = scenarios_of(config, GRAPHS)
     learner = AfterstateLearner(config, scenarios)
@@ -116,14 +116,14 @@ def test_the_teacher_keeps_to_its_rule() -> None:
     config = parse_config(TINY)
     scenarios = scenarios_of(config, GRAPHS)
     learner = AfterstateLearner(config, scenarios)
-    teacher = Teacher(learner.lanes, [4, "sufficient"])
+    teacher = Teacher(learner.episodes, [4, "sufficient"])
     for _ in range(30):
-        lanes = learner.lanes
-        actions = teacher.actions(lanes)
-        assert lanes.mask[np.arange(lanes.count), actions].all()
-        degrees = np.array(lanes.layout.actions)[actions]
-        assert set(degrees[lanes.scenario_of == 0]) <= {0, 4}
-        lanes.step(actions)
+        episodes = learner.episodes
+        actions = teacher.actions(episodes)
+        assert episodes.mask[np.arange(episodes.num_envs), actions].all()
+        degrees = np.array(episodes.layout.actions)[actions]
+        assert set(degrees[episodes.scenario_of == 0]) <= {0, 4}
+        episodes.step(actions)
 
 
 @pytest.mark.parametrize(
@@ -131,15 +131,22 @@ def test_the_teacher_keeps_to_its_rule() -> None:
     [
         ("steps: 1", 1, 1, "lacks 'name'"),
         ("name: a\ncolour: red", 2, 1, "unknown key 'colour'"),
-        ("name: a\nenvironment:\n  lane: 3", 3, 3, "did you mean 'lanes'"),
-        ("name: a\nsteps: many", 2, 8, "expected a whole number"),
-        ("name: a\nsteps: 0", 2, 8, "expected over 0"),
-        ("name: a\nafterstates: {discount: 1.5}", 2, 25, "to 1"),
+        ("name: a\nenvironment:\n  num_env: 3", 3, 3, "did you mean 'num_envs'"),
+        ("name: a\nsteps: many", 2, 8, "a whole number from 1"),
+        ("name: a\nsteps: 0", 2, 8, "a whole number from 1"),
+        ("name: a\nafterstates: {gamma: 1.5}", 2, 22, "at most 1"),
         ("name: a\nalgorithm: magic", 2, 12, "afterstates"),
-        ("name: a\nenvironment: {laws: [A, E]}", 2, 25, "'laws' is 'E'"),
-        ("name: a\nenvironment: {laws: A}", 2, 21, "is a list"),
+        (
+            "name: a\nenvironment: {laws: [A, E]}",
+            2,
+            25,
+            "'E' is not a requirement law: expected one of A",
+        ),
+        ("name: a\nenvironment: {laws: A}", 2, 21, "expected a list"),
         ("name: a\nafterstates: {teacher: {A: no}}", 2, 28, "no teacher 'no'"),
-        ("name: a b", 1, 7, "is no name"),
+        ("name: a\nenvironment: {laws: []}", 2, 14, "'laws' is empty"),
+        ("name: a\nnetwork: {busy_after_ks: []}", 2, 10, "'busy_after_ks' is empty"),
+        ("name: a b", 1, 7, "is not a name"),
         ("name: [a", 1, 1, "not YAML"),
         ("", 1, 1, "empty"),
     ],
@@ -149,7 +156,7 @@ def test_mistakes_in_a_configuration_are_named_with_their_place(
 ) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         parse_config(text, "c.yaml")
-    first = caught.value.mistakes[0]
+    first = caught.value.issues[0]
     assert first.file == "c.yaml"
     if message != "not YAML":
         assert (first.line, first.column) == (line, column)
@@ -158,7 +165,7 @@ def test_mistakes_in_a_configuration_are_named_with_their_place(
 def test_all_mistakes_are_named_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config("name: a\nsteps: x\ncolour: red\nseed: -1")
-    assert len(caught.value.mistakes) == 3
+    assert len(caught.value.issues) == 3
 
 
 def test_a_teacher_of_a_degree_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from patchlight.emulation.simulator.cluster import (
     Training,
     simulate,
 )
-from patchlight.emulation.simulator.cluster.drawn import DrawnJobs
 from patchlight.emulation.simulator.cluster.metrics import summary_of
+from patchlight.emulation.simulator.cluster.synthetic_jobs import DrawnJobs
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import load_lab

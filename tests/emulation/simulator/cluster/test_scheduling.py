@@ -22,10 +22,10 @@ from patchlight.emulation.simulator.cluster import (
     queue_jobs,
     simulate,
 )
-from patchlight.emulation.simulator.cluster.drawn import DrawnJobs
 from patchlight.emulation.simulator.cluster.metrics import summary_of
 from patchlight.emulation.simulator.cluster.scheduling import QueueScheduler
 from patchlight.emulation.simulator.cluster.simulation import Simulation
+from patchlight.emulation.simulator.cluster.synthetic_jobs import DrawnJobs
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
 
@@ -320,9 +320,9 @@ def test_backfilling_reckons_with_the_time_to_begin_again() -> None:
         scheduler.decide()
     assert simulation.now_s == 10
     # Preempted, it would be done when "large" can start, but for the time to begin again.
-    simulation.preempt(simulation.tasks[1])
+    simulation.preempt(simulation.jobs[1])
     scheduler.decide()
-    assert simulation.tasks[1].state == "waiting"
+    assert simulation.jobs[1].state == "waiting"
     simulation.advance()
     scheduler.decide()
-    assert (simulation.now_s, simulation.tasks[2].state) == (100, "running")
+    assert (simulation.now_s, simulation.jobs[2].state) == (100, "running")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from patchlight.controller.policies.contract import JobView
 from patchlight.emulation.simulator.cluster import QueueJob, Training, TwoLevel
 from patchlight.emulation.simulator.cluster.jobs import load_of
-from patchlight.emulation.simulator.cluster.sharing import fair_rates
+from patchlight.emulation.simulator.cluster.sharing import Demand, fair_rates
 from patchlight.testbed.errors import BadInput
 
 
@@ -22,7 +22,7 @@ def test_edges_of_a_ring_take_a_share_each() -> None:
 
 
 def test_who_is_held_up_elsewhere_leaves_its_share_to_others() -> None:
-    demands = [{"a": 1}, {"a": 1, "b": 1}, {"b": 1}]
+    demands: list[Demand] = [{"a": 1}, {"a": 1, "b": 1}, {"b": 1}]
     assert fair_rates(demands, {"a": 10.0, "b": 100.0}) == [5.0, 5.0, 95.0]
 
 

@@ -7,9 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,10 @@ from click.testing import CliRunner
 
 from patchlight.cli.simulate import simulate
 from patchlight.emulation.simulator.cluster import Settings, TwoLevel, plots, queue_jobs
-from patchlight.emulation.simulator.cluster.drawn import DrawnJobs
 from patchlight.emulation.simulator.cluster.report import result_of
 from patchlight.emulation.simulator.cluster.results import JobRecord
 from patchlight.emulation.simulator.cluster.sweep import Combination, Sweep, combinations, run_sweep
+from patchlight.emulation.simulator.cluster.synthetic_jobs import DrawnJobs
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.traces import read_trace
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -35,12 +33,6 @@ ROWS = [
     ("2017-10-09 07:00:02", 20.0, 1),
     ("2017-10-09 07:00:03", 500.0, 1),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_tracker_left() -> Iterator[None]:
-    yield
-    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
 
 
 @pytest.fixture

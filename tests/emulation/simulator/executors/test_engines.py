@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from multiprocessing import resource_tracker
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +40,6 @@ def _nothing_left() -> Iterator[None]:
         ray.shutdown()
     else:
         yield
-    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
 
 
 def draw(seed: int) -> tuple[int, float]:

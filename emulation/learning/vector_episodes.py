@@ -1,0 +1,372 @@
+"""Many loss networks side by side, decided on at once: what makes learning fast.
+
+Each of ``num_envs`` environments plays one episode of a scenario after the other, as ``Episode``
+does, and comes job for job to the same result. Its cluster is a row of numbers: when each server is
+free again. So one step of all is some dozens of array operations. Servers do not break here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from patchlight.controller.policies.observation import (
+    LONGEST,
+    UNIT_S,
+    Array,
+    Layout,
+    Observation,
+    graph_features,
+    recent_features,
+)
+from patchlight.emulation.simulator.ramp.lossnetwork import EPSILON_S
+from patchlight.emulation.simulator.ramp.placement import PlacementRule, sub_blocks
+from patchlight.emulation.simulator.ramp.scenario import Scenario
+from patchlight.testbed.errors import BadInput
+
+_ROUNDING = 1 + 1e-12
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An episode that came to its end: which it was, and its faithful blocking rate."""
+
+    env: int
+    scenario: int
+    seed: int
+    blocking_rate: float
+
+
+def layout_of(scenario: Scenario) -> Layout:
+    """How a learned policy sees a scenario's cluster."""
+    shape = scenario.workloads.ramp.shape
+    return Layout((shape.groups, shape.racks, shape.servers), scenario.workloads.degrees)
+
+
+class VectorEpisodes:
+    """Episodes with the seeds ``first_seed``, ``first_seed`` + 1, … in ``num_envs`` environments.
+
+    ``scenarios`` take turns, one for each episode; they share workloads and placement rule. With
+    ``staggered``, the first episode of each environment is begun somewhere in its middle, with an
+    empty cluster, so that not all end at once; such an episode's result is left out.
+
+    Public arrays; E environments, D degrees, A = D + 1 actions (0 refuses), S servers, G graphs:
+
+    | array | shape | what |
+    |---|---|---|
+    | ``now_s`` | E | when the waiting job came, in seconds |
+    | ``graph`` | E | its computation graph, 0 to G − 1 |
+    | ``beta`` | E | the part of its sequential time in which it must complete |
+    | ``sequential_s``, ``limit_s`` | E | its time on one GPU; that within which it must complete |
+    | ``expected_s`` | E × D | about how long it takes |
+    | ``fits`` | E × D | whether it has a place now |
+    | ``servers`` | E × D × S | 1.0 for the servers of that place |
+    | ``mask`` | E × A | which actions can succeed |
+    | ``free`` | E | how many servers are free |
+    | ``has_block`` | list of E | for each of ``block_sizes``, whether a block is free |
+    | ``recent`` | E × RECENT_FEATURES | what the jobs before it asked for |
+    | ``nodes``, ``edges`` | G × … | the computation graphs' features |
+    | ``scenario_of``, ``seed_of`` | E | the episode's scenario and seed |
+    | ``episode_start`` | E | whether the job is the first of its episode |
+    | ``blocked``, ``unfinished`` | E | the episode's jobs so far: blocked, to run at its end |
+    """
+
+    def __init__(
+        self, scenarios: Sequence[Scenario], num_envs: int, first_seed: int, staggered: bool = False
+    ) -> None:
+        first = scenarios[0]
+        if any(s.workloads is not first.workloads or s.rule != first.rule for s in scenarios):
+            raise BadInput("scenarios side by side need the same workloads and placement rule")
+        if any(s.failures is not None for s in scenarios):
+            raise BadInput("vector episodes cannot simulate servers that break: use single ones")
+        self.scenarios, self.num_envs = tuple(scenarios), num_envs
+        self.layout = layout_of(first)
+        self.workloads, self.rule = first.workloads, first.rule
+        self._next_seed = first_seed
+        size, graphs = self.layout.servers, len(self.workloads.names)
+        self._rows = np.arange(num_envs)
+        self._prepare_blocks()
+        self._prepare_times()
+        described = [graph_features(graph) for graph in self.workloads.graphs]
+        self.nodes = np.stack([nodes for nodes, _ in described])
+        self.edges = np.stack([edges for _, edges in described])
+        self._until = np.zeros((num_envs, size))  # when each server is free again
+        self.scenario_of = np.zeros(num_envs, int)
+        self.seed_of = np.zeros(num_envs, int)
+        self._whole = np.ones(num_envs, bool)
+        self.episode_start = np.ones(num_envs, bool)
+        self._position = np.zeros(num_envs, int)
+        self._jobs = [self._draw(env) for env in range(num_envs)]
+        self._first_times = np.full((num_envs, graphs, len(self.block_sizes)), np.nan)
+        self.blocked = np.zeros(num_envs, int)
+        self.unfinished = np.zeros(num_envs, int)
+        if staggered:
+            rng = np.random.default_rng([first_seed, num_envs])
+            for env, jobs in enumerate(self._jobs):
+                self._position[env] = rng.integers(jobs.decisions)
+                self._whole[env] = self._position[env] == 0
+        self._load(self._rows)
+        self._decide_options()
+
+    # What is the same in all environments.
+
+    def _prepare_blocks(self) -> None:
+        workloads, degrees = self.workloads, self.layout.degrees
+        plans = workloads.plans
+        self.block_sizes = sorted(
+            {n for each in plans for plan in each.values() for n in plan.splits}
+        )
+        size = self.layout.servers
+        self._blocks = [workloads.ramp.blocks(count) for count in self.block_sizes]
+        # A block's servers as a row of 0 and 1; one more row, of none, for "there is no block".
+        self._members = []
+        for blocks in self._blocks:
+            members = np.zeros((len(blocks) + 1, size), np.float32)
+            for row, block in enumerate(blocks):
+                members[row, list(block.servers)] = 1.0
+            self._members.append(members)
+        self._needs = np.zeros((len(plans), len(degrees), len(self.block_sizes)), bool)
+        self._largest = np.zeros((len(plans), len(degrees)), int)
+        self._possible = np.zeros((len(plans), len(degrees)), bool)
+        for graph, each in enumerate(plans):
+            for column, degree in enumerate(degrees):
+                plan = each[degree]
+                wanted = plan.splits
+                if self.rule == PlacementRule.RAMP_BLOCK:
+                    wanted = plan.splits[-1:]
+                for count in wanted:
+                    self._needs[graph, column, self.block_sizes.index(count)] = True
+                self._largest[graph, column] = self.block_sizes.index(plan.max_split)
+                self._possible[graph, column] = plan.fits_memory
+        self._most_taken = self._needs.any(axis=(0, 1))
+
+    def _prepare_times(self) -> None:
+        workloads, degrees = self.workloads, self.layout.degrees
+        self._expected_s = np.array(
+            [
+                [workloads.expected_s(graph, degree, self.rule) for degree in degrees]
+                for graph in range(len(workloads.names))
+            ]
+        )
+        most = max(map(len, self._blocks))
+        self._times = np.full((len(workloads.names), len(degrees), most), np.nan)
+
+    # What is each environment's own.
+
+    def _draw(self, env: int) -> _Jobs:
+        seed, self._next_seed = self._next_seed, self._next_seed + 1
+        which = seed % len(self.scenarios)
+        self.scenario_of[env], self.seed_of[env] = which, seed
+        return _Jobs.of(self.scenarios[which], seed)
+
+    def _load(self, envs: NDArray[np.intp]) -> None:
+        """The jobs of these environments come into arrays, a column for each job."""
+        if not hasattr(self, "_arrived"):
+            longest = max(len(jobs.graph) for jobs in self._jobs) + 1
+            self._arrived = np.zeros((self.num_envs, longest))
+            self._graph = np.zeros((self.num_envs, longest), int)
+            self._beta = np.zeros((self.num_envs, longest))
+            self._recent = np.zeros(
+                (self.num_envs, longest + 1, self.layout.shapes["recent"][0]), np.float32
+            )
+            self._last = np.zeros(self.num_envs, int)
+            self._horizon_s = np.zeros(self.num_envs)
+        for env in envs.tolist():
+            jobs = self._jobs[env]
+            many = len(jobs.graph)
+            if many >= self._graph.shape[1]:
+                wider = many + many // 4
+                self._arrived = _widened(self._arrived, wider)
+                self._graph = _widened(self._graph, wider)
+                self._beta = _widened(self._beta, wider)
+                self._recent = _widened(self._recent, wider + 1)
+            self._arrived[env, :many] = jobs.arrived_s
+            self._horizon_s[env] = jobs.horizon_s
+            self._graph[env, :many] = jobs.graph
+            self._beta[env, :many] = jobs.beta
+            self._recent[env, : many + 1] = jobs.recent
+            self._last[env] = jobs.decisions
+
+    def _decide_options(self) -> None:
+        """Where each environment's waiting job would go at each degree."""
+        rows, position = self._rows, self._position
+        self.now_s: _Floats = self._arrived[rows, position]
+        self.graph = self._graph[rows, position]
+        self.beta = self._beta[rows, position]
+        alone = np.array(self.workloads.sequential_s)[self.graph]
+        self.sequential_s = alone
+        self.limit_s = self.beta * alone
+        self.expected_s = self._expected_s[self.graph]
+        self._left = np.maximum(self._until - self.now_s[:, None] - EPSILON_S, 0.0)
+        busy = (self._left > 0).astype(np.float32)
+        self.free = self.layout.servers - busy.sum(axis=1)
+        self._first, self.has_block = [], []
+        taken = []
+        for members in self._members:
+            overlap = busy @ members[:-1].T
+            free = overlap == 0
+            some = free.any(axis=1)
+            first = np.where(some, free.argmax(axis=1), len(members) - 1)
+            self.has_block.append(some)
+            self._first.append(first)
+            taken.append(members[first])
+        needs = self._needs[self.graph]  # E × D × block sizes
+        missing = ~np.stack(self.has_block, axis=1)
+        self.fits = ~(needs & missing[:, None, :]).any(axis=2) & self._possible[self.graph]
+        self.fits &= np.array(self.layout.degrees) <= self.free[:, None]
+        shape = (self.num_envs, len(self.layout.degrees), self.layout.servers)
+        servers = np.zeros(shape, np.float32)
+        for column, each in enumerate(taken):
+            np.maximum(servers, needs[:, :, column, None] * each[:, None, :], out=servers)
+        self.servers = servers
+        self.mask = np.ones((self.num_envs, len(self.layout.degrees) + 1), bool)
+        self.mask[:, 1:] = self.fits & (self.expected_s <= self.limit_s[:, None])
+
+    def remaining(self, out: Array | None = None) -> Array:
+        """Afterstates, E × A × S: how long each server would then be busy, in ``UNIT_S``."""
+        shape = (self.num_envs, len(self.layout.degrees) + 1, self.layout.servers)
+        found = np.empty(shape, np.float32) if out is None else out
+        now = np.minimum((self._left + EPSILON_S * (self._left > 0)) / UNIT_S, LONGEST)
+        found[:] = now[:, None, :]
+        taken = self.servers * self.mask[:, 1:, None]
+        lasting = np.minimum(self.expected_s / UNIT_S, LONGEST).astype(np.float32)
+        found[:, 1:] += taken * lasting[:, :, None]
+        return found
+
+    def observe(self, out: Observation) -> Observation:
+        """The observation of every environment, written into ``out``'s arrays."""
+        self.remaining(out["remaining"])
+        size = self.layout.servers
+        options = out["options"]
+        options[:, 0] = 0.0
+        options[:, 1:, 0] = np.array(self.layout.degrees) / size
+        options[:, 1:, 1] = np.minimum(self.expected_s / UNIT_S, LONGEST)
+        options[:, 1:, 2] = np.minimum(self.expected_s / self.limit_s[:, None], LONGEST)
+        options[:, 1:, 3] = self.servers.sum(axis=2) * self.mask[:, 1:] / size
+        out["mask"][:] = self.mask
+        job = out["job"]
+        job[:, 0] = np.minimum(self.beta, 1.0)
+        job[:, 1] = np.minimum(self.sequential_s / UNIT_S, LONGEST)
+        job[:, 2] = np.minimum(self.limit_s / UNIT_S, LONGEST)
+        job[:, 3] = self.free / size
+        out["recent"][:] = self.recent
+        np.take(self.nodes, self.graph, axis=0, out=out["nodes"])
+        np.take(self.edges, self.graph, axis=0, out=out["edges"])
+        return out
+
+    @property
+    def recent(self) -> Array:
+        """What the jobs before the waiting ones asked for."""
+        found: Array = self._recent[self._rows, self._position]
+        return found
+
+    def step(self, actions: NDArray[np.intp]) -> tuple[NDArray[np.bool_], list[Finished]]:
+        """Decide in every environment: who was accepted (E), and which episodes came to their end.
+
+        ``actions`` has one for each. Where an episode ended, the next one has begun.
+        """
+        rows, column = self._rows, actions - 1
+        wanted = actions > 0
+        accepted = wanted & self.fits[rows, np.maximum(column, 0)]
+        lasting = np.zeros(self.num_envs)
+        if accepted.any():
+            chosen = np.flatnonzero(accepted)
+            lasting[chosen] = self._lasting(chosen, column[chosen])
+            accepted &= lasting <= self.limit_s * _ROUNDING
+            chosen = np.flatnonzero(accepted)
+            ends = self.now_s + lasting
+            servers = self.servers[chosen, column[chosen]] > 0
+            self._until[chosen] = np.where(servers, ends[chosen, None], self._until[chosen])
+            self.unfinished += accepted & (ends > self._horizon_s + EPSILON_S)
+        self.blocked += ~accepted
+        self._position += 1
+        self.episode_start = self._position >= self._last
+        over = np.flatnonzero(self.episode_start)
+        finished = self._finish(over) if len(over) else []
+        self._decide_options()
+        return accepted, finished
+
+    def _lasting(self, envs: NDArray[np.intp], column: NDArray[np.intp]) -> _Floats:
+        """How long these environments' jobs take at these degrees, on the servers they get."""
+        graph = self.graph[envs]
+        largest = self._largest[graph, column]
+        if self.scenarios[0].reuse_first_time:
+            found = self._first_times[envs, graph, largest]
+        else:
+            block = np.stack(self._first, axis=1)[envs, largest]
+            found = self._times[graph, column, block]
+        for number in np.flatnonzero(np.isnan(found)).tolist():
+            env, g, c = int(envs[number]), int(graph[number]), int(column[number])
+            degree = self.layout.degrees[c]
+            splits = self.workloads.plans[g][degree].splits
+            most = int(largest[number])
+            whole = self._blocks[most][int(self._first[most][env])]
+            if self.rule == PlacementRule.RAMP_BLOCK:
+                blocks = sub_blocks(self.workloads.ramp, whole, splits)
+            else:
+                where = [self.block_sizes.index(n) for n in splits]
+                blocks = tuple(self._blocks[i][int(self._first[i][env])] for i in where)
+            found[number] = self.workloads.completion_s(g, degree, blocks)
+            if self.scenarios[0].reuse_first_time:
+                self._first_times[env, g, most] = found[number]
+            else:
+                self._times[g, c, int(self._first[most][env])] = found[number]
+        return found
+
+    def _finish(self, envs: NDArray[np.intp]) -> list[Finished]:
+        finished = []
+        for env in envs.tolist():
+            if self._whole[env]:
+                blocked = int(self.blocked[env] + self.unfinished[env])
+                arrivals = len(self._jobs[env].graph)
+                finished.append(
+                    Finished(
+                        env,
+                        int(self.scenario_of[env]),
+                        int(self.seed_of[env]),
+                        blocked / arrivals,
+                    )
+                )
+            self._jobs[env] = self._draw(env)
+        self._until[envs] = 0.0
+        self._first_times[envs] = np.nan
+        self.blocked[envs] = self.unfinished[envs] = self._position[envs] = 0
+        self._whole[envs] = True
+        self._load(envs)
+        return finished
+
+
+@dataclass(frozen=True, slots=True)
+class _Jobs:
+    """The jobs of one episode as columns; of the last ones some may not be decided on."""
+
+    graph: NDArray[np.intp]
+    beta: _Floats
+    arrived_s: _Floats
+    recent: Array
+    decisions: int
+    horizon_s: float
+
+    @classmethod
+    def of(cls, scenario: Scenario, seed: int) -> _Jobs:
+        jobs = scenario.jobs(seed)
+        if not jobs or jobs[0].arrived_s >= scenario.horizon_s:
+            raise BadInput(f"the episode with seed {seed} has no job to decide on")
+        return cls(
+            np.array([job.graph for job in jobs]),
+            np.array([job.requirement for job in jobs]),
+            np.array([job.arrived_s for job in jobs]),
+            recent_features([j.requirement for j in jobs], [j.sequential_s for j in jobs]),
+            sum(job.arrived_s < scenario.horizon_s for job in jobs),
+            scenario.horizon_s,
+        )
+
+
+def _widened(array: NDArray, columns: int) -> NDArray:  # type: ignore[type-arg]
+    wider = np.zeros((len(array), columns, *array.shape[2:]), array.dtype)
+    wider[:, : array.shape[1]] = array
+    return wider

@@ -1,0 +1,144 @@
+"""A job in the cluster: where it runs, how far it is, and what it has cost so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+
+from patchlight.controller.policies.contract import Progress, Running
+from patchlight.emulation.simulator.cluster.jobs import Load, QueueJob
+from patchlight.emulation.simulator.cluster.sharing import Demand
+
+
+class State(StrEnum):
+    """Where a job is in its life; ``BLOCKED`` and ``DONE`` are its end."""
+
+    COMING = "coming"
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    BLOCKED = "blocked"
+
+
+class Cause(StrEnum):
+    """Why a job was blocked."""
+
+    TOO_LARGE = "too-large"
+    """It wants more GPUs, of the models it can use, than the cluster has."""
+    UNPLACEABLE = "unplaceable"
+    """The placement policy finds no place for it even where nothing else runs."""
+
+
+class SimulatedJob:
+    """What the simulation knows of a job. Times are seconds, ``nan`` until they are known.
+
+    ``units`` of work are to be done, ``remaining`` of them are left; each takes ``unit_s`` at the
+    present pace. ``gpus`` is the ``ring`` as a set, ``demand`` the links that it uses.
+    """
+
+    __slots__ = (
+        "attained_gpu_s", "began_remaining", "began_s", "busy_gpu_s", "cause", "demand", "ended_s",
+        "ends_s", "gpus", "index", "load", "losses", "preemptions", "racks", "remaining",
+        "resume_s", "ring", "running", "servers", "since_s", "spec", "started_s", "state", "unit_s",
+        "units", "waited_s", "waits_since_s",
+    )  # fmt: skip
+
+    def __init__(self, index: int, spec: QueueJob) -> None:
+        self.index, self.spec = index, spec
+        self.state = State.COMING
+        self.cause: Cause | None = None
+        self.units = spec.duration_s if spec.training is None else float(spec.training.iterations)
+        self.remaining = self.began_remaining = self.units
+        self.load: Load  # From when it starts.
+        self.ring: tuple[int, ...] = ()
+        self.gpus = 0
+        self.servers = self.racks = 0  # Over how many of them it runs.
+        self.demand: Demand = {}
+        self.unit_s = math.inf
+        self.ends_s = math.inf
+        self.running: Running | None = None
+        # Counted up to ``since_s``; from ``resume_s`` on it gets on with its work.
+        self.since_s = self.resume_s = self.began_s = self.waits_since_s = math.nan
+        self.started_s = self.ended_s = math.nan
+        self.waited_s = self.attained_gpu_s = self.busy_gpu_s = 0.0
+        self.preemptions = self.losses = 0
+
+    @property
+    def workers(self) -> int:
+        """How many GPUs it wants."""
+        return self.spec.view.workers
+
+    def progress(self, known: bool) -> Progress:
+        """What an order policy is told; how much is left only where that is known."""
+        if not known:
+            return Progress(self.attained_gpu_s)
+        part = self.remaining / self.units if self.units else 0.0
+        return Progress(self.attained_gpu_s, part * self.spec.duration_s)
+
+    # -- its life
+
+    def wait(self, now_s: float) -> None:
+        """It begins to wait."""
+        self.state, self.waits_since_s = State.WAITING, now_s
+
+    def start(
+        self,
+        now_s: float,
+        ring: Sequence[int],
+        gpus: int,
+        load: Load,
+        restart_s: float,
+        dark_s: float,
+    ) -> None:
+        """It has GPUs; if it had some before, it needs ``restart_s`` to begin again."""
+        self.waited_s += now_s - self.waits_since_s
+        self.resume_s = now_s + dark_s
+        if math.isnan(self.started_s):
+            self.started_s = now_s
+        else:
+            self.resume_s = now_s + restart_s + dark_s
+        self.state, self.ring, self.gpus, self.load = State.RUNNING, tuple(ring), gpus, load
+        self.began_s = self.since_s = now_s
+        self.began_remaining = self.remaining
+
+    def reckon_end(self, now_s: float) -> None:
+        """Its end at the present pace becomes ``ends_s``."""
+        begins_s = max(now_s, self.resume_s)
+        left = self.remaining
+        self.ends_s = begins_s + left * self.unit_s if left else begins_s
+
+    def finish(self, now_s: float) -> None:
+        """Its work is done."""
+        self.remaining = 0.0
+        self.state, self.ended_s = State.DONE, now_s
+
+    def block(self, now_s: float, cause: Cause) -> None:
+        """It will never run."""
+        if self.state is State.WAITING:
+            self.waited_s += now_s - self.waits_since_s
+        self.state, self.cause, self.ended_s = State.BLOCKED, cause, now_s
+
+    # -- its work
+
+    def settle(self, now_s: float) -> None:
+        """Count what it had and did since it was last looked at."""
+        passed_s = now_s - self.since_s
+        if passed_s <= 0:
+            return
+        workers = len(self.ring)
+        self.attained_gpu_s += passed_s * workers
+        at_work_s = now_s - max(self.since_s, self.resume_s)
+        if at_work_s > 0:
+            done = min(self.remaining, at_work_s / self.unit_s)
+            self.remaining -= done
+            self.busy_gpu_s += done * self.load.compute_s * workers
+        self.since_s = now_s
+
+    def lose_work(self, now_s: float, checkpoint_s: float) -> None:
+        """Take back what was done since the last checkpoint, at the pace it has now."""
+        self.losses += 1
+        at_work_s = now_s - self.resume_s
+        if at_work_s > 0:
+            lost = math.fmod(at_work_s, checkpoint_s) / self.unit_s
+            self.remaining = min(self.began_remaining, self.remaining + lost)

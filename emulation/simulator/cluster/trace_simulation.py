@@ -1,0 +1,130 @@
+"""A job trace simulated under every combination of some policies, reported in a folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from patchlight.emulation.machine import describe_machine
+from patchlight.emulation.simulator.cluster.cluster import Cluster, TwoLevel
+from patchlight.emulation.simulator.cluster.jobs import queue_jobs
+from patchlight.emulation.simulator.cluster.labcluster import LabCluster
+from patchlight.emulation.simulator.cluster.policy_loading import check_policies
+from patchlight.emulation.simulator.cluster.report import check_output, result_of, write_report
+from patchlight.emulation.simulator.cluster.settings import Settings
+from patchlight.emulation.simulator.cluster.sweep import (
+    Combination,
+    CombinationResult,
+    Sweep,
+    combinations,
+    run_sweep,
+)
+from patchlight.emulation.simulator.executors import Engine
+from patchlight.emulation.simulator.traces import load_trace
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.labfile.reader import load_lab
+
+DEFAULT_CLUSTER = "16x16x8"
+# Of a job's time, on a lab: VGG16 on four M40 with 40 Gb/s each moves gradients for so much of it.
+LAB_COMMUNICATION = 0.25
+
+
+@dataclass(frozen=True)
+class SimulationOptions:
+    """What is simulated: a trace's jobs on a cluster, under each with each of the policies.
+
+    ``trace_format`` ``None`` is recognised; of the trace only the first ``jobs`` come, ``speed``
+    times as fast. The cluster is that of ``lab``, else ``cluster`` (racks x servers x GPUs, the
+    NIC rates of a rack ``oversubscription`` times its uplink's). ``communication`` is the part
+    of their time for which jobs of several GPUs move gradients.
+    """
+
+    trace: Path
+    trace_format: str | None = None
+    skip_bad: bool = False
+    jobs: int | None = None
+    speed: float = 1.0
+    cluster: str | None = None
+    lab: str | None = None
+    oversubscription: float = 1.0
+    communication: float | None = None
+    order: tuple[str, ...] = ("fifo",)
+    placement: tuple[str, ...] = ("first-fit",)
+    topology: tuple[str, ...] = ("keep",)
+    settings: Settings = field(default_factory=Settings)
+    engine: Engine = field(default_factory=Engine)
+
+    @property
+    def combinations(self) -> list[Combination]:
+        """The policies of each run."""
+        return combinations(self.order, self.placement, self.topology, self.settings.seed)
+
+
+@dataclass(frozen=True)
+class TraceSimulation:
+    """What came of it: each run, ``result.json``'s content, notes on the trace, files written."""
+
+    outcomes: list[CombinationResult]
+    result: Mapping[str, Any]
+    notes: tuple[str, ...]
+    files: list[Path]
+
+
+def simulate_trace(
+    options: SimulationOptions, folder: Path, tell: Callable[[int, int], None]
+) -> TraceSimulation:
+    """Run every combination and write the results into ``folder``.
+
+    ``tell`` hears of jobs that ended where there is one combination, else of runs: how many,
+    of how many. ``BadInput`` for options that do not go together.
+    """
+    cluster, settings, engine = _cluster(options), options.settings, options.engine
+    check_policies(options.order, options.placement, options.topology)
+    if options.topology != ("keep",) and not cluster.circuits:
+        raise BadInput(
+            f"topology {', '.join(options.topology)} needs circuits: this cluster has no OCS",
+            hint="choose --topology keep, or a --lab with an OCS, like ofc2022",
+        )
+    trace = load_trace(options.trace, options.trace_format, skip_bad=options.skip_bad)
+    communication = options.communication
+    if communication is None:
+        communication = 0.0 if options.lab is None else LAB_COMMUNICATION
+    jobs = queue_jobs(trace.jobs[: options.jobs], communication, options.speed)
+    runs = options.combinations
+    check_output(folder)
+    began = time.monotonic()
+    outcomes = run_sweep(Sweep(cluster, jobs, settings), runs, engine, tell)
+    setting = {
+        "trace": {
+            "file": str(options.trace),
+            "jobs": len(jobs),
+            "speed": options.speed,
+            "communication": communication,
+        },
+        "cluster": {
+            "name": options.lab or options.cluster or DEFAULT_CLUSTER,
+            "gpus": len(cluster.shape.gpus),
+            "servers": len(cluster.shape.servers),
+            "racks": len(cluster.shape.racks),
+            "oversubscription": None if options.lab else options.oversubscription,
+        },
+        "settings": settings.words,
+        "engine": engine.name if len(runs) > 1 else "serial",
+        "duration_s": time.monotonic() - began,
+        "machine": describe_machine(),
+    }
+    files = write_report(outcomes, setting, folder)
+    return TraceSimulation(outcomes, result_of(outcomes, setting), trace.notes, files)
+
+
+def _cluster(options: SimulationOptions) -> Cluster:
+    if options.lab is None:
+        return TwoLevel.parse(options.cluster or DEFAULT_CLUSTER, options.oversubscription)
+    if options.cluster is not None:
+        raise BadInput("--cluster and --lab exclude each other: give one of them")
+    if options.oversubscription != 1.0:
+        raise BadInput("a lab's links are those of its file: --oversubscription is for --cluster")
+    return LabCluster(load_lab(options.lab))

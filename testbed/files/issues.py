@@ -1,0 +1,84 @@
+"""What is wrong in a file that a user wrote: all of it at once, with lines and columns."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from patchlight.testbed.errors import BadInput
+
+T = TypeVar("T", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Located(Generic[T]):
+    """A value read from a file, and where it stands there (line and column count from 1).
+
+    ``whole`` is false for a list some of whose items could not be read.
+    """
+
+    value: T
+    line: int
+    column: int
+    whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class FileIssue:
+    """One thing wrong in a file: where, what, and what was expected."""
+
+    file: str
+    line: int
+    column: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}: {self.message}"
+
+
+class FileError(BadInput):
+    """A file has mistakes. ``issues`` holds all of them, in the order of the file."""
+
+    def __init__(self, issues: Iterable[FileIssue]) -> None:
+        self.issues = tuple(sorted(issues, key=lambda issue: (issue.line, issue.column)))
+        super().__init__("\n".join(str(issue) for issue in self.issues))
+
+
+class FileIssues:
+    """Collects what is wrong in one file while it is read.
+
+    ``error_class`` is what ``raise_if_any`` raises.
+    """
+
+    def __init__(self, file: str, error_class: type[FileError] = FileError) -> None:
+        self.file = file
+        self._error_class = error_class
+        self._issues: list[FileIssue] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._issues)
+
+    def add(self, line: int, column: int, message: str) -> None:
+        """Note an issue at this line and column."""
+        self._issues.append(FileIssue(self.file, line, column, message))
+
+    def at(self, position: Located[object], message: str) -> None:
+        """Note an issue where this value stands."""
+        self.add(position.line, position.column, message)
+
+    def raise_if_any(self) -> None:
+        """Raise all that was noted as one error; do nothing if the file is good."""
+        if self._issues:
+            raise self._error_class(self._issues)
+
+
+def nearest(name: str, known: Iterable[str], what: str = "expected one of") -> str:
+    """``did you mean 'fibres'?`` where a known name is near, else the known names."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    listed = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+    return f"{what} {listed or 'none'}"

@@ -1,0 +1,244 @@
+"""Network namespaces by name: make, enter, open and delete them.
+
+A namespace is named as ``ip netns`` names it, by a file in ``/run/netns`` that the
+namespace is mounted on, so ``ip netns exec`` and ``nsenter --net=`` work with ours too.
+Only the calling thread ever changes its namespace, and it comes back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from patchlight.testbed.errors import PatchlightError
+
+T = TypeVar("T")
+
+DIRECTORY = Path("/run/netns")
+_CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
+_MS_BIND, _MS_REC, _MS_SLAVE, _MS_SHARED = 0x1000, 0x4000, 0x80000, 0x100000
+_MNT_DETACH = 2
+_OWN = "/proc/thread-self/ns/net"
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class NamespaceError(PatchlightError):
+    """A network namespace could not be made, entered or deleted."""
+
+
+def namespace_path(name: str) -> Path:
+    """The file in ``/run/netns`` that names the namespace."""
+    return DIRECTORY / name
+
+
+def inode(path: Path | str) -> int | None:
+    """The number by which the kernel knows the namespace at ``path``; ``None`` if none is."""
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None
+
+
+def process_namespace() -> Path:
+    """The namespace this process lives in, whatever namespace its threads are in."""
+    return Path(f"/proc/{os.getpid()}/ns/net")
+
+
+def own_inode() -> int | None:
+    """The number of the namespace that this thread is in."""
+    return inode(_OWN)
+
+
+def prepare_directory() -> None:
+    """Make ``/run/netns`` as ``ip netns`` makes it: a shared mount of its own.
+
+    If it stayed a plain directory, a later ``ip netns add`` would mount it over itself and
+    hide a second copy of every mount in it, which would keep deleted namespaces alive.
+    """
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    directory = str(DIRECTORY)
+    if _mount(None, directory, _MS_SHARED | _MS_REC) == 0:
+        return
+    if _mount(directory, directory, _MS_BIND | _MS_REC) or _mount(
+        None, directory, _MS_SHARED | _MS_REC
+    ):
+        raise _failed(f"making {DIRECTORY} a shared mount")
+
+
+@contextmanager
+def kept_namespace() -> Iterator[None]:
+    """Bring this thread back into its present namespace at the end of the block."""
+    own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield
+    finally:
+        try:
+            enter(own)
+        finally:
+            os.close(own)
+
+
+@contextmanager
+def entered(namespace: Path | str | int) -> Iterator[None]:
+    """Run the block inside a namespace, given by path or open descriptor.
+
+    Sockets and processes made in the block belong to that namespace for good. Async code
+    must not yield to its loop within the block.
+    """
+    with kept_namespace():
+        enter(namespace)
+        yield
+
+
+def inside(namespace: Path | str | int, function: Callable[[], T]) -> T:
+    """Call ``function`` inside a namespace, as ``entered`` does, and return its result."""
+    with entered(namespace):
+        return function()
+
+
+def open_namespace(path: Path | str) -> int:
+    """A descriptor of the namespace at ``path``; closing it is the caller's."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise NamespaceError(
+            f"cannot enter the network namespace {path}: {error.strerror}",
+            hint="`ip netns list` shows those that are there",
+        ) from error
+
+
+def enter(namespace: Path | str | int) -> None:
+    """Move this thread into a namespace, given by path or open descriptor, for good.
+
+    Threads that it starts afterwards begin there too; those that run already stay where they are.
+    """
+    if isinstance(namespace, int):
+        if _libc.setns(namespace, _CLONE_NEWNET):
+            raise _failed("entering a network namespace")
+        return
+    fd = open_namespace(namespace)
+    try:
+        enter(fd)
+    finally:
+        os.close(fd)
+
+
+def unshare_namespace() -> None:
+    """Move this thread into a fresh namespace without a name; use in ``kept_namespace``."""
+    if _libc.unshare(_CLONE_NEWNET):
+        raise _failed("making a network namespace")
+
+
+def create_here(name: str) -> int:
+    """Make a namespace called ``name``, move this thread into it, and return its inode.
+
+    Use inside ``kept_namespace``. Raises ``NamespaceError`` if the name is taken.
+    """
+    with _reserved(name) as path:
+        unshare_namespace()
+        _bind(_OWN, path)
+    made = own_inode()
+    if made is None:
+        raise NamespaceError(f"making the network namespace {name}: it cannot be read back")
+    return made
+
+
+def create(name: str) -> Path:
+    """Make a namespace called ``name``; ``NamespaceError`` if the name is taken."""
+    prepare_directory()
+    with kept_namespace():
+        create_here(name)
+    return namespace_path(name)
+
+
+def keep(name: str, pid: int) -> Path:
+    """Name the namespace of the process ``pid``, so that it outlives the process."""
+    prepare_directory()
+    with _reserved(name) as path:
+        _bind(f"/proc/{pid}/ns/net", path)
+    return path
+
+
+@contextmanager
+def _reserved(name: str) -> Iterator[Path]:
+    """A new empty file to mount the namespace on; gone again if that fails."""
+    path = namespace_path(name)
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o444))
+    except FileExistsError:
+        raise NamespaceError(
+            f"making the network namespace {name}: {path} is there already",
+            hint=f"If nothing uses it, remove it with: ip netns delete {name}",
+        ) from None
+    try:
+        yield path
+    except NamespaceError:
+        path.unlink()
+        raise
+
+
+def _bind(namespace: str, path: Path) -> None:
+    if _mount(namespace, str(path), _MS_BIND):
+        raise _failed(f"naming a network namespace {path}")
+
+
+def delete(name: str) -> None:
+    """Take the name away. The kernel ends the namespace once no process or socket uses it."""
+    path = namespace_path(name)
+    # Twice mounted (see prepare_directory) or not mounted yet: both must end in no file.
+    for _ in range(8):
+        if _libc.umount2(str(path).encode(), _MNT_DETACH):
+            break
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise NamespaceError(f"deleting the network namespace {name}: {error.strerror}") from error
+
+
+def names_with_prefix(prefix: str) -> list[str]:
+    """The names in ``/run/netns`` that begin with ``prefix``, sorted."""
+    with suppress(FileNotFoundError):
+        return sorted(name for name in os.listdir(DIRECTORY) if name.startswith(prefix))
+    return []
+
+
+def set_sysctl(key: str, value: str | int) -> bool:
+    """Set ``net/…`` in this thread's namespace; ``False`` where the kernel has no such key.
+
+    ``/proc/sys/net`` shows the namespace of the thread that opens it, so nothing of the
+    host's changes when the thread is inside another namespace.
+    """
+    try:
+        with open(f"/proc/sys/net/{key}", "w") as file:
+            file.write(str(value))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise NamespaceError(
+            f"setting the sysctl net/{key} to {value}: {error.strerror}"
+        ) from error
+    return True
+
+
+def see_file_at(file: Path, path: Path) -> None:
+    """Have this process, and those it starts, see ``file`` at ``path``; nobody else does."""
+    if _libc.unshare(_CLONE_NEWNS):
+        raise _failed("making a mount namespace")
+    # Without this the mount would show outside too.
+    if _mount("none", "/", _MS_REC | _MS_SLAVE) or _mount(str(file), str(path), _MS_BIND):
+        raise _failed(f"showing {file} as {path}")
+
+
+def _mount(source: str | None, target: str, flags: int) -> int:
+    encoded = source.encode() if source else b""
+    return int(_libc.mount(encoded, target.encode(), b"none", ctypes.c_ulong(flags), None))
+
+
+def _failed(doing: str) -> NamespaceError:
+    code = ctypes.get_errno()
+    hint = "This needs root: run the command with sudo." if code == 1 else None
+    return NamespaceError(f"{doing}: {os.strerror(code)}", hint=hint)

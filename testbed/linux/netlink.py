@@ -1,0 +1,196 @@
+"""rtnetlink in batches: many requests in one system call, and the kernel's answer to each.
+
+pyroute2 encodes the messages; this sends them. One ``sendmsg`` carries a batch, the kernel
+works through it in order and answers what failed and the last one, so a batch costs two
+system calls however long it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.linux import namespaces
+
+F_REQUEST, F_ACK, F_DUMP = 0x1, 0x4, 0x300
+F_CREATE, F_EXCL, F_REPLACE = 0x400, 0x200, 0x100
+_NOOP, _ERROR, _DONE = 1, 2, 3
+_SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
+_F_ACK_TLVS = 0x200
+_ATTR_MESSAGE = 1
+_HEADER = struct.Struct("=IHHII")
+_ATTRIBUTE = struct.Struct("=HH")
+# The kernel takes far more at once, but answers all failures before it returns.
+_BATCH = 128
+
+
+class KernelRefused(PatchlightError):
+    """The kernel would not make, change or show a network object; ``code`` is its errno."""
+
+    def __init__(self, doing: str, code: int, explanation: str = "") -> None:
+        text = os.strerror(code) + (f" ({explanation})" if explanation else "")
+        super().__init__(f"{doing}: the kernel answered: {text}", hint=_HINTS.get(code))
+        self.code = code
+
+
+_HINTS = {
+    errno.EPERM: "This needs root: run the command with sudo.",
+    errno.EEXIST: "Something else made an object of that name; remove it, or use another name.",
+}
+
+
+class Request(NamedTuple):
+    """One message, and what it is for, in the words of an error about it."""
+
+    type: int
+    flags: int
+    body: bytes
+    doing: str
+
+
+class Netlink:
+    """An rtnetlink socket of one namespace (given by path or descriptor, else the present one).
+
+    Every method raises ``KernelRefused`` when the kernel refuses a request.
+    """
+
+    def __init__(self, namespace: Path | str | int | None = None, *, family: int = 0) -> None:
+        if namespace is None:
+            self._socket = self._open(family)
+        else:
+            with namespaces.entered(namespace):
+                self._socket = self._open(family)
+        self._sequence = 0
+
+    @staticmethod
+    def _open(family: int) -> socket.socket:
+        netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family)
+        netlink.setsockopt(_SOL_NETLINK, _CAP_ACK, 1)
+        netlink.setsockopt(_SOL_NETLINK, _EXT_ACK, 1)
+        netlink.bind((0, 0))
+        netlink.settimeout(30)
+        return netlink
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket; a namespace lives as long as a socket in it does."""
+        self._socket.close()
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._socket.fileno()
+
+    def run(self, requests: Sequence[Request]) -> None:
+        """Have the kernel do all of these, in order; raise for the first that failed.
+
+        After a failure the requests that follow it in the same batch were still tried.
+        """
+        for start in range(0, len(requests), _BATCH):
+            self._run_batch(requests[start : start + _BATCH])
+
+    def _run_batch(self, batch: Sequence[Request]) -> None:
+        first = self._sequence + 1
+        self._sequence += len(batch)
+        parts = []
+        for index, request in enumerate(batch):
+            last = index == len(batch) - 1
+            flags = request.flags | F_REQUEST | (F_ACK if last else 0)
+            parts.append(_pack(request.type, flags, first + index, request.body))
+        self._socket.send(b"".join(parts))
+        failure: KernelRefused | None = None
+        while True:
+            for kind, flags, sequence, payload in self._receive(batch[-1].doing):
+                if kind != _ERROR or not first <= sequence <= self._sequence:
+                    continue
+                code, explanation = _error(flags, payload)
+                if code and failure is None:
+                    failure = KernelRefused(batch[sequence - first].doing, code, explanation)
+                if sequence == self._sequence:
+                    if failure:
+                        raise failure
+                    return
+
+    def ask(self, request: Request) -> list[tuple[int, bytes]]:
+        """The kernel's answers to one question, as (message type, body); dumps too."""
+        self._sequence += 1
+        dump = request.flags & F_DUMP == F_DUMP
+        flags = request.flags | F_REQUEST | (0 if dump else F_ACK)
+        self._socket.send(_pack(request.type, flags, self._sequence, request.body))
+        answers: list[tuple[int, bytes]] = []
+        while True:
+            for kind, flags, sequence, payload in self._receive(request.doing):
+                if sequence != self._sequence:
+                    continue
+                if kind == _DONE:
+                    return answers
+                if kind == _ERROR:
+                    code, explanation = _error(flags, payload)
+                    if code:
+                        raise KernelRefused(request.doing, code, explanation)
+                    return answers
+                answers.append((kind, payload))
+
+    def _receive(self, doing: str) -> list[tuple[int, int, int, bytes]]:
+        try:
+            data = self._socket.recv(1 << 18)
+        except TimeoutError as error:
+            raise KernelRefused(doing, errno.ETIMEDOUT) from error
+        except OSError as error:
+            raise KernelRefused(doing, error.errno or errno.EIO) from error
+        return list(_messages(data))
+
+
+def _pack(kind: int, flags: int, sequence: int, body: bytes) -> bytes:
+    padding = -len(body) % 4
+    header = _HEADER.pack(_HEADER.size + len(body), kind, flags, sequence, 0)
+    return header + body + b"\0" * padding
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    offset = 0
+    while offset + _HEADER.size <= len(data):
+        length, kind, flags, sequence, _ = _HEADER.unpack_from(data, offset)
+        if length < _HEADER.size:
+            return
+        if kind != _NOOP:
+            yield kind, flags, sequence, data[offset + _HEADER.size : offset + length]
+        offset += (length + 3) & ~3
+
+
+def _error(flags: int, payload: bytes) -> tuple[int, str]:
+    (code,) = struct.unpack_from("=i", payload)
+    explanation = ""
+    if flags & _F_ACK_TLVS:
+        # With CAP_ACK only the header of the failed request is quoted before the attributes.
+        text = dict(attributes(payload[4 + _HEADER.size :])).get(_ATTR_MESSAGE, b"")
+        explanation = text.rstrip(b"\0").decode(errors="replace")
+    return -code, explanation
+
+
+def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The attributes in ``data``, as (type, payload)."""
+    offset = 0
+    while offset + 4 <= len(data):
+        length, kind = _ATTRIBUTE.unpack_from(data, offset)
+        if length < 4:
+            return
+        yield kind & 0x3FFF, data[offset + 4 : offset + length]
+        offset += (length + 3) & ~3
+
+
+def attribute(kind: int, payload: bytes | Iterable[bytes]) -> bytes:
+    """One attribute; several payloads are the attributes nested in it."""
+    inner = payload if isinstance(payload, bytes) else b"".join(payload)
+    header = _ATTRIBUTE.pack(4 + len(inner), kind)
+    return header + inner + b"\0" * (-len(inner) % 4)
