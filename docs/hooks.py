@@ -5,12 +5,14 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
 from pkgutil import resolve_name
 from typing import Any
 
 import click
 from mkdocs.exceptions import PluginError
+
+from patchlight.cli.main import cli
+from patchlight.testbed.labfile.reference import lab_file_reference
 
 # What a browser would fetch by itself: a link to click on is none of these.
 FETCHED = re.compile(
@@ -36,8 +38,6 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
 
 def command_reference() -> str:
     """Every command: usage, help and options, as the command line itself has them."""
-    from patchlight.cli.main import cli
-
     return "\n\n".join(_command(cli, click.Context(cli, info_name="patchlight")))
 
 
@@ -73,20 +73,16 @@ def _escaped(text: str) -> str:
     return html.escape(text, quote=False).replace("*", r"\*").replace("_", r"\_")
 
 
-def _of_the_code(name: str) -> str:
+def _drivers_table() -> str:
     try:
-        return str(resolve_name(name)())
+        return str(resolve_name("patchlight.testbed.ocs_drivers:drivers_table")())
     except ModuleNotFoundError:
-        return f"*(`{name}` is not part of this version.)*"
+        return "The README has a table of them."
 
 
 # What a page asks for with a comment, and the function that writes it.
 GENERATED: dict[str, Callable[[], str]] = {
     "<!-- commands -->": command_reference,
-    "<!-- lab file reference -->": partial(
-        _of_the_code, "patchlight.testbed.labfile.reference:lab_file_reference"
-    ),
-    "<!-- table of drivers -->": partial(
-        _of_the_code, "patchlight.testbed.ocs_drivers:drivers_table"
-    ),
+    "<!-- lab file reference -->": lab_file_reference,
+    "<!-- table of drivers -->": _drivers_table,
 }
