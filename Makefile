@@ -27,10 +27,10 @@ test:
 	@$(MAKE) --no-print-directory lint
 	$(ROOT_RUN) deploy/with-docker-engine.sh $(BIN)/python -m pytest -p no:cacheprovider $(PYTEST_ARGS)
 
-# Tests that need root, Open vSwitch, Docker or sshd run most of it in processes of their own.
+# Tests that need root, Open vSwitch or Docker run most of it in processes of their own.
 coverage:
 	@deploy/bootstrap.sh --test
-	$(BIN)/python -m pytest -p no:cacheprovider -m "not root and not ovs and not docker and not sshd" \
+	$(BIN)/python -m pytest -p no:cacheprovider -m "not root and not ovs and not docker" \
 	    --cov --cov-report=term $(PYTEST_ARGS)
 
 lint:
@@ -41,7 +41,7 @@ lint:
 	$(MKDOCS)
 
 docs:
-	@deploy/bootstrap.sh --test
+	@deploy/bootstrap.sh --docs
 	$(MKDOCS)
 	@echo "open build/site/index.html, or for the search: $(BIN)/python -m http.server -d build/site"
 
