@@ -50,6 +50,6 @@ bench:
 	$(ROOT_RUN) $(BIN)/python -m benchmarks --output benchmarks.json
 
 clean:
-	$(SUDO) rm -rf build dist results benchmarks.json *.egg-info \
+	$(SUDO) rm -rf build dist results benchmarks.json .coverage *.egg-info \
 	    .mypy_cache .ruff_cache .pytest_cache .hypothesis .venv
 	find . -name __pycache__ -type d -prune -exec $(SUDO) rm -rf {} +
