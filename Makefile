@@ -1,10 +1,10 @@
-# make demo    the OFC 2022 experiment, end to end, on this machine
-# make test    every check that CI runs
+# make demo      the OFC 2022 experiment, end to end, on this machine
+# make test      every check that CI runs
 # make coverage  the tests that need no root, and which lines they ran
-# make bench   the benchmarks; writes benchmarks.json
-# make lint    format, lint, types and a strict build of the documentation
-# make docs    the documentation, in build/site
-# make clean   removes what the others made here
+# make bench     the benchmarks; writes benchmarks.json
+# make lint      format, lint, types and a strict build of the documentation
+# make docs      the documentation, in build/site
+# make clean     removes what the others made here
 
 BIN := .venv/bin
 # Network namespaces need root; everything else runs as who called make.
@@ -27,6 +27,12 @@ test:
 	@$(MAKE) --no-print-directory lint
 	$(ROOT_RUN) deploy/with-docker-engine.sh $(BIN)/python -m pytest -p no:cacheprovider $(PYTEST_ARGS)
 
+# Tests that need root, Open vSwitch or Docker run most of it in processes of their own.
+coverage:
+	@deploy/bootstrap.sh --test
+	$(BIN)/python -m pytest -p no:cacheprovider -m "not root and not ovs and not docker" \
+	    --cov --cov-report=term $(PYTEST_ARGS)
+
 lint:
 	@deploy/bootstrap.sh --test
 	$(BIN)/ruff format --check .
@@ -35,7 +41,7 @@ lint:
 	$(MKDOCS)
 
 docs:
-	@deploy/bootstrap.sh --test
+	@deploy/bootstrap.sh --docs
 	$(MKDOCS)
 	@echo "open build/site/index.html, or for the search: $(BIN)/python -m http.server -d build/site"
 
@@ -44,6 +50,6 @@ bench:
 	$(ROOT_RUN) $(BIN)/python -m benchmarks --output benchmarks.json
 
 clean:
-	$(SUDO) rm -rf build dist results benchmarks.json *.egg-info \
+	$(SUDO) rm -rf build dist results benchmarks.json .coverage *.egg-info \
 	    .mypy_cache .ruff_cache .pytest_cache .hypothesis .venv
 	find . -name __pycache__ -type d -prune -exec $(SUDO) rm -rf {} +

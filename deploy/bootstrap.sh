@@ -3,11 +3,12 @@
 # you like: with nothing missing it ends at once. Needs root or sudo only where apt must install.
 #
 #   deploy/bootstrap.sh           what a user needs
-#   deploy/bootstrap.sh --test    also what `make test` and `make docs` need
+#   deploy/bootstrap.sh --docs    also what builds the documentation
+#   deploy/bootstrap.sh --test    also what `make test` needs
 #   deploy/bootstrap.sh --bench   also the peers that `make bench` measures beside us
 #   deploy/bootstrap.sh --learn   also what `patchlight policy train` needs (PyTorch), and Ray
 #
-# --test and --bench bring in what --learn does.
+# --test and --bench bring in what --learn does, --test also what --docs does.
 #
 # PYTHON=/path/to/python3 chooses the interpreter (3.11 or newer).
 set -euo pipefail
@@ -23,9 +24,10 @@ learn='' docs=''
 for option in "$@"; do
     case $option in
         --test) learn=yes docs=yes ;;
+        --docs) docs=yes ;;
         --bench) packages+=(mininet iperf3); learn=yes ;;
         --learn) learn=yes ;;
-        *) fail "unknown option $option (known: --test, --bench, --learn)" ;;
+        *) fail "unknown option $option (known: --docs, --test, --bench, --learn)" ;;
     esac
 done
 
@@ -174,7 +176,7 @@ PY
 }
 
 install_docs() {
-    .venv/bin/python -c 'import material, mkdocs_click, mkdocstrings_handlers.python' 2>/dev/null &&
+    .venv/bin/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null &&
         return
     say "installing what builds the documentation into .venv"
     .venv/bin/python -m pip install --quiet --editable ".[docs]"

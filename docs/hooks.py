@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import re
-from importlib import import_module
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from pkgutil import resolve_name
 from typing import Any
 
+import click
 from mkdocs.exceptions import PluginError
 
-LAB_FILE_REFERENCE = "<!-- lab file reference -->"
+from patchlight.cli.main import cli
+from patchlight.testbed.labfile.reference import lab_file_reference
+
 # What a browser would fetch by itself: a link to click on is none of these.
 FETCHED = re.compile(
     r'<(?:script|img|iframe)[^>]* src="https?:'
@@ -18,15 +22,11 @@ FETCHED = re.compile(
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put the reference that the lab file's schema writes where the page asks for it."""
-    if LAB_FILE_REFERENCE not in markdown:
-        return markdown
-    try:
-        reference = import_module("patchlight.testbed.labfile.reference").lab_file_reference()
-    except ModuleNotFoundError:
-        example = Path(__file__).parents[1] / "testbed" / "labs" / "ofc2022.yaml"
-        reference = f"The built-in lab `ofc2022`:\n\n```yaml\n{example.read_text()}```\n"
-    return markdown.replace(LAB_FILE_REFERENCE, reference)
+    """Put what the code says of itself where the page asks for it."""
+    for comment, write in GENERATED.items():
+        if comment in markdown:
+            markdown = markdown.replace(comment, write())
+    return markdown
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
@@ -34,3 +34,55 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
     if fetched := FETCHED.search(output):
         raise PluginError(f"{page.file.src_path} fetches from another machine: {fetched[0]}")
     return output
+
+
+def command_reference() -> str:
+    """Every command: usage, help and options, as the command line itself has them."""
+    return "\n\n".join(_command(cli, click.Context(cli, info_name="patchlight")))
+
+
+def _command(command: click.Command, context: click.Context) -> Iterator[str]:
+    usage = command.get_usage(context).removeprefix("Usage: ")
+    heading = "##" if context.command_path.count(" ") < 2 else "###"
+    yield f"{heading} {context.command_path}"
+    yield f"```\n{' '.join(usage.split())}\n```"
+    yield _escaped((command.help or "").replace("\b\n", ""))
+    records = filter(
+        None, (param.get_help_record(context) for param in command.get_params(context))
+    )
+    # An argument without a help text is in the usage already.
+    cells = [_cells(name, text) for name, text in records if text or name.startswith("-")]
+    rows = [f"| `{name}` | {text} |" for name, text in cells]
+    if rows[:-1]:  # the last one is --help
+        yield "\n".join(["| option | meaning |", "|---|---|", *rows[:-1]])
+    if command.epilog:
+        yield _escaped(command.epilog)
+    if isinstance(command, click.Group):
+        for name in sorted(command.list_commands(context)):
+            sub = command.get_command(context, name)
+            assert sub is not None
+            yield from _command(sub, click.Context(sub, info_name=name, parent=context))
+
+
+def _cells(*record: str) -> tuple[str, str]:
+    name, text = (" ".join(cell.split()) for cell in record)
+    return name, _escaped(text).replace("|", r"\|")
+
+
+def _escaped(text: str) -> str:
+    return html.escape(text, quote=False).replace("*", r"\*").replace("_", r"\_")
+
+
+def _drivers_table() -> str:
+    try:
+        return str(resolve_name("patchlight.testbed.ocs_drivers:drivers_table")())
+    except ModuleNotFoundError:
+        return "The README has a table of them."
+
+
+# What a page asks for with a comment, and the function that writes it.
+GENERATED: dict[str, Callable[[], str]] = {
+    "<!-- commands -->": command_reference,
+    "<!-- lab file reference -->": lab_file_reference,
+    "<!-- table of drivers -->": _drivers_table,
+}
