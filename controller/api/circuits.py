@@ -7,7 +7,7 @@ talks to the devices directly.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -76,13 +76,9 @@ async def _run(
     why: str,
     reverts: int | None = None,
 ) -> Answer:
-    options = ChangeOptions(
-        by=caller.by,
-        origin=caller.origin,
-        spare_jobs=request.spare_jobs,
-        planned_from=request.planned_from,
-        adopts=adopts,
-        reverts=reverts,
+    shown, spare_jobs = request.planned_from, request.spare_jobs
+    options = replace(
+        caller, spare_jobs=spare_jobs, planned_from=shown, adopts=adopts, reverts=reverts
     )
     if request.dry_run:
         plan, objections = await operations.transactions.preview(decide, options)
