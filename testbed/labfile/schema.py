@@ -13,24 +13,13 @@ from patchlight.testbed.lab import Endpoint
 from patchlight.testbed.labfile.emulated_schema import emulated_group
 from patchlight.testbed.labfile.errors import nearest
 from patchlight.testbed.labfile.yaml_schema import Group, Key, ListOf, Positive, Text, Whole, short
+from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
 
 # An OpenFlow 1.3 switch numbers its ports below OFPP_MAX; Open vSwitch ends at 65279.
 MOST_PACKET_PORTS = 65279
 MOST_CIRCUIT_PORTS = 4096
 FABRICS = ("openvswitch", "bridge")
-# What ships with Patchlight, for editors; others come by entry point, so any name is taken here.
-KNOWN_DRIVERS = (
-    "calient-tl1",
-    "calient-rest",
-    "polatis-scpi",
-    "polatis-tl1",
-    "polatis-restconf",
-    "glimmerglass-tl1",
-    "polatis-netconf",
-    "telescent-ssh",
-    "openflow",
-)
 
 _NAME = "[A-Za-z][A-Za-z0-9_-]*"
 _MAC = "(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}"
@@ -210,10 +199,11 @@ CIRCUIT_SWITCH = Group(
     "a circuit switch",
     (
         Key("name", DEVICE_NAME, "what the switch is called, like 'ocs1'", required=True),
+        # Any name is taken, for other packages add drivers; editors propose ours.
         Key("driver", Text("a driver's name, like 'calient-tl1'", _matching(
             "[a-z][a-z0-9_-]*", "a driver's name", "lower-case letters, digits, '-' or '_'",
             "calient-tl1", 63).take, {"pattern": "^[a-z][a-z0-9_-]*$", "maxLength": 63,
-                                      "examples": list(KNOWN_DRIVERS)}),
+                                      "examples": list(OCS_DRIVERS)}),
             "the driver that speaks to it, like 'calient-tl1'", required=True),
         Key("address", HOST_PORT, "where it answers: host:port; with driver openflow, where "
             "Patchlight listens for it", required=True),

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
-from patchlight.emulation.optical.vendors.calient import CalientFront
+from patchlight.emulation.optical.vendors.calient import CalientTl1Server
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import PortMap
 
@@ -22,7 +22,7 @@ def converse(act: Callable[[Say, EmulatedOcs], Awaitable[None]], *, log_in: bool
         )
         device = EmulatedOcs(switch, {1: 0.0}, NoCrossbar(), LoopClock())
         await device.open()
-        front = CalientFront(device, {"admin": "pw"})
+        front = CalientTl1Server(device, {"admin": "pw"})
         server = await asyncio.start_server(front.serve, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
 
@@ -167,7 +167,7 @@ def test_whatever_clients_send_the_device_goes_on() -> None:
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: troubles.append(context)
         )
-        front = CalientFront(device, {"admin": "pw"})
+        front = CalientTl1Server(device, {"admin": "pw"})
         server = await asyncio.start_server(front.serve, "127.0.0.1", 0)
         rng = random.Random(2)
         for _ in range(300):
@@ -178,7 +178,7 @@ def test_whatever_clients_send_the_device_goes_on() -> None:
             writer.write(b"".join([COMMANDS[0], *pieces, rng.choice([b"", b'"', b":" * 70_000])]))
             writer.close() if rng.random() < 0.5 else writer.transport.abort()
         async with asyncio.timeout(20):
-            while front._server.connections:
+            while front.connections:
                 assert "COMPLD" in await say("RTRV-HDR:::2;")
         assert "COMPLD" in await say("RTRV-CRS:::2::ALL;")
         assert troubles == []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
 from patchlight.emulation.optical.protocols import openflow_wire as wire
-from patchlight.emulation.optical.vendors.openflow import OpenFlowFront
+from patchlight.emulation.optical.vendors.openflow import OpenFlowServer
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import CrossConnect, PortMap
 
@@ -104,7 +104,7 @@ def drive(act: Callable[[Controller], Awaitable[None]]) -> None:
     async def go() -> None:
         device = EmulatedOcs(SWITCH, dict.fromkeys(range(1, 9), 0.0), NoCrossbar(), LoopClock())
         await device.open()
-        front = OpenFlowFront(device, {})
+        front = OpenFlowServer(device, {})
         server = await asyncio.start_server(front.serve, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         try:

@@ -11,7 +11,7 @@ import pytest
 
 from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
-from patchlight.emulation.optical.vendors.registry import PROTOCOL_SERVERS
+from patchlight.emulation.optical.vendors.registry import server_class
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import PortMap
 
@@ -30,7 +30,7 @@ def converse(driver: str, ports: int, act: Callable[[Say, EmulatedOcs], Awaitabl
         )
         device = EmulatedOcs(switch, {1: 0.0}, NoCrossbar(), LoopClock())
         await device.open()
-        front = PROTOCOL_SERVERS[driver](device, {"admin": "pw"})
+        front = server_class(driver)(device, {"admin": "pw"})
         server = await asyncio.start_server(front.serve, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
 
@@ -219,7 +219,7 @@ def test_whatever_clients_send_the_device_goes_on(driver: str) -> None:
         troubles: list[dict[str, Any]] = []
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: troubles.append(context))
-        front = PROTOCOL_SERVERS[driver](device, {"admin": "pw"})
+        front = server_class(driver)(device, {"admin": "pw"})
         served = asyncio.Semaphore(0)
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
-from patchlight.emulation.optical.vendors.registry import PROTOCOL_SERVERS
+from patchlight.emulation.optical.vendors.registry import server_class
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import PortMap
 
@@ -46,7 +46,7 @@ def converse(driver: str, act: Callable[[paramiko.Transport, EmulatedOcs], None]
         switch = CircuitSwitch("ocs1", driver, "", 16, 0.0, initial=PortMap.of([(1, 7)]))
         device = EmulatedOcs(switch, {1: 0.0}, NoCrossbar(), LoopClock())
         await device.open()
-        front = PROTOCOL_SERVERS[driver](device, {"admin": "pw"})
+        front = server_class(driver)(device, {"admin": "pw"})
         server = await asyncio.start_server(front.serve, "127.0.0.1", 0)
         where = server.sockets[0].getsockname()
 
