@@ -12,7 +12,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from patchlight.agents.errors import AgentError, Conflict, Unauthorized
-from patchlight.agents.messages import (
+from patchlight.agents.service import AgentService
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.worker_api import (
     AgentStatus,
     GateAnswer,
     HoldRequest,
@@ -20,8 +22,6 @@ from patchlight.agents.messages import (
     WorkerSpec,
     WorkerStatus,
 )
-from patchlight.agents.service import AgentService
-from patchlight.testbed.errors import PatchlightError
 
 
 def make_app(service: AgentService, token: str | None = None) -> FastAPI:

@@ -48,10 +48,6 @@ class NicError(AgentError):
     """A NIC could not be read, given away or taken back."""
 
 
-class NamespaceError(AgentError):
-    """A network namespace could not be made, entered or removed."""
-
-
 class GpuError(AgentError):
     """A GPU could not be read."""
 

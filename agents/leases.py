@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.agents.errors import AgentError, Conflict
-from patchlight.agents.messages import WorkerSpec
 from patchlight.agents.nics import NicState
 from patchlight.agents.workers.contract import WorkerHandle
+from patchlight.testbed.worker_api import WorkerSpec
 
 
 @dataclass(frozen=True, slots=True)

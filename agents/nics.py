@@ -18,9 +18,15 @@ from typing import Any
 
 from pyroute2 import IPRoute, NetlinkError
 
-from patchlight.agents import ethtool, netns
 from patchlight.agents.errors import NicError
-from patchlight.agents.qdiscs import TokenBucket, read_token_bucket, set_token_bucket
+from patchlight.testbed.linux import ethtool, namespaces
+from patchlight.testbed.linux.netlink import KernelRefused, Netlink
+from patchlight.testbed.linux.rate_limits import (
+    LimitNotKept,
+    SavedLimit,
+    restore_limit,
+    save_limit,
+)
 
 _IFF_UP = 1
 _NUD_PERMANENT = 0x80
@@ -40,7 +46,7 @@ class NicState:
     addresses: tuple[tuple[str, int], ...] = ()
     neighbours: tuple[tuple[str, str], ...] = ()
     routes: tuple[dict[str, Any], ...] = ()
-    shaping: TokenBucket | None = None
+    shaping: SavedLimit | None = None
     tx_checksum: bool | None = None
     sysctls: Mapping[str, str] | None = None
 
@@ -57,7 +63,7 @@ class NicState:
                 "addresses": tuple((a, int(n)) for a, n in data["addresses"]),
                 "neighbours": tuple((a, m) for a, m in data["neighbours"]),
                 "routes": tuple(data["routes"]),
-                "shaping": TokenBucket(**data["shaping"]) if data["shaping"] else None,
+                "shaping": SavedLimit(**data["shaping"]) if data["shaping"] else None,
             }
         )
 
@@ -98,17 +104,13 @@ def give_nic(
     )
 
     def set_up() -> None:
-        netns.set_sysctls(
-            {
-                # Training pauses for seconds between bursts; starting slowly after each
-                # would be the sysctl's doing, not the network's.
-                "net.ipv4.tcp_slow_start_after_idle": "0",
-                f"net.ipv6.conf.{interface}.disable_ipv6": "1",
-            }
-        )
+        # Training pauses for seconds between bursts; starting slowly after each would be the
+        # sysctl's doing, not the network's.
+        _set_sysctl("ipv4/tcp_slow_start_after_idle", 0)
+        _set_sysctl(f"ipv6/conf/{interface}/disable_ipv6", 1)
         _restore(inside, loopback_up=True)
 
-    netns.inside(namespace, set_up)
+    namespaces.inside(namespace, set_up)
 
 
 def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
@@ -123,8 +125,8 @@ def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
                 _move(ip, state.interface, home)
 
     if namespace.exists():
-        netns.inside(namespace, fetch)
-    netns.inside(home, lambda: _restore(state))
+        namespaces.inside(namespace, fetch)
+    namespaces.inside(home, lambda: _restore(state))
 
 
 def is_in(namespace: Path, interface: str) -> bool:
@@ -134,7 +136,7 @@ def is_in(namespace: Path, interface: str) -> bool:
         with _netlink(interface, "looking for") as ip:
             return bool(ip.link_lookup(ifname=interface))
 
-    return namespace.exists() and netns.inside(namespace, look)
+    return namespace.exists() and namespaces.inside(namespace, look)
 
 
 def _read(ip: Any, interface: str) -> NicState:
@@ -154,6 +156,8 @@ def _read(ip: Any, interface: str) -> NicState:
         for message in ip.get_routes(oif=index, family=2)
         if message["proto"] != _PROTO_KERNEL
     ]
+    with Netlink() as netlink:
+        limit = save_limit(netlink, index, interface)
     return NicState(
         interface=interface,
         mac=link.get_attr("IFLA_ADDRESS"),
@@ -162,9 +166,12 @@ def _read(ip: Any, interface: str) -> NicState:
         addresses=tuple(addresses),
         neighbours=tuple(sorted(neighbours)),
         routes=tuple(routes),
-        shaping=read_token_bucket(interface, index),
+        shaping=limit,
         tx_checksum=ethtool.tx_checksum(interface),
-        sysctls={name: _sysctl(interface, name).read_text().strip() for name in _DEVICE_SYSCTLS},
+        sysctls={
+            name: Path("/proc/sys/net", _conf(interface, name)).read_text().strip()
+            for name in _DEVICE_SYSCTLS
+        },
     )
 
 
@@ -202,9 +209,10 @@ def _restore(state: NicState, *, loopback_up: bool = False) -> None:
         if state.tx_checksum is not None and ethtool.tx_checksum(interface) != state.tx_checksum:
             ethtool.set_tx_checksum(interface, state.tx_checksum)
         if state.shaping is not None:
-            set_token_bucket(interface, index, state.shaping)
+            with Netlink() as netlink:
+                restore_limit(netlink, index, interface, state.shaping)
         for name, value in (state.sysctls or {}).items():
-            _sysctl(interface, name).write_text(value, encoding="ascii")
+            _set_sysctl(_conf(interface, name), value)
         if loopback_up:
             ip.link("set", index=_index(ip, "lo"), state="up")
         ip.link("set", index=index, state="up" if state.up else "down")
@@ -233,8 +241,13 @@ def _index(ip: Any, interface: str) -> int:
     return int(found[0])
 
 
-def _sysctl(interface: str, name: str) -> Path:
-    return Path("/proc/sys/net/ipv4/conf", interface, name)
+def _conf(interface: str, name: str) -> str:
+    return f"ipv4/conf/{interface}/{name}"
+
+
+def _set_sysctl(key: str, value: str | int) -> None:
+    if not namespaces.set_sysctl(key, value):
+        raise NicError(f"setting the sysctl net/{key} to {value}: this kernel has none")
 
 
 @contextlib.contextmanager
@@ -247,6 +260,8 @@ def _netlink(interface: str, doing: str) -> Iterator[Any]:
         raise NicError(f"{doing} {interface}: {os.strerror(exc.code)}", hint=hint) from exc
     except OSError as exc:
         raise NicError(f"{doing} {interface}: {exc}") from exc
+    except (KernelRefused, LimitNotKept, ethtool.OffloadNotSet) as exc:
+        raise NicError(exc.message, hint=exc.hint) from exc
 
 
 @contextlib.contextmanager

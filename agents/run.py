@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import ipaddress
 import logging
 import signal
 import socket
@@ -14,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchlight.agents.errors import AgentError
-from patchlight.agents.listening import open_listener, read_token
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Server
+from patchlight.testbed.linux.sockets import bind_unix, http_server, listen, split_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,31 +76,20 @@ def run_agent(options: Options) -> None:
 
 
 async def _serve(app: object, listener: socket.socket) -> None:
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            # uvicorn would raise the signal again at the end, and with it end this process
-            # before the NICs are back.
-            yield
-
-    config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
+    server = http_server(
+        app,
         loop="asyncio",
         http="h11",
         ws="none",
         lifespan="on",
-        log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=5,
     )
-    serving = Server(config)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(
-            number, lambda: setattr(serving, "should_exit", True)
+            number, lambda: setattr(server, "should_exit", True)
         )
-    await serving.serve(sockets=[listener])
+    await server.serve(sockets=[listener])
 
 
 @contextlib.contextmanager
@@ -119,3 +109,42 @@ def _only_agent(state: Path) -> Iterator[None]:
                 hint="stop that one, or give this one another --state",
             ) from None
         yield
+
+
+def open_listener(address: str, token: str | None) -> socket.socket:
+    """A bound socket for ``unix:PATH`` or ``host:port``.
+
+    ``BadInput`` for an address that is none, or for TCP beyond loopback without a token;
+    ``PatchlightError`` if it is taken.
+    """
+    if address.startswith("unix:"):
+        return bind_unix(Path(address.removeprefix("unix:")), "agent")
+    try:
+        host, port = split_address(address)
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+    except BadInput as exc:
+        raise BadInput(f"--listen {address!r}: expected unix:PATH or host:port") from exc
+    except OSError as exc:
+        raise BadInput(f"--listen {address}: {exc.strerror}") from exc
+    if token is None and not ipaddress.ip_address(resolved).is_loopback:
+        raise BadInput(
+            f"listening at {address} needs a token: whoever reaches it can run workers",
+            hint="give --token-file FILE; make one: openssl rand -hex 32 > FILE",
+        )
+    return listen(f"{resolved}:{port}")
+
+
+def read_token(path: Path | None) -> str | None:
+    """The token in the file, without white space around it."""
+    if path is None:
+        return None
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except OSError as exc:
+        raise BadInput(f"reading the token {path}: {exc.strerror}") from exc
+    if len(token) < 16:
+        raise BadInput(
+            f"the token in {path} is too short: expected at least 16 characters",
+            hint=f"make one: openssl rand -hex 32 > {path}",
+        )
+    return token

@@ -9,11 +9,16 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from patchlight.agents import netns, nics
-from patchlight.agents.errors import AgentError, BadRequest, Conflict, NicError, NotHere
+from patchlight.agents import nics
+from patchlight.agents.errors import BadRequest, Conflict, NicError, NotHere
 from patchlight.agents.gpus import GpuBackend
 from patchlight.agents.leases import Holders, Lease, LeaseBook
-from patchlight.agents.messages import (
+from patchlight.agents.workerfiles import LastReport, ReportReader, read_state, tell, verdict
+from patchlight.agents.workers.contract import ExitInfo, Runner, RunningWorker, WorkerLaunch
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import Lab, Nic, Server
+from patchlight.testbed.linux import namespaces
+from patchlight.testbed.worker_api import (
     AgentStatus,
     GpuStatus,
     NicStatus,
@@ -22,9 +27,6 @@ from patchlight.agents.messages import (
     WorkerState,
     WorkerStatus,
 )
-from patchlight.agents.workerfiles import LastReport, ReportReader, read_state, tell, verdict
-from patchlight.agents.workers.contract import ExitInfo, Runner, RunningWorker, WorkerLaunch
-from patchlight.testbed.lab import Lab, Nic, Server
 
 _GRACE_S = 2.0
 _log = logging.getLogger("patchlight.agent")
@@ -54,7 +56,7 @@ class AgentService:
     ) -> None:
         self._lab, self._server = lab, server
         self._runner, self._gpus = runner, gpus
-        self._home = netns.own()
+        self._home = namespaces.process_namespace()
         self._state = state
         self._book = LeaseBook(state / "leases")
         self._holders = Holders()
@@ -197,7 +199,9 @@ class AgentService:
         spec = worker.spec
         interface = nic.interface or nic.name
         namespace = f"pl.{self._lab.name}.{self._server.name}.w-{spec.id}"
-        before = await asyncio.to_thread(netns.inside, self._home, lambda: nics.read_nic(interface))
+        before = await asyncio.to_thread(
+            namespaces.inside, self._home, lambda: nics.read_nic(interface)
+        )
         worker.lease = Lease(spec, namespace, before, self._runner.name)
         self._book.write(worker.lease)
         shutil.rmtree(worker.directory, ignore_errors=True)
@@ -227,7 +231,7 @@ class AgentService:
         def give() -> None:
             nics.give_nic(
                 interface,
-                netns.path_of(namespace),
+                namespaces.namespace_path(namespace),
                 before,
                 address=str(nic.address),
                 prefix=self._lab.network.prefixlen,
@@ -235,7 +239,7 @@ class AgentService:
                 neighbours=[(str(n.address), n.mac) for n in spec.neighbours],
             )
 
-        await asyncio.to_thread(netns.inside, self._home, give)
+        await asyncio.to_thread(namespaces.inside, self._home, give)
 
     async def _watch(self, worker: _Worker) -> None:
         """Wait for the worker's end, however it comes, and clear up after it."""
@@ -274,15 +278,15 @@ class AgentService:
             self._holders.release(worker.spec.id)
 
     def _take_back(self, lease: Lease) -> None:
-        namespace = netns.path_of(lease.namespace)
+        namespace = namespaces.namespace_path(lease.namespace)
         try:
             nics.take_nic_back(lease.nic_state, namespace, self._home)
         except NicError:
             # A namespace that still has the NIC is kept: a virtual one would die with it.
             if not nics.is_in(namespace, lease.nic_state.interface):
-                netns.remove(lease.namespace)
+                namespaces.delete(lease.namespace)
             raise
-        netns.remove(lease.namespace)
+        namespaces.delete(lease.namespace)
         self._book.strike(lease.spec.id)
 
     async def _recover(self, lease: Lease) -> None:
@@ -297,7 +301,7 @@ class AgentService:
         worker.final = LastReport(WorkerState.FAILED, said.iterations_done, message)
         try:
             await asyncio.to_thread(self._take_back, lease)
-        except AgentError as exc:
+        except PatchlightError as exc:
             worker.lease = lease
             self._holders.claim(lease.spec.id, lease.spec.gpu, lease.spec.nic)
             worker.final = LastReport(WorkerState.FAILED, said.iterations_done, f"{message}; {exc}")

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from patchlight.agents.errors import AgentError, Conflict
-from patchlight.agents.messages import Report, WorkerState
 from patchlight.agents.workers.contract import ExitInfo
+from patchlight.testbed.worker_api import Report, WorkerState
 
 
 @dataclass(frozen=True, slots=True)

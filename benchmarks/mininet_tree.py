@@ -13,7 +13,7 @@ from mininet.node import OVSSwitch
 from mininet.topo import Topo
 
 
-class Tree(Topo):
+class Tree(Topo):  # type: ignore[misc]
     def build(self, hosts: int, per_switch: int) -> None:
         root = self.addSwitch("s1")
         for first in range(1, hosts + 1, per_switch):

@@ -21,6 +21,8 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
+from patchlight.controller.changes.device_maps import Decide
+from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.planning import plan
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.registry import open_driver
@@ -40,7 +42,7 @@ from patchlight.testbed.lab import (
 from patchlight.testbed.labfile.reader import write_lab
 from patchlight.testbed.portmap import PortMap
 from tests.support.emulated_devices import Running, running
-from tests.support.ocs_faults import Nobody, campaign
+from tests.support.ocs_faults import campaign
 
 PORTS, SWITCHING_S, ROUNDS, CAMPAIGN = 320, 0.025, 21, 1000
 ASKED_MS = {1: 10, 16: 15, 320: 60}
@@ -103,22 +105,22 @@ def lab_of(ports: int, driver: str) -> Lab:
 async def _overheads(lab: Lab, device: Running, folder: Path) -> list[dict[str, Any]]:
     driver = open_driver(device.switch)
     await driver.open()
-    nobody, rng = Nobody(), random.Random(1)
+    rng = random.Random(1)
     store = Store(folder / "journal.db")
-    reconfigurer = Transactions(lab, {"ocs1": driver}, nobody, nobody, store)
+    transactions = Transactions(CircuitParts(lab, {"ocs1": driver}, store))
     figures = []
     for pairs, asked_ms in ASKED_MS.items():
         # One pair needs a free output to move to; more of them change places.
         used = PORTS - 1 if pairs == 1 else PORTS
         outputs = rng.sample(range(1, PORTS + 1), used)
-        await reconfigurer.change(lambda _, o=outputs: {"ocs1": _map(o)}, "benchmark")
+        await transactions.change(_to(outputs), "benchmark")
         spent, stages = [], []
         for _ in range(ROUNDS):
             gc.collect()
             moved = rng.sample(range(used), pairs)
             wanted = _moved(outputs, moved)
             begun = time.perf_counter()
-            record = await reconfigurer.change(lambda _, w=wanted: {"ocs1": _map(w)}, "benchmark")
+            record = await transactions.change(_to(wanted), "benchmark")
             spent.append(1e3 * (time.perf_counter() - begun - SWITCHING_S))
             stages.append(record.stages_s)
             made = len(record.changes["ocs1"]["makes"])
@@ -133,6 +135,10 @@ async def _overheads(lab: Lab, device: Running, folder: Path) -> list[dict[str, 
     await driver.close()
     store.close()
     return figures
+
+
+def _to(outputs: list[int]) -> Decide:
+    return lambda _: {"ocs1": _map(outputs)}
 
 
 def _map(outputs: list[int]) -> PortMap:

@@ -9,13 +9,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from patchlight.controller.changes.device_watch import DeviceWatch
+from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.power_budget import DEFAULT_TOLERANCES, Tolerances
 from patchlight.controller.changes.preflight import POWER_CEILING_DBM
+from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.fleet.fleet import Fleet
+from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
 from patchlight.controller.jobs.scheduler import Scheduler
+from patchlight.controller.jobs.traffic import JobTraffic
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.controller.openflow.speaker_process import SpeakerOptions
@@ -29,8 +34,8 @@ class Settings:
     """What the controller is told beside the lab file.
 
     ``openflow_netns`` is the network namespace that the OpenFlow speaker listens in (a path;
-    ``None``: the controller's own). ``token`` opens agents that listen on TCP. Light stronger
-    than ``power_ceiling_dbm`` is not switched; ``tolerances`` say how much may be missing.
+    ``None``: the controller's own). ``token`` opens agents that listen on TCP. More power than
+    ``power_ceiling_dbm`` is not switched; ``tolerances`` say how much may be missing.
     ``policies`` say which job is next, and where it runs.
     """
 
@@ -67,18 +72,22 @@ class Controller:
             )
         )
         self.switches = PacketSwitches(lab, self.speaker)
-        self.scheduler = Scheduler(lab, self.fleet, self.store, settings.policies)
-        self.plant = CircuitOperations(
+        jobs = JobTable(self.store)
+        self.circuits = CircuitParts(
             lab,
             self.drivers,
-            self.switches,
-            self.scheduler,
             self.store,
+            self.switches,
+            JobTraffic(jobs),
             settings.power_ceiling_dbm,
             settings.tolerances,
         )
-        self.reconfigurer = self.plant.reconfigurer
-        self.scheduler.reconfigurer = self.reconfigurer
+        self.transactions = Transactions(self.circuits)
+        self.device_watch = DeviceWatch(self.circuits, self.transactions)
+        self.operations = CircuitOperations(self.circuits, self.transactions)
+        self.scheduler = Scheduler(
+            lab, self.fleet, self.store, jobs, self.transactions, settings.policies
+        )
 
     def status(self) -> dict[str, Any]:
         """Who is there and who is not."""
@@ -95,7 +104,7 @@ class Controller:
                 }
                 for s in self.lab.packet_switches
             ],
-            "circuit_switches": self.plant.reach.status(),
+            "circuit_switches": self.circuits.devices.status(),
             "agents": [{"server": s, "reachable": r} for s, r in self.fleet.reachable.items()],
         }
 

@@ -5,28 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator
-
-import uvicorn
 
 from patchlight.controller.api.app import create_app
 from patchlight.controller.circuits.device_lock import CONTROLLER, device_lock
-from patchlight.controller.openflow.listening import listen
 from patchlight.controller.parts import Controller
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to us: uvicorn's own way ends the process before we let go of things."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+from patchlight.testbed.linux.sockets import http_server, listen
 
 
 async def run(controller: Controller) -> None:
     """Serve until SIGTERM or Ctrl-C. Circuits and flow entries outlive the controller."""
     api = listen(controller.settings.api)
-    server = _Server(uvicorn.Config(create_app(controller), log_level="warning", lifespan="off"))
+    server = http_server(create_app(controller), lifespan="off")
     told_to_stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, told_to_stop.set)
@@ -38,20 +27,20 @@ async def run(controller: Controller) -> None:
         for driver in controller.drivers.values():
             stack.push_async_callback(driver.close)
         # Who does not answer is left for later: one switch does not keep the lab waiting.
-        await controller.plant.reach.open()
+        await controller.circuits.devices.open()
         stack.push_async_callback(controller.speaker.close)
         controller.speaker.subscribe(controller.on_event)
         await controller.speaker.start()
         stack.push_async_callback(controller.switches.close)
         await controller.switches.look()
-        stack.push_async_callback(controller.reconfigurer.close)
-        await controller.plant.begin()
-        await controller.reconfigurer.settle_flows()
+        stack.push_async_callback(controller.transactions.close)
+        await controller.device_watch.begin()
+        await controller.transactions.settle_flows()
         stack.push_async_callback(controller.scheduler.close)
         background = [
             asyncio.create_task(controller.scheduler.run(), name="scheduler"),
             asyncio.create_task(controller.fleet.watch(), name="fleet"),
-            asyncio.create_task(controller.plant.watch(), name="plant"),
+            asyncio.create_task(controller.device_watch.run(), name="device watch"),
         ]
         serving = asyncio.create_task(server.serve(sockets=[api]), name="api")
         stopping = asyncio.create_task(told_to_stop.wait(), name="stop")

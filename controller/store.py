@@ -43,7 +43,7 @@ _SAVE_BASELINE = "INSERT OR REPLACE INTO baselines VALUES (?, ?, ?, ?, ?)"
 Record = Mapping[str, Any]
 
 BaselineKey = tuple[str, int, int, str]
-"""Whose power it is: the OCS, the input, the output, and who sends the light (or ``""``)."""
+"""Whose power it is: the OCS, the input, the output, and the transmitter (or ``""``)."""
 
 
 class Store:
@@ -63,6 +63,10 @@ class Store:
                 hint="give another place with --state, or move the file away",
             ) from error
         self._lock = threading.Lock()
+
+    def limit_size(self, pages: int | None = None) -> None:
+        """Let the file grow to so many pages, by default no further: a disk that is full."""
+        self._rows(f"PRAGMA max_page_count = {pages or self._rows('PRAGMA page_count')[0][0]}")
 
     def close(self) -> None:
         """Close the file; nothing is pending, every write was committed."""
@@ -198,7 +202,7 @@ class Store:
         """The readings (dBm, oldest first) of every circuit of one OCS that has any."""
         rows = self._rows("SELECT inp, out, source, readings FROM baselines WHERE ocs = ?", ocs)
         return {
-            (ocs, inp, out, source): tuple(float(each) for each in readings.split())
+            (ocs, inp, out, source): tuple(map(float, readings.split()))
             for inp, out, source, readings in rows
         }
 

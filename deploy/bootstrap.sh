@@ -22,7 +22,7 @@ if grep -qs Y /sys/module/apparmor/parameters/enabled; then packages+=(apparmor)
 learn=
 for option in "$@"; do
     case $option in
-        --test) packages+=(openssh-server); learn=yes ;;
+        --test) learn=yes ;;
         --bench) packages+=(mininet iperf3); learn=yes ;;
         --learn) learn=yes ;;
         *) fail "unknown option $option (known: --test, --bench, --learn)" ;;
@@ -47,7 +47,7 @@ present() {
     installed "$1" || { [ "$1" = docker.io ] && command -v dockerd >/dev/null; }
 }
 
-# The packages are wanted for their programs. Patchlight runs an Open vSwitch, sshd and Docker
+# The packages are wanted for their programs. Patchlight runs an Open vSwitch and Docker
 # engine of its own, so the services that come along are neither started now nor at the next boot.
 allow_services() {
     if grep -qsF "$MARK" "$POLICY"; then as_root rm -f "$POLICY"; fi

@@ -13,25 +13,12 @@ RUN=/run/patchlight-docker
 DATA=/var/lib/patchlight/docker
 SOCKET=$RUN/docker.sock
 CONTAINERD=$RUN/containerd.sock
+ASK=$(dirname "${BASH_SOURCE[0]}")/../testbed/linux/docker_engine.py
 
 fail() { printf 'docker-engine: %s\n' "$*" >&2; exit 1; }
 
-# Asks the engine at $1 whether it is well. Needs no docker command: Debian has that apart.
-answers() {
-    python3 - "$1" <<'PY' 2>/dev/null
-import http.client, socket, sys
-scheme, _, rest = sys.argv[1].partition("://")
-if scheme == "unix":
-    connection = http.client.HTTPConnection("localhost", timeout=5)
-    connection.sock = socket.socket(socket.AF_UNIX)
-    connection.sock.settimeout(5)
-    connection.sock.connect(rest)
-else:
-    connection = http.client.HTTPConnection(rest, timeout=5)
-connection.request("GET", "/_ping")
-sys.exit(connection.getresponse().status != 200)
-PY
-}
+# Whether the engine at $1 answers. Needs no docker command: Debian has that apart.
+answers() { python3 -I "$ASK" answers "$1" 2>/dev/null; }
 
 engine() {
     local url
@@ -64,7 +51,7 @@ end() {
 
 start() {
     if engine; then return; fi
-    [ "$(id -u)" = 0 ] || fail "starting an engine needs root: sudo $0 start"
+    [ "$(id -u)" = 0 ] || fail "starting an engine needs root: sudo bash $0 start"
     local program
     for program in dockerd containerd runc; do
         command -v $program >/dev/null || fail "$program is not installed: apt-get install docker.io"
@@ -109,7 +96,7 @@ wait_for() {
 
 stop() {
     [ -d "$RUN" ] || return 0
-    [ "$(id -u)" = 0 ] || fail "stopping the engine needs root: sudo $0 stop"
+    [ "$(id -u)" = 0 ] || fail "stopping the engine needs root: sudo bash $0 stop"
     end "$RUN/dockerd.pid" dockerd
     end "$RUN/containerd.pid" containerd
     local mount

@@ -7,11 +7,12 @@
 set -uo pipefail
 deploy=$(dirname "${BASH_SOURCE[0]}")
 
-stop() { "$deploy/docker-engine.sh" stop >&2; }
+engine() { bash "$deploy/docker-engine.sh" "$@"; }
+stop() { engine stop >&2; }
 
-if url=$("$deploy/docker-engine.sh" status 2>/dev/null); then
+if url=$(engine status 2>/dev/null); then
     : # one that others started, and will stop
-elif url=$("$deploy/docker-engine.sh" start); then
+elif url=$(engine start); then
     trap stop EXIT
     # Ctrl-C goes to the command too, and this shell waits for it before it stops the engine.
     # A handler that does nothing, because an ignored signal would be ignored by the command.
@@ -21,6 +22,6 @@ else
 fi
 if [ -n "$url" ]; then
     export DOCKER_HOST=$url
-    "$deploy/worker-image.sh" >&2 || echo "with-docker-engine: no worker image (see above)" >&2
+    bash "$deploy/worker-image.sh" >&2 || echo "with-docker-engine: no worker image (see above)" >&2
 fi
 "$@"

@@ -1,18 +1,35 @@
-"""Labs made by rule: one switch, a chain of switches, a tree, a fat-tree. No OCS in them.
+"""Labs made by rule: one switch, a chain of switches, a tree, a fat-tree, two ToRs and an OCS.
 
-Hosts are servers ``h1``…``hN`` with one GPU ``gpu0`` and one NIC ``nic0`` each, addressed in
-order from 10.0.0.1; switches are ``s1``…. Pure: the same arguments give the same lab.
+But for the last, hosts are servers ``h1``…``hN`` with one GPU ``gpu0`` and one NIC ``nic0`` each,
+addressed in order from 10.0.0.1; switches are ``s1``…. Pure: the same arguments give the same lab.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Network
+from itertools import count
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Endpoint, Fibre, Gpu, Lab, Nic, PacketSwitch, Server, default_mac
-from patchlight.testbed.labfile.errors import nearest
-from patchlight.testbed.labfile.schema import FABRICS, LAB_NAME, MOST_PACKET_PORTS
+from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.lab import (
+    CircuitSwitch,
+    Endpoint,
+    Fibre,
+    Gpu,
+    Lab,
+    Nic,
+    PacketSwitch,
+    Server,
+    default_mac,
+)
+from patchlight.testbed.labfile.schema import (
+    FABRICS,
+    LAB_NAME,
+    MOST_CIRCUIT_PORTS,
+    MOST_PACKET_PORTS,
+)
+from patchlight.testbed.portmap import PortMap
 
 _FIRST = int(IPv4Address("10.0.0.0"))
 _MOST_HOSTS = 2**24 - 2  # 10.0.0.0/8
@@ -171,6 +188,59 @@ def fat_tree(
             for upper in core[group]:
                 build.join(lower, upper)
     return build.lab(name or f"fat-tree{hosts}", fabric, ports=k)
+
+
+def two_tors(
+    servers: int,
+    *,
+    gpus: int = 1,
+    gpu_model: str = "Generic",
+    rate_bps: int | None = None,
+    driver: str = "calient-tl1",
+    name: str = "my-lab",
+) -> Lab:
+    """Two ToR switches, and an OCS between them and the NICs, so that each NIC can be on either.
+
+    ``servers`` servers ``server1``… have ``gpus`` GPUs each and a NIC for each GPU. The OCS has
+    the NICs on its first ports, then the ports of ``tor1``, then those of ``tor2``; it starts
+    with the first half of the servers on ``tor1``. One more port of each ToR leads to the other.
+    """
+    _check_count("GPUs for each server", gpus, MOST_CIRCUIT_PORTS)
+    hosts = servers * gpus
+    _check_count("hosts of an OCS", hosts, MOST_CIRCUIT_PORTS // 3)
+    LAB_NAME.take(name)
+    network = IPv4Network("192.168.10.0/24" if hosts < 240 else "192.168.0.0/16")
+    addresses = (network[number] for number in count(11))
+    models = tuple(Gpu(f"gpu{number}", gpu_model) for number in range(gpus))
+    made = tuple(
+        Server(
+            name=f"server{number}",
+            management=f"{IPv4Address('10.0.0.10') + number}:8471",
+            gpus=models,
+            nics=tuple(
+                Nic(f"nic{gpu}", address, default_mac(address), rate_bps, gpu=f"gpu{gpu}")
+                for gpu, address in zip(range(gpus), addresses, strict=False)
+            ),
+        )
+        for number in range(1, servers + 1)
+    )
+    nics = [Endpoint(server.name, nic.name) for server in made for nic in server.nics]
+    tor1, tor2 = ([Endpoint(f"tor{n}", str(port + 1)) for port in range(hosts + 1)] for n in (1, 2))
+    to_ocs = enumerate([*nics, *tor1[:-1], *tor2[:-1]], start=1)
+    fibres = [Fibre(end, Endpoint("ocs1", str(port))) for port, end in to_ocs]
+    fibres.append(Fibre(tor1[-1], tor2[-1]))
+    first = (servers + 1) // 2 * gpus
+    circuits = [(nic, nic + (hosts if nic <= first else 2 * hosts)) for nic in range(1, hosts + 1)]
+    ocs = CircuitSwitch(
+        name="ocs1",
+        driver=driver,
+        address="10.0.0.5:3082",
+        ports=max(16, 1 << (3 * hosts - 1).bit_length()),
+        initial=PortMap.duplex(circuits),
+        datapath_id=0x51 if driver == "openflow" else None,
+    )
+    tors = tuple(PacketSwitch(f"tor{n}", n, hosts + 1) for n in (1, 2))
+    return Lab(name, network, made, tors, (ocs,), tuple(fibres))
 
 
 def arity(hosts: int) -> int:

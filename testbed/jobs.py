@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 
 class JobState(StrEnum):
@@ -73,3 +74,17 @@ class JobStatus:
     iterations_done: int = 0
     restarts: int = 0
     last_lines: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> JobStatus:
+        """The status that ``dataclasses.asdict`` made a record of, also by way of JSON."""
+        spec = record["spec"]
+        lists = {name: tuple(record[name]) for name in ("hosts", "last_lines")}
+        return cls(
+            **{
+                **record,
+                **lists,
+                "spec": JobSpec(**{**spec, "hosts": tuple(spec["hosts"])}),
+                "state": JobState(record["state"]),
+            }
+        )

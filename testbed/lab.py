@@ -2,7 +2,7 @@
 
 Nothing here reads a file, opens a socket or knows whether the lab is real or emulated.
 ``patchlight.testbed.labfile.reader`` makes a ``Lab`` out of YAML and finds the mistakes in it;
-``patchlight.testbed.wiring`` follows the light through it.
+``patchlight.testbed.wiring`` finds the links in it.
 """
 
 from __future__ import annotations
@@ -182,13 +182,13 @@ class Lab:
     @cached_property
     def circuit_fibres(self) -> Mapping[str, Mapping[int, tuple[Endpoint, Fibre]]]:
         """For each OCS, by port number: the other end of the fibre plugged in, and the fibre."""
-        found: dict[str, dict[int, tuple[Endpoint, Fibre]]] = {
-            c.name: {} for c in self.circuit_switches
+        fibres: dict[str, dict[int, tuple[Endpoint, Fibre]]] = {
+            switch.name: {} for switch in self.circuit_switches
         }
         for end, other in self.fibre_ends.items():
-            if end.device in found:
-                found[end.device][int(end.port)] = other
-        return found
+            if end.device in fibres:
+                fibres[end.device][int(end.port)] = other
+        return fibres
 
     @cached_property
     def host_names(self) -> dict[str, Host]:

@@ -19,17 +19,17 @@ def parse_maps(text: str, lab: Lab, source: str = "the maps") -> dict[str, PortM
     used twice.
     """
     try:
-        found = json.loads(text)
+        maps = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{source}: not JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(maps, dict):
         raise BadInput(f'{source}: expected cross-connects by OCS, like {{"ocs1": ["1-7"]}}')
-    return {name: _parse_map(name, texts, lab, source) for name, texts in found.items()}
+    return {name: _parse_map(name, texts, lab, source) for name, texts in maps.items()}
 
 
 def maps_as_json(maps: Mapping[str, PortMap]) -> dict[str, list[str]]:
     """The maps as ``parse_maps`` reads them."""
-    return {name: list(found.texts) for name, found in maps.items()}
+    return {name: list(port_map.texts) for name, port_map in maps.items()}
 
 
 def _parse_map(name: str, texts: Any, lab: Lab, source: str) -> PortMap:
@@ -39,8 +39,8 @@ def _parse_map(name: str, texts: Any, lab: Lab, source: str) -> PortMap:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise BadInput(f'{source}: {name}: expected a list of cross-connects, like ["1-7"]')
     try:
-        found = PortMap.parse(texts)
-        found.check(switch.ports)
+        port_map = PortMap.parse(texts)
+        port_map.check(switch.ports)
     except BadInput as error:
         raise BadInput(f"{source}: {name}: {error.message}") from error
-    return found
+    return port_map

@@ -70,7 +70,7 @@ class PortMapChange:
 
 @dataclass(frozen=True, slots=True)
 class PortMap:
-    """Which output each lit input leads to. A value: every change gives a new map."""
+    """Which output each connected input leads to. A value: every change gives a new map."""
 
     _out_of: tuple[tuple[int, int], ...] = ()
 
@@ -100,14 +100,14 @@ class PortMap:
     @classmethod
     def parse(cls, texts: Iterable[str]) -> PortMap:
         """The map written as ``["1-7", "2>8"]``: ``a-b`` both ways, ``a>b`` one way."""
-        found: list[CrossConnect | tuple[int, int]] = []
+        cross_connects: list[CrossConnect | tuple[int, int]] = []
         for text in texts:
             if _ONE_WAY.fullmatch(text):
                 inp, _, out = text.partition(">")
-                found.append((int(inp), int(out)))
+                cross_connects.append((int(inp), int(out)))
             else:
-                found += parse_cross_connects(text)
-        return cls.of(found)
+                cross_connects += parse_cross_connects(text)
+        return cls.of(cross_connects)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -146,10 +146,6 @@ class PortMap:
     def in_of(self) -> Mapping[int, int]:
         """Input by output."""
         return {out: inp for inp, out in self._out_of}
-
-    def invert(self) -> PortMap:
-        """The map seen from the other side: every cross-connect reversed."""
-        return PortMap.of((out, inp) for inp, out in self._out_of)
 
     def diff(self, wanted: PortMap) -> PortMapChange:
         """The smallest change that turns this map into ``wanted``: O(circuits), not ports²."""

@@ -12,18 +12,20 @@ from collections.abc import Callable, Mapping
 
 from patchlight.testbed.errors import BadInput
 
-_RATE = {"bps": 1, "kbps": 1e3, "Mbps": 1e6, "Gbps": 1e9, "Tbps": 1e12}
-_TIME = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600}
-_SIZE = {
-    "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
-    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
-}  # fmt: skip
-_LOSS = {"dB": 1}
-_POWER = {"dBm": 1}
+Units = Mapping[str, float]
+"""Each unit, and how many of the base unit it is."""
+RATE = {"bps": 1, "kbps": 1e3, "Mbps": 1e6, "Gbps": 1e9, "Tbps": 1e12}
+TIME = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "d": 86400}
+_TIME_WRITTEN = {unit: TIME[unit] for unit in ("ns", "us", "ms", "s")}
+_SIZE_SI = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_SIZE = {**_SIZE_SI, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+LOSS = {"dB": 1}
+POWER = {"dBm": 1}
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*")
 
 
-def _pattern(units: Mapping[str, float]) -> str:
+def pattern(units: Units) -> str:
+    """The regular expression (JSON Schema's) of a number with one of these units."""
     # JSON Schema has no case-insensitive patterns: "[gG][bB]…" says the same.
     either = "|".join("".join(_either_case(c) for c in unit) for unit in units)
     return rf"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*({either})\s*$"
@@ -33,11 +35,7 @@ def _either_case(letter: str) -> str:
     return f"[{letter.lower()}{letter.upper()}]" if letter.isascii() else letter
 
 
-RATE_PATTERN, TIME_PATTERN = _pattern(_RATE), _pattern(_TIME)
-LOSS_PATTERN, POWER_PATTERN = _pattern(_LOSS), _pattern(_POWER)
-
-
-def _parse(text: object, units: Mapping[str, float], what: str, example: str) -> float:
+def _parse(text: object, units: Units, what: str, example: str) -> float:
     match = _NUMBER.fullmatch(text) if isinstance(text, str) else None
     by_folded = {unit.lower(): factor for unit, factor in units.items()}
     if match:
@@ -55,15 +53,15 @@ def _parse(text: object, units: Mapping[str, float], what: str, example: str) ->
 
 def parse_rate(text: object) -> int:
     """``"25Gbps"`` → 25_000_000_000 bits per second; must be positive."""
-    rate_bps = round(_parse(text, _RATE, "rate", "25Gbps"))
+    rate_bps = round(_parse(text, RATE, "rate", "25Gbps"))
     if rate_bps <= 0:
         raise BadInput(f"{text!r} is not a rate: expected more than 0 bps")
     return rate_bps
 
 
 def parse_time(text: object) -> float:
-    """``"25ms"`` → 0.025 seconds; not negative."""
-    return _not_negative(text, _parse(text, _TIME, "time", "25ms"), "time")
+    """``"25ms"`` → 0.025 seconds, ``"30d"`` → 2_592_000; not negative."""
+    return _not_negative(text, _parse(text, TIME, "time", "25ms"), "time")
 
 
 def parse_size(text: object) -> int:
@@ -73,12 +71,12 @@ def parse_size(text: object) -> int:
 
 def parse_loss(text: object) -> float:
     """``"1.5dB"`` → 1.5 decibels; not negative."""
-    return _not_negative(text, _parse(text, _LOSS, "loss", "1.5dB"), "loss")
+    return _not_negative(text, _parse(text, LOSS, "loss", "1.5dB"), "loss")
 
 
 def parse_power(text: object) -> float:
     """``"-3dBm"`` → −3.0 decibels relative to one milliwatt."""
-    return _parse(text, _POWER, "power", "-3dBm")
+    return _parse(text, POWER, "power", "-3dBm")
 
 
 def _not_negative(text: object, value: float, what: str) -> float:
@@ -89,28 +87,27 @@ def _not_negative(text: object, value: float, what: str) -> float:
 
 def format_rate(rate_bps: float | None) -> str:
     """``25_000_000_000`` → ``"25Gbps"``; ``None`` (no limit) → ``"unlimited"``."""
-    return "unlimited" if rate_bps is None else _format(rate_bps, _RATE)
+    return "unlimited" if rate_bps is None else _format(rate_bps, RATE)
 
 
 def format_time(time_s: float) -> str:
     """``0.025`` → ``"25ms"``."""
-    return _format(time_s, {u: f for u, f in _TIME.items() if u not in ("µs", "min", "h")})
+    return _format(time_s, _TIME_WRITTEN)
 
 
 def format_size(size_bytes: int) -> str:
     """``553_648_128`` → ``"554MB"``: SI units, three digits."""
-    return _format(size_bytes, {u: f for u, f in _SIZE.items() if "i" not in u})
+    return _format(size_bytes, _SIZE_SI)
 
 
 def write_rate(rate_bps: int) -> str:
     """A rate as text that ``parse_rate`` reads back equal: ``"40Gbps"``, ``"1234567bps"``."""
-    return _write(rate_bps, _RATE, lambda text: parse_rate(text) == rate_bps)
+    return _write(rate_bps, RATE, lambda text: parse_rate(text) == rate_bps)
 
 
 def write_time(time_s: float) -> str:
     """A time as text that ``parse_time`` reads back equal: ``"25ms"``."""
-    units = {u: f for u, f in _TIME.items() if u not in ("µs", "min", "h")}
-    return _write(time_s, units, lambda text: parse_time(text) == time_s)
+    return _write(time_s, _TIME_WRITTEN, lambda text: parse_time(text) == time_s)
 
 
 def write_loss(loss_db: float) -> str:
@@ -123,7 +120,7 @@ def write_power(power_dbm: float) -> str:
     return f"{_plain(power_dbm)}dBm"
 
 
-def _write(value: float, units: Mapping[str, float], reads_back: Callable[[str], bool]) -> str:
+def _write(value: float, units: Units, reads_back: Callable[[str], bool]) -> str:
     fitting = sorted((f for f in units.values() if abs(value) >= f), reverse=True)
     names = {factor: unit for unit, factor in units.items()}
     base = names[1]
@@ -136,7 +133,7 @@ def _plain(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
-def _format(value: float, units: Mapping[str, float]) -> str:
+def _format(value: float, units: Units) -> str:
     fitting = [(factor, unit) for unit, factor in units.items() if abs(value) >= factor]
     factor, unit = max(fitting) if fitting else min((f, u) for u, f in units.items())
     return f"{value / factor:.4g}{unit}"

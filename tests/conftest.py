@@ -1,9 +1,9 @@
 """What each marked test needs, and a look at what the tests left behind.
 
-A test marked ``root``, ``ovs``, ``docker``, ``sshd`` or ``browser`` is skipped with the reason
-where its need is not met. Under CI (``CI=true``) it fails instead: there a skip would be a check
-that silently stopped being made. A test that finds out on the way that the machine cannot do a
-thing at all (a kernel module that is not there) calls ``pytest.skip`` itself.
+A test marked ``root``, ``ovs`` or ``docker`` is skipped with the reason where its need
+is not met. Under CI (``CI=true``) it fails instead: there a skip would be a check that silently
+stopped being made. A test that finds out on the way that the machine cannot do a thing at all
+(a kernel module that is not there) calls ``pytest.skip`` itself.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from hypothesis import settings
 
+from patchlight.testbed.linux import docker_engine
 from tests.support.data import data_set, without
 
 # On machines that are busy with other tests slow is not wrong.
@@ -31,10 +31,6 @@ LABS = Path("/run/patchlight")
 # Children inherit it, so that a process can be told to be ours whatever became of its parent.
 MARK = f"PATCHLIGHT_TEST_SESSION={uuid.uuid4().hex}"
 GRACE_S = float(os.environ.get("PATCHLIGHT_TEST_GRACE_S", "10"))
-
-
-def _docker_url() -> str:
-    return os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
 
 
 @functools.cache
@@ -50,35 +46,17 @@ def _no_ovs() -> str | None:
 
 @functools.cache
 def _no_docker() -> str | None:
-    url = _docker_url()
-    if not url.startswith("unix://"):
-        return None  # an engine elsewhere, chosen by hand
-    try:
-        with httpx.Client(transport=httpx.HTTPTransport(uds=url.removeprefix("unix://"))) as client:
-            client.get("http://docker/_ping", timeout=5).raise_for_status()
-    except httpx.HTTPError as error:
-        return f"no Docker engine at {url} ({error}): 'make test' starts one"
-    return None
-
-
-@functools.cache
-def _no_sshd() -> str | None:
-    found = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    return None if found else "no sshd: apt install openssh-server"
-
-
-@functools.cache
-def _no_browser() -> str | None:
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    return None if found else "no chromium: apt install chromium"
+    url = docker_engine.engine_url()
+    # An engine elsewhere, chosen by hand, is believed to be there.
+    if not url.startswith("unix://") or docker_engine.answers():
+        return None
+    return f"no Docker engine at {url}: 'make test' starts one"
 
 
 NEEDS: dict[str, Callable[[], str | None]] = {
     "root": _no_root,
     "ovs": _no_ovs,
     "docker": _no_docker,
-    "sshd": _no_sshd,
-    "browser": _no_browser,
 }
 
 
@@ -118,7 +96,7 @@ def docker_host() -> str:
     """The URL of a Docker engine that answers."""
     if reason := _no_docker():
         pytest.skip(reason)
-    return _docker_url()
+    return docker_engine.engine_url()
 
 
 def _marked(process: Path) -> bool:

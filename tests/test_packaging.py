@@ -1,12 +1,14 @@
-"""What `pip install .` would install."""
+"""What `pip install .` installs, and that it works away from the checkout."""
 
 from __future__ import annotations
 
 import configparser
+import os
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,7 +36,7 @@ def _in_wheel(path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built from a copy, so that nothing stale in build/ gets into it."""
     source = tmp_path_factory.mktemp("source") / "patchlight"
     source.mkdir()
@@ -48,7 +50,91 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     done = subprocess.run([*pip, str(source)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (built,) = wheels.glob("patchlight-*.whl")
-    return zipfile.ZipFile(built)
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(wheel_file: Path) -> zipfile.ZipFile:
+    return zipfile.ZipFile(wheel_file)
+
+
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def elsewhere(wheel_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs Python in a user's folder, with the wheel installed beside other people's packages.
+
+    There is an ``agents`` package, as ``openai-agents`` installs one, and in the folder are an
+    ``agents``, a ``controller`` and more of the user's own. To import any of them is an error.
+    """
+    site, folder = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("elsewhere")
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--target", str(site)]
+    subprocess.run([*pip, str(wheel_file)], check=True, capture_output=True)
+    for package in (site / "agents", *(folder / name for name in (*FOLDERS, "tests"))):
+        package.mkdir()
+        (package / "__init__.py").write_text("raise ImportError('this is not Patchlight')\n")
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    program = "import patchlight.testbed.linux as p; print(p.deploy_file('docker-engine.sh'))"
+    assert run("-c", program).strip() == f"{site}/patchlight/deploy/docker-engine.sh"
+    return run
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-c", "from patchlight import EmulatedLab, Lab, PortMap, simulate"),
+        ("-m", "patchlight", "lab", "check", "ofc2022"),
+        ("-m", "patchlight.agents", "--help"),
+        ("-m", "patchlight.agents.training", "--help"),
+        ("-m", "patchlight.controller", "--help"),
+        ("-m", "patchlight.controller.openflow.speaker", "--help"),
+        ("-m", "patchlight.emulation.lab.gpus", "--help"),
+        ("-m", "patchlight.emulation.optical", "--help"),
+    ],
+    ids=lambda arguments: arguments[1].partition(" ")[0],
+)
+def test_it_works_beside_packages_of_the_same_names(
+    elsewhere: Run, arguments: tuple[str, ...]
+) -> None:
+    elsewhere(*arguments)
+
+
+def test_its_scripts_find_what_they_run(elsewhere: Run) -> None:
+    program = (
+        "import subprocess; from patchlight.testbed.linux import deploy_file\n"
+        "print(subprocess.run(['bash', deploy_file('docker-engine.sh'), 'status'],\n"
+        "    capture_output=True, text=True, env={'PATH': '/usr/bin:/bin'}).stderr)"
+    )
+    assert elsewhere("-c", program).strip() in ("", "no Docker engine answers")
+
+
+@pytest.mark.root
+@pytest.mark.ovs
+def test_a_job_trains_in_an_emulated_lab(elsewhere: Run) -> None:
+    patchlight, name = ("-m", "patchlight"), f"wheel{os.getpid()}"
+    up = ("emulate", "up", "ofc2022", "--name", name, "--scale", "1000", "--workers", "process")
+    elsewhere(*patchlight, *up)
+    try:
+        job = ("--workers", "2", "--iterations", "3", "--gradient", "4MB", "--compute")
+        submit = ("job", "submit", "away", "--lab", name, *job, "Tesla M40=10ms", "--follow")
+        assert "done in" in elsewhere(*patchlight, *submit)
+    finally:
+        elsewhere(*patchlight, "emulate", "down", name)
 
 
 def test_every_module_and_data_file_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:

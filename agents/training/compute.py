@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .errors import TrainingError
-from .task import Task
+from .task import TrainingTask
 
 
 class Device(Protocol):
@@ -170,7 +170,7 @@ class Sleeper:
         """Nothing to give back."""
 
 
-def open_device(task: Task) -> Device:
+def open_device(task: TrainingTask) -> Device:
     """The device that the task asks for; ``TrainingError`` if it is there but refuses."""
     if task.gpu_socket is not None:
         return EmulatedGpu(task.gpu_socket, task.id)

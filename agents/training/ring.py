@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import RingError
-from .task import Member, Task
+from .task import Member, TrainingTask
 
 _LINE_LIMIT = 4096
 _ATTEMPT_S = 1.0
@@ -62,7 +62,7 @@ class Neighbours:
         self.from_previous.close()
 
 
-def join_ring(task: Task) -> Neighbours:
+def join_ring(task: TrainingTask) -> Neighbours:
     """Both neighbours of ``task.rank``, connected and checked.
 
     ``RingError`` if that fails until ``task.deadline_s``: it says which neighbour, where, and
@@ -117,7 +117,7 @@ def _listen(me: Member, end: float, window_bytes: int | None) -> socket.socket:
         return listener
 
 
-def _connect_next(task: Task, peer: Member, end: float) -> socket.socket:
+def _connect_next(task: TrainingTask, peer: Member, end: float) -> socket.socket:
     last = "no attempt was made"
     while time.monotonic() < end:
         began = time.monotonic()
@@ -149,7 +149,7 @@ def _connect_next(task: Task, peer: Member, end: float) -> socket.socket:
 
 
 def _accept_previous(
-    listener: socket.socket, task: Task, peer: Member, end: float
+    listener: socket.socket, task: TrainingTask, peer: Member, end: float
 ) -> socket.socket:
     expected = {**_hello(task), "rank": peer.rank}
     last = "nobody connected"
@@ -179,7 +179,7 @@ def _accept_previous(
     )
 
 
-def _hello(task: Task) -> dict[str, Any]:
+def _hello(task: TrainingTask) -> dict[str, Any]:
     return {
         "patchlight": 1,
         "job": task.job,

@@ -20,7 +20,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Task:
+class TrainingTask:
     """One worker's part of a job. Times in seconds; ``ring`` is in the order of ranks.
 
     ``gpu_socket`` is an emulated GPU's Unix socket, if the worker has such a GPU;
@@ -48,7 +48,7 @@ class Task:
         return max(1, -(-self.gradient_bytes // 4))
 
     @classmethod
-    def parse(cls, data: dict[str, Any]) -> Task:
+    def parse(cls, data: dict[str, Any]) -> TrainingTask:
         """A task from its JSON object; ``TrainingError`` naming what does not fit."""
         known = {field.name for field in fields(cls)}
         if set(data) - known:
@@ -71,7 +71,7 @@ class Task:
         return task
 
 
-def read_task(path: Path) -> Task:
+def read_task(path: Path) -> TrainingTask:
     """The task in this file; ``TrainingError`` if it cannot be read or does not fit."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -79,4 +79,4 @@ def read_task(path: Path) -> Task:
         raise TrainingError(f"reading the task {path}: {exc}") from exc
     if not isinstance(data, dict):
         raise TrainingError(f"reading the task {path}: expected a JSON object")
-    return Task.parse(data)
+    return TrainingTask.parse(data)

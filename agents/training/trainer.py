@@ -10,10 +10,10 @@ from .gate import Gate
 from .gradients import check_sum, gradient, true_sum
 from .journal import Journal
 from .ring import Neighbours, join_ring
-from .task import Task
+from .task import TrainingTask
 
 
-def train(task: Task, device: Device, gate: Gate, journal: Journal) -> None:
+def train(task: TrainingTask, device: Device, gate: Gate, journal: Journal) -> None:
     """Join the ring, wait for the start, and train to the end.
 
     ``TrainingError`` if a neighbour is lost, a sum is wrong or the GPU refuses.
@@ -30,7 +30,7 @@ def train(task: Task, device: Device, gate: Gate, journal: Journal) -> None:
 
 
 def _iterate(
-    task: Task,
+    task: TrainingTask,
     device: Device,
     gate: Gate,
     journal: Journal,

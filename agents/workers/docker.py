@@ -12,8 +12,7 @@ import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import DeviceRequest, LogConfig
 
-from patchlight.agents import netns
-from patchlight.agents.errors import AgentError, LaunchError
+from patchlight.agents.errors import LaunchError
 from patchlight.agents.workers.contract import (
     TRAINING,
     ExitInfo,
@@ -21,6 +20,8 @@ from patchlight.agents.workers.contract import (
     WorkerLaunch,
     last_lines,
 )
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.linux import deploy_file, namespaces
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
@@ -57,8 +58,8 @@ class DockerRunner:
         except _REFUSED as exc:
             raise LaunchError(
                 f"reaching the Docker engine at {where}: {exc}",
-                hint="start one: deploy/docker-engine.sh start; or run the agent with "
-                "--workers process",
+                hint=f"start one: sudo bash {deploy_file('docker-engine.sh')} start; or run the "
+                "agent with --workers process",
             ) from exc
         self._check_image()
 
@@ -68,7 +69,7 @@ class DockerRunner:
         except ImageNotFound as exc:
             raise LaunchError(
                 f"the Docker engine has no image {self._image}",
-                hint="build it: deploy/worker-image.sh",
+                hint=f"build it: sudo bash {deploy_file('worker-image.sh')}",
             ) from exc
 
     async def launch(self, order: WorkerLaunch) -> DockerWorker:
@@ -92,10 +93,10 @@ class DockerRunner:
                 raise LaunchError(
                     f"worker {order.worker} ended at once: {' | '.join(_log_tail(container))}"
                 )
-            netns.keep(order.namespace, pid)
-        except (*_REFUSED, AgentError) as exc:
+            namespaces.keep(order.namespace, pid)
+        except (*_REFUSED, PatchlightError) as exc:
             _remove(container)
-            if isinstance(exc, AgentError):
+            if isinstance(exc, PatchlightError):
                 raise
             raise LaunchError(f"starting the container of worker {order.worker}: {exc}") from exc
         return container

@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-from patchlight.agents import netns
 from patchlight.agents.errors import LaunchError
 from patchlight.agents.workers.contract import (
     TRAINING,
@@ -21,6 +20,7 @@ from patchlight.agents.workers.contract import (
     WorkerLaunch,
     last_lines,
 )
+from patchlight.testbed.linux import namespaces
 
 _OUTPUT_TAIL = 16 * 1024
 
@@ -49,7 +49,7 @@ class ProcessRunner:
 
     def _launch(self, order: WorkerLaunch) -> subprocess.Popen[bytes]:
         order.write_task(str(order.gpu_socket) if order.gpu_socket else None)
-        namespace = netns.create(order.namespace)
+        namespace = namespaces.create(order.namespace)
         command = [
             "nsenter", f"--net={namespace}", "--",
             sys.executable, "-s", "-m", "patchlight.agents.training",
@@ -67,7 +67,7 @@ class ProcessRunner:
                     start_new_session=True,  # Ctrl-C is for the agent, which stops its workers
                 )
         except OSError as exc:
-            netns.remove(order.namespace)
+            namespaces.delete(order.namespace)
             raise LaunchError(f"starting worker {order.worker}: {exc}") from exc
 
     async def end_leftover(self, trace: WorkerHandle) -> None:

@@ -30,7 +30,7 @@ def create_app(controller: Controller) -> FastAPI:
     async def status() -> Answer:
         return controller.status()
 
-    app.include_router(circuit_routes(controller.plant))
+    app.include_router(circuit_routes(controller.operations))
 
     @app.post("/v1/jobs", status_code=201)
     async def submit(request: GangRequest) -> Answer:

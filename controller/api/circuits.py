@@ -1,6 +1,6 @@
 """The routes on circuits: looking, changing, undoing, locking, stopping.
 
-They need an optical plant and nothing else of the controller, so that they also serve who
+They need the parts of a change and nothing else of the controller, so that they also serve who
 talks to the devices directly.
 """
 
@@ -26,10 +26,19 @@ from patchlight.controller.api.models import (
     UnlockRequest,
 )
 from patchlight.controller.changes.device_maps import Decide
-from patchlight.controller.changes.locks import FieldType
-from patchlight.controller.changes.planning import wanted_maps
-from patchlight.controller.changes.record import ChangeOptions, Refused, as_texts, to_row
-from patchlight.controller.operations import CircuitOperations
+from patchlight.controller.changes.locks import LockKind
+from patchlight.controller.changes.parts import CircuitParts
+from patchlight.controller.changes.planning import Plan, wanted_maps
+from patchlight.controller.changes.power_check import PortReading
+from patchlight.controller.changes.record import (
+    ChangeOptions,
+    Refused,
+    as_texts,
+    change_as_texts,
+    fingerprint,
+    to_row,
+)
+from patchlight.controller.operations import CircuitOperations, DriftReport, PowerReport
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.portmap import PortMap
 
@@ -40,26 +49,26 @@ async def explain(_: Request, error: Exception) -> JSONResponse:
     """An error of ours as the API tells it: what is wrong, and what to do next."""
     assert isinstance(error, PatchlightError)
     status = 422 if isinstance(error, BadInput) else 409 if isinstance(error, Refused) else 502
-    said = {"error": error.message, "hint": error.hint}
+    answer = {"error": error.message, "hint": error.hint}
     if isinstance(error, OutcomeUnknown):
-        said["outcome"] = "unknown"
-    return JSONResponse(said, status_code=status)
+        answer["outcome"] = "unknown"
+    return JSONResponse(answer, status_code=status)
 
 
 Caller = Annotated[ChangeOptions, Depends(caller_of)]
 
 
-def circuit_routes(plant: CircuitOperations) -> APIRouter:
-    """The routes of one plant."""
+def circuit_routes(operations: CircuitOperations) -> APIRouter:
+    """The routes on the circuits of one lab."""
     routes = APIRouter(prefix="/v1")
-    _look(routes, plant)
-    _change(routes, plant)
-    _operate(routes, plant)
+    _look(routes, operations)
+    _change(routes, operations)
+    _operate(routes, operations)
     return routes
 
 
 async def _run(
-    plant: CircuitOperations,
+    operations: CircuitOperations,
     decide: Decide,
     request: ChangeRequest,
     caller: ChangeOptions,
@@ -68,7 +77,7 @@ async def _run(
     why: str,
     reverts: int | None = None,
 ) -> Answer:
-    terms = ChangeOptions(
+    options = ChangeOptions(
         by=caller.by,
         origin=caller.origin,
         spare_jobs=request.spare_jobs,
@@ -77,153 +86,243 @@ async def _run(
         reverts=reverts,
     )
     if request.dry_run:
-        return plant.preview_as_json(*await plant.reconfigurer.preview(decide, terms))
-    return to_row(await plant.reconfigurer.change(decide, request.why or why, terms))
+        plan, objections = await operations.transactions.preview(decide, options)
+        return _plan_as_json(plan, objections, operations.parts.traffic.jobs_using(plan.moved))
+    return to_row(await operations.transactions.change(decide, request.why or why, options))
 
 
-def _look(routes: APIRouter, plant: CircuitOperations) -> None:
+def _plan_as_json(plan: Plan, objections: list[str], jobs: list[str]) -> Answer:
+    before, after = set(plan.links_before.pairs()), set(plan.links_after.pairs())
+    return {
+        "state": "planned",
+        "changes": {name: change_as_texts(change) for name, change in plan.changes.items()},
+        "links_down": [f"{a}:{b}" for a, b in sorted(before - after)],
+        "links_up": [f"{a}:{b}" for a, b in sorted(after - before)],
+        "jobs": jobs,
+        # Cross-connects that go without another in their place.
+        "lost": {
+            name: len(change.breaks) - len(change.makes)
+            for name, change in plan.changes.items()
+            if len(change.breaks) > len(change.makes)
+        },
+        "cleared": [n for n in plan.changes if plan.before[n] and not len(plan.wanted[n])],
+        "objections": objections,
+        "planned_from": fingerprint(plan.before),
+    }
+
+
+def _drift_as_json(report: DriftReport) -> Answer:
+    return {
+        **report.drift.as_texts(),
+        "reconfiguration": report.committed_by,
+        "committed_at": report.committed_at,
+        "unreachable": report.unreachable,
+    }
+
+
+def _power_as_json(report: PowerReport) -> Answer:
+    return {
+        "monitored": report.monitored,
+        "circuits": [_reading_as_json(reading) for reading in report.readings],
+        "ports": {
+            str(port): {"condition": state.condition, "words": state.words}
+            for port, state in report.ports.items()
+        },
+        "unreachable": report.unreachable,
+    }
+
+
+def _reading_as_json(reading: PortReading) -> Answer:
+    return {
+        "cross_connect": str(reading.cross_connect),
+        "in_dbm": reading.in_dbm,
+        "out_dbm": reading.out_dbm,
+        "expected_dbm": reading.expected.power_dbm if reading.expected else None,
+        "baseline_dbm": reading.baseline_dbm,
+        "source": str(reading.source) if reading.source else None,
+        "verdict": reading.verdict.kind,
+        "words": reading.verdict.words,
+    }
+
+
+async def _switch_as_json(parts: CircuitParts, status: Answer) -> Answer:
+    """Whether a circuit switch answers (``status``), and what it says that it is."""
+    switch = parts.lab.circuit_switch(status["name"])
+    row = status | {
+        "driver": switch.driver,
+        "address": switch.address,
+        "ports": switch.ports,
+        "switching_time_s": switch.switching_time_s,
+        "insertion_loss_db": switch.insertion_loss_db,
+        "identity": None,
+        "standing_alarms": None,
+    }
+    if status["reachable"]:
+        try:
+            driver = parts.drivers[switch.name]
+            row["identity"] = asdict(await driver.identify())
+            row["standing_alarms"] = sum(alarm.standing for alarm in await driver.alarms())
+        except PatchlightError as error:
+            row["words"] = error.message
+    return row
+
+
+def _look(routes: APIRouter, operations: CircuitOperations) -> None:
+    parts = operations.parts
+
     @routes.get("/links")
     async def links() -> Answer:
-        found = await plant.reconfigurer.links()
+        present = await operations.transactions.links()
         return {
             # Links through these are not known; they are left out.
-            "unread": plant.reach.unread,
+            "unread": parts.devices.unread,
             "links": [
                 {
                     "a": str(a),
                     "b": str(b),
-                    "rate_bps": found.paths[a].rate_bps,
+                    "rate_bps": present.paths[a].rate_bps,
                     "via": [
-                        {"ocs": ocs, "inp": c.inp, "out": c.out} for ocs, c in found.paths[a].hops
+                        {"ocs": ocs, "inp": c.inp, "out": c.out} for ocs, c in present.paths[a].hops
                     ],
                 }
-                for a, b in found.pairs()
+                for a, b in present.pairs()
             ],
         }
 
     @routes.get("/circuits")
     async def circuits() -> Answer:
-        maps = await plant.reconfigurer.read_maps()
+        maps = await parts.maps.read()
         # No map at all, rather than an empty one: applied later, that would clear the switch.
         unread = {
-            name: {"map": None, "unreachable": words, "assumed": as_texts(maps.assumed[name])}
-            for name, words in maps.unread.items()
+            name: {"map": None, "unreachable": reason, "assumed": as_texts(maps.assumed[name])}
+            for name, reason in maps.unread.items()
         }
         known = {name: {"map": as_texts(port_map)} for name, port_map in maps.items()}
-        return {name: (known | unread)[name] for name in plant.drivers}
+        return {name: (known | unread)[name] for name in parts.drivers}
 
     @routes.get("/circuit-switches")
     async def circuit_switches() -> Answer:
-        return {"circuit_switches": await plant.circuit_switches()}
+        statuses = parts.devices.status()
+        return {"circuit_switches": [await _switch_as_json(parts, row) for row in statuses]}
 
     @routes.get("/circuits/{ocs}/light")
     async def light(ocs: str) -> Answer:
-        return await plant.light(ocs)
+        return _power_as_json(await operations.power(ocs))
 
     @routes.get("/alarms")
     async def alarms(ocs: Annotated[list[str] | None, Query()] = None) -> Answer:
-        return {"alarms": await plant.alarms(ocs or [])}
+        rows: list[Answer] = []
+        for name in operations.named(ocs or []):
+            rows += [{"ocs": name, **asdict(a)} for a in await parts.devices.alarms(name)]
+        return {"alarms": rows}
 
     @routes.get("/drift")
     async def drift() -> Answer:
-        return {"drift": await plant.drift()}
+        reports = await operations.drift()
+        return {"drift": {name: _drift_as_json(report) for name, report in reports.items()}}
 
     @routes.get("/events")
     async def events(after: int = 0) -> Answer:
-        return {"events": plant.store.events(after), "last": plant.store.last_event()}
+        return {"events": parts.store.events(after), "last": parts.store.last_event()}
 
 
-def _change(routes: APIRouter, plant: CircuitOperations) -> None:
+def _change(routes: APIRouter, operations: CircuitOperations) -> None:
+    parts = operations.parts
+
     @routes.post("/reconfigurations")
     async def reconfigure(request: ReconfigurationRequest, caller: Caller) -> Answer:
         asked = {name: PortMap.parse(texts) for name, texts in request.maps.items()}
 
         def decide(maps: Mapping[str, PortMap]) -> dict[str, PortMap]:
-            return wanted_maps(plant.lab, maps, asked, request.disconnect, only=request.only)
+            return wanted_maps(parts.lab, maps, asked, request.disconnect, only=request.only)
 
-        return await _run(plant, decide, request, caller, asked, why="asked by the user")
+        return await _run(operations, decide, request, caller, asked, why="asked by the user")
 
     @routes.get("/reconfigurations")
     async def reconfigurations(last: int | None = None) -> Answer:
-        return {"reconfigurations": plant.store.reconfigurations(last)}
+        return {"reconfigurations": parts.store.reconfigurations(last)}
 
     @routes.get("/reconfigurations/{number}")
     async def reconfiguration(number: int) -> Answer:
-        record = plant.store.reconfiguration(number)
+        record = parts.store.reconfiguration(number)
         if record is None:
             raise BadInput(f"there is no change {number}: 'patchlight ocs history' shows them")
         return record
 
     @routes.post("/reconfigurations/{number}/rollback")
     async def roll_back(number: int, request: ChangeRequest, caller: Caller) -> Answer:
-        decide, adopts = plant.undoing(number)
+        decide, adopts = operations.undoing(number)
         why = f"undoes change {number}"
-        return await _run(plant, decide, request, caller, adopts, why=why, reverts=number)
+        return await _run(operations, decide, request, caller, adopts, why=why, reverts=number)
 
     @routes.post("/maps/{name}/restore")
     async def restore(name: str, request: ChangeRequest, caller: Caller) -> Answer:
-        saved = plant.saved(name)
-        return await _run(plant, lambda _: saved, request, caller, saved, why=f"restores {name}")
+        saved = operations.saved(name)
+        return await _run(
+            operations, lambda _: saved, request, caller, saved, why=f"restores {name}"
+        )
 
     @routes.post("/drift/repair")
     async def repair(request: RepairRequest, caller: Caller) -> Answer:
-        committed = plant.repairing(request.ocs)
+        committed = operations.repairing(request.ocs)
         return await _run(
-            plant, lambda _: committed, request, caller, committed, why="repairs drift"
+            operations, lambda _: committed, request, caller, committed, why="repairs drift"
         )
 
     @routes.post("/drift/adopt")
     async def adopt(request: AdoptRequest, caller: Caller) -> Answer:
-        maps = await plant.reconfigurer.read_maps()
-        adopts = {name: maps[name] for name in plant.named(request.ocs)}
+        maps = await parts.maps.read()
+        adopts = {name: maps[name] for name in operations.named(request.ocs)}
         asked = ChangeRequest(why=request.why)
-        return await _run(plant, lambda _: {}, asked, caller, adopts, why="adopts drift")
+        return await _run(operations, lambda _: {}, asked, caller, adopts, why="adopts drift")
 
 
-def _operate(routes: APIRouter, plant: CircuitOperations) -> None:
+def _operate(routes: APIRouter, operations: CircuitOperations) -> None:
+    parts = operations.parts
+
     @routes.post("/baselines")
     async def accept(request: BaselinesRequest, caller: Caller) -> Answer:
-        return {"circuits": await plant.accept_light(request.ocs, caller.by)}
+        return {"circuits": await operations.accept_power(request.ocs, caller.by)}
 
     @routes.get("/maps")
     async def maps() -> Answer:
-        return {"maps": list(plant.store.saved_maps().values())}
+        return {"maps": list(parts.store.saved_maps().values())}
 
     @routes.put("/maps/{name}")
     async def save(name: str, request: SaveRequest, caller: Caller) -> Answer:
-        return await plant.save(name, request.ocs, caller.by, request.why)
+        return await operations.save(name, request.ocs, caller.by, request.why)
 
     @routes.delete("/maps/{name}")
     async def forget(name: str) -> Answer:
-        plant.saved(name)
-        plant.store.delete_map(name)
+        operations.saved(name)
+        parts.store.delete_map(name)
         return {"name": name}
 
     @routes.get("/locks")
     async def locks() -> Answer:
-        return {"locks": [asdict(lock) for lock in plant.locks.all()]}
+        return {"locks": [asdict(lock) for lock in parts.locks.all()]}
 
     @routes.post("/locks")
     async def lock(request: LockRequest, caller: Caller) -> Answer:
-        kind: FieldType = "kept" if request.keep else "locked"
-        made = plant.locks.lock(request.ocs, request.ports, kind, caller.by, request.why)
-        return {"locks": [asdict(each) for each in made]}
+        kind: LockKind = "kept" if request.keep else "locked"
+        made = parts.locks.lock(request.ocs, request.ports, kind, caller.by, request.why)
+        return {"locks": [asdict(lock) for lock in made]}
 
     @routes.post("/locks/release")
     async def unlock(request: UnlockRequest, caller: Caller) -> Answer:
-        gone = plant.locks.unlock(request.ocs, request.ports, caller.by, request.why)
-        return {"locks": [asdict(each) for each in gone]}
+        gone = parts.locks.unlock(request.ocs, request.ports, caller.by, request.why)
+        return {"locks": [asdict(lock) for lock in gone]}
 
     @routes.get("/stop")
     async def stopped() -> Answer:
-        return {"pressed": plant.stop.pressed}
+        return {"pressed": parts.stop.pressed}
 
     @routes.post("/stop")
     async def press(request: StopRequest, caller: Caller) -> Answer:
-        plant.stop.press(caller.by, request.why)
-        return {"pressed": plant.stop.pressed}
+        parts.stop.press(caller.by, request.why)
+        return {"pressed": parts.stop.pressed}
 
     @routes.post("/stop/clear")
     async def clear(request: StopRequest, caller: Caller) -> Answer:
-        plant.stop.clear(caller.by, request.why)
-        return {"pressed": plant.stop.pressed}
+        parts.stop.clear(caller.by, request.why)
+        return {"pressed": parts.stop.pressed}

@@ -46,7 +46,7 @@ class _State:
         answers = GaugeMetricFamily(
             "patchlight_ocs_up", "Whether a circuit switch answers.", labels=["ocs"]
         )
-        for row in controller.plant.reach.status():
+        for row in controller.circuits.devices.status():
             answers.add_metric([row["name"]], row["reachable"])
         yield answers
 

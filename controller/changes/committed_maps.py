@@ -23,6 +23,13 @@ class Drift:
     def __bool__(self) -> bool:
         return bool(self.missing or self.unknown)
 
+    def as_texts(self) -> dict[str, list[str]]:
+        """The difference as events and the API have it."""
+        return {
+            "missing": [str(c) for c in self.missing],
+            "unknown": [str(c) for c in self.unknown],
+        }
+
 
 class CommittedMaps:
     """Committed maps, remembered in the store with the change that made them so."""
@@ -36,24 +43,24 @@ class CommittedMaps:
         """The committed map of each OCS that has one."""
         return dict(self._maps)
 
-    def after(self, steps: Plan, adopts: Mapping[str, PortMap]) -> dict[str, PortMap]:
-        """The committed maps once these steps are done.
+    def after(self, plan: Plan, adopts: Mapping[str, PortMap]) -> dict[str, PortMap]:
+        """The committed maps once this plan is carried out.
 
         Only what was asked for is taken over: a cross-connect that somebody else made or
         broke on the device goes on to differ. ``adopts`` are asked for by name.
         """
-        found: dict[str, PortMap] = {}
-        for name in {**steps.changes, **adopts}:
-            committed, wanted = self._maps.get(name), steps.wanted[name]
-            also = adopts.get(name, PortMap())
-            if committed is None or committed == steps.before[name] or also == wanted:
-                found[name] = wanted
+        maps: dict[str, PortMap] = {}
+        for name in {**plan.changes, **adopts}:
+            committed, wanted = self._maps.get(name), plan.wanted[name]
+            adopted = adopts.get(name, PortMap())
+            if committed is None or committed == plan.before[name] or adopted == wanted:
+                maps[name] = wanted
                 continue
-            change = steps.before[name].diff(wanted)
+            change = plan.before[name].diff(wanted)
             gone = frozenset(change.breaks)
             kept = PortMap.of(c for c in committed if c not in gone)
-            found[name] = kept.joined(PortMap.of(change.makes)).joined(also)
-        return found
+            maps[name] = kept.joined(PortMap.of(change.makes)).joined(adopted)
+        return maps
 
     def of(self, record: Reconfiguration) -> dict[str, PortMap]:
         """The committed maps that a finished change leaves behind, from its record alone."""
@@ -85,8 +92,8 @@ class CommittedMaps:
 
     def drift(self, present: Mapping[str, PortMap]) -> dict[str, Drift]:
         """How each device differs from its committed map."""
-        found = {}
+        drift = {}
         for name, now in present.items():
             change = self._maps.get(name, now).diff(now)
-            found[name] = Drift(missing=change.breaks, unknown=change.makes)
-        return found
+            drift[name] = Drift(missing=change.breaks, unknown=change.makes)
+        return drift

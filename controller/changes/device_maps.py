@@ -1,4 +1,4 @@
-"""Which circuit switches answer: reads the maps of those, and brings back the others.
+"""The maps that the circuit switches have: read of those that answer, and remembered.
 
 One switch that is away must not take the lab with it. Nothing is changed on it meanwhile; the
 background asks for it again and again, less and less often, and says when it is back.
@@ -9,73 +9,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from patchlight.controller.changes.committed_maps import CommittedMaps
 from patchlight.controller.changes.planning import Plan, plan
 from patchlight.controller.changes.record import Refused
-from patchlight.controller.circuits.contract import CircuitDriver, DeviceUnreachable, LoginRefused
+from patchlight.controller.circuits.contract import (
+    Alarm,
+    CircuitDriver,
+    DeviceUnreachable,
+    LoginRefused,
+)
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import Links, follow_light
 
-Decide = Callable[[Mapping[str, PortMap]], Mapping[str, PortMap]]
-"""Makes wanted maps, those that should change, of the present ones."""
-
-
-class MapCache:
-    """Remembers so that not every plan begins with a question to every device.
-
-    Before a device is written to, its map is read. ``maps`` is ``None`` after ``forget``:
-    then the devices are to be asked first.
-    """
-
-    def __init__(self, lab: Lab, reach: DeviceMonitor) -> None:
-        self._lab, self._reach = lab, reach
-        self.maps: Maps | None = None
-        self._links: Links | None = None
-        self._lit_by: Mapping[str, PortMap] = {}
-
-    async def read(self) -> Maps:
-        """The present map of every circuit switch that answers, asked of the devices at once."""
-        self.maps = await self._reach.read_maps()
-        return self.maps
-
-    def light(self, maps: Mapping[str, PortMap]) -> Links:
-        """The links of these maps."""
-        return follow_light(self._lab, maps, self._links)
-
-    def plan(self, maps: Maps, decide: Decide) -> Plan:
-        """The plan that turns these maps into what ``decide`` makes of them.
-
-        ``Refused`` if it is to change one that is not known; an error of ``decide`` is raised.
-        """
-        wanted = decide(maps)
-        for name in wanted.keys() & maps.unread.keys():
-            maps[name]  # refuses, and says why
-        before = maps.everywhere
-        lit = self._links if before == self._lit_by else None
-        steps = plan(self._lab, before, wanted, self._links, lit=lit)
-        self._links, self._lit_by = steps.links_before, before
-        return steps
-
-    def done(self, steps: Plan, now: Maps) -> None:
-        """The plan was carried out; ``now`` are the maps as read before its first write."""
-        self.maps = now.after(steps.wanted)
-        self._links, self._lit_by = steps.links_after, self.maps.everywhere
-
-    def forget(self) -> None:
-        """Something went wrong on a device: ask before the next plan."""
-        self.maps = None
-
-
 log = logging.getLogger("patchlight.circuits")
 
-T = TypeVar("T")
+Decide = Callable[[Mapping[str, PortMap]], Mapping[str, PortMap]]
+"""Makes wanted maps, those that should change, of the present ones."""
 
 _FIRST_PAUSE_S, _PAUSE_GROWTH, _LONGEST_PAUSE_S = 0.5, 2.0, 30.0
 # Some units lock an account out after a few wrong passwords.
@@ -90,10 +46,10 @@ class Maps(dict[str, PortMap]):
     ``assumed`` stands in for the unread ones where the question is what must not be touched:
     the map as it was last read, else as committed. A switch that does not answer has most
     likely kept its mirrors (they need no management to stand), so traffic that went through it
-    goes on. Taking it for dark would delete the flow entries of links that work; taking it for
-    lit costs nothing if it is dark, for then nothing arrives there either. Frames cannot go
-    round in circles over what turns out differently: entries name one NIC each, and whatever
-    matches none is dropped. For new decisions (placing jobs, regrouping) it counts as dark.
+    goes on. Taking its circuits for down would delete the flow entries of links that work; taking
+    them for up costs nothing if they are down, for then nothing arrives there either. Frames
+    cannot go round in circles over what turns out differently: entries name one NIC each, and
+    whatever matches none is dropped. For new decisions (placing jobs, regrouping) they are down.
     """
 
     def __init__(
@@ -128,13 +84,13 @@ class Maps(dict[str, PortMap]):
 
 @dataclass
 class _Unreachable:
-    words: str
+    message: str
     since: float = field(default_factory=time.time)
     pause_s: float = _FIRST_PAUSE_S
 
     def again(self, error: Exception) -> None:
         """It still does not answer: say why now, and wait longer before the next attempt."""
-        self.words = in_words(error)
+        self.message = in_words(error)
         self.pause_s = min(_PAUSE_GROWTH * self.pause_s, _LONGEST_PAUSE_S)
         if isinstance(error, LoginRefused):
             self.pause_s = _PAUSE_AFTER_LOGIN_REFUSED_S
@@ -150,13 +106,14 @@ class DeviceMonitor:
         self,
         lab: Lab,
         drivers: Mapping[str, CircuitDriver],
-        commitments: CommittedMaps,
+        committed: CommittedMaps,
         store: Store,
     ) -> None:
         self._lab, self._drivers = lab, drivers
-        self._commitments, self._store = commitments, store
-        self._lost: dict[str, _Unreachable] = {}
-        self._last: dict[str, PortMap] = {}
+        self._committed, self._store = committed, store
+        self._unreachable: dict[str, _Unreachable] = {}
+        self._last_maps: dict[str, PortMap] = {}
+        self._last_alarms: dict[str, Alarm] = {}
         self._opened: set[str] = set()
         self._left_to_watch = False
         self._changed = {name: asyncio.Event() for name in drivers}
@@ -169,18 +126,19 @@ class DeviceMonitor:
             for c in self._lab.circuit_switches
             if c.name not in self._drivers
         }
-        return apart | {name: lost.words for name, lost in self._lost.items()}
+        return apart | {name: lost.message for name, lost in self._unreachable.items()}
 
     def status(self) -> list[dict[str, Any]]:
         """Each circuit switch: whether it answers, else since when it does not, and why."""
         return [
             {
                 "name": name,
-                "reachable": name not in self._lost,
-                "since": self._lost[name].since if name in self._lost else None,
-                "words": self._lost[name].words if name in self._lost else "",
+                "reachable": lost is None,
+                "since": lost.since if lost else None,
+                "words": lost.message if lost else "",
             }
             for name in self._drivers
+            for lost in [self._unreachable.get(name)]
         ]
 
     def unseen_hosts(self) -> dict[str, str]:
@@ -194,56 +152,56 @@ class DeviceMonitor:
         }
 
     async def open(self) -> None:
-        """Open every device that is not, at once, or try again those that are lost.
+        """Open every device that is not, at once, or try again those that did not answer.
 
         Who cannot be reached is marked, and left alone until ``watch`` or another ``open``.
         """
         self._left_to_watch = True
 
-        async def one(name: str) -> None:
+        async def open_or_mark(name: str) -> None:
             try:
                 await self._open(name)
             except Exception as error:  # a driver's bug is no reason to leave the others alone
-                self.lost(name, error)
+                self._mark_unreachable(name, error)
 
-        away = self._lost.keys() | (self._drivers.keys() - self._opened)
-        await asyncio.gather(*(one(name) for name in self._drivers if name in away))
+        away = self._unreachable.keys() | (self._drivers.keys() - self._opened)
+        await asyncio.gather(*(open_or_mark(name) for name in self._drivers if name in away))
 
     async def read_maps(self) -> Maps:
         """The present maps, asked of the devices at once; who does not tell it is marked."""
-        # Where the background looks after those that are lost, nobody waits for them here.
-        asked = [n for n in self._drivers if not (self._left_to_watch and n in self._lost)]
-        read = (self._drivers[name].read_map() for name in asked)
-        found = dict(zip(asked, await asyncio.gather(*read, return_exceptions=True), strict=True))
+        # Where the background looks after those that do not answer, nobody waits for them here.
+        asked = [n for n in self._drivers if not (self._left_to_watch and n in self._unreachable)]
+        reading = (self._drivers[name].read_map() for name in asked)
+        answers = await asyncio.gather(*reading, return_exceptions=True)
         maps: dict[str, PortMap] = {}
-        for name, answer in found.items():
+        for name, answer in zip(asked, answers, strict=True):
             if isinstance(answer, PortMap):
-                maps[name] = self._last[name] = answer
-                self._found(name)
+                maps[name] = self._last_maps[name] = answer
+                self._mark_reachable(name)
             elif isinstance(answer, PatchlightError):
-                self.lost(name, answer)
+                self._mark_unreachable(name, answer)
             else:
                 raise answer
-        unread, known = self.unread, {**self._commitments.maps, **self._last}
+        unread, known = self.unread, {**self._committed.maps, **self._last_maps}
         return Maps(maps, {name: known.get(name, PortMap()) for name in unread}, unread)
 
-    async def ask(self, name: str, question: Awaitable[T]) -> T | None:
-        """The device's answer; ``None`` (and it is marked) if it does not answer."""
+    async def alarms(self, name: str) -> Sequence[Alarm]:
+        """What the device reported by itself; nothing (and it is marked) if it does not answer."""
         try:
-            return await question
+            return await self._drivers[name].alarms()
         except (DeviceUnreachable, LoginRefused) as error:
-            self.lost(name, error)
-            return None
+            self._mark_unreachable(name, error)
+            return ()
 
-    def lost(self, name: str, error: Exception) -> None:
-        """It did not answer: leave it alone until it does."""
-        if name in self._lost:
-            self._lost[name].words = in_words(error)
-        else:
-            self._report(name, error)
+    async def new_alarms(self, name: str) -> Sequence[Alarm]:
+        """The alarms since this was last asked of the device; the first time, all it has."""
+        alarms, last = await self.alarms(name), self._last_alarms.get(name)
+        if alarms:
+            self._last_alarms[name] = alarms[-1]
+        return alarms[alarms.index(last) + 1 :] if last in alarms else alarms
 
     async def watch(self, returned: Callable[[str], Awaitable[None]]) -> None:
-        """Bring back whoever is lost, for ever; ``returned`` is told of each that is back."""
+        """Bring back who does not answer, for ever; ``returned`` is told of each that is back."""
         self._left_to_watch = True
         async with asyncio.TaskGroup() as group:
             for name in self._drivers:
@@ -253,7 +211,7 @@ class DeviceMonitor:
         while True:
             await self._changed[name].wait()
             self._changed[name].clear()
-            while (lost := self._lost.get(name)) is not None:
+            while (lost := self._unreachable.get(name)) is not None:
                 await asyncio.sleep(lost.pause_s)
                 try:
                     await self._open(name)
@@ -268,22 +226,72 @@ class DeviceMonitor:
         if name not in self._opened:
             await self._drivers[name].open()
             self._opened.add(name)
-        self._last[name] = await self._drivers[name].read_map()
-        self._found(name)
+        self._last_maps[name] = await self._drivers[name].read_map()
+        self._mark_reachable(name)
 
-    def _report(self, name: str, error: Exception) -> None:
-        self._lost[name] = lost = _Unreachable(in_words(error))
+    def _mark_unreachable(self, name: str, error: Exception) -> None:
+        """It did not answer: leave it alone until it does."""
+        if name in self._unreachable:
+            self._unreachable[name].message = in_words(error)
+            return
+        self._unreachable[name] = lost = _Unreachable(in_words(error))
         if isinstance(error, LoginRefused):
             lost.pause_s = _PAUSE_AFTER_LOGIN_REFUSED_S
         if not isinstance(error, PatchlightError):
             log.error("%s", name, exc_info=error)
-        log.warning("%s does not answer: %s", name, lost.words)
-        self._store.add_event(lost.since, "unreachable", {"ocs": name, "message": lost.words})
+        log.warning("%s does not answer: %s", name, lost.message)
+        self._store.add_event(lost.since, "unreachable", {"ocs": name, "message": lost.message})
         self._changed[name].set()
 
-    def _found(self, name: str) -> None:
-        lost = self._lost.pop(name, None)
+    def _mark_reachable(self, name: str) -> None:
+        lost = self._unreachable.pop(name, None)
         if lost is not None:
             away_s = round(time.time() - lost.since, 1)
             log.warning("%s answers again after %.1f s", name, away_s)
             self._store.add_event(time.time(), "reachable", {"ocs": name, "away_s": away_s})
+
+
+class MapCache:
+    """Remembers so that not every plan begins with a question to every device.
+
+    Before a device is written to, its map is read. ``last`` are the maps as last read or
+    written, ``None`` after ``forget``: then the devices are to be asked first.
+    """
+
+    def __init__(self, lab: Lab, devices: DeviceMonitor) -> None:
+        self._lab, self._devices = lab, devices
+        self.last: Maps | None = None
+        self._links: Links | None = None
+        self._links_of: Mapping[str, PortMap] = {}
+
+    async def read(self) -> Maps:
+        """The present map of every circuit switch that answers, asked of the devices at once."""
+        self.last = await self._devices.read_maps()
+        return self.last
+
+    def links(self, maps: Mapping[str, PortMap]) -> Links:
+        """The links that these maps make."""
+        return follow_light(self._lab, maps, self._links)
+
+    def plan(self, maps: Maps, decide: Decide) -> Plan:
+        """The plan that turns these maps into what ``decide`` makes of them.
+
+        ``Refused`` if it is to change one that is not known; an error of ``decide`` is raised.
+        """
+        wanted = decide(maps)
+        for name in wanted.keys() & maps.unread.keys():
+            maps[name]  # refuses, and says why
+        before = maps.everywhere
+        links_before = self._links if before == self._links_of else None
+        made = plan(self._lab, before, wanted, self._links, links_before=links_before)
+        self._links, self._links_of = made.links_before, before
+        return made
+
+    def done(self, plan: Plan, maps: Maps) -> None:
+        """The plan was carried out; ``maps`` are those read before its first write."""
+        self.last = maps.after(plan.wanted)
+        self._links, self._links_of = plan.links_after, self.last.everywhere
+
+    def forget(self) -> None:
+        """Something went wrong on a device: ask before the next plan."""
+        self.last = None

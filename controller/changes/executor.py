@@ -25,20 +25,20 @@ class PlanExecutor:
 
     lab: Lab
     drivers: Mapping[str, CircuitDriver]
-    light: PowerCheck
+    power_check: PowerCheck
     stop: StopButton
 
     async def write(
-        self, steps: Plan, checked: PreflightResult, record: Reconfiguration, now: Maps
+        self, plan: Plan, preflight: PreflightResult, record: Reconfiguration, maps: Maps
     ) -> Readings:
         """Bring the plan about; the powers to remember if it is committed.
 
-        ``now`` are the maps as just read. Raises what a device said, ``StepFailed`` where it
-        refused, where it reads back differently or the light is wrong, and at the stop button.
+        ``maps`` are those just read. Raises what a device said, ``StepFailed`` where it
+        refused, where it reads back differently or the power is wrong, and at the stop button.
         """
-        several, seen = len(steps.changes) > 1, now
+        several, unread = len(plan.changes) > 1, maps.unread
         readings: dict[BaselineKey, tuple[float, ...]] = {}
-        for name, change in steps.changes.items():
+        for name, change in plan.changes.items():
             driver = self.drivers[name]
             self.stop.check()
             if change.breaks:
@@ -51,31 +51,32 @@ class PlanExecutor:
                     outcome = await driver.connect(change.makes)
                     raise_refusals(name, "make", outcome.refused)
                 self.stop.check()
-            seen = seen.after({name: steps.wanted[name]})
+            maps = maps.after({name: plan.wanted[name]})
             with record.stage("verify"):
                 # Paths through devices that are still to change, or do not answer, are not
-                # known to be there: no light is expected over them.
-                unsure = several or now.unread
-                links = follow_light(self.lab, seen) if unsure else steps.links_new
-                arriving = checked.arriving_dbm.get(name)
+                # known to be there: no power is expected over them.
+                links = follow_light(self.lab, maps) if several or unread else plan.links_new
+                arriving_dbm = preflight.arriving_dbm.get(name)
                 # Both at once: the device answers the one while the other is understood.
-                read, lit = await asyncio.gather(
-                    read_back(driver, steps.wanted[name]),
-                    self.light.verify(links, driver, change.makes, arriving),
+                results = await asyncio.gather(
+                    read_back(driver, plan.wanted[name]),
+                    self.power_check.verify(links, driver, change.makes, arriving_dbm),
                     return_exceptions=True,
                 )
-                for found in (read, lit):
-                    if isinstance(found, BaseException):
-                        raise found
-                if isinstance(lit, Verified) and not several:
-                    record.note(lit.remarks)
-                    readings |= self.light.baselines.with_readings(name, lit.good)
+                for result in results:
+                    if isinstance(result, BaseException):
+                        raise result
+                    if isinstance(result, Verified) and not several:
+                        record.note(result.remarks)
+                        readings |= self.power_check.baselines.with_readings(name, result.good)
         if several:
             with record.stage("verify"):
-                links = follow_light(self.lab, seen) if now.unread else steps.links_new
-                for name, change in steps.changes.items():
-                    verified = await self.light.verify(links, self.drivers[name], change.makes)
+                links = follow_light(self.lab, maps) if unread else plan.links_new
+                for name, change in plan.changes.items():
+                    verified = await self.power_check.verify(
+                        links, self.drivers[name], change.makes
+                    )
                     record.note(verified.remarks)
-                    readings |= self.light.baselines.with_readings(name, verified.good)
+                    readings |= self.power_check.baselines.with_readings(name, verified.good)
         self.stop.check()
         return readings

@@ -9,7 +9,7 @@ from patchlight.testbed.wiring import Links
 
 
 class FlowHook(Protocol):
-    """Whoever keeps the packet switches' flow tables in step with the light."""
+    """Whoever keeps the packet switches' flow tables in step with the circuits."""
 
     async def follow(self, links: Links) -> list[str]:
         """Have the switches forward over these links and no others; what failed, in words."""
@@ -22,7 +22,29 @@ class TrafficHook(Protocol):
         """The running jobs whose traffic uses these ports."""
 
     async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
-        """Quiesce what rides on these ports; who could not be, in words."""
+        """Pause the traffic through these ports; who could not be paused, in words."""
 
     async def undrain(self) -> None:
-        """Let everything that was held go on."""
+        """Let everything that was paused go on."""
+
+
+class NoHooks:
+    """No packet switches to program and no jobs to pause: both hooks at once."""
+
+    async def follow(self, links: Links) -> list[str]:
+        """Nothing to program, so nothing fails."""
+        return []
+
+    def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
+        """No jobs run."""
+        return []
+
+    async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
+        """Nobody to pause."""
+        return []
+
+    async def undrain(self) -> None:
+        """Nobody was paused."""
+
+
+NO_HOOKS = NoHooks()

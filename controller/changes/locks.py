@@ -1,7 +1,7 @@
-"""Ports that may not be changed: taken out of use by an operator, kept, or known to be bad.
+"""What operators close to changes: single ports by a lock, everything by the stop button.
 
-A lock names both sides of a port of one OCS and outlives the controller. It is asked for
-where a transaction is checked, so nothing gets past it; undoing a change that failed does.
+Both outlive the controller. They are asked for where a transaction is checked, so nothing gets
+past them; undoing a change that failed does.
 """
 
 from __future__ import annotations
@@ -19,6 +19,99 @@ from patchlight.testbed.portmap import PortMapChange
 
 _MARK = "stop"
 
+LockKind = Literal["locked", "kept", "bad"]
+
+
+@dataclass(frozen=True)
+class PortLock:
+    """A lock of both sides of a port of one OCS.
+
+    ``locked``: nobody changes it. ``kept``: only ``by`` does. ``bad``: a change that could
+    not be undone left it in an unknown state. ``at`` is the Unix time of the lock.
+    """
+
+    ocs: str
+    port: int
+    kind: LockKind
+    by: str
+    why: str
+    at: float
+
+    def stops(self, user: str) -> bool:
+        """Whether this user may not change the port."""
+        return self.kind != "kept" or not user or user != self.by
+
+    def __str__(self) -> str:
+        by, why = f" by {self.by}" if self.by else "", f": {self.why}" if self.why else ""
+        return f"{self.ocs}.{self.port} is {self.kind}{by}{why}"
+
+
+class Locks:
+    """The locks of a lab's OCS ports, kept in the store."""
+
+    def __init__(self, lab: Lab, store: Store) -> None:
+        self._lab, self._store = lab, store
+        self._locks = {(x.ocs, x.port): x for x in (PortLock(**row) for row in store.locks())}
+
+    def all(self) -> list[PortLock]:
+        """Every lock, in the order of ports."""
+        return [self._locks[key] for key in sorted(self._locks)]
+
+    def lock(
+        self, ocs: str, ports: Iterable[int], kind: LockKind, by: str, why: str
+    ) -> list[PortLock]:
+        """Lock these ports. ``BadInput`` for a port that is none, or that others locked."""
+        numbers = self._checked(ocs, ports)
+        for number in numbers:
+            lock = self._locks.get((ocs, number))
+            if lock is not None and lock.by != by:
+                raise BadInput(f"{lock}", hint="unlock it first: patchlight ocs unlock")
+        return self._save(ocs, numbers, kind, by, why)
+
+    def mark_bad(self, ocs: str, ports: Iterable[int], why: str) -> None:
+        """Keep everybody off ports of which nothing certain is known."""
+        self._save(ocs, sorted(set(ports)), "bad", "patchlight", why)
+
+    def _save(
+        self, ocs: str, numbers: list[int], kind: LockKind, by: str, why: str
+    ) -> list[PortLock]:
+        new = [PortLock(ocs, number, kind, by, why, time.time()) for number in numbers]
+        self._store.save_locks([asdict(lock) for lock in new])
+        self._locks.update({(lock.ocs, lock.port): lock for lock in new})
+        event = {"ocs": ocs, "ports": numbers, "lock": kind, "by": by, "why": why}
+        self._store.add_event(time.time(), "locked", event)
+        return new
+
+    def unlock(self, ocs: str, ports: Iterable[int], by: str, why: str) -> list[PortLock]:
+        """Take the locks of these ports away, whoever made them; which there were."""
+        numbers = self._checked(ocs, ports)
+        gone = [self._locks[ocs, number] for number in numbers if (ocs, number) in self._locks]
+        self._store.delete_locks([(lock.ocs, lock.port) for lock in gone])
+        for lock in gone:
+            del self._locks[lock.ocs, lock.port]
+        if gone:
+            event = {"ocs": ocs, "ports": [lock.port for lock in gone], "by": by, "why": why}
+            self._store.add_event(time.time(), "unlocked", event)
+        return gone
+
+    def objections(self, changes: Mapping[str, PortMapChange], user: str) -> list[str]:
+        """In words, each lock that these changes of ``user`` would run against."""
+        if not self._locks:
+            return []
+        return [
+            str(lock)
+            for name, change in changes.items()
+            for port in sorted(change.ports)
+            if (lock := self._locks.get((name, port))) is not None and lock.stops(user)
+        ]
+
+    def _checked(self, ocs: str, ports: Iterable[int]) -> list[int]:
+        last, numbers = self._lab.circuit_switch(ocs).ports, sorted(set(ports))
+        for number in numbers:
+            if not 1 <= number <= last:
+                raise BadInput(f"{ocs} has ports 1–{last}, not {number}")
+        return numbers
+
 
 class StopButton:
     """Whether changes may go on; kept in the store."""
@@ -35,7 +128,7 @@ class StopButton:
         return self._store.mark(_MARK)
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """Who pressed it and why; empty while it is not pressed."""
         if (pressed := self.pressed) is None:
             return ""
@@ -57,98 +150,5 @@ class StopButton:
 
     def check(self) -> None:
         """``StepFailed`` if it is pressed: called between the steps of a change."""
-        if words := self.words:
-            raise StepFailed(words)
-
-
-FieldType = Literal["locked", "kept", "bad"]
-
-
-@dataclass(frozen=True)
-class PortLock:
-    """``locked``: nobody changes it. ``kept``: only ``by`` does. ``bad``: a change that could
-    not be undone left it in an unknown state."""
-
-    ocs: str
-    port: int
-    kind: FieldType
-    by: str
-    why: str
-    at: float
-
-    def stops(self, user: str) -> bool:
-        """Whether this user may not change the port."""
-        return self.kind != "kept" or not user or user != self.by
-
-    def __str__(self) -> str:
-        said = f"{self.ocs}.{self.port} is {self.kind}"
-        return said + (f" by {self.by}" if self.by else "") + (f": {self.why}" if self.why else "")
-
-
-class Locks:
-    """The locks of a lab's OCS ports, kept in the store."""
-
-    def __init__(self, lab: Lab, store: Store) -> None:
-        self._lab, self._store = lab, store
-        self._held = {(x.ocs, x.port): x for x in (PortLock(**row) for row in store.locks())}
-
-    def all(self) -> list[PortLock]:
-        """Every lock, in the order of ports."""
-        return [self._held[key] for key in sorted(self._held)]
-
-    def lock(
-        self, ocs: str, ports: Iterable[int], kind: FieldType, by: str, why: str
-    ) -> list[PortLock]:
-        """Lock these ports. ``BadInput`` for a port that is none, or that others locked."""
-        numbers = self._checked(ocs, ports)
-        for number in numbers:
-            held = self._held.get((ocs, number))
-            if held is not None and held.by != by:
-                raise BadInput(f"{held}", hint="unlock it first: patchlight ocs unlock")
-        return self._save(ocs, numbers, kind, by, why)
-
-    def mark_bad(self, ocs: str, ports: Iterable[int], why: str) -> None:
-        """Keep everybody off ports of which nothing certain is known."""
-        self._save(ocs, sorted(set(ports)), "bad", "patchlight", why)
-
-    def _save(
-        self, ocs: str, numbers: list[int], kind: FieldType, by: str, why: str
-    ) -> list[PortLock]:
-        new = [PortLock(ocs, number, kind, by, why, time.time()) for number in numbers]
-        self._store.save_locks([asdict(lock) for lock in new])
-        self._held.update({(lock.ocs, lock.port): lock for lock in new})
-        self._store.add_event(time.time(), "locked", {
-            "ocs": ocs, "ports": numbers, "lock": kind, "by": by, "why": why,
-        })  # fmt: skip
-        return new
-
-    def unlock(self, ocs: str, ports: Iterable[int], by: str, why: str) -> list[PortLock]:
-        """Take the locks of these ports away, whoever made them; which there were."""
-        numbers = self._checked(ocs, ports)
-        gone = [self._held[ocs, number] for number in numbers if (ocs, number) in self._held]
-        self._store.delete_locks([(lock.ocs, lock.port) for lock in gone])
-        for lock in gone:
-            del self._held[lock.ocs, lock.port]
-        if gone:
-            self._store.add_event(time.time(), "unlocked", {
-                "ocs": ocs, "ports": [lock.port for lock in gone], "by": by, "why": why,
-            })  # fmt: skip
-        return gone
-
-    def objections(self, changes: Mapping[str, PortMapChange], user: str) -> list[str]:
-        """In words, each lock that these changes of ``user`` would run against."""
-        if not self._held:
-            return []
-        return [
-            str(held)
-            for name, change in changes.items()
-            for port in sorted(change.ports)
-            if (held := self._held.get((name, port))) is not None and held.stops(user)
-        ]
-
-    def _checked(self, ocs: str, ports: Iterable[int]) -> list[int]:
-        last, numbers = self._lab.circuit_switch(ocs).ports, sorted(set(ports))
-        for number in numbers:
-            if not 1 <= number <= last:
-                raise BadInput(f"{ocs} has ports 1–{last}, not {number}")
-        return numbers
+        if message := self.message:
+            raise StepFailed(message)

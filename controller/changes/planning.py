@@ -1,6 +1,6 @@
 """What has to change, as a value: from the maps the devices have to the maps wanted.
 
-Pure: maps in, a ``Plan`` out. ``patchlight.controller.changes.transaction`` carries it out.
+Pure: maps in, a ``Plan`` out. ``patchlight.controller.changes.change`` carries it out.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Plan:
     """One change of the network.
 
     ``before`` and ``wanted`` are the maps of the circuit switches concerned; ``changes`` the
-    smallest change of each that has one. ``links_staying`` are lit before and after alike:
-    only on them may anything ride while light moves. ``moved`` are the ports that lose or gain
-    light, or see another one at the far end.
+    smallest change of each that has one. ``links_staying`` are up before and after alike: only
+    on them may anything be sent while circuits change. ``moved`` are the ports whose link goes
+    down, comes up, or leads to another port at the far end.
     """
 
     before: Mapping[str, PortMap]
@@ -47,20 +47,21 @@ def plan(
     wanted: Mapping[str, PortMap],
     earlier: Links | None = None,
     *,
-    lit: Links | None = None,
+    links_before: Links | None = None,
 ) -> Plan:
     """The plan that turns the maps ``before`` into ``wanted``.
 
     ``before`` holds every circuit switch of the lab; ``wanted`` those that should change.
-    ``earlier``: the links of some earlier maps, which spares following light that goes where
-    it went; ``lit``: those of the maps ``before``, where they are known. ``BadInput`` where a
+    ``earlier``: the links of some earlier maps, which spares following paths that are as they
+    were; ``links_before``: those of the maps ``before``, where they are known. ``BadInput`` where a
     wanted map names a switch or port that the lab does not have.
     """
     for name, port_map in wanted.items():
         port_map.check(lab.circuit_switch(name).ports)
     after = {**before, **wanted}
     changes = {name: before[name].diff(after[name]) for name in before}
-    links_before = lit if lit is not None else follow_light(lab, before, earlier)
+    if links_before is None:
+        links_before = follow_light(lab, before, earlier)
     links_after = follow_light(lab, after, links_before)
     earlier_paths, later_paths = links_before.paths, links_after.paths
     staying = {end: path for end, path in earlier_paths.items() if later_paths.get(end) is path}

@@ -12,7 +12,7 @@ from patchlight.testbed.lab import Endpoint, Lab, PacketSwitch, Server
 from patchlight.testbed.portmap import CrossConnect
 from patchlight.testbed.wiring import Links, fibre_ends
 
-FieldType = Literal["ok", "degraded", "unverified", "failed"]
+VerdictKind = Literal["ok", "degraded", "unverified", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class Tolerances:
 
 DEFAULT_TOLERANCES = Tolerances()
 
-# Monitors read noise where it is dark: with less light than this at an input, and none expected,
-# its loss through the switch says nothing.
+# Monitors read noise at dark ports: with less power than this at an input, and none expected, its
+# loss through the switch says nothing.
 _DIMMEST_DBM = -30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The power that a cross-connect should show at its output, and who sends the light."""
+    """The power that a cross-connect should show at its output, and the transmitter it is from."""
 
     power_dbm: float
     source: Endpoint
@@ -56,7 +56,7 @@ def launch_power_dbm(lab: Lab, source: Endpoint) -> float:
 def expected_powers(
     lab: Lab, links: Links, asked: frozenset[tuple[str, CrossConnect]] | None = None
 ) -> dict[tuple[str, CrossConnect], Expected]:
-    """For each cross-connect that light passes on its way to a receiver: what to expect.
+    """For each cross-connect on a path to a receiver: what to expect.
 
     With ``asked`` only along paths that pass one of these.
     """
@@ -78,11 +78,11 @@ def expected_powers(
 class PowerVerdict(NamedTuple):
     """What powers say of a cross-connect. ``words`` is empty where it is ``ok``.
 
-    ``failed``: the light does not go where it should. ``degraded``: it does, with less power
-    than this circuit had before. ``unverified``: nothing can be said.
+    ``failed``: the circuit is down or loses too much. ``degraded``: it is up, with less power
+    than it had before. ``unverified``: nothing can be said.
     """
 
-    kind: FieldType
+    kind: VerdictKind
     words: str = ""
 
 
@@ -97,9 +97,9 @@ def judge(
 ) -> PowerVerdict:
     """What the powers at both ends of a cross-connect say of it.
 
-    Against the loss budget if it is on the way of a known transmitter (``expected``), and
+    Against the loss budget if it is on the path of a known transmitter (``expected``), and
     against its own earlier power (``baseline_dbm``) if there is one. With neither, what is lost
-    between its ends counts, if the device measures both. Without light at the input nothing can
+    between its ends counts, if the device measures both. Without power at the input nothing can
     be said of the mirrors.
     """
     should = expected.power_dbm if expected is not None else baseline_dbm

@@ -1,5 +1,7 @@
-"""Whether the light goes where it should: read-back, then optical power against the loss budget
-and against what the same circuit showed before."""
+"""Whether circuits are up: the map as read back, and the optical power at their outputs.
+
+Power is judged against the loss budget, and against what the same circuit showed before.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,34 @@ READINGS_KEPT = 9
 Readings = Mapping[BaselineKey, tuple[float, ...]]
 
 
-class Baselines:
-    """Output powers (dBm) of circuits by their two ports and who sends the light.
+@dataclass(frozen=True)
+class PortReading:
+    """The power of one cross-connect: measured, by the loss budget and as before (dBm)."""
 
-    A reading is taken when a circuit is made and found good, and at no other time: else light
+    cross_connect: CrossConnect
+    in_dbm: float | None
+    out_dbm: float | None
+    expected: Expected | None
+    baseline_dbm: float | None
+    verdict: PowerVerdict
+
+    @property
+    def source(self) -> Endpoint | None:
+        """The transmitter that the power is from, if that is known."""
+        return self.expected.source if self.expected is not None else None
+
+    @property
+    def good(self) -> bool:
+        """Whether this is what the circuit should show again: verified, or the first power of
+        one that nothing is known of."""
+        first = self.verdict.kind == "unverified" and self.out_dbm is not None
+        return self.verdict.kind == "ok" or (first and self.baseline_dbm is None)
+
+
+class Baselines:
+    """Output powers (dBm) of circuits by their two ports and their transmitter.
+
+    A reading is taken when a circuit is made and found good, and at no other time: else power
     that fades slowly while somebody looks at it often would take its baseline along.
     """
 
@@ -47,19 +73,19 @@ class Baselines:
     def with_readings(self, ocs: str, good: Iterable[PortReading]) -> Readings:
         """What is to be kept once these circuits were found good; keeps nothing itself."""
         kept: dict[BaselineKey, tuple[float, ...]] = {}
-        for each in good:
-            if each.out_dbm is not None:
-                key = _key(ocs, each.cross_connect, each.source)
+        for reading in good:
+            if reading.out_dbm is not None:
+                key = _key(ocs, reading.cross_connect, reading.source)
                 earlier = self._of(ocs).get(key, ())
-                kept[key] = (*earlier, each.out_dbm)[-READINGS_KEPT:]
+                kept[key] = (*earlier, reading.out_dbm)[-READINGS_KEPT:]
         return kept
 
-    def begin_anew(self, ocs: str, judged: Iterable[PortReading]) -> int:
+    def begin_anew(self, ocs: str, readings: Iterable[PortReading]) -> int:
         """Take these powers for the baselines from now on; how many there are."""
         new = {
-            _key(ocs, each.cross_connect, each.source): (each.out_dbm,)
-            for each in judged
-            if each.out_dbm is not None
+            _key(ocs, reading.cross_connect, reading.source): (reading.out_dbm,)
+            for reading in readings
+            if reading.out_dbm is not None
         }
         self._store.save_baselines(new)
         self.take(new)
@@ -81,32 +107,16 @@ def _key(ocs: str, c: CrossConnect, source: Endpoint | None) -> BaselineKey:
 
 
 @dataclass(frozen=True)
-class PortReading:
-    """One cross-connect's light: measured, as the loss budget and as it was before (dBm)."""
+class Verified:
+    """``remarks`` on what could not be verified or is degraded; ``good``: the readings to keep."""
 
-    cross_connect: CrossConnect
-    in_dbm: float | None
-    out_dbm: float | None
-    expected: Expected | None
-    baseline_dbm: float | None
-    verdict: PowerVerdict
-
-    @property
-    def source(self) -> Endpoint | None:
-        """Who sends the light, if that is known."""
-        return self.expected.source if self.expected is not None else None
-
-    @property
-    def good(self) -> bool:
-        """Whether this is what the circuit should show again: verified, or the first light of
-        one that nothing is known of."""
-        first = self.verdict.kind == "unverified" and self.out_dbm is not None
-        return self.verdict.kind == "ok" or (first and self.baseline_dbm is None)
+    remarks: list[str]
+    good: list[PortReading] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class PowerCheck:
-    """Judges light: by the lab's loss budgets, and by what circuits showed before."""
+    """Judges power: by the lab's loss budgets, and by what circuits showed before."""
 
     lab: Lab
     baselines: Baselines
@@ -124,25 +134,26 @@ class PowerCheck:
         ``arriving_dbm`` is the power at inputs that was measured a moment ago. Only devices
         with ``power_out`` can be asked.
         """
-        asked = list(cross_connects)
-        ports = [DirectedPort("out", c.out) for c in asked]
-        known = dict(arriving_dbm or {})
+        circuits = list(cross_connects)
+        ports = [DirectedPort("out", c.out) for c in circuits]
+        measured_dbm = dict(arriving_dbm or {})
         if driver.capabilities.power_in:
-            ports += [p for c in asked if (p := DirectedPort("in", c.inp)) not in known]
-        known |= await driver.power(ports)
-        on_the_way = frozenset((driver.name, c) for c in asked)
-        everywhere = expected_powers(self.lab, links, on_the_way)
+            ports += [p for c in circuits if (p := DirectedPort("in", c.inp)) not in measured_dbm]
+        measured_dbm |= await driver.power(ports)
+        expected_of = expected_powers(
+            self.lab, links, frozenset((driver.name, c) for c in circuits)
+        )
         loss_db = self.lab.circuit_switch(driver.name).insertion_loss_db
-        found = []
-        for c in asked:
-            in_dbm = known.get(DirectedPort("in", c.inp))
-            out_dbm = known.get(DirectedPort("out", c.out))
-            expected = everywhere.get((driver.name, c))
+        readings = []
+        for c in circuits:
+            in_dbm = measured_dbm.get(DirectedPort("in", c.inp))
+            out_dbm = measured_dbm.get(DirectedPort("out", c.out))
+            expected = expected_of.get((driver.name, c))
             source = expected.source if expected is not None else None
-            before = self.baselines.dbm(driver.name, c, source)
-            verdict = judge(expected, before, c, in_dbm, out_dbm, loss_db, self.tolerances)
-            found.append(PortReading(c, in_dbm, out_dbm, expected, before, verdict))
-        return found
+            before_dbm = self.baselines.dbm(driver.name, c, source)
+            verdict = judge(expected, before_dbm, c, in_dbm, out_dbm, loss_db, self.tolerances)
+            readings.append(PortReading(c, in_dbm, out_dbm, expected, before_dbm, verdict))
+        return readings
 
     async def verify(
         self,
@@ -151,27 +162,19 @@ class PowerCheck:
         made: Iterable[CrossConnect],
         arriving_dbm: Mapping[DirectedPort, float | None] | None = None,
     ) -> Verified:
-        """``StepFailed`` where the light is not as it should be.
+        """``StepFailed`` where the power is not as it should be.
 
-        Light that is degraded is a remark and no failure: it carries traffic, and what stood
+        A degraded circuit is a remark and no failure: it carries traffic, and what stood
         before was broken for it, so that going back helps nobody.
         """
         if not driver.capabilities.power_out:
             return Verified([f"{driver.name}: unverified, it has no power monitor"])
-        judged = await self.judge(links, driver, made, arriving_dbm)
-        failed = [each.verdict.words for each in judged if each.verdict.kind == "failed"]
-        if failed:
-            raise StepFailed(f"{driver.name}: {'; '.join(failed)}")
-        remarks = [f"{driver.name}: {each.verdict.words}" for each in judged if each.verdict.words]
-        return Verified(remarks, [each for each in judged if each.good])
-
-
-@dataclass(frozen=True)
-class Verified:
-    """``remarks`` on what could not be verified or is degraded; ``good``: the readings to keep."""
-
-    remarks: list[str]
-    good: list[PortReading] = field(default_factory=list)
+        readings = await self.judge(links, driver, made, arriving_dbm)
+        verdicts = [reading.verdict for reading in readings]
+        if failures := [verdict.words for verdict in verdicts if verdict.kind == "failed"]:
+            raise StepFailed(f"{driver.name}: {'; '.join(failures)}")
+        remarks = [f"{driver.name}: {verdict.words}" for verdict in verdicts if verdict.words]
+        return Verified(remarks, [reading for reading in readings if reading.good])
 
 
 async def read_back(driver: CircuitDriver, wanted: PortMap) -> PortMap:

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from patchlight.controller.changes.locks import Locks
+from patchlight.controller.changes.locks import Locks, StopButton
 from patchlight.controller.changes.planning import Plan
+from patchlight.controller.changes.record import ChangeOptions
 from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort, PortState
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Endpoint
@@ -16,7 +17,7 @@ Ports = Mapping[str, Collection[int]]
 """Ports by OCS."""
 
 POWER_CEILING_DBM = 13.0
-"""Light stronger than this is not sent through the mirrors, nor to a receiver behind them."""
+"""More power than this is not sent through the mirrors, nor to a receiver behind them."""
 
 # Port states are a whole table to read. A port that fails within this time shows itself when
 # its circuit is made, and the change rolls back.
@@ -56,48 +57,61 @@ class PortStates:
 @dataclass
 class PreflightResult:
     """``objections``: why the change may not be made, in words. ``arriving_dbm``: the power
-    at the inputs that are to be lit, by OCS, as far as the devices can measure it."""
+    at the inputs of the circuits to make, by OCS, as far as the devices can measure it."""
 
     objections: list[str] = field(default_factory=list)
     arriving_dbm: dict[str, Mapping[DirectedPort, float | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Checks:
-    """All that is asked of a plan; ``jobs_using`` gives the jobs whose traffic uses these ports."""
+class PreflightChecks:
+    """All that is asked of a plan; ``jobs_using`` gives the jobs whose traffic uses these ports.
+
+    ``unfinished`` says of a circuit switch, by name, why it takes no change: what an earlier
+    one came to is not known.
+    """
 
     drivers: Mapping[str, CircuitDriver]
     locks: Locks
-    conditions: PortStates
+    stop: StopButton
+    port_states: PortStates
     jobs_using: Callable[[frozenset[Endpoint]], list[str]]
     power_ceiling_dbm: float = POWER_CEILING_DBM
+    unfinished: dict[str, str] = field(default_factory=dict)
 
-    async def of(self, steps: Plan, by: str, *, spare_jobs: bool) -> PreflightResult:
-        """Check the plan of ``by``. Asks the devices; writes nothing."""
-        found = PreflightResult(self.locks.objections(steps.changes, by))
-        if spare_jobs and (jobs := self.jobs_using(steps.moved)):
-            found.objections.append(f"the traffic of {', '.join(jobs)} rides on what would change")
-        for name, change in steps.changes.items():
+    def halts(self, plan: Plan) -> list[str]:
+        """What keeps any change of these switches from beginning, whatever it is."""
+        reasons = [self.unfinished[name] for name in plan.changes if name in self.unfinished]
+        stopped = self.stop.message
+        return list(dict.fromkeys([stopped, *reasons] if stopped else reasons))
+
+    async def check(self, plan: Plan, options: ChangeOptions) -> PreflightResult:
+        """Check a plan made with these options. Asks the devices; writes nothing."""
+        result = PreflightResult(self.locks.objections(plan.changes, options.by))
+        objections = result.objections
+        if options.spare_jobs and (jobs := self.jobs_using(plan.moved)):
+            objections.append(f"the traffic of {', '.join(jobs)} rides on what would change")
+        for name, change in plan.changes.items():
             if not change.makes:
                 continue
-            states = await self.conditions.of(name)
+            states = await self.port_states.of(name)
             for c in change.makes:
                 for port in (DirectedPort("in", c.inp), DirectedPort("out", c.out)):
                     state = states.get(port)
                     if state is not None and state.condition != "ready":
-                        said = f" ({state.words})" if state.words else ""
-                        found.objections.append(f"{name} says {port} is {state.condition}{said}")
+                        reason = f" ({state.words})" if state.words else ""
+                        objections.append(f"{name} says {port} is {state.condition}{reason}")
             if self.drivers[name].capabilities.power_in:
                 inputs = [DirectedPort("in", c.inp) for c in change.makes]
                 arriving = await self.drivers[name].power(inputs)
-                found.arriving_dbm[name] = arriving
-                found.objections += [
+                result.arriving_dbm[name] = arriving
+                objections += [
                     f"{dbm:.1f} dBm arrive at {name} {port}, more than the ceiling of "
                     f"{self.power_ceiling_dbm:g} dBm"
                     for port, dbm in arriving.items()
                     if dbm is not None and dbm > self.power_ceiling_dbm
                 ]
-        return found
+        return result
 
     async def closed_ports(self, away: Collection[str]) -> tuple[Ports, Ports]:
         """The ports whose circuits are to stay (locked by us or on the device), and those that
@@ -107,7 +121,7 @@ class Checks:
         for lock in self.locks.all():
             staying.setdefault(lock.ocs, set()).add(lock.port)
         for name in self.drivers:
-            states = {} if name in away else await self.conditions.of(name)
+            states = {} if name in away else await self.port_states.of(name)
             for port, state in states.items():
                 if state.condition == "locked":
                     staying.setdefault(name, set()).add(port.number)

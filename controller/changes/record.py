@@ -11,7 +11,7 @@ from typing import Literal
 
 from patchlight.controller.changes.planning import Plan
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.portmap import PortMap, PortMapChange
 
 State = Literal["intent", "committed", "refused", "rolled-back", "unknown"]
 
@@ -70,9 +70,9 @@ class Reconfiguration:
     notes: list[str] = field(default_factory=list)
     finished_at: float | None = None
 
-    def note(self, words: list[str]) -> None:
+    def note(self, remarks: list[str]) -> None:
         """Keep what is new of these remarks; a stage may say again what another said."""
-        self.notes += [w for w in words if w not in self.notes]
+        self.notes += [remark for remark in remarks if remark not in self.notes]
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -95,6 +95,11 @@ def as_texts(port_map: PortMap) -> list[str]:
     return port_map.one_way_texts
 
 
+def change_as_texts(change: PortMapChange) -> dict[str, list[str]]:
+    """A change of one map as records and the API have it."""
+    return {"breaks": [str(c) for c in change.breaks], "makes": [str(c) for c in change.makes]}
+
+
 def fingerprint(maps: Mapping[str, PortMap]) -> str:
     """A short text that is the same for the same maps and for no others."""
     digest = blake2s(digest_size=12)
@@ -103,13 +108,10 @@ def fingerprint(maps: Mapping[str, PortMap]) -> str:
     return digest.hexdigest()
 
 
-def fill_record(record: Reconfiguration, steps: Plan, committed: Mapping[str, PortMap]) -> None:
+def fill_record(record: Reconfiguration, plan: Plan, committed: Mapping[str, PortMap]) -> None:
     """Put a plan into its record, and the maps that are committed once it is done."""
-    record.before = {name: as_texts(m) for name, m in steps.before.items()}
-    record.wanted = {name: as_texts(m) for name, m in steps.wanted.items()}
-    record.changes = {
-        name: {"breaks": [str(c) for c in c_.breaks], "makes": [str(c) for c in c_.makes]}
-        for name, c_ in steps.changes.items()
-    }
-    record.adopted = [name for name in committed if name not in steps.changes]
-    record.commits = {name: as_texts(m) for name, m in committed.items() if m != steps.wanted[name]}
+    record.before = {name: as_texts(m) for name, m in plan.before.items()}
+    record.wanted = {name: as_texts(m) for name, m in plan.wanted.items()}
+    record.changes = {name: change_as_texts(change) for name, change in plan.changes.items()}
+    record.adopted = [name for name in committed if name not in plan.changes]
+    record.commits = {name: as_texts(m) for name, m in committed.items() if m != plan.wanted[name]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 
+from patchlight.controller.changes.locks import Locks
 from patchlight.controller.changes.record import Reconfiguration, StepFailed
 from patchlight.controller.circuits.contract import CircuitDriver, DeviceUnreachable, Refusal
 from patchlight.testbed.errors import OutcomeUnknown
@@ -53,8 +54,7 @@ async def _restore(driver: CircuitDriver, change: PortMapChange) -> None:
 def raise_refusals(ocs: str, verb: str, refused: Iterable[Refusal]) -> None:
     """``StepFailed`` in the device's words if it refused anything."""
     if refused:
-        words = "; ".join(f"{refusal.cross_connect}: {refusal.words}" for refusal in refused)
-        raise StepFailed(f"{ocs} refused to {verb} {words}")
+        raise StepFailed(f"{ocs} refused to {verb} {'; '.join(map(str, refused))}")
 
 
 def is_done(change: PortMapChange, now: PortMap) -> bool:
@@ -68,6 +68,12 @@ def changes_of(record: Reconfiguration) -> dict[str, PortMapChange]:
     before = {name: PortMap.parse(texts) for name, texts in record.before.items()}
     wanted = {name: PortMap.parse(texts) for name, texts in record.wanted.items()}
     return {n: before[n].diff(wanted[n]) for n in before if before[n] != wanted[n]}
+
+
+def lock_ports(locks: Locks, record: Reconfiguration) -> None:
+    """Keep everybody off the ports of a change that could not be undone."""
+    for name, change in changes_of(record).items():
+        locks.mark_bad(name, change.ports, f"change {record.id} could not be undone")
 
 
 async def finish_or_undo(

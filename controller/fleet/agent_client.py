@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
+from pydantic import BaseModel, ValidationError
 
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.worker_api import (
+    AgentStatus,
+    HoldRequest,
+    Reports,
+    WorkerSpec,
+    WorkerStatus,
+)
+
+M = TypeVar("M", bound=BaseModel)
 
 _DEADLINE_S = 30.0
 # Shorter than the 5 s after which the agent's server drops an idle connection: a request must
@@ -42,7 +52,7 @@ class AgentClient:
         """Drop the connection."""
         await self._http.aclose()
 
-    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
         try:
             response = await self._http.request(method, f"/v1{path}", json=body)
         except httpx.HTTPError as error:
@@ -52,30 +62,43 @@ class AgentClient:
                 hint="is it running? start it with 'patchlight agent run' on that server",
             ) from error
         if response.is_success:
-            return response.json() if response.content else {}
+            return response.content
         try:
             answer = response.json()
         except ValueError:
             answer = {}
-        words = answer.get("error") or answer.get("detail") or response.text
-        raise AgentError(f"the agent of {self.server}: {words}", hint=answer.get("hint"))
+        message = answer.get("error") or answer.get("detail") or response.text
+        raise AgentError(f"the agent of {self.server}: {message}", hint=answer.get("hint"))
 
-    async def status(self) -> dict[str, Any]:
+    async def _ask(
+        self, answer: type[M], method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> M:
+        try:
+            return answer.model_validate_json(await self._call(method, path, body))
+        except ValidationError as error:
+            raise AgentError(
+                f"the agent of {self.server} answered {method} {path} with what is no "
+                f"{answer.__name__}: {error}",
+                hint="is it of the same version as the controller?",
+            ) from error
+
+    async def status(self) -> AgentStatus:
         """What the server has and who uses it."""
-        return dict(await self._call("GET", "/status"))
+        return await self._ask(AgentStatus, "GET", "/status")
 
-    async def create_worker(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+    async def create_worker(self, spec: WorkerSpec) -> WorkerStatus:
         """Lease the GPU and the NIC and start a worker with them."""
-        return dict(await self._call("POST", "/workers", spec))
+        # Only what was set: an agent may know fewer optional keys than this controller.
+        body = spec.model_dump(mode="json", exclude_unset=True)
+        return await self._ask(WorkerStatus, "POST", "/workers", body)
 
-    async def worker(self, worker_id: str) -> dict[str, Any]:
+    async def worker(self, worker_id: str) -> WorkerStatus:
         """How a worker is."""
-        return dict(await self._call("GET", f"/workers/{worker_id}"))
+        return await self._ask(WorkerStatus, "GET", f"/workers/{worker_id}")
 
-    async def reports(self, worker_id: str, after: int) -> tuple[list[dict[str, Any]], int]:
+    async def reports(self, worker_id: str, after: int) -> Reports:
         """The iterations a worker finished after number ``after``, and the next ``after``."""
-        answer = await self._call("GET", f"/workers/{worker_id}/reports?after={after}")
-        return list(answer["reports"]), int(answer["next"])
+        return await self._ask(Reports, "GET", f"/workers/{worker_id}/reports?after={after}")
 
     async def start(self, worker_id: str) -> None:
         """Let a ready worker train."""
@@ -83,7 +106,8 @@ class AgentClient:
 
     async def hold(self, worker_id: str, iteration: int) -> None:
         """Have a worker pause before the all-reduce of ``iteration``."""
-        await self._call("POST", f"/workers/{worker_id}/hold", {"iteration": iteration})
+        body = HoldRequest(iteration=iteration).model_dump()
+        await self._call("POST", f"/workers/{worker_id}/hold", body)
 
     async def release(self, worker_id: str) -> None:
         """Let a held worker go on."""

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 from patchlight.controller.fleet.agent_client import AgentClient, AgentError
@@ -47,19 +46,19 @@ class Fleet:
 
     async def _sample(self, client: AgentClient) -> None:
         try:
-            status: Mapping[str, Any] = await client.status()
+            status = await client.status()
         except AgentError:
             self.reachable[client.server] = False
             return
         self.reachable[client.server] = True
         now = time.time()
-        for gpu in status["gpus"]:
+        for gpu in status.gpus:
             self.gpu_samples.append(
                 {
                     "at": now,
-                    "gpu": f"{client.server}.{gpu['name']}",
-                    "utilization": gpu["utilization"],
-                    "busy_s": gpu["busy_s"],
+                    "gpu": f"{client.server}.{gpu.name}",
+                    "utilization": gpu.utilization,
+                    "busy_s": gpu.busy_s,
                 }
             )
 

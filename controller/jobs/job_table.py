@@ -5,22 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
+from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
+from patchlight.testbed.jobs import JobState, JobStatus
 
 
 class JobTable:
-    """The status of jobs by id, in the order of submission."""
+    """The status of jobs by id, in the order of submission; ``running`` are those with hosts."""
 
     def __init__(self, store: Store) -> None:
         """Jobs that a controller before left in the middle have failed."""
+        self.running: dict[str, RunningJob] = {}
         self._store = store
         self._jobs: dict[str, JobStatus] = {}
         for record in store.jobs():
-            status = _status(record)
+            status = JobStatus.from_dict(record)
             if not status.state.is_final:
                 status = replace(
                     status, state=JobState.FAILED, message="the controller ended while it ran"
@@ -70,14 +71,3 @@ class JobTable:
         for job_id in job_ids:
             if not self._jobs[job_id].state.is_final:
                 self.move(job_id, state, message, last_lines)
-
-
-def _status(record: dict[str, Any]) -> JobStatus:
-    spec = JobSpec(**{**record["spec"], "hosts": tuple(record["spec"]["hosts"])})
-    changed = {
-        "spec": spec,
-        "state": JobState(record["state"]),
-        "hosts": tuple(record["hosts"]),
-        "last_lines": tuple(record["last_lines"]),
-    }
-    return JobStatus(**{**record, **changed})

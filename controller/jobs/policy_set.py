@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from typing import TypeVar, cast
 
-from patchlight.controller.policies.contract import (
-    KINDS,
-    FieldType,
-    OrderPolicy,
-    PartitionPolicy,
-    PlacementPolicy,
-    TopologyPolicy,
-)
+from patchlight.controller.policies.contract import KINDS, FieldType
 from patchlight.controller.policies.guard import (
     DEADLINE_S,
     Fault,
@@ -23,7 +17,10 @@ from patchlight.controller.policies.guard import (
     GuardedTopology,
 )
 from patchlight.controller.policies.registry import DEFAULTS, load_policy
+from patchlight.controller.policies.regroup import CannotRegroup
 from patchlight.testbed.errors import BadInput
+
+G = TypeVar("G")
 
 
 @dataclass(frozen=True)
@@ -61,38 +58,27 @@ class PolicySet:
     """One guarded policy of each kind; ``BadInput`` if one that was chosen cannot be had."""
 
     def __init__(self, choice: PolicyChoice, report: Callable[[Fault], None]) -> None:
-        self.choice = choice
-        self.placement = GuardedPlacement(
-            cast(PlacementPolicy, load_policy(choice.placement, "placement")),
-            cast(PlacementPolicy, load_policy(DEFAULTS["placement"], "placement")),
-            choice.placement,
-            report,
-            choice.deadline_s,
-            alone=True,
-        )
-        self.order = GuardedOrder(
-            cast(OrderPolicy, load_policy(choice.order, "order")),
-            cast(OrderPolicy, load_policy(DEFAULTS["order"], "order")),
-            choice.order,
-            report,
-            choice.deadline_s,
-            alone=True,
-        )
-        self.topology = GuardedTopology(
-            cast(TopologyPolicy, load_policy(choice.topology, "topology")),
-            cast(TopologyPolicy, load_policy(DEFAULTS["topology"], "topology")),
-            choice.topology,
-            report,
-            choice.deadline_s,
-            alone=True,
-        )
+        self.choice, self._report = choice, report
+        self._topologies: dict[str, GuardedTopology] = {}
+        self.placement = self._guarded(GuardedPlacement, "placement", choice.placement)
+        self.order = self._guarded(GuardedOrder, "order", choice.order)
+        self.topology(choice.topology)
         self.partition: GuardedPartition | None = None
         if choice.partition is not None:
-            self.partition = GuardedPartition(
-                cast(PartitionPolicy, load_policy(choice.partition, "partition")),
-                cast(PartitionPolicy, load_policy(DEFAULTS["partition"], "partition")),
-                choice.partition,
-                report,
-                choice.deadline_s,
-                alone=True,
-            )
+            self.partition = self._guarded(GuardedPartition, "partition", choice.partition)
+
+    def topology(self, name: str) -> GuardedTopology:
+        """The topology policy of this name: a job may ask for another than the lab's.
+
+        Who asks *regroup* for what cannot be regrouped is told so (``CannotRegroup``): nothing
+        else is decided in its place.
+        """
+        if name not in self._topologies:
+            refusals = (CannotRegroup,) if name == "regroup" else ()
+            guard = partial(GuardedTopology, refusals=refusals)
+            self._topologies[name] = self._guarded(guard, "topology", name)
+        return self._topologies[name]
+
+    def _guarded(self, guard: Callable[..., G], kind: FieldType, name: str) -> G:
+        policy, default = load_policy(name, kind), load_policy(DEFAULTS[kind], kind)
+        return guard(policy, default, name, self._report, self.choice.deadline_s, alone=True)

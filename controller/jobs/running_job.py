@@ -11,17 +11,27 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
 from patchlight.controller.fleet.agent_client import AgentClient, AgentError
 from patchlight.controller.fleet.fleet import Fleet
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab import Host, Lab
+from patchlight.testbed.worker_api import (
+    Neighbour,
+    Report,
+    RingMember,
+    WorkerSpec,
+    WorkerState,
+    WorkerStatus,
+    WorkerTask,
+)
 
 # Each worker has a network namespace of its own, so one port serves every ring.
 RING_PORT = 29500
 _PREPARE_DEADLINE_S = 90.0
 _POLL_S = 0.2
-_FINAL = ("done", "failed", "stopped")
 _FULL_WINDOW_BYTES = 8 * 2**20
 _LEAST_WINDOW_BYTES = 16 * 2**10
 _MOST_WINDOW_BYTES = 200_000
@@ -39,21 +49,40 @@ class JobFailed(PatchlightError):
 class Worker:
     """One rank of a running job and the agent that keeps it."""
 
-    id: str
-    rank: int
+    spec: WorkerSpec
     host: Host
     agent: AgentClient
-    seen: int = 0
-    status: dict[str, Any] = field(default_factory=dict)
+    status: WorkerStatus
+    reports_seen: int = 0
+    last_iteration: int = -1
+    restarts: int = 0
 
     @property
-    def state(self) -> str:
+    def id(self) -> str:
+        """The name that its agent knows it by."""
+        return self.spec.id
+
+    @property
+    def state(self) -> WorkerState:
         """The worker's state as its agent last told it."""
-        return str(self.status.get("state", "starting"))
+        return self.status.state
+
+    async def create(self) -> None:
+        """Have the agent make it."""
+        self.status = await self.agent.create_worker(self.spec)
 
     async def refresh(self) -> None:
         """Ask the agent how the worker is."""
         self.status = await self.agent.worker(self.id)
+
+    async def new_reports(self) -> list[Report]:
+        """What it reported since the last call. One that begins anew was started again."""
+        answer = await self.agent.reports(self.id, self.reports_seen)
+        self.reports_seen = answer.next
+        for report in answer.reports:
+            self.restarts += report.index <= self.last_iteration
+            self.last_iteration = report.index
+        return answer.reports
 
 
 @dataclass
@@ -67,45 +96,28 @@ class RunningJob:
     on_reports: Callable[[list[dict[str, Any]]], None]
     workers: list[Worker] = field(default_factory=list)
 
+    @property
+    def restarts(self) -> int:
+        """How often a worker of it was started again."""
+        return sum(worker.restarts for worker in self.workers)
+
     async def prepare(self, lab: Lab, fleet: Fleet) -> None:
         """Have the agents make the workers, and wait until the ring is closed."""
-        ring = [
-            {"rank": rank, "address": str(host.nic.address), "port": RING_PORT}
-            for rank, host in enumerate(self.hosts)
-        ]
-        neighbours = [{"address": str(h.nic.address), "mac": h.nic.mac} for h in self.hosts]
         self.workers = [
-            Worker(f"{self.id}-{rank}", rank, host, fleet.agent_of(host.server.name))
-            for rank, host in enumerate(self.hosts)
-        ]
-
-        async def create(worker: Worker) -> None:
-            gpu = worker.host.gpu
-            worker.status = await worker.agent.create_worker(
-                {
-                    "id": worker.id,
-                    "job": self.id,
-                    "rank": worker.rank,
-                    "gpu": gpu.name if gpu else None,
-                    "nic": worker.host.nic.name,
-                    "ring": ring,
-                    "neighbours": [
-                        n for n in neighbours if n["address"] != str(worker.host.nic.address)
-                    ],
-                    "task": {
-                        "iterations": self.spec.iterations,
-                        "gradient_bytes": scaled_gradient_bytes(self.spec, lab),
-                        "window_bytes": scaled_window_bytes(lab),
-                        "compute_s": self.spec.compute_s[gpu.model] if gpu else 0.0,
-                        "seed": self.spec.seed,
-                    },
-                }
+            Worker(
+                spec,
+                host,
+                fleet.agent_of(host.server.name),
+                WorkerStatus(id=spec.id, state=WorkerState.STARTING),
             )
+            for spec, host in zip(
+                worker_specs(self.id, self.spec, self.hosts, lab), self.hosts, strict=True
+            )
+        ]
+        await run_all(worker.create() for worker in self.workers)
+        await self._until(WorkerState.READY, _PREPARE_DEADLINE_S)
 
-        await run_all(create(worker) for worker in self.workers)
-        await self._until("ready", _PREPARE_DEADLINE_S)
-
-    async def _until(self, state: str, deadline_s: float) -> None:
+    async def _until(self, state: WorkerState, deadline_s: float) -> None:
         deadline = time.monotonic() + deadline_s
         while True:
             await self.refresh()
@@ -117,7 +129,7 @@ class RunningJob:
                 raise JobFailed(
                     f"job {self.spec.name}: after {deadline_s:.0f} s not all workers are "
                     f"{state}: {names}",
-                    [line for w in waiting for line in w.status.get("last_lines", [])],
+                    [line for w in waiting for line in w.status.last_lines],
                 )
             await asyncio.sleep(_POLL_S / 2)
 
@@ -130,29 +142,28 @@ class RunningJob:
         """Ask for every worker's state; ``JobFailed`` as soon as one has failed."""
         await run_all(worker.refresh() for worker in self.workers)
         for worker in self.workers:
-            if worker.state in ("failed", "stopped"):
-                code = worker.status.get("exit_code")
-                why = worker.status.get("message") or f"exit code {code}"
+            if worker.state in (WorkerState.FAILED, WorkerState.STOPPED):
+                why = worker.status.message or f"exit code {worker.status.exit_code}"
                 raise JobFailed(
                     f"job {self.spec.name}: the worker on {worker.host.name} (rank "
-                    f"{worker.rank}) {worker.state}: {why}",
-                    worker.status.get("last_lines", []),
+                    f"{worker.spec.rank}) {worker.state}: {why}",
+                    worker.status.last_lines,
                 )
 
     async def watch(self) -> None:
         """Collect reports until every worker is done."""
         while True:
             await self.refresh()
-            done = all(worker.state == "done" for worker in self.workers)
+            done = all(worker.state is WorkerState.DONE for worker in self.workers)
             await run_all(self._collect(worker) for worker in self.workers)
             if done:
                 return
             await asyncio.sleep(_POLL_S)
 
     async def _collect(self, worker: Worker) -> None:
-        reports, worker.seen = await worker.agent.reports(worker.id, worker.seen)
-        if reports:
-            self.on_reports([{**report, "rank": worker.rank} for report in reports])
+        if reports := await worker.new_reports():
+            rank = worker.spec.rank
+            self.on_reports([{**report.model_dump(), "rank": rank} for report in reports])
 
     async def hold(self, deadline_s: float) -> bool:
         """Pause all ranks before the same all-reduce; whether they all did in time.
@@ -164,8 +175,8 @@ class RunningJob:
         deadline = time.monotonic() + deadline_s
         while time.monotonic() < deadline:
             await run_all(worker.refresh() for worker in self.workers)
-            alive = [worker for worker in self.workers if worker.state not in _FINAL]
-            target = 1 + max((int(w.status.get("iterations_done", 0)) for w in alive), default=0)
+            alive = [worker for worker in self.workers if not worker.state.is_final]
+            target = 1 + max((w.status.iterations_done for w in alive), default=0)
             answers = await asyncio.gather(
                 *(worker.agent.hold(worker.id, target) for worker in alive), return_exceptions=True
             )
@@ -175,7 +186,7 @@ class RunningJob:
             await asyncio.sleep(_POLL_S / 4)
         while time.monotonic() < deadline:
             await run_all(worker.refresh() for worker in self.workers)
-            if all(worker.state == "held" or worker.state in _FINAL for worker in self.workers):
+            if all(w.state is WorkerState.HELD or w.state.is_final for w in self.workers):
                 return True
             await asyncio.sleep(_POLL_S / 8)
         return False
@@ -192,6 +203,37 @@ class RunningJob:
             *(worker.agent.delete(worker.id) for worker in self.workers), return_exceptions=True
         )
         return [str(answer) for answer in answers if isinstance(answer, AgentError)]
+
+
+def worker_specs(job_id: str, spec: JobSpec, hosts: Sequence[Host], lab: Lab) -> list[WorkerSpec]:
+    """What the agents are asked for, one for each rank; ``JobFailed`` if they cannot take it."""
+    try:
+        ring = [
+            RingMember(rank=rank, address=host.nic.address, port=RING_PORT)
+            for rank, host in enumerate(hosts)
+        ]
+        neighbours = [Neighbour(address=host.nic.address, mac=host.nic.mac) for host in hosts]
+        return [
+            WorkerSpec(
+                id=f"{job_id}-{rank}",
+                job=job_id,
+                rank=rank,
+                gpu=host.gpu.name if host.gpu else None,
+                nic=host.nic.name,
+                ring=ring,
+                neighbours=[n for n in neighbours if n.address != host.nic.address],
+                task=WorkerTask(
+                    iterations=spec.iterations,
+                    gradient_bytes=scaled_gradient_bytes(spec, lab),
+                    window_bytes=scaled_window_bytes(lab),
+                    compute_s=spec.compute_s[host.gpu.model] if host.gpu else 0.0,
+                    seed=spec.seed,
+                ),
+            )
+            for rank, host in enumerate(hosts)
+        ]
+    except ValidationError as error:
+        raise JobFailed(f"job {spec.name}: no agent would take it: {error}") from error
 
 
 def scaled_gradient_bytes(spec: JobSpec, lab: Lab) -> int:

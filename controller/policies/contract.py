@@ -151,7 +151,8 @@ class ClusterView(NamedTuple):
     ``occupied`` are the GPUs that are busy or broken, ``broken`` the latter. ``running`` has
     the job that ends next first. ``recent`` are the jobs that came before, the latest last,
     64 at most, run or not. ``lab``, ``circuits`` (the present map of each OCS) and ``barred``
-    (OCS ports that may not be touched) are there where there is a network to rewire.
+    (OCS ports that may not be touched) are there where there is a network to rewire; of the
+    ``failed`` ones among these, circuits may be broken but not made.
     """
 
     now_s: float
@@ -164,6 +165,7 @@ class ClusterView(NamedTuple):
     lab: Lab | None = None
     circuits: Mapping[str, PortMap] = Frozen()
     barred: Mapping[str, frozenset[int]] = Frozen()
+    failed: Mapping[str, frozenset[int]] = Frozen()
 
     @property
     def free(self) -> int:

@@ -106,11 +106,16 @@ class _Guard(Generic[P]):
         deadline_s: float = DEADLINE_S,
         *,
         alone: bool = False,
+        refusals: tuple[type[PatchlightError], ...] = (),
     ) -> None:
-        """``report`` hears of each fault, in the thread of whoever asked."""
+        """``report`` hears of each fault, in the thread of whoever asked.
+
+        ``refusals`` are errors that count as answers: they are raised to whoever asked.
+        """
         self.policy, self.default, self.name = policy, default, name
         self._report, self._deadline_s = report, deadline_s
         self._alone = _Alone(deadline_s) if alone else None
+        self._refusals = refusals
 
     def _ask(
         self,
@@ -131,6 +136,8 @@ class _Guard(Generic[P]):
                 late = f"it took {took_s:.1f} s, more than {self._deadline_s:g} s"
                 self._report(Fault(self.kind, self.name, job, late, overruled=False))
             return (answer,)
+        except self._refusals:
+            raise
         except (Nonsense, _Late) as error:
             reason = str(error)
         except KeyboardInterrupt:
@@ -290,7 +297,10 @@ def _maps(answer: Any, cluster: ClusterView) -> dict[str, PortMap]:
                 wanted.check(cluster.lab.circuit_switch(ocs).ports)
             except PatchlightError as error:
                 raise Nonsense(f"it answered a map for {ocs} that cannot be: {error}") from error
-        touched = cluster.circuits[ocs].diff(wanted).ports & cluster.barred.get(ocs, frozenset())
+        change = cluster.circuits[ocs].diff(wanted)
+        made = {port for circuit in change.makes for port in (circuit.inp, circuit.out)}
+        barred = cluster.barred.get(ocs, frozenset())
+        touched = change.ports & (barred - cluster.failed.get(ocs, frozenset())) | made & barred
         if touched:
             ports = ", ".join(map(str, sorted(touched)))
             raise Nonsense(

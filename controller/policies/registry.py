@@ -22,7 +22,7 @@ from typing import Any, cast
 from patchlight.controller.policies.contract import KINDS, FieldType, Policy, kind_of
 from patchlight.controller.policies.files import check_methods, load_object
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.labfile.errors import nearest
+from patchlight.testbed.files.issues import nearest
 
 GROUP = "patchlight.policies"
 """Entry points of this group are policies; each is called ``KIND.NAME``."""

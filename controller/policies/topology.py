@@ -33,5 +33,7 @@ class Regroup:
         if cluster.lab is None:
             raise BadInput("cannot regroup: this cluster has no circuit switches")
         names = [[cluster.shape.gpus[gpu].name for gpu in group] for group in groups]
-        wanted = regroup(cluster.lab, cluster.circuits, names, locked=cluster.barred)
+        failed = cluster.failed
+        locked = {ocs: p - failed.get(ocs, frozenset()) for ocs, p in cluster.barred.items()}
+        wanted = regroup(cluster.lab, cluster.circuits, names, locked=locked, failed=failed)
         return {ocs: found for ocs, found in wanted.items() if found != cluster.circuits[ocs]}

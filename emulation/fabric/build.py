@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 
-from patchlight.emulation.fabric import ethtool, links, names, namespaces, shaping
-from patchlight.emulation.fabric.netlink import Netlink, Request
+from patchlight.emulation.fabric import links, names
 from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
+from patchlight.testbed.linux import ethtool, namespaces, rate_limits
+from patchlight.testbed.linux.netlink import Netlink, Request
 
 # Routing tables of NICs that share a server; the tables below are the kernel's own.
 _FIRST_TABLE = 1000
@@ -41,7 +42,7 @@ def build_links(
             with Netlink(namespaces.namespace_path(name)) as netlink:
                 netlink.run(requests)
                 if name in work.limited:
-                    shaping.verify_limits(netlink, work.limited[name])
+                    rate_limits.verify_limits(netlink, work.limited[name])
         settle_links(plan)
     finally:
         work.close()
@@ -57,11 +58,7 @@ def settle_links(plan: FabricPlan) -> None:
             here.setdefault(end.namespace, []).append(end.name)
     with namespaces.kept_namespace():
         for namespace, interfaces in here.items():
-            fd = namespaces.open_namespace(namespaces.namespace_path(namespace))
-            try:
-                namespaces.enter_open(fd)
-            finally:
-                os.close(fd)
+            namespaces.enter(namespaces.namespace_path(namespace))
             for interface in interfaces:
                 ethtool.settle_link(interface)
 
@@ -87,14 +84,14 @@ def limit_switch_ports(plan: FabricPlan) -> None:
     if not limited:
         return
     with Netlink(namespaces.namespace_path(plan.fabric)) as netlink:
-        netlink.run([shaping.limit_request(*_order(item)) for item in limited])
-        shaping.verify_limits(netlink, limited)
+        netlink.run([rate_limits.limit_request(*_order(item)) for item in limited])
+        rate_limits.verify_limits(netlink, limited)
 
 
 def verify_switch_ports(plan: FabricPlan) -> None:
     """Raise ``NotShaped`` if a packet-switch port has lost its limit."""
     with Netlink(namespaces.namespace_path(plan.fabric)) as netlink:
-        shaping.verify_limits(
+        rate_limits.verify_limits(
             netlink,
             [
                 (end.index, end.name, end.rate_bps)
@@ -157,14 +154,14 @@ class _Work:
             with Netlink() as netlink:
                 netlink.run(requests)
                 if name in self.limited and name in self._servers:
-                    shaping.verify_limits(netlink, self.limited.pop(name))
+                    rate_limits.verify_limits(netlink, self.limited.pop(name))
         finally:
             for fd in opened:
                 os.close(fd)
         if not self._offload:
             for end in made_here:
                 if end.address is not None:
-                    ethtool.turn_off_tx_checksum(end.name)
+                    ethtool.set_tx_checksum(end.name, False)
         return inode
 
     def _link(self, near: PlannedEnd, far: PlannedEnd, opened: list[int]) -> Request:
@@ -188,7 +185,7 @@ class _Work:
                 requests.append(links.add_source_rule(end.address.ip, nic_table(end.index)))
             requests.extend(nic_requests(end, end.index, several_nics=len(nics) > 1))
         elif end.rate_bps is not None and end.bridge is None:
-            requests.append(shaping.limit_request(end.index, end.rate_bps, end.name))
+            requests.append(rate_limits.limit_request(end.index, end.rate_bps, end.name))
         if end.rate_bps is not None and end.bridge is None:
             limited = self.limited.setdefault(end.namespace, [])
             limited.append((end.index, end.name, end.rate_bps))
@@ -208,7 +205,7 @@ def nic_requests(end: PlannedEnd, index: int, *, several_nics: bool) -> list[Req
         table = nic_table(end.index)
         requests.append(links.add_subnet_route(index, end.address, table, end.name))
     if end.rate_bps is not None:
-        requests.append(shaping.limit_request(index, end.rate_bps, end.name))
+        requests.append(rate_limits.limit_request(index, end.rate_bps, end.name))
     return requests
 
 

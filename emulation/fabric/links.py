@@ -16,7 +16,7 @@ from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
-from patchlight.emulation.fabric.netlink import (
+from patchlight.testbed.linux.netlink import (
     F_CREATE,
     F_DUMP,
     F_EXCL,
@@ -24,7 +24,7 @@ from patchlight.emulation.fabric.netlink import (
     Netlink,
     Request,
 )
-from patchlight.emulation.fabric.netlink import attributes as split_attributes
+from patchlight.testbed.linux.netlink import attributes as split_attributes
 
 _NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
 _NEWADDR, _NEWROUTE, _NEWRULE = 20, 24, 32

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchlight.emulation.fabric.netlink import KernelRefused, Netlink, Request, attribute
 from patchlight.emulation.fabric.plan import FabricPlan, PlannedBridge
-from patchlight.emulation.fabric.processes import Service, Supervisor, unix_socket_answers
+from patchlight.emulation.fabric.processes import Service, Supervisor
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.linux.netlink import KernelRefused, Netlink, Request, attribute
+from patchlight.testbed.linux.sockets import unix_socket_answers
 
 _SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")
 # Ports in one ovs-vsctl call: far below the longest command line, and few calls.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.emulation.fabric.lab_state import MARK, LabState, ProcessRecord, process_start
-from patchlight.emulation.fabric.namespaces import entered
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.linux.namespaces import entered
 
 _LAST_LINES = 15
 
@@ -148,16 +147,6 @@ def last_lines(log: Path) -> list[str]:
     with suppress(OSError):
         return log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
     return []
-
-
-def unix_socket_answers(path: Path) -> bool:
-    """Whether somebody listens on the Unix socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.settimeout(1)
-        with suppress(OSError):
-            client.connect(str(path))
-            return True
-    return False
 
 
 def get_json(url: str) -> Any:

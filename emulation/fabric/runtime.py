@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
-from contextlib import ExitStack
 from dataclasses import replace
 
 from patchlight.emulation.fabric.lab_state import recorded_labs, run_dir
 from patchlight.testbed.lab import Lab
+from patchlight.testbed.linux.sockets import free_ports
 
 
 def runtime_lab(lab: Lab) -> Lab:
@@ -20,8 +19,8 @@ def runtime_lab(lab: Lab) -> Lab:
     directory = run_dir(lab.name)
     # The usual port is for the only lab; two that come up at once must not race for it.
     alone = not set(recorded_labs()) - {lab.name}
-    usual = lab.controller_api if alone else "127.0.0.1:0"
-    api, *ports = _free_ports(1 + len(lab.circuit_switches), usual)
+    usual = int(lab.controller_api.rpartition(":")[2]) if alone else 0
+    api, *ports = free_ports(1 + len(lab.circuit_switches), usual)
     return lab.with_changes(
         servers=tuple(
             replace(
@@ -39,16 +38,3 @@ def runtime_lab(lab: Lab) -> Lab:
         controller_api=f"127.0.0.1:{api}",
         controller_openflow=f"127.0.0.1:{lab.controller_openflow.rpartition(':')[2]}",
     )
-
-
-def _free_ports(count: int, preferred: str) -> list[int]:
-    """Free loopback ports; the first is the preferred one where that is free."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for index, listener in enumerate(sockets):
-            wanted = int(preferred.rpartition(":")[2]) if index == 0 else 0
-            try:
-                listener.bind(("127.0.0.1", wanted))
-            except OSError:
-                listener.bind(("127.0.0.1", 0))
-        return [int(listener.getsockname()[1]) for listener in sockets]

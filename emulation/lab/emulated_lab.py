@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
-from patchlight.emulation.fabric import build, namespaces
+from patchlight.emulation.fabric import build
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.plan import (
     FabricPlan,
@@ -23,7 +23,6 @@ from patchlight.emulation.fabric.plan import (
 )
 from patchlight.emulation.fabric.processes import Supervisor
 from patchlight.emulation.fabric.runtime import runtime_lab
-from patchlight.emulation.lab import containers
 from patchlight.emulation.lab.hostnames import write_hosts_file
 from patchlight.emulation.lab.hosts import EmulatedHost
 from patchlight.emulation.lab.services import Choices, LabServices
@@ -31,6 +30,7 @@ from patchlight.emulation.lab.teardown import is_there, remove_lab
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import find_lab, read_lab, write_lab
+from patchlight.testbed.linux import docker_engine, namespaces
 
 
 class NeedsRoot(PatchlightError):
@@ -203,7 +203,7 @@ class EmulatedLab:
         state.datapath = services.datapath
         state.controller_api = self.lab.controller_api if services.has_controller else ""
         # Whoever takes the lab down may have another DOCKER_HOST, or none.
-        state.docker = containers.engine_url()
+        state.docker = docker_engine.engine_url()
         state.namespaces = dict.fromkeys(self.plan.namespaces, 0)
         state.save()
         self._state = state

@@ -17,13 +17,13 @@ import contextlib
 import json
 import math
 import signal
-import socket
 import uuid
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 from patchlight.testbed.lab import Lab
+from patchlight.testbed.linux.sockets import bind_unix
 
 _NAMESPACE = uuid.UUID("6f0c2f50-4a8a-5d0b-8f3e-70617463686c")
 _LONGEST_S = 3600.0
@@ -79,7 +79,7 @@ class EmulatedGpu:
 
     async def serve(self, path: Path) -> asyncio.Server:
         """Listen at ``path``; a socket left there by an earlier run is replaced."""
-        return await asyncio.start_unix_server(self._handle, sock=_listening_socket(path))
+        return await asyncio.start_unix_server(self._handle, sock=bind_unix(path, "emulated GPU"))
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -157,15 +157,6 @@ class EmulatedGpu:
 def gpu_uuid(lab: Lab, server: str, gpu: str) -> str:
     """The UUID of an emulated GPU: the same in every run of the same lab."""
     return f"GPU-{uuid.uuid5(_NAMESPACE, f'{lab.name}/{server}.{gpu}')}"
-
-
-def _listening_socket(path: Path) -> socket.socket:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
-    path.chmod(0o600)
-    return listener
 
 
 async def serve(lab: Lab, directory: Path, stop: asyncio.Event) -> None:

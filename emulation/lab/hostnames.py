@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from patchlight.emulation.fabric.namespaces import see_file_at
 from patchlight.testbed.lab import Lab
+from patchlight.testbed.linux.namespaces import see_file_at
 
 _HOSTS = Path("/etc/hosts")
 

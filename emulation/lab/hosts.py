@@ -18,13 +18,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from patchlight.emulation.fabric import build, ethtool, links, names, namespaces
+from patchlight.emulation.fabric import build, links, names
 from patchlight.emulation.fabric.lab_state import MARK, LabState
-from patchlight.emulation.fabric.netlink import KernelRefused, Netlink
 from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
 from patchlight.emulation.lab.hostnames import names_for_child
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Host
+from patchlight.testbed.linux import ethtool, namespaces
+from patchlight.testbed.linux.netlink import KernelRefused, Netlink
 
 # FIN-WAIT-1, LAST-ACK, CLOSING: closed here, not yet acknowledged by the other side.
 _CLOSING = {"04", "09", "0B"}
@@ -345,5 +346,5 @@ class Borrowed:
                 ]
             )
             if self._state.datapath == "netdev":
-                ethtool.turn_off_tx_checksum(end.name)
+                ethtool.set_tx_checksum(end.name, False)
             ethtool.settle_link(end.name)

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
-from patchlight.emulation.fabric import build, names, namespaces, openvswitch
+from patchlight.emulation.fabric import build, names, openvswitch
 from patchlight.emulation.fabric.lab_state import LabState
 from patchlight.emulation.fabric.plan import FabricPlan
-from patchlight.emulation.fabric.processes import Service, Supervisor, get_json, unix_socket_answers
-from patchlight.emulation.lab import containers
+from patchlight.emulation.fabric.processes import Service, Supervisor, get_json
 from patchlight.testbed.lab import Lab
+from patchlight.testbed.linux import deploy_file, docker_engine, namespaces
+from patchlight.testbed.linux.sockets import unix_socket_answers
 from patchlight.testbed.units import format_rate
 
 _MOST_SERVERS_WITH_AGENTS = 16
@@ -168,12 +169,12 @@ class LabServices:
             return self._choices.workers
         from patchlight.agents.workers.choice import DEFAULT_IMAGE
 
-        if containers.engine_has_image(DEFAULT_IMAGE):
+        if docker_engine.has_image(DEFAULT_IMAGE):
             return "docker"
-        if containers.engine_answers():
+        if docker_engine.answers():
             self._say(
                 f"workers run as processes: Docker has no image {DEFAULT_IMAGE} "
-                "(deploy/worker-image.sh makes it)"
+                f"(sudo bash {deploy_file('worker-image.sh')} makes it)"
             )
         return "process"
 

@@ -7,6 +7,7 @@ parts of a lab carry. It needs nothing of the lab to be alive, nor the lab file.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -14,15 +15,20 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote
 
 from patchlight.emulation.fabric import lab_state as states
-from patchlight.emulation.fabric import names, namespaces
+from patchlight.emulation.fabric import names
 from patchlight.emulation.fabric.packet_sockets import kill_and_close
-from patchlight.emulation.lab import containers
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.linux import docker_engine, namespaces
 
 _POLITE_S = 2.0
 _DEADLINE_S = 15.0
+
+
+class ContainerNotRemoved(PatchlightError):
+    """The Docker engine would not remove a container of the lab."""
 
 
 class NotRemoved(PatchlightError):
@@ -42,12 +48,12 @@ def remove_lab(lab: str) -> bool:
         present = _present_namespaces(state)
         _refuse_own_namespace(lab, present)
         _end_processes(state, set(present.values()))
-        containers.remove_labelled(lab, state.docker if state else "")
+        _remove_containers(lab, state.docker if state else "")
         # Looked up again: a dying agent takes the namespaces of its workers away itself.
         _end_namespaces(lab, _present_namespaces(state))
     else:
         # After a reboot the kernel holds nothing of ours, but Docker keeps its containers.
-        containers.remove_labelled(lab, state.docker if state else "")
+        _remove_containers(lab, state.docker if state else "")
     shutil.rmtree(directory, ignore_errors=True)
     if directory.exists():
         raise NotRemoved(f"removing {directory}: it is still there", hint="Remove it by hand.")
@@ -178,6 +184,27 @@ def _wait_for_any(pids: set[int], timeout_s: float) -> None:
             os.close(fd)
 
 
+def _remove_containers(lab: str, engine: str) -> None:
+    """Force away every container labelled ``patchlight.lab=<lab>``, where an engine answers."""
+    filters = quote(json.dumps({"label": [f"patchlight.lab={lab}"]}))
+    try:
+        containers = docker_engine.ask("GET", f"/containers/json?all=1&filters={filters}", engine)
+    except OSError:
+        return
+    if containers.status != 200:
+        raise ContainerNotRemoved(
+            f"listing the containers of lab {lab}: Docker said {containers.text}"
+        )
+    for container in containers.json():
+        number = container["Id"]
+        answer = docker_engine.ask("DELETE", f"/containers/{number}?force=1&v=1", engine)
+        # 404, 409: it is gone, or already on its way.
+        if answer.status not in (204, 404, 409):
+            raise ContainerNotRemoved(
+                f"removing the container {number[:12]}: Docker said {answer.text}"
+            )
+
+
 def _described(pids: set[int]) -> str:
     found = []
     for pid in sorted(pids):
@@ -193,7 +220,7 @@ def _end_namespaces(lab: str, present: dict[str, int]) -> None:
     ours shows when: the pair goes with the namespace, and those let go before it went before.
     """
     from patchlight.emulation.fabric import links
-    from patchlight.emulation.fabric.netlink import KernelRefused, Netlink
+    from patchlight.testbed.linux.netlink import KernelRefused, Netlink
 
     fabric = names.fabric_namespace(lab)
     # Intended but never mounted: an empty file in /run/netns.

@@ -14,7 +14,7 @@ import yaml
 from patchlight.emulation.simulator.ramp.placement import PlacementRule
 from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.labfile.errors import FileError, FileIssue, FileIssues, nearest
+from patchlight.testbed.files.issues import FileError, FileIssue, FileIssues, nearest
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 ALGORITHMS = ("afterstates", "maskable-ppo")
@@ -140,7 +140,7 @@ def read_config(path: Path) -> Config:
 
 def parse_config(text: str, name: str = "config") -> Config:
     """The configuration in this YAML text; ``name`` is what mistakes call the file."""
-    mistakes = FileIssues(name)
+    mistakes = FileIssues(name, ConfigError)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -154,8 +154,7 @@ def parse_config(text: str, name: str = "config") -> Config:
         mistakes.add(1, 1, "the file is empty: expected at least 'name: …'")
     else:
         config = _Reader(mistakes).group(root, Config)
-    if mistakes or config is None:
-        raise ConfigError(mistakes.error().mistakes)
+    mistakes.raise_if_any()
     assert isinstance(config, Config)
     return config
 

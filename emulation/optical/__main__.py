@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 from patchlight.emulation.fabric.names import namespace_name
-from patchlight.emulation.fabric.namespaces import namespace_path
 from patchlight.emulation.optical.crossbar import Crossbar, KernelCrossbar, NoCrossbar, arriving_dbm
 from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
 from patchlight.emulation.optical.serving import serve_until_stopped
@@ -18,6 +17,7 @@ from patchlight.emulation.optical.vendors.registry import server_of
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import read_lab
+from patchlight.testbed.linux.namespaces import namespace_path
 
 
 def main(arguments: list[str] | None = None) -> int:

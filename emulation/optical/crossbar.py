@@ -16,8 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
-from patchlight.emulation.fabric import namespaces
-from patchlight.emulation.fabric.netlink import (
+from patchlight.emulation.optical.switch_matrix import LightChange
+from patchlight.testbed.lab import CircuitSwitch, Endpoint, Lab, PacketSwitch
+from patchlight.testbed.linux import namespaces
+from patchlight.testbed.linux.netlink import (
     F_CREATE,
     F_DUMP,
     F_EXCL,
@@ -26,8 +28,6 @@ from patchlight.emulation.fabric.netlink import (
     attribute,
     attributes,
 )
-from patchlight.emulation.optical.switch_matrix import LightChange
-from patchlight.testbed.lab import CircuitSwitch, Endpoint, Lab, PacketSwitch
 from patchlight.testbed.wiring import fibre_ends
 
 _OCS_LAUNCH_DBM = 0.0

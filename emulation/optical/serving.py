@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from patchlight.controller.openflow.listening import listen, split_address
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.fault_schedule import FaultSchedule
 from patchlight.emulation.optical.faults import Action, ControlSocket, FaultRequest
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.linux.sockets import free_ports, listen, split_address
 from patchlight.testbed.portmap import parse_cross_connects
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -68,7 +67,8 @@ async def serve_until_stopped(
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(device.close)
         if protocol.dials:
-            host, port = await asyncio.to_thread(_free, *split_address(address))
+            host, port = split_address(address)
+            port = port or free_ports(1)[0]
             dialling = asyncio.create_task(_dial(clients, host, port))
             stack.callback(clients.cut)
             stack.callback(dialling.cancel)
@@ -98,15 +98,6 @@ async def _dial(clients: Clients, host: str, port: int) -> None:
         with contextlib.suppress(OSError):
             await clients.serve(*await asyncio.open_connection(host, port))
         await asyncio.sleep(_DIALS_AGAIN_S)
-
-
-def _free(host: str, port: int) -> tuple[str, int]:
-    """The address to connect to; port 0: one that nobody listens at now."""
-    if port == 0:
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            port = probe.getsockname()[1]
-    return host, port
 
 
 def _actions(device: EmulatedOcs, protocol: ProtocolServer, clients: Clients) -> dict[str, Action]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import click
 
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.labfile.errors import FileError
+from patchlight.testbed.files.issues import FileError
 
 INTERRUPTED = 130
 

@@ -71,7 +71,7 @@ class _LazyGroup(click.Group):
         name = args[0]
         if name not in COMMANDS and not ctx.resilient_parsing and not name.startswith("-"):
             # Plain ctx.fail() would not say which commands there are.
-            from patchlight.testbed.labfile.errors import nearest
+            from patchlight.testbed.files.issues import nearest
 
             hint = nearest(name, COMMANDS, "the commands are")
             raise BadInput(f"patchlight has no command {name!r}: {hint}")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.graphs import convnets, sequencenets
 from patchlight.testbed.graphs.gpu_model import A100, GpuModel
 from patchlight.testbed.graphs.layers import Layers
 from patchlight.testbed.graphs.model import ComputationGraph
-from patchlight.testbed.labfile.errors import nearest
 
 L = TypeVar("L", bound=Layers)
 

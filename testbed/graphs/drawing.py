@@ -25,7 +25,7 @@ _Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class GraphLayout:
-    """Where each operation stands, by its place: column, row in it, and lane in the column.
+    """Where each operation stands, by its index: column, row in it, and lane in the column.
 
     ``lanes`` is how many a column has at most, ``rows`` how many rows.
     """
@@ -39,17 +39,17 @@ class GraphLayout:
 def lay_out_graph(graph: ComputationGraph) -> GraphLayout:
     """Rows by the longest way from an input, in as many columns as make a page of it. Pure."""
     ranks = [0] * len(graph.operations)
-    for place in graph.order:
-        ranks[place] = max((ranks[parent] + 1 for parent in graph.parents[place]), default=0)
+    for index in graph.order:
+        ranks[index] = max((ranks[parent] + 1 for parent in graph.parents[index]), default=0)
     lanes = [0] * len(graph.operations)
     taken: set[tuple[int, int]] = set()
-    for place in graph.order:
-        parents = graph.parents[place]
+    for index in graph.order:
+        parents = graph.parents[index]
         lane = min((lanes[parent] for parent in parents), default=0)
-        while (ranks[place], lane) in taken:
+        while (ranks[index], lane) in taken:
             lane += 1
-        taken.add((ranks[place], lane))
-        lanes[place] = lane
+        taken.add((ranks[index], lane))
+        lanes[index] = lane
     depth, width = max(ranks) + 1, max(lanes) + 1
     column_width = width * _LANE + _AROUND
     # So many columns that the picture is about as wide as it is high.
@@ -82,24 +82,30 @@ class _Drawing:
         self._draw_operations()
         self._draw_head()
 
-    def _at(self, place: int) -> _Point:
+    def _at(self, index: int) -> _Point:
         """The middle of an operation's box."""
-        column, row, lane = self.layout.spots[place]
+        column, row, lane = self.layout.spots[index]
         x = column * self.column_width + lane * _LANE + _BOX_WIDTH / 2
         return x, -row * _ROW - _BOX_HEIGHT / 2
 
     def _draw_operations(self) -> None:
         times = [o.forward_ms + o.backward_ms for o in self.graph.operations]
         longest = max(times) or 1.0
-        for place, operation in enumerate(self.graph.operations):
-            x, y = self._at(place)
-            part = times[place] / longest
-            self.axes.add_patch(FancyBboxPatch(
-                (x - _BOX_WIDTH / 2, y - _BOX_HEIGHT / 2), _BOX_WIDTH, _BOX_HEIGHT,
-                boxstyle="round,pad=0,rounding_size=0.06", zorder=3.0, edgecolor=_INK,
-                facecolor=tuple(1 - part * (1 - each) for each in _HOT),
-                linewidth=1.8 if place == self.graph.loss else 0.7,
-            ))  # fmt: skip
+        for index, operation in enumerate(self.graph.operations):
+            x, y = self._at(index)
+            part = times[index] / longest
+            self.axes.add_patch(
+                FancyBboxPatch(
+                    (x - _BOX_WIDTH / 2, y - _BOX_HEIGHT / 2),
+                    _BOX_WIDTH,
+                    _BOX_HEIGHT,
+                    boxstyle="round,pad=0,rounding_size=0.06",
+                    zorder=3.0,
+                    edgecolor=_INK,
+                    facecolor=tuple(1 - part * (1 - each) for each in _HOT),
+                    linewidth=1.8 if index == self.graph.loss else 0.7,
+                )
+            )
             said = operation.kind or operation.name
             self._text(x, y + 0.075, said if len(said) <= _LETTERS else said[: _LETTERS - 1] + "…")
             details = f"{operation.forward_ms:.3g} + {operation.backward_ms:.3g} ms"
@@ -120,10 +126,17 @@ class _Drawing:
                 points = self._around(source, target, r2 - r1)
             curved = c1 == c2 and len(points) == 4
             codes = [Curve.MOVETO, *[Curve.CURVE4 if curved else Curve.LINETO] * (len(points) - 1)]
-            self.axes.add_patch(FancyArrowPatch(
-                path=Curve(points, codes), arrowstyle="-|>", mutation_scale=6, color=_EDGE,
-                linewidth=0.9, fill=False, zorder=2.0,
-            ))  # fmt: skip
+            self.axes.add_patch(
+                FancyArrowPatch(
+                    path=Curve(points, codes),
+                    arrowstyle="-|>",
+                    mutation_scale=6,
+                    color=_EDGE,
+                    linewidth=0.9,
+                    fill=False,
+                    zorder=2.0,
+                )
+            )
 
     def _around(self, source: int, target: int, span: int) -> list[_Point]:
         """Right of all boxes between, the further the longer the way."""
@@ -167,10 +180,24 @@ class _Drawing:
         self._text(0.0, 0.28, totals, size=7, ha="left")
 
     def _text(
-        self, x: float, y: float, text: str, *, size: float = 6.5, ha: str = "center",
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        size: float = 6.5,
+        ha: str = "center",
         bold: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.axes.text(
-            x, y, text, fontsize=size, color=_INK, ha=ha, va="center", zorder=6.0,
-            fontweight="bold" if bold else "normal", parse_math=False,
-        )  # fmt: skip
+            x,
+            y,
+            text,
+            fontsize=size,
+            color=_INK,
+            ha=ha,
+            va="center",
+            zorder=6.0,
+            fontweight="bold" if bold else "normal",
+            parse_math=False,
+        )

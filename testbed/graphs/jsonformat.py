@@ -20,9 +20,10 @@ left out (without ``loss``, it is the last operation that feeds nothing).
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
+from patchlight.testbed.files.issues import FileIssues, nearest
+from patchlight.testbed.files.json_text import JsonText, Path
 from patchlight.testbed.graphs.model import (
     ComputationGraph,
     GraphFileError,
@@ -30,15 +31,21 @@ from patchlight.testbed.graphs.model import (
     find_cycle,
     most_of,
 )
-from patchlight.testbed.labfile.errors import FileIssue, nearest
 
 FORMAT, VERSION = "patchlight-graph", 1
-_KEYS = ("format", "version", "name", "origin", "device", "batch", "notes", "loss", "operations",
-         "edges")  # fmt: skip
+_KEYS = (
+    "format",
+    "version",
+    "name",
+    "origin",
+    "device",
+    "batch",
+    "notes",
+    "loss",
+    "operations",
+    "edges",
+)
 _NUMBERS = ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
-
-_Path = tuple[str | int, ...]
 
 
 def graph_to_json(graph: ComputationGraph) -> str:
@@ -70,16 +77,7 @@ def graph_to_json(graph: ComputationGraph) -> str:
 
 def graph_from_json(text: str, file: str) -> ComputationGraph:
     """The graph in a file's text; ``file`` is for messages. ``GraphFileError``."""
-    try:
-        # Not finite numbers are no JSON, though Python would read them.
-        document = json.loads(text, parse_constant=_refuse)
-    except json.JSONDecodeError as error:
-        raise GraphFileError([FileIssue(file, error.lineno, error.colno, error.msg)]) from error
-    except ValueError as error:
-        raise GraphFileError([FileIssue(file, 1, 1, str(error))]) from error
-    except RecursionError as error:
-        raise GraphFileError([FileIssue(file, 1, 1, "it is nested too deeply")]) from error
-    return _Reader(text, file).read(document)
+    return _Reader(text, file).read()
 
 
 def _shown(value: Any) -> str:
@@ -87,67 +85,34 @@ def _shown(value: Any) -> str:
     return written if len(written) <= 40 else f"{written[:40]}…"
 
 
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not a JSON number")
-
-
-def positions(text: str) -> dict[_Path, int]:
-    """Where each value of a well-formed JSON text begins: its path → offset."""
-    found: dict[_Path, int] = {}
-    path: list[str | int] = []
-    key_next: list[bool] = []  # for each open bracket: is it an object waiting for a key?
-    for token in _TOKEN.finditer(text):
-        mark = token[0]
-        if mark in "}]":
-            path.pop()
-            key_next.pop()
-        elif mark == ",":
-            last = path[-1]
-            if isinstance(last, int):
-                path[-1] = last + 1
-            else:
-                key_next[-1] = True
-        elif mark == ":":
-            key_next[-1] = False
-        elif key_next and key_next[-1]:
-            path[-1] = json.loads(mark)
-        else:
-            found.setdefault(tuple(path), token.start())
-            if mark in "{[":
-                path.append("" if mark == "{" else 0)
-                key_next.append(mark == "{")
-    return found
-
-
 class _Reader:
     def __init__(self, text: str, file: str) -> None:
-        self.text, self.file = text, file
-        self.offsets = positions(text)
-        self.mistakes: list[FileIssue] = []
+        self.issues = FileIssues(file, GraphFileError)
+        self.text = JsonText(text, self.issues)
 
-    def read(self, document: Any) -> ComputationGraph:
+    def read(self) -> ComputationGraph:
+        document = self.text.parse()
         if not isinstance(document, dict):
-            self._wrong((), "expected an object with 'operations' and 'edges'")
-            raise GraphFileError(self.mistakes)
+            self.text.at((), "expected an object with 'operations' and 'edges'")
+            self.issues.raise_if_any()
         self._head(document)
         operations = self._operations(document.get("operations"))
-        places = {operation.name: place for place, operation in reversed([*enumerate(operations)])}
-        edges = self._edges(document.get("edges", []), places)
+        index_of = {o.name: index for index, o in reversed([*enumerate(operations)])}
+        edges = self._edges(document.get("edges", []), index_of)
         loss = document.get("loss")
-        if loss is not None and not (isinstance(loss, str) and loss in places):
-            self._wrong(("loss",), f"loss is {loss!r}: no operation has that name")
+        if loss is not None and not (isinstance(loss, str) and loss in index_of):
+            self.text.at(("loss",), f"loss is {loss!r}: no operation has that name")
         cycle = find_cycle(len(operations), list(edges))
         if cycle:
-            written = " → ".join(operations[place].name for place in cycle)
+            written = " → ".join(operations[index].name for index in cycle)
             closing = ("edges", edges[cycle[-2], cycle[-1]])
-            self._wrong(closing, f"this edge closes a cycle: {written}")
-        if self.mistakes:
-            raise GraphFileError(self.mistakes)
+            self.text.at(closing, f"this edge closes a cycle: {written}")
+        self.issues.raise_if_any()
         return ComputationGraph(
             document["name"],
             tuple(operations),
             tuple(edges),
-            -1 if loss is None else places[loss],
+            -1 if loss is None else index_of[loss],
             document["origin"],
             document.get("device", "unknown"),
             document.get("batch"),
@@ -156,65 +121,73 @@ class _Reader:
 
     def _head(self, document: dict[str, Any]) -> None:
         for key in document.keys() - set(_KEYS):
-            self._wrong((key,), f"{key!r} is unknown: {nearest(key, _KEYS)}")
+            self.text.at((key,), f"{key!r} is unknown: {nearest(key, _KEYS)}")
         for key in ("format", "version", "name", "origin", "operations", "edges"):
             if key not in document:
-                self._wrong((), f"{key!r} is missing")
+                self.text.at((), f"{key!r} is missing")
         for key, expected in (("format", FORMAT), ("version", VERSION)):
             if key in document and document[key] != expected:
-                self._wrong((key,), f"{key} is {document[key]!r}: expected {expected!r}")
+                self.text.at((key,), f"{key} is {document[key]!r}: expected {expected!r}")
         if document.get("origin", "computed") not in ("profiled", "computed"):
-            self._wrong(("origin",), "origin: expected 'profiled' or 'computed'")
+            self.text.at(("origin",), "origin: expected 'profiled' or 'computed'")
         for key in ("name", "device", "notes"):
             if key in document and not isinstance(document[key], str):
-                self._wrong((key,), f"{key}: expected text")
+                self.text.at((key,), f"{key}: expected text")
         batch = document.get("batch", 1)
         if type(batch) is not int or batch < 1:
-            self._wrong(("batch",), f"batch is {batch!r}: expected a whole number, 1 or more")
+            self.text.at(("batch",), f"batch is {batch!r}: expected a whole number, 1 or more")
 
     def _operations(self, listed: Any) -> list[Operation]:
-        found: list[Operation] = []
+        operations: list[Operation] = []
         if not isinstance(listed, list) or not listed:
             if listed is not None:
-                self._wrong(("operations",), "expected a list of at least one operation")
-            return found
+                self.text.at(("operations",), "expected a list of at least one operation")
+            return operations
         first: set[str] = set()
-        for place, item in enumerate(listed):
-            path = ("operations", place)
+        for index, item in enumerate(listed):
+            path = ("operations", index)
             name = item.get("name") if isinstance(item, dict) else None
             if not isinstance(item, dict) or not isinstance(name, str):
-                self._wrong(path, "expected an object with a 'name'")
+                self.text.at(path, "expected an object with a 'name'")
                 continue
             if name in first:
-                self._wrong(path, f"operation {name!r} is there twice")
+                self.text.at(path, f"operation {name!r} is there twice")
             first.add(name)
             for key in item.keys() - {"name", "kind", *_NUMBERS}:
                 known = ("name", "kind", *_NUMBERS)
-                self._wrong((*path, key), f"{key!r} is unknown: {nearest(key, known)}")
+                self.text.at((*path, key), f"{key!r} is unknown: {nearest(key, known)}")
             numbers = [self._number((*path, key), item, key) for key in _NUMBERS]
-            found.append(Operation(name, str(item.get("kind", "")), numbers[0], numbers[1],
-                                   int(numbers[2]), int(numbers[3])))  # fmt: skip
-        return found
+            operations.append(
+                Operation(
+                    name,
+                    str(item.get("kind", "")),
+                    numbers[0],
+                    numbers[1],
+                    int(numbers[2]),
+                    int(numbers[3]),
+                )
+            )
+        return operations
 
-    def _number(self, path: _Path, item: dict[str, Any], key: str) -> float:
+    def _number(self, path: Path, item: dict[str, Any], key: str) -> float:
         value = item.get(key)
         if value is None:
-            self._wrong(path[:-1], f"{key!r} of {item['name']!r} is missing")
+            self.text.at(path[:-1], f"{key!r} of {item['name']!r} is missing")
         elif type(value) not in (int, float) or not 0 <= value <= most_of(key):
             expected = f"expected a number, 0 to {most_of(key):.3g}"
-            self._wrong(path, f"{key} is {_shown(value)}: {expected}")
+            self.text.at(path, f"{key} is {_shown(value)}: {expected}")
         elif key.endswith("bytes") and value != int(value):
-            self._wrong(path, f"{key} is {value!r}: expected whole bytes")
+            self.text.at(path, f"{key} is {value!r}: expected whole bytes")
         else:
             return float(value)
         return 0.0
 
-    def _edges(self, listed: Any, places: dict[str, int]) -> dict[tuple[int, int], int]:
-        """Edges between places, with each one's place in the list."""
-        found: dict[tuple[int, int], int] = {}
+    def _edges(self, listed: Any, index_of: dict[str, int]) -> dict[tuple[int, int], int]:
+        """Edges between indices of operations, with the index of each in the list."""
+        edges: dict[tuple[int, int], int] = {}
         if not isinstance(listed, list):
-            self._wrong(("edges",), "expected a list of pairs of names")
-            return found
+            self.text.at(("edges",), "expected a list of pairs of names")
+            return edges
         for number, item in enumerate(listed):
             path = ("edges", number)
             if not (
@@ -222,21 +195,15 @@ class _Reader:
                 and len(item) == 2
                 and all(isinstance(end, str) for end in item)
             ):
-                self._wrong(path, "expected a pair of names, like ['conv1', 'relu1']")
+                self.text.at(path, "expected a pair of names, like ['conv1', 'relu1']")
                 continue
-            absent = [end for end in item if end not in places]
+            absent = [end for end in item if end not in index_of]
             for end in absent:
-                self._wrong(path, f"{end!r} is not there: {nearest(end, places)}")
+                self.text.at(path, f"{end!r} is not there: {nearest(end, index_of)}")
             if absent:
                 continue
-            edge = places[item[0]], places[item[1]]
-            if edge in found:
-                self._wrong(path, "this edge is there twice")
-            found.setdefault(edge, number)
-        return found
-
-    def _wrong(self, path: _Path, message: str) -> None:
-        offset = self.offsets.get(path, 0)
-        before = self.text[:offset]
-        line, column = before.count("\n") + 1, offset - before.rfind("\n")
-        self.mistakes.append(FileIssue(self.file, line, column, message))
+            edge = index_of[item[0]], index_of[item[1]]
+            if edge in edges:
+                self.text.at(path, "this edge is there twice")
+            edges.setdefault(edge, number)
+        return edges

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from patchlight.testbed.graphs.gpu_model import GpuModel
 from patchlight.testbed.graphs.model import ComputationGraph, Operation
@@ -20,14 +20,14 @@ Looked = Literal["tokens", "positions", "segments"]
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """The output of a layer: which operation makes it, and its shape for one sample."""
+    """The output of a layer: the index of the operation that makes it; its shape for one sample."""
 
-    place: int
+    operation: int
     shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """Numbers for one sample."""
+        """How many numbers it has for one sample."""
         return math.prod(self.shape)
 
 
@@ -45,28 +45,35 @@ class Layers:
         kind: str,
         inputs: tuple[Tensor, ...],
         shape: tuple[int, ...],
+        layer: tuple[Any, ...],
+        *,
         macs: int = 0,
         flops: int = 0,
         parameters: int = 0,
         read: int | None = None,
     ) -> Tensor:
-        """An operation. ``macs`` (multiply-adds) and other ``flops`` are for one sample.
+        """Add an operation. ``macs`` (multiply-adds) and other ``flops`` are for one sample.
 
-        ``read`` is how many parameters a pass touches, if not all (an embedding's rows).
+        ``layer`` is its name and what it is made with, for those who build it; ``read`` is how
+        many parameters a pass touches, if not all (an embedding's rows).
         """
         output = Tensor(len(self.operations), shape)
-        moved = self.batch * (output.size + sum(each.size for each in inputs))
+        moved = self.batch * (output.size + sum(tensor.size for tensor in inputs))
         moved_bytes = BYTES * (moved + (parameters if read is None else read)) if inputs else 0
         forward_flops = self.batch * (2 * macs + flops)
+        backward_flops = 2 * forward_flops if macs else forward_flops
         self.macs += macs
-        self.operations.append(Operation(
-            f"{len(self.operations) + 1}", kind,
-            round(self.gpu.time_ms(forward_flops, moved_bytes), 6),
-            round(self.gpu.time_ms(2 * forward_flops if macs else forward_flops,
-                                   2 * moved_bytes), 6),
-            BYTES * self.batch * output.size, BYTES * parameters,
-        ))  # fmt: skip
-        self.edges += [(each.place, output.place) for each in dict.fromkeys(inputs)]
+        self.operations.append(
+            Operation(
+                f"{len(self.operations) + 1}",
+                kind,
+                round(self.gpu.time_ms(forward_flops, moved_bytes), 6),
+                round(self.gpu.time_ms(backward_flops, 2 * moved_bytes), 6),
+                BYTES * self.batch * output.size,
+                BYTES * parameters,
+            )
+        )
+        self.edges += [(tensor.operation, output.operation) for tensor in dict.fromkeys(inputs)]
         return output
 
     def graph(self) -> ComputationGraph:
@@ -84,7 +91,7 @@ class Layers:
 
     def input(self, *shape: int) -> Tensor:
         """The data, already on the GPU: no time."""
-        return self.add("Input", (), shape)
+        return self.add("Input", (), shape, ("Input",))
 
     def linear(self, x: Tensor, outputs: int, bias: bool = True, tied: bool = False) -> Tensor:
         """A dense layer over the last dimension; ``tied`` weights belong to another layer."""
@@ -94,6 +101,7 @@ class Layers:
             f"Linear({inputs}, {outputs})",
             (x,),
             (*rest, outputs),
+            ("Linear", inputs, outputs, bias, tied),
             macs=math.prod(rest) * inputs * outputs,
             parameters=0 if tied else weights,
             read=weights,
@@ -101,7 +109,8 @@ class Layers:
 
     def pointwise(self, kind: str, *inputs: Tensor, flops: int = 1) -> Tensor:
         """An operation number by number: activation, dropout, sum."""
-        return self.add(kind, inputs, inputs[0].shape, flops=flops * inputs[0].size)
+        shape = inputs[0].shape
+        return self.add(kind, inputs, shape, (kind,), flops=flops * inputs[0].size)
 
     def convolution(
         self,
@@ -124,6 +133,7 @@ class Layers:
             f"Conv2d({inputs}, {outputs}, kernel_size={kernel}, stride={stride})",
             (x,),
             shape,
+            ("Conv2d", inputs, outputs, kernel, stride, padding, bias),
             macs=weights * shape[1] * shape[2],
             parameters=weights + (outputs if bias else 0),
         )
@@ -138,32 +148,34 @@ class Layers:
             _slid(height, kernel, stride, padding, ceil),
             _slid(width, kernel, stride, padding, ceil),
         )
-        return self.add(kind, (x,), shape, flops=math.prod(shape) * kernel * kernel)
+        layer = (kind, kernel, stride, padding, ceil)
+        return self.add(kind, (x,), shape, layer, flops=math.prod(shape) * kernel * kernel)
 
     def average(self, x: Tensor, side: int = 1) -> Tensor:
         """Adaptive average pooling to ``side`` × ``side``."""
-        return self.add(f"AdaptiveAvgPool2d({side})", (x,), (x.shape[0], side, side), flops=x.size)
+        kind, shape = f"AdaptiveAvgPool2d({side})", (x.shape[0], side, side)
+        return self.add(kind, (x,), shape, ("AdaptiveAvgPool2d", side), flops=x.size)
 
     def batch_norm(self, x: Tensor) -> Tensor:
         """Batch normalisation of each channel."""
-        kind = f"BatchNorm2d({x.shape[0]})"
-        return self.add(kind, (x,), x.shape, flops=4 * x.size, parameters=2 * x.shape[0])
+        return self._norm("BatchNorm2d", x, x.shape[0], flops=4 * x.size)
 
     def layer_norm(self, x: Tensor) -> Tensor:
         """Layer normalisation over the last dimension."""
-        width = x.shape[-1]
-        return self.add(
-            f"LayerNorm({width})", (x,), x.shape, flops=8 * x.size, parameters=2 * width
-        )
+        return self._norm("LayerNorm", x, x.shape[-1], flops=8 * x.size)
+
+    def _norm(self, kind: str, x: Tensor, width: int, flops: int) -> Tensor:
+        layer = (kind, width)
+        return self.add(f"{kind}({width})", (x,), x.shape, layer, flops=flops, parameters=2 * width)
 
     def reshape(self, kind: str, x: Tensor, *shape: int) -> Tensor:
         """The same numbers in another shape; moves them."""
-        return self.add(kind, (x,), shape)
+        return self.add(kind, (x,), shape, ("Reshaped", *shape))
 
     def concatenate(self, *inputs: Tensor) -> Tensor:
         """Joined along the first dimension (channels)."""
-        first = sum(each.shape[0] for each in inputs)
-        return self.add("Concat", inputs, (first, *inputs[0].shape[1:]))
+        first = sum(tensor.shape[0] for tensor in inputs)
+        return self.add("Concat", inputs, (first, *inputs[0].shape[1:]), ("Concat",))
 
     def embedding(self, tokens: Tensor, entries: int, width: int, of: Looked = "tokens") -> Tensor:
         """A row of a table for each token; the row is that ``of`` what is looked up."""
@@ -171,6 +183,7 @@ class Layers:
             f"Embedding({entries}, {width})",
             (tokens,),
             (*tokens.shape, width),
+            ("Embedding", entries, width, of),
             parameters=entries * width,
             read=self.batch * tokens.size * width,
         )
@@ -181,12 +194,13 @@ class Layers:
         Several inputs are joined along their features; 2 ``ways`` reads it backwards too.
         """
         length = inputs[0].shape[0]
-        features = sum(each.shape[1] for each in inputs)
+        features = sum(tensor.shape[1] for tensor in inputs)
         gates = 4 * width * (features + width)
         return self.add(
             f"LSTM({features}, {width})" + ("" if ways == 1 else ", both ways"),
             inputs,
             (length, ways * width),
+            ("LSTM", features, width, ways),
             macs=ways * length * gates,
             flops=ways * length * 10 * width,
             parameters=ways * (gates + 8 * width),
@@ -199,6 +213,7 @@ class Layers:
             "BahdanauAttention",
             (queries, keys),
             queries.shape,
+            ("BahdanauAttention", width),
             macs=2 * length * width * width + 2 * length * length * width,
             flops=2 * length * length * width,
             parameters=2 * width * width + width,
@@ -211,6 +226,7 @@ class Layers:
             "MatMul(queries, keys)",
             (joined,),
             (heads, length, length),
+            ("Scores", heads),
             macs=length * length * width,
         )
 
@@ -221,6 +237,7 @@ class Layers:
             "MatMul(shares, values)",
             (shares, joined),
             (length, width),
+            ("Mixed", shares.shape[0]),
             macs=length * length * width,
         )
 

@@ -15,7 +15,7 @@ from patchlight.testbed.graphs.model import ComputationGraph
 class TrainingGraph:
     """Forward and backward operations of one training step.
 
-    With n operations in ``forward``, places 0…n−1 are the forward operations and place n+i is
+    With n operations in ``forward``, indices 0…n−1 are the forward operations and index n+i is
     the backward twin of i. Arrays have 2n entries; ``memory_bytes`` holds activations and
     parameters for a forward operation and for its twin alike.
     """

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.labfile.errors import FileError
+from patchlight.testbed.files.issues import FileError
 
 Origin = Literal["profiled", "computed"]
 MOST_MS = 1e12
@@ -52,8 +52,8 @@ class Operation:
 class ComputationGraph:
     """The forward pass of a model, as a value.
 
-    ``edges`` are pairs of places in ``operations``: the first feeds the second. ``loss`` is the
-    place of the operation after which the backward pass begins; −1, the default, is the last
+    ``edges`` are pairs of indices in ``operations``: the first feeds the second. ``loss`` is the
+    index of the operation after which the backward pass begins; −1, the default, is the last
     one that feeds nothing. ``origin`` says whether the times were measured or computed, on or
     for ``device``. Raises ``BadInput`` for a graph that is empty or has a cycle, an edge from
     or to nothing, an edge or a name twice, or a number that is negative, not finite or so large
@@ -110,21 +110,21 @@ class ComputationGraph:
         cycle = find_cycle(count, self.edges)
         return f"it has a cycle: {self._written(cycle)}" if cycle else None
 
-    def _written(self, places: Sequence[int]) -> str:
-        return " → ".join(self.operations[place].name for place in places)
+    def _written(self, indices: Sequence[int]) -> str:
+        return " → ".join(self.operations[index].name for index in indices)
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """The operations' places in topological order: breadth first, ties as in the file."""
+        """The operations' indices in topological order: breadth first, ties as in the file."""
         return tuple(topological_order(len(self.operations), self.edges))
 
     @cached_property
     def parents(self) -> tuple[tuple[int, ...], ...]:
-        """For each operation the places of those that feed it."""
-        found: list[list[int]] = [[] for _ in self.operations]
+        """For each operation the indices of those that feed it."""
+        parents: list[list[int]] = [[] for _ in self.operations]
         for source, target in self.edges:
-            found[target].append(source)
-        return tuple(tuple(each) for each in found)
+            parents[target].append(source)
+        return tuple(map(tuple, parents))
 
     @property
     def forward_ms(self) -> float:

@@ -24,7 +24,7 @@ QUANTUM_MS = 0.01
 class PartitionedGraph:
     """A training step whose operations are split.
 
-    Operation i (places as in ``training``) has ``splits[i]`` equal parts, each with
+    Operation i (indices as in ``training``) has ``splits[i]`` equal parts, each with
     ``part_ms[i]`` of compute and ``part_bytes[i]`` of memory. Edge k of the training graph
     becomes an edge from every part of its source to every part of its target, with
     ``edge_bytes[k]`` each. The parts of a split backward operation are joined each with each,
@@ -117,7 +117,7 @@ def _edge_bytes(
     if splits[source] == splits[target] == 1:
         return float(memory[source])
     half = training.half
-    turn = {place: (place % half, place // half) for place in (source, target)}
+    turn = {index: (index % half, index // half) for index in (source, target)}
     split = sorted((p for p in (source, target) if splits[p] > 1), key=turn.__getitem__)
     last = split[-1]
     neighbour = source if last == target else target

@@ -5,43 +5,43 @@ Every check works on what could be read, so that one mistake never hides another
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
+from patchlight.testbed.files.fields import Fields
+from patchlight.testbed.files.issues import FileIssues, Located, nearest
 from patchlight.testbed.lab import Endpoint, default_mac
-from patchlight.testbed.labfile.errors import FileIssues, Located, nearest
-from patchlight.testbed.labfile.yaml_schema import Fields
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
 
 
-def check_emulated(switch: Fields, mistakes: FileIssues) -> None:
-    """Note faults of ports that are not there, and what the driver's device cannot do."""
+def _check_emulated(switch: Fields, issues: FileIssues) -> None:
+    """Faults of ports that are not there, and what the driver's device cannot do."""
     if "emulated" not in switch:
         return
     emulated: Fields = switch["emulated"].value
     driver = switch["driver"].value if "driver" in switch else None
     if "users" in emulated:
-        _check_users(driver, emulated["users"], mistakes)
+        _check_users(driver, emulated["users"], issues)
     known = OCS_DRIVERS.get(driver or "")
     if driver is not None and not (known and known.makes_room) and "conflict_time" in emulated:
         message = f"an emulated {driver} has no conflict_time: expected it with a Calient's driver"
-        mistakes.at(emulated["conflict_time"], message)
+        issues.at(emulated["conflict_time"], message)
     if "ports" in switch and "faults" in emulated:
         count = switch["ports"].value
         for fault in emulated["faults"].value:
-            for port, where in _ports(fault.value):
+            for port, position in _ports(fault.value):
                 if port > count:
                     message = f"port {port} is outside the switch: expected 1 to {count}"
-                    mistakes.at(where, message)
+                    issues.at(position, message)
 
 
-def _check_users(driver: str | None, users: Located[Any], mistakes: FileIssues) -> None:
+def _check_users(driver: str | None, users: Located[Any], issues: FileIssues) -> None:
     known = OCS_DRIVERS.get(driver or "")
     if known is not None and not known.has_users and users.value:
-        mistakes.at(users, f"nobody logs in to a {driver}: expected no users")
+        issues.at(users, f"nobody logs in to a {driver}: expected no users")
     first: dict[str, Located[Any]] = {}
     for user in (item.value for item in users.value):
         if "name" not in user:
@@ -49,7 +49,7 @@ def _check_users(driver: str | None, users: Located[Any], mistakes: FileIssues) 
         before = first.setdefault(user["name"].value, user["name"])
         if before is not user["name"]:
             message = f"user {before.value} is listed twice, first on line {before.line}"
-            mistakes.at(user["name"], f"{message}: expected each once")
+            issues.at(user["name"], f"{message}: expected each once")
 
 
 def _ports(fault: Fields) -> Iterator[tuple[int, Located[Any]]]:
@@ -59,39 +59,39 @@ def _ports(fault: Fields) -> Iterator[tuple[int, Located[Any]]]:
     if "drift_db" in fault:
         yield from ((int(port), item) for port, item in fault["drift_db"].value.items())
     if "lose" in fault:
-        one = parse_cross_connects(fault["lose"].value)[0]
-        yield from ((port, fault["lose"]) for port in (one.inp, one.out))
+        lost = parse_cross_connects(fault["lose"].value)[0]
+        yield from ((port, fault["lose"]) for port in (lost.inp, lost.out))
 
 
-def check_lab(lab: Fields, mistakes: FileIssues) -> None:
+def check_lab(lab: Fields, issues: FileIssues) -> None:
     """Note every mistake that only shows when parts of the file are seen together."""
-    _once("device", "name", _devices(lab), mistakes)
+    _once("device", "name", _devices(lab), issues)
     switches = [*_items(lab, "packet_switches"), *_items(lab, "circuit_switches")]
-    _once("datapath id", "datapath_id", switches, mistakes, show=hex)
-    _once("address of a circuit switch", "address", _items(lab, "circuit_switches"), mistakes)
-    _once("management address", "management", _items(lab, "servers"), mistakes)
+    _once("datapath id", "datapath_id", switches, issues, show=hex)
+    _once("address of a circuit switch", "address", _items(lab, "circuit_switches"), issues)
+    _once("management address", "management", _items(lab, "servers"), issues)
     for server in _items(lab, "servers"):
-        _check_server(server, mistakes)
+        _check_server(server, issues)
     nics = [nic for server in _items(lab, "servers") for nic in _items(server, "nics")]
     gpus = [gpu for server in _items(lab, "servers") for gpu in _items(server, "gpus")]
-    _once("GPU UUID", "uuid", gpus, mistakes)
-    _once("address", "address", nics, mistakes)
-    _check_macs(nics, mistakes)
+    _once("GPU UUID", "uuid", gpus, issues)
+    _once("address", "address", nics, issues)
+    _check_macs(nics, issues)
     if "network" in lab:
         for nic in nics:
-            _check_address(nic, lab["network"].value, mistakes)
+            _check_address(nic, lab["network"].value, issues)
     elif nics and "network" not in lab.broken:
-        mistakes.at(
+        issues.at(
             lab["servers"],
             "a lab with servers lacks 'network': expected the IPv4 network of their NICs, like "
             "'192.168.10.0/24'",
         )
     for switch in _items(lab, "circuit_switches"):
-        _check_datapath_id(switch, mistakes)
-        _check_cross_connects(switch, mistakes)
-        check_emulated(switch, mistakes)
-    _check_fibres(lab, mistakes)
-    _check_controller(lab, mistakes)
+        _check_datapath_id(switch, issues)
+        _check_cross_connects(switch, issues)
+        _check_emulated(switch, issues)
+    _check_fibres(lab, issues)
+    _check_controller(lab, issues)
 
 
 def _items(fields: Fields, key: str) -> list[Fields]:
@@ -104,31 +104,31 @@ def _devices(lab: Fields) -> list[Fields]:
 
 
 def _once(
-    what: str, key: str, owners: Iterable[Fields], mistakes: FileIssues, show: Any = str
+    what: str, key: str, owners: Iterable[Fields], issues: FileIssues, show: Any = str
 ) -> None:
-    _each_once(what, (owner[key] for owner in owners if key in owner), mistakes, show)
+    _each_once(what, (owner[key] for owner in owners if key in owner), issues, show)
 
 
 def _each_once(
-    what: str, values: Iterable[Located[Any]], mistakes: FileIssues, show: Any = str
+    what: str, values: Iterable[Located[Any]], issues: FileIssues, show: Any = str
 ) -> None:
     first: dict[object, Located[Any]] = {}
-    for found in values:
-        before = first.setdefault(found.value, found)
-        if before is not found:
-            message = f"{what} {show(found.value)} is used twice, first on line {before.line}"
-            mistakes.at(found, f"{message}: expected one of its own")
+    for value in values:
+        before = first.setdefault(value.value, value)
+        if before is not value:
+            message = f"{what} {show(value.value)} is used twice, first on line {before.line}"
+            issues.at(value, f"{message}: expected one of its own")
 
 
-def _check_server(server: Fields, mistakes: FileIssues) -> None:
+def _check_server(server: Fields, issues: FileIssues) -> None:
     gpus, nics = _items(server, "gpus"), _items(server, "nics")
     owner = f"server {server['name'].value}" if "name" in server else "the server"
-    _once(f"in {owner}, the name", "name", [*gpus, *nics], mistakes)
+    _once(f"in {owner}, the name", "name", [*gpus, *nics], issues)
     interfaces = (nic.get("interface", nic.get("name")) for nic in nics)
     # Two NICs of one name are already noted as that.
     given = {nic["name"].value: nic for nic in nics if "name" in nic}.values()
     if len(given) == sum("name" in nic for nic in nics):
-        _each_once(f"in {owner}, the interface", (i for i in interfaces if i is not None), mistakes)
+        _each_once(f"in {owner}, the interface", (i for i in interfaces if i is not None), issues)
     names = [gpu["name"].value for gpu in gpus if "name" in gpu]
     all_gpus_known = "gpus" not in server.broken and len(names) == len(gpus)
     served: dict[str, Located[Any]] = {}
@@ -138,11 +138,11 @@ def _check_server(server: Fields, mistakes: FileIssues) -> None:
         gpu = nic["gpu"]
         if gpu.value not in names and all_gpus_known:
             hint = nearest(gpu.value, names, "it has")
-            mistakes.at(gpu, f"{owner} has no GPU called {gpu.value!r}: {hint}")
+            issues.at(gpu, f"{owner} has no GPU called {gpu.value!r}: {hint}")
         before = served.setdefault(gpu.value, gpu)
         if before is not gpu:
             message = f"GPU {gpu.value} already has the NIC of line {before.line}"
-            mistakes.at(gpu, f"{message}: expected one NIC for each GPU")
+            issues.at(gpu, f"{message}: expected one NIC for each GPU")
     # A NIC that could not be read may be the one that is missed here.
     if "nics" in server and "nics" not in server.broken:
         if any("gpu" in nic.broken for nic in nics):
@@ -151,10 +151,10 @@ def _check_server(server: Fields, mistakes: FileIssues) -> None:
             if "name" in gpu_fields and gpu_fields["name"].value not in served:
                 name = gpu_fields["name"]
                 message = f"GPU {name.value} has no NIC: expected a NIC of the same server"
-                mistakes.at(name, f"{message} with 'gpu: {name.value}'")
+                issues.at(name, f"{message} with 'gpu: {name.value}'")
 
 
-def _check_macs(nics: list[Fields], mistakes: FileIssues) -> None:
+def _check_macs(nics: list[Fields], issues: FileIssues) -> None:
     first: dict[str, Located[Any]] = {}
     # Addresses used twice give default MACs used twice: that is one mistake, not two.
     addresses: set[IPv4Address] = set()
@@ -163,32 +163,32 @@ def _check_macs(nics: list[Fields], mistakes: FileIssues) -> None:
             mac = nic["mac"]
         elif "address" in nic and nic["address"].value not in addresses:
             addresses.add(nic["address"].value)
-            place = nic["address"]
-            mac = Located(default_mac(place.value), place.line, place.column)
+            address = nic["address"]
+            mac = replace(address, value=default_mac(address.value))
         else:
             continue
         before = first.setdefault(mac.value, mac)
         if before is not mac:
             message = f"MAC address {mac.value} is used twice, first on line {before.line}"
-            mistakes.at(mac, f"{message}: expected one of its own")
+            issues.at(mac, f"{message}: expected one of its own")
 
 
-def _check_address(nic: Fields, network: IPv4Network, mistakes: FileIssues) -> None:
+def _check_address(nic: Fields, network: IPv4Network, issues: FileIssues) -> None:
     if "address" not in nic:
         return
-    found: Located[IPv4Address] = nic["address"]
-    if found.value not in network:
-        message = f"address {found.value} is outside the lab's network: expected one in {network}"
-    elif network.prefixlen < 31 and found.value == network.network_address:
-        message = f"address {found.value} is the network's own: expected a host's in {network}"
-    elif network.prefixlen < 31 and found.value == network.broadcast_address:
-        message = f"address {found.value} is the broadcast one: expected a host's in {network}"
+    position, address = nic["address"], nic["address"].value
+    if address not in network:
+        message = f"address {address} is outside the lab's network: expected one in {network}"
+    elif network.prefixlen < 31 and address == network.network_address:
+        message = f"address {address} is the network's own: expected a host's in {network}"
+    elif network.prefixlen < 31 and address == network.broadcast_address:
+        message = f"address {address} is the broadcast one: expected a host's in {network}"
     else:
         return
-    mistakes.at(found, message)
+    issues.at(position, message)
 
 
-def _check_datapath_id(switch: Fields, mistakes: FileIssues) -> None:
+def _check_datapath_id(switch: Fields, issues: FileIssues) -> None:
     if "driver" not in switch or "datapath_id" in switch.broken:
         return
     name = switch["driver"]
@@ -197,46 +197,46 @@ def _check_datapath_id(switch: Fields, mistakes: FileIssues) -> None:
         return
     if driver.dials_in and "datapath_id" not in switch:
         message = f"a switch with driver {driver.name} lacks 'datapath_id'"
-        mistakes.at(name, f"{message}: expected the id that it says, like 0x51")
+        issues.at(name, f"{message}: expected the id that it says, like 0x51")
     # A rehearsal may be of any switch.
     elif driver.device and not driver.dials_in and "datapath_id" in switch:
         message = f"driver {driver.name} knows no datapath id: expected one with driver openflow"
-        mistakes.at(switch["datapath_id"], message)
+        issues.at(switch["datapath_id"], message)
 
 
-def _check_cross_connects(switch: Fields, mistakes: FileIssues) -> None:
-    inputs: dict[int, tuple[CrossConnect, int]] = {}
-    outputs: dict[int, tuple[CrossConnect, int]] = {}
+def _check_cross_connects(switch: Fields, issues: FileIssues) -> None:
+    by_input: dict[int, tuple[CrossConnect, int]] = {}
+    by_output: dict[int, tuple[CrossConnect, int]] = {}
     for item in switch["cross_connects"].value if "cross_connects" in switch else []:
-        both: tuple[CrossConnect, ...] = item.value
+        ways: tuple[CrossConnect, ...] = item.value
         if "ports" in switch:
             count = switch["ports"].value
-            outside = [p for p in (both[0].inp, both[0].out) if not 1 <= p <= count]
+            outside = [p for p in (ways[0].inp, ways[0].out) if not 1 <= p <= count]
             for port in outside:
-                mistakes.at(item, f"port {port} is outside the switch: expected 1 to {count}")
+                issues.at(item, f"port {port} is outside the switch: expected 1 to {count}")
             if outside:
                 continue
-        clash = _clash(both, item.line, inputs, outputs)
+        clash = _clash(ways, by_input, by_output)
         if clash:
-            mistakes.at(item, clash)
+            issues.at(item, clash)
+        else:
+            by_input.update({way.inp: (way, item.line) for way in ways})
+            by_output.update({way.out: (way, item.line) for way in ways})
 
 
 def _clash(
-    both: Iterable[CrossConnect],
-    line: int,
-    inputs: dict[int, tuple[CrossConnect, int]],
-    outputs: dict[int, tuple[CrossConnect, int]],
+    ways: Iterable[CrossConnect],
+    by_input: Mapping[int, tuple[CrossConnect, int]],
+    by_output: Mapping[int, tuple[CrossConnect, int]],
 ) -> str | None:
-    for one in both:
-        for side, port, taken in (("in", one.inp, inputs), ("out", one.out, outputs)):
+    for way in ways:
+        for side, port, taken in (("in", way.inp, by_input), ("out", way.out, by_output)):
             if port in taken:
-                other, where = taken[port]
+                other, line = taken[port]
                 return (
-                    f"{side}:{port} is used twice, first by {other} on line {where}: expected "
+                    f"{side}:{port} is used twice, first by {other} on line {line}: expected "
                     "each input and each output once"
                 )
-    for one in both:
-        inputs[one.inp] = outputs[one.out] = (one, line)
     return None
 
 
@@ -250,23 +250,23 @@ class _Ports:
 
 
 def _ports_of(lab: Fields) -> dict[str, _Ports]:
-    found: dict[str, _Ports] = {}
+    ports: dict[str, _Ports] = {}
     for server in _items(lab, "servers"):
         if "name" in server:
             nics = _items(server, "nics")
             whole = "nics" in server and "nics" not in server.broken
             whole = whole and all("name" in nic for nic in nics)
             names = tuple(nic["name"].value for nic in nics) if whole else None
-            found.setdefault(server["name"].value, _Ports("server", names=names))
+            ports.setdefault(server["name"].value, _Ports("server", names=names))
     for key in ("packet_switches", "circuit_switches"):
         for switch in _items(lab, key):
             if "name" in switch:
                 count = switch["ports"].value if "ports" in switch else None
-                found.setdefault(switch["name"].value, _Ports("switch", count=count))
-    return found
+                ports.setdefault(switch["name"].value, _Ports("switch", count=count))
+    return ports
 
 
-def _check_fibres(lab: Fields, mistakes: FileIssues) -> None:
+def _check_fibres(lab: Fields, issues: FileIssues) -> None:
     ports = _ports_of(lab)
     unread = lab.broken & {"servers", "packet_switches", "circuit_switches"}
     every_device_named = not unread and all("name" in device for device in _devices(lab))
@@ -275,18 +275,18 @@ def _check_fibres(lab: Fields, mistakes: FileIssues) -> None:
         ends: list[Located[Endpoint]] = fibre["ends"].value if "ends" in fibre else []
         if len(ends) == 2 and ends[0].value.device == ends[1].value.device:
             message = f"fibre from {ends[0].value.device} to itself: expected two devices"
-            mistakes.at(ends[1], message)
+            issues.at(ends[1], message)
         for end in ends:
             if end.value.device not in ports and not every_device_named:
                 continue
             problem = _wrong_end(end.value, ports)
             if problem:
-                mistakes.at(end, problem)
+                issues.at(end, problem)
                 continue
             before = first.setdefault(end.value, end)
             if before is not end:
                 message = f"port {end.value} is used twice, first on line {before.line}"
-                mistakes.at(end, f"{message}: expected one fibre for each port")
+                issues.at(end, f"{message}: expected one fibre for each port")
 
 
 def _wrong_end(end: Endpoint, ports: dict[str, _Ports]) -> str | None:
@@ -308,9 +308,9 @@ def _wrong_end(end: Endpoint, ports: dict[str, _Ports]) -> str | None:
     return None
 
 
-def _check_controller(lab: Fields, mistakes: FileIssues) -> None:
+def _check_controller(lab: Fields, issues: FileIssues) -> None:
     def addresses() -> Iterator[Located[Any]]:
         controller: Fields = lab["controller"].value if "controller" in lab else Fields()
         yield from (controller[key] for key in ("api", "openflow") if key in controller)
 
-    _each_once("controller address", addresses(), mistakes)
+    _each_once("controller address", addresses(), issues)

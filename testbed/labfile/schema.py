@@ -1,18 +1,28 @@
-"""The keys of a lab file, each with its kind: one declaration for the reader and for editors."""
+"""The keys of a lab file, each with its type: one declaration for the reader and for editors."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from ipaddress import AddressValueError, IPv4Address, IPv4Network
 from typing import Any
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.files.fields import (
+    Group,
+    Key,
+    ListOf,
+    Number,
+    Text,
+    Whole,
+    choice,
+    matching,
+    short,
+)
 from patchlight.testbed.lab import Endpoint
 from patchlight.testbed.labfile.emulated_schema import emulated_group
-from patchlight.testbed.labfile.errors import nearest
-from patchlight.testbed.labfile.yaml_schema import Group, Key, ListOf, Positive, Text, Whole, short
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
 
@@ -20,33 +30,29 @@ from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
 MOST_PACKET_PORTS = 65279
 MOST_CIRCUIT_PORTS = 4096
 FABRICS = ("openvswitch", "bridge")
+# What ships with Patchlight, for editors; others come by entry point, so any name is taken here.
+KNOWN_DRIVERS = tuple(driver.name for driver in OCS_DRIVERS.values() if driver.device)
 
 _NAME = "[A-Za-z][A-Za-z0-9_-]*"
 _MAC = "(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}"
 _HOST_PORT = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?):([0-9]{1,5})"
-_INTERFACE = r"[^\s/:]{1,15}"
-
-
-def _matching(pattern: str, what: str, expected: str, example: str, longest: int = 255) -> Text:
-    compiled = re.compile(pattern)
-
-    def take(text: str) -> str:
-        if compiled.fullmatch(text) and len(text) <= longest:
-            return text
-        raise BadInput(f"{short(text)!r} is not {what}: expected {expected}, like {example!r}")
-
-    json = {"pattern": f"^{pattern}$", "maxLength": longest, "examples": [example]}
-    return Text(f"{what}, like {example!r}", take, json)
 
 
 def _name(what: str, example: str, longest: int) -> Text:
     expected = f"a letter, then letters, digits, '-' or '_', at most {longest} in all"
-    return _matching(_NAME, what, expected, example, longest)
+    return matching(_NAME, what, expected, example, longest)
 
 
-def _quantity(parse: Callable[[object], Any], pattern: str, what: str, example: str) -> Text:
-    json = {"pattern": pattern, "examples": [example]}
-    return Text(f"{what} with its unit, like {example!r}", parse, json, quotable=False)
+def _quantity(parse: Callable[[object], Any], known: units.Units, what: str, example: str) -> Text:
+    json = {"pattern": units.pattern(known)}
+    return Text(
+        f"{what} with its unit",
+        parse,
+        json,
+        quotable=False,
+        example=example,
+        units=tuple(known),
+    )
 
 
 def _address(text: str) -> IPv4Address:
@@ -108,16 +114,6 @@ def _management(text: str) -> str:
         ) from error
 
 
-def _fabric(text: str) -> str:
-    if text in FABRICS:
-        return text
-    raise BadInput(f"{short(text)!r} is not a fabric: {nearest(text, FABRICS)}")
-
-
-def _endpoint(text: str) -> Endpoint:
-    return Endpoint.parse(text)
-
-
 def _cross_connects(text: str) -> tuple[CrossConnect, ...]:
     both = parse_cross_connects(text)
     if both[0].inp == both[0].out:
@@ -130,56 +126,76 @@ def _cross_connects(text: str) -> tuple[CrossConnect, ...]:
 LAB_NAME = _name("a lab's name", "ofc2022", 24)
 DEVICE_NAME = _name("a device name", "server1", 31)
 PART_NAME = _name("a GPU's or NIC's name", "nic0", 15)
-RATE = _quantity(units.parse_rate, units.RATE_PATTERN, "a rate", "40Gbps")
-TIME = _quantity(units.parse_time, units.TIME_PATTERN, "a time", "25ms")
-LOSS = _quantity(units.parse_loss, units.LOSS_PATTERN, "a loss", "1.5dB")
-POWER = _quantity(units.parse_power, units.POWER_PATTERN, "a power", "-3dBm")
-ADDRESS = Text("an IPv4 address, like '192.168.10.11'", _address, {"examples": ["192.168.10.11"]})
-HOST_PORT = Text("a TCP address, like '10.0.0.5:3082'", _host_port, {"pattern": f"^{_HOST_PORT}$"})
-USER_NAME = _matching(r"[!-~]+", "a user name", "printable characters without blanks", "admin", 64)
-VARIABLE_NAME = _matching(
+RATE = _quantity(units.parse_rate, units.RATE, "a rate", "40Gbps")
+TIME = _quantity(units.parse_time, units.TIME, "a time", "25ms")
+LOSS = _quantity(units.parse_loss, units.LOSS, "a loss", "1.5dB")
+POWER = _quantity(units.parse_power, units.POWER, "a power", "-3dBm")
+ADDRESS = Text("an IPv4 address", _address, example="192.168.10.11")
+HOST_PORT = Text(
+    "a TCP address", _host_port, {"pattern": f"^{_HOST_PORT}$"}, example="10.0.0.5:3082"
+)
+USER_NAME = matching(r"[!-~]+", "a user name", "printable characters without blanks", "admin", 64)
+VARIABLE_NAME = matching(
     "[A-Za-z_][A-Za-z0-9_]*",
     "an environment variable's name",
     "letters, digits and '_'",
     "OCS1_PASSWORD",
 )
+_DRIVER = matching(
+    "[a-z][a-z0-9_-]*",
+    "a driver's name",
+    "lower-case letters, digits, '-' or '_'",
+    "calient-tl1",
+    63,
+)
+DRIVER = replace(_DRIVER, json={**_DRIVER.json, "examples": list(KNOWN_DRIVERS)})
+MODEL = Text("a GPU model", _model, {"minLength": 1, "maxLength": 64}, example="Tesla M40")
+UUID = matching("[A-Za-z0-9-]+", "a GPU's UUID", "what nvidia-smi -L prints", "GPU-6f2a1b3c")
+MAC = Text("a MAC address", _mac, {"pattern": f"^{_MAC}$"}, example="02:4c:c0:a8:0a:0b")
+INTERFACE = matching(
+    r"[^\s/:]{1,15}", "an interface", "a kernel's name of at most 15 characters", "enp3s0f0"
+)
+MANAGEMENT = Text("where the agent answers", _management, example="10.0.0.11:8471")
+DATAPATH_ID = Whole("an OpenFlow datapath id", 1, 2**64 - 1)
+PACKET_PORTS = Whole("how many ports it has", 1, MOST_PACKET_PORTS)
+CIRCUIT_PORTS = Whole("how many duplex ports it has", 1, MOST_CIRCUIT_PORTS)
+CROSS_CONNECT = Text(
+    "a cross-connect",
+    _cross_connects,
+    {"pattern": r"^\s*[0-9]{1,9}\s*[->]\s*[0-9]{1,9}\s*$"},
+    example="1-7",
+)
+PORT = Text("a port", Endpoint.parse, {"pattern": r"^.+\..+$"}, example="tor1.3")
+NETWORK = Text("a network", _network, example="192.168.10.0/24")
 LAUNCH_POWER = Key("launch_power", POWER, "optical power its ports send with", default="0dBm")
 
 GPU = Group(
     "a GPU",
     (
-        Key("name", PART_NAME, "what the GPU is called, like 'gpu0'", required=True),
-        Key("model", Text("a GPU model, like 'Tesla M40'", _model,
-                          {"minLength": 1, "maxLength": 64}),
-            "the model, like 'Tesla M40'", required=True),
-        Key("uuid", _matching("[A-Za-z0-9-]+", "a GPU's UUID", "what nvidia-smi -L prints",
-                              "GPU-6f2a1b3c"), "pins the physical GPU on a real server"),
+        Key(
+            "name", PART_NAME, "what the GPU is called, like 'gpu0'", required=True, example="gpu0"
+        ),
+        Key("model", MODEL, "the model, like 'Tesla M40'", required=True),
+        Key("uuid", UUID, "pins the physical GPU on a real server"),
     ),
-)  # fmt: skip
+)
 NIC = Group(
     "a NIC",
     (
         Key("name", PART_NAME, "what the NIC port is called, like 'nic0'", required=True),
         Key("address", ADDRESS, "its IPv4 address in the lab's network", required=True),
         Key("rate", RATE, "its line rate", default="no limit"),
-        Key("gpu", PART_NAME, "the GPU of the same server that it serves"),
-        Key("mac", Text("a MAC address, like '02:4c:c0:a8:0a:0b'", _mac, {"pattern": f"^{_MAC}$"}),
-            "its MAC address", default="made of the IPv4 address"),
-        Key("interface", _matching(_INTERFACE, "an interface", "a kernel's name of at most 15 "
-                                   "characters", "enp3s0f0"),
-            "the kernel's name of it on the server", default="its name"),
+        Key("gpu", PART_NAME, "the GPU of the same server that it serves", example="gpu0"),
+        Key("mac", MAC, "its MAC address", default="made of the IPv4 address"),
+        Key("interface", INTERFACE, "the kernel's name of it on the server", default="its name"),
         LAUNCH_POWER,
     ),
-)  # fmt: skip
+)
 SERVER = Group(
     "a server",
     (
         Key("name", DEVICE_NAME, "what the server is called, like 'server1'", required=True),
-        Key(
-            "management",
-            Text("where the agent answers, like '10.0.0.11:8471'", _management),
-            "where the server's agent answers: host:port or unix:/path",
-        ),
+        Key("management", MANAGEMENT, "where the server's agent answers: host:port or unix:/path"),
         Key("gpus", ListOf(GPU, "GPUs"), "its GPUs", default="none"),
         Key("nics", ListOf(NIC, "NICs"), "its NIC ports in the lab's network", required=True),
     ),
@@ -187,53 +203,76 @@ SERVER = Group(
 PACKET_SWITCH = Group(
     "a packet switch",
     (
-        Key("name", DEVICE_NAME, "what the switch is called, like 'tor1'", required=True),
-        Key("datapath_id", Whole("an OpenFlow datapath id", 1, 2**64 - 1),
-            "its OpenFlow datapath id, like 0x1", required=True),
-        Key("ports", Whole("how many ports it has", 1, MOST_PACKET_PORTS),
-            "how many ports it has", required=True),
+        Key(
+            "name",
+            DEVICE_NAME,
+            "what the switch is called, like 'tor1'",
+            required=True,
+            example="tor1",
+        ),
+        Key(
+            "datapath_id",
+            DATAPATH_ID,
+            "its OpenFlow datapath id, like 0x1",
+            required=True,
+            example="0x1",
+        ),
+        Key("ports", PACKET_PORTS, "how many ports it has", required=True, example="48"),
         LAUNCH_POWER,
     ),
-)  # fmt: skip
+)
 CIRCUIT_SWITCH = Group(
     "a circuit switch",
     (
-        Key("name", DEVICE_NAME, "what the switch is called, like 'ocs1'", required=True),
-        # Any name is taken, for other packages add drivers; editors propose ours.
-        Key("driver", Text("a driver's name, like 'calient-tl1'", _matching(
-            "[a-z][a-z0-9_-]*", "a driver's name", "lower-case letters, digits, '-' or '_'",
-            "calient-tl1", 63).take, {"pattern": "^[a-z][a-z0-9_-]*$", "maxLength": 63,
-                                      "examples": list(OCS_DRIVERS)}),
-            "the driver that speaks to it, like 'calient-tl1'", required=True),
-        Key("address", HOST_PORT, "where it answers: host:port; with driver openflow, where "
-            "Patchlight listens for it", required=True),
-        Key("datapath_id", Whole("an OpenFlow datapath id", 1, 2**64 - 1),
-            "its OpenFlow datapath id, like 0x51; only with driver openflow"),
-        Key("ports", Whole("how many duplex ports it has", 1, MOST_CIRCUIT_PORTS),
-            "how many duplex ports it has", required=True),
+        Key(
+            "name",
+            DEVICE_NAME,
+            "what the switch is called, like 'ocs1'",
+            required=True,
+            example="ocs1",
+        ),
+        Key("driver", DRIVER, "the driver that speaks to it, like 'calient-tl1'", required=True),
+        Key(
+            "address",
+            HOST_PORT,
+            "where it answers: host:port; with driver openflow, where Patchlight listens for it",
+            required=True,
+        ),
+        Key(
+            "datapath_id",
+            DATAPATH_ID,
+            "its OpenFlow datapath id, like 0x51; only with driver openflow",
+            example="0x51",
+        ),
+        Key("ports", CIRCUIT_PORTS, "how many duplex ports it has", required=True, example="320"),
         Key("switching_time", TIME, "how long a new circuit stays dark", default="25ms"),
         Key("insertion_loss", LOSS, "what a circuit through it loses", default="1.5dB"),
         Key("user", USER_NAME, "whom to log in as", default="admin"),
         Key("password_env", VARIABLE_NAME, "the environment variable that holds the password"),
-        Key("cross_connects", ListOf(
-            Text("a cross-connect, like '1-7'", _cross_connects,
-                 {"pattern": r"^\s*[0-9]{1,9}\s*[->]\s*[0-9]{1,9}\s*$",
-                  "examples": ["1-7", "2>8"]}), "cross-connects"),
-            "the circuits it starts with: a-b both ways, a>b one way", default="none"),
-        Key("emulated", emulated_group(USER_NAME, VARIABLE_NAME),
-            "what its emulation alone heeds: faults, more users"),
+        Key(
+            "cross_connects",
+            ListOf(CROSS_CONNECT, "cross-connects"),
+            "the circuits it starts with: a-b both ways, a>b one way",
+            default="none",
+            example="[1-7, 2>8]",
+        ),
+        Key(
+            "emulated",
+            emulated_group(USER_NAME, VARIABLE_NAME),
+            "what its emulation alone heeds: faults, more users",
+            example="{users: [{name: viewer, read_only: true}]}",
+        ),
     ),
-)  # fmt: skip
+)
 FIBRE = Group(
     "a fibre",
     (
         Key(
             "ends",
-            ListOf(
-                Text("a port, like 'tor1.3'", _endpoint, {"pattern": r"^.+\..+$"}), "ends", count=2
-            ),
+            ListOf(PORT, "ends", count=2),
             "the two ports it joins, like [server1.nic0, ocs1.1]",
             required=True,
+            example="[server1.nic0, ocs1.1]",
         ),
         Key("rate", RATE, "its rate", default="no limit of its own"),
         Key("loss", LOSS, "what light loses in it", default="0.3dB"),
@@ -242,32 +281,69 @@ FIBRE = Group(
 CONTROLLER = Group(
     "the controller",
     (
-        Key("api", HOST_PORT, "where its REST API answers", default="127.0.0.1:8470"),
-        Key("openflow", HOST_PORT, "where it listens for OpenFlow", default="127.0.0.1:6653"),
+        Key(
+            "api",
+            HOST_PORT,
+            "where its REST API answers",
+            example="10.0.0.1:8470",
+            default="127.0.0.1:8470",
+        ),
+        Key(
+            "openflow",
+            HOST_PORT,
+            "where it listens for OpenFlow",
+            example="10.0.0.1:6653",
+            default="127.0.0.1:6653",
+        ),
     ),
 )
 LAB = Group(
     "a lab",
     (
         Key("name", LAB_NAME, "what the lab is called", required=True),
-        Key("network", Text("a network, like '192.168.10.0/24'", _network,
-                            {"examples": ["192.168.10.0/24"]}),
+        Key(
+            "network",
+            NETWORK,
             "the IPv4 network of the NICs, like '192.168.10.0/24'; needed with servers",
-            default="none"),
-        Key("fabric", Text("a fabric", _fabric, {"enum": list(FABRICS)}),
-            "what an emulation makes packet switches of", default="openvswitch"),
-        Key("scale", Positive("a scale"), "what an emulation divides rates and bytes by",
-            default="1"),
-        Key("controller", CONTROLLER, "where the controller answers"),
-        Key("servers", ListOf(SERVER, "servers"), "the servers, with their GPUs and NICs",
-            default="none: a lab of switches alone"),
-        Key("packet_switches", ListOf(PACKET_SWITCH, "packet switches"),
-            "the switches that forward packets (ToR, aggregator, core)", default="none"),
-        Key("circuit_switches", ListOf(CIRCUIT_SWITCH, "circuit switches"),
-            "the optical circuit switches", default="none"),
+            default="none",
+        ),
+        Key(
+            "fabric",
+            choice("a fabric", *FABRICS),
+            "what an emulation makes packet switches of",
+            default="openvswitch",
+        ),
+        Key(
+            "scale",
+            Number("a scale", above=0),
+            "what an emulation divides rates and bytes by",
+            default="1",
+            example="1000",
+        ),
+        Key(
+            "controller", CONTROLLER, "where the controller answers", example="{api: 10.0.0.1:8470}"
+        ),
+        Key(
+            "servers",
+            ListOf(SERVER, "servers"),
+            "the servers, with their GPUs and NICs",
+            default="none: a lab of switches alone",
+        ),
+        Key(
+            "packet_switches",
+            ListOf(PACKET_SWITCH, "packet switches"),
+            "the switches that forward packets (ToR, aggregator, core)",
+            default="none",
+        ),
+        Key(
+            "circuit_switches",
+            ListOf(CIRCUIT_SWITCH, "circuit switches"),
+            "the optical circuit switches",
+            default="none",
+        ),
         Key("fibres", ListOf(FIBRE, "fibres"), "the fibre pairs between ports", default="none"),
     ),
-)  # fmt: skip
+)
 
 
 def json_schema() -> dict[str, Any]:

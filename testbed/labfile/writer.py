@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import yaml
 
 from patchlight.testbed.emulated import Emulation, OcsFault
+from patchlight.testbed.files.fields import is_bare_text
 from patchlight.testbed.lab import (
     NO_NETWORK,
     CircuitSwitch,
@@ -19,7 +20,6 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
-from patchlight.testbed.labfile.yaml_schema import is_bare_text
 from patchlight.testbed.units import write_loss, write_power, write_rate, write_time
 
 # Keys of the file whose field in the model carries its unit in its name.
@@ -74,6 +74,11 @@ _Dumper.add_representer(_Hex, lambda d, v: d.represent_scalar(_INT, hex(v)))
 
 def write_lab(lab: Lab) -> str:
     """YAML text that ``parse_lab`` reads back equal; what has its default is left out."""
+    return to_yaml(lab_document(lab))
+
+
+def lab_document(lab: Lab) -> dict[str, Any]:
+    """The keys and values of a lab's file, for ``to_yaml``."""
     document: dict[str, Any] = {"name": lab.name}
     if lab.network != NO_NETWORK:
         document["network"] = str(lab.network)
@@ -94,6 +99,11 @@ def write_lab(lab: Lab) -> str:
         document["circuit_switches"] = [_circuit_switch(switch) for switch in lab.circuit_switches]
     if lab.fibres:
         document["fibres"] = [_fibre(fibre) for fibre in lab.fibres]
+    return document
+
+
+def to_yaml(document: Any) -> str:
+    """A lab's document or a part of it as YAML text."""
     text: str = yaml.dump(
         document,
         Dumper=_Dumper,
@@ -108,13 +118,13 @@ def write_lab(lab: Lab) -> str:
 def _set(thing: Any, *keys: str) -> dict[str, Any]:
     """Those of the keys whose value is not the model's default, as the file writes them."""
     defaults = {f.name: f.default for f in fields(thing) if f.default is not MISSING}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key in keys:
         name = FIELD_OF.get(key, key)
         value = getattr(thing, name)
         if name not in defaults or value != defaults[name]:
-            found[key] = _WRITE[key](value) if key in _WRITE else value
-    return found
+            values[key] = _WRITE[key](value) if key in _WRITE else value
+    return values
 
 
 def _server(server: Server) -> dict[str, Any]:

@@ -8,11 +8,11 @@ import pytest
 
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.leases import Holders, Lease, LeaseBook
-from patchlight.agents.messages import WorkerSpec, WorkerState
 from patchlight.agents.nics import NicState
-from patchlight.agents.qdiscs import TokenBucket
 from patchlight.agents.workerfiles import LastReport, verdict
 from patchlight.agents.workers.contract import ExitInfo, WorkerHandle
+from patchlight.testbed.linux.rate_limits import SavedLimit
+from patchlight.testbed.worker_api import WorkerSpec, WorkerState
 
 
 def lease(worker: str) -> Lease:
@@ -31,7 +31,7 @@ def lease(worker: str) -> Lease:
     state = NicState(
         interface="nic0", mac="02:00:00:00:00:01", mtu=9000, up=True,
         addresses=(("10.0.0.1", 24),), neighbours=(("10.0.0.2", "02:00:00:00:00:02"),),
-        routes=({"dst": "0.0.0.0/0", "table": 254},), shaping=TokenBucket("0400017f"),
+        routes=({"dst": "0.0.0.0/0", "table": 254},), shaping=SavedLimit("0400017f"),
         tx_checksum=False, sysctls={"arp_ignore": "1"},
     )  # fmt: skip
     return Lease(spec, f"pl.lab.server1.w-{worker}", state, "process")

@@ -13,13 +13,13 @@ import httpx
 import pytest
 
 from patchlight.agents.api import make_app
-from patchlight.agents.errors import AgentError
 from patchlight.agents.gpus import gpu_backend
-from patchlight.agents.listening import open_listener, read_token
+from patchlight.agents.run import open_listener, read_token
 from patchlight.agents.service import AgentService
 from patchlight.agents.workers.choice import make_runner
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.linux.sockets import PortTaken
 
 TOKEN = "0123456789abcdef0123"
 
@@ -29,7 +29,7 @@ def test_a_unix_socket_is_for_its_owner_and_replaces_a_dead_one(tmp_path: Path) 
     first = open_listener(f"unix:{path}", None)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     first.listen()
-    with pytest.raises(AgentError, match="already"):
+    with pytest.raises(PatchlightError, match="already"):
         open_listener(f"unix:{path}", None)
     first.close()
     open_listener(f"unix:{path}", None).close()
@@ -45,7 +45,7 @@ def test_tcp_beyond_loopback_needs_a_token() -> None:
 
 def test_a_port_in_use_and_a_wrong_address_are_said() -> None:
     taken = socket.create_server(("127.0.0.1", 0))
-    with taken, pytest.raises(AgentError, match="in use"):
+    with taken, pytest.raises(PortTaken, match="is taken by"):
         open_listener(f"127.0.0.1:{taken.getsockname()[1]}", None)
     for address in ("nowhere", "127.0.0.1:http", ":80"):
         with pytest.raises(BadInput, match="expected unix:PATH or host:port"):

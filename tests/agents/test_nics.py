@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.agents import ethtool, netns, nics
-from patchlight.agents.errors import NamespaceError, NicError
+from patchlight.agents import nics
+from patchlight.agents.errors import NicError
+from patchlight.testbed.linux import ethtool, namespaces
+from patchlight.testbed.linux.namespaces import NamespaceError
 from tests.support.agent_bench import ip, until
 
 pytestmark = pytest.mark.root
@@ -33,13 +35,15 @@ class Spaces:
     fabric: str
 
     def read(self) -> nics.NicState:
-        return netns.inside(netns.path_of(self.server), lambda: nics.read_nic("nic0"))
+        return namespaces.inside(
+            namespaces.namespace_path(self.server), lambda: nics.read_nic("nic0")
+        )
 
     def give(self, state: nics.NicState) -> None:
         def give() -> None:
             nics.give_nic(
                 "nic0",
-                netns.path_of(self.worker),
+                namespaces.namespace_path(self.worker),
                 state,
                 address="10.79.0.11",
                 prefix=24,
@@ -47,10 +51,12 @@ class Spaces:
                 neighbours=[("10.79.0.1", "02:00:00:00:00:01")],
             )
 
-        netns.inside(netns.path_of(self.server), give)
+        namespaces.inside(namespaces.namespace_path(self.server), give)
 
     def take(self, state: nics.NicState) -> None:
-        nics.take_nic_back(state, netns.path_of(self.worker), netns.path_of(self.server))
+        nics.take_nic_back(
+            state, namespaces.namespace_path(self.worker), namespaces.namespace_path(self.server)
+        )
 
 
 @pytest.fixture
@@ -59,7 +65,7 @@ def spaces() -> Iterator[Spaces]:
     made = Spaces(*names)
     try:
         for name in names:
-            netns.create(name)
+            namespaces.create(name)
         ip("-n", made.fabric, "link", "add", "p0", "type", "veth", "peer", "name", "nic0",
            "netns", made.server)  # fmt: skip
         ip("-n", made.fabric, "link", "set", "p0", "up", "address", "02:00:00:00:00:01")
@@ -67,7 +73,7 @@ def spaces() -> Iterator[Spaces]:
         yield made
     finally:
         for name in names:
-            netns.remove(name)
+            namespaces.delete(name)
 
 
 def furnish(spaces: Spaces, rate: str) -> None:
@@ -81,9 +87,12 @@ def furnish(spaces: Spaces, rate: str) -> None:
     ip("-n", space, "route", "add", "default", "dev", "nic0", "table", "101")
     tc(space, "qdisc", "add", "dev", "nic0", "root", "tbf", "rate", rate, "burst", "32k",
        "latency", "50ms")  # fmt: skip
-    netns.inside(netns.path_of(space), lambda: ethtool.set_tx_checksum("nic0", False))
-    netns.inside(
-        netns.path_of(space), lambda: netns.set_sysctls({"net.ipv4.conf.nic0.arp_ignore": "1"})
+    namespaces.inside(
+        namespaces.namespace_path(space), lambda: ethtool.set_tx_checksum("nic0", False)
+    )
+    namespaces.inside(
+        namespaces.namespace_path(space),
+        lambda: namespaces.set_sysctl("ipv4/conf/nic0/arp_ignore", 1),
     )
 
 
@@ -103,7 +112,9 @@ def test_a_nic_comes_back_as_it_was(spaces: Spaces, rate: str) -> None:
     for _ in range(3):
         spaces.give(kept)
         assert "nic0" not in ip("-n", spaces.server, "-o", "link")
-        inside = netns.inside(netns.path_of(spaces.worker), lambda: nics.read_nic("nic0"))
+        inside = namespaces.inside(
+            namespaces.namespace_path(spaces.worker), lambda: nics.read_nic("nic0")
+        )
         assert inside.addresses == (("10.79.0.11", 24),)
         assert inside.mac == "02:4c:0a:4f:00:0b"
         assert inside.neighbours == (("10.79.0.1", "02:00:00:00:00:01"),)
@@ -146,21 +157,21 @@ def test_what_cannot_be_carried_over_is_refused(spaces: Spaces, qdisc: tuple[str
 
 def test_namespaces_are_made_entered_and_removed() -> None:
     name = f"pl.test-{os.getpid()}.made"
-    path = netns.create(name)
+    path = namespaces.create(name)
     try:
-        with pytest.raises(NamespaceError, match="exists already"):
-            netns.create(name)
-        here, there = os.readlink("/proc/self/ns/net"), netns.inside(path, _namespace)
+        with pytest.raises(NamespaceError, match="is there already"):
+            namespaces.create(name)
+        here, there = os.readlink("/proc/self/ns/net"), namespaces.inside(path, _namespace)
         assert here != there
         assert os.readlink("/proc/self/ns/net") == here
         with pytest.raises(ZeroDivisionError):
-            netns.inside(path, lambda: 1 // 0)
+            namespaces.inside(path, lambda: 1 // 0)
     finally:
-        netns.remove(name)
-    netns.remove(name)
+        namespaces.delete(name)
+    namespaces.delete(name)
     assert not path.exists()
     with pytest.raises(NamespaceError, match="No such file"):
-        netns.inside(path, _namespace)
+        namespaces.inside(path, _namespace)
 
 
 def _namespace() -> str:
@@ -174,12 +185,12 @@ def test_a_namespace_outlives_the_process_it_was_made_by() -> None:
         theirs = Path(f"/proc/{process.pid}/ns/net")
         while os.readlink(theirs) == os.readlink("/proc/self/ns/net"):
             assert process.poll() is None
-        netns.keep(name, process.pid)
+        namespaces.keep(name, process.pid)
         inode = os.readlink(theirs)
     finally:
         process.kill()
         process.wait()
     try:
-        assert netns.inside(netns.path_of(name), _namespace) == inode
+        assert namespaces.inside(namespaces.namespace_path(name), _namespace) == inode
     finally:
-        netns.remove(name)
+        namespaces.delete(name)

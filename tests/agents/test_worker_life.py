@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_a_job_trains_and_gives_everything_back(make_bench: MakeBench, runner: s
         ).stdout
         assert "tbf" in shaped
         assert "rate 40Mbit" in shaped
-        until(lambda n=rank + 1: bench.reaches(n), "an answer from the worker's address")
+        until(partial(bench.reaches, rank + 1), "an answer from the worker's address")
         overview = agent.client.get("/status").json()
         assert overview["nics"][0]["worker"] == overview["gpus"][0]["worker"] == f"job-{rank}"
     start_all(agents)

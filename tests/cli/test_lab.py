@@ -44,18 +44,17 @@ def test_show_tells_who_is_lit_onto_which_switch() -> None:
     output = run("show", "ofc2022").output
     row = next(line for line in output.splitlines() if "server2.gpu2" in line)
     assert row.split() == [
-        "server2.gpu2", "Tesla", "M40", "nic2", "192.168.10.13", "40Gbps", "tor2.3", "ocs1",
-        "3→15", "2.1", "dB",
-    ]  # fmt: skip
+        *("server2.gpu2", "Tesla", "M40", "nic2", "192.168.10.13"),
+        *("40Gbps", "tor2.3", "ocs1", "3→15", "2.1", "dB"),
+    ]
     assert "tor1.7 – tor2.7" in output
     assert "Dark: tor1 3, 4, 6; tor2 1, 2, 5" in output
 
 
 def test_show_as_json_has_the_documented_shape() -> None:
     seen = json.loads(run("show", "ofc2022", "--json").output)
-    assert list(seen) == [
-        "lab", "network", "fabric", "scale", "devices", "hosts", "links", "circuits", "dark"
-    ]  # fmt: skip
+    keys = "lab network fabric scale devices hosts links circuits dark"
+    assert list(seen) == keys.split()
     assert seen["hosts"][0] == {
         "name": "server1.gpu0",
         "server": "server1",
@@ -173,3 +172,34 @@ def test_generate_refuses_what_cannot_be(tmp_path: Path) -> None:
     assert "'fast' is not a rate: expected a number with one of bps" in wrong.output
     nowhere = run("generate", "single", "--hosts", "1", "-o", str(tmp_path / "none" / "x"))
     assert "cannot write the lab" in str(nowhere.exception)
+
+
+def test_init_writes_a_lab_that_is_good_and_explained(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    arguments = ("--servers", "3", "--gpus", "2", "--rate", "25Gbps", "--name", "mine")
+    assert run("init", *arguments, "--output", str(path)).exit_code == 0
+    assert (
+        run("check", str(path))
+        .output.strip()
+        .endswith(
+            "lab mine is good: 3 servers, 6 GPUs, 2 packet switches, 1 circuit switch, 19 fibres"
+        )
+    )
+    assert "# How many duplex ports it has." in path.read_text()
+    hosts = json.loads(run("show", str(path), "--json").output)["hosts"]
+    assert [host["switch"] for host in hosts] == ["tor1"] * 4 + ["tor2"] * 2
+    before = path.read_text()
+    refused = run("init", "--output", str(path))
+    assert isinstance(refused.exception, BadInput)
+    assert path.read_text() == before
+    assert run("init", "--output", str(path), "--force").exit_code == 0
+    assert path.read_text() != before
+
+
+def test_init_writes_to_standard_output() -> None:
+    assert parse_lab(run("init").stdout) == parse_lab(run("init", "--output", "-").stdout)
+
+
+def test_init_refuses_more_than_an_ocs_can_take() -> None:
+    refused = run("init", "--servers", "1366")
+    assert "1366 hosts of an OCS: expected a number from 1 to 1365" in str(refused.exception)

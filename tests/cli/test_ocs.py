@@ -15,6 +15,9 @@ from patchlight.cli.ocs.maps import read_map_file
 from patchlight.cli.ocs.options import Manner
 from patchlight.cli.ocs.output import carry_out, confirm
 from patchlight.controller.api.circuits import circuit_routes
+from patchlight.controller.changes.hooks import NoHooks
+from patchlight.controller.changes.parts import CircuitParts
+from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.device_lock import device_lock
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.client import ControllerClient
@@ -23,18 +26,15 @@ from patchlight.controller.standalone import InProcess
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.labfile.reader import read_lab
-from tests.controller.test_service import LAB, Running
+from tests.support.controller_process import DRY_LAB, controller_process
 from tests.support.emulated_devices import lab_file
 from tests.support.emulated_devices import running as running_device
-from tests.support.ocs_faults import Nobody
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
-    controller = Running(tmp_path_factory.mktemp("controller"))
-    controller.start()
-    yield controller
-    controller.stop()
+    with controller_process(tmp_path_factory.mktemp("controller")) as controller:
+        yield controller
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_map_is_applied_from_yaml_csv_and_what_show_prints(ocs, running, tmp_p
 
 
 def test_every_mistake_of_a_map_file_is_told_with_its_place(tmp_path):
-    lab_text = LAB.format(api=1, openflow=2)
+    lab_text = DRY_LAB.format(api=1, openflow=2)
     (tmp_path / "lab.yaml").write_text(lab_text)
     lab = read_lab(tmp_path / "lab.yaml")
     for name, text, mistakes in (
@@ -240,7 +240,7 @@ def test_questions_are_asked_where_something_in_use_or_much_goes(given, yes, tex
         assert f"agreed {agreed}" in result.output
 
 
-class Busy(Nobody):
+class Busy(NoHooks):
     """Jobs that ride on whatever moves."""
 
     def __init__(self):
@@ -251,13 +251,13 @@ class Busy(Nobody):
 
 
 def test_a_circuit_that_a_job_uses_is_shown_and_asked_for(tmp_path):
-    (tmp_path / "lab.yaml").write_text(LAB.format(api=1, openflow=2))
+    (tmp_path / "lab.yaml").write_text(DRY_LAB.format(api=1, openflow=2))
     lab, busy = read_lab(tmp_path / "lab.yaml"), Busy()
     with asyncio.Runner() as runner:
         drivers = {"o1": open_driver(lab.circuit_switch("o1"))}
-        plant = CircuitOperations(lab, drivers, busy, busy, Store(":memory:"))
+        parts = CircuitParts(lab, drivers, Store(":memory:"), busy, busy)
         app = FastAPI()
-        app.include_router(circuit_routes(plant))
+        app.include_router(circuit_routes(CircuitOperations(parts, Transactions(parts))))
         transport = InProcess(app, runner.get_loop())
         client = ControllerClient("test", transport=transport)
         ask = functools.partial(client.reconfigure, {"o1": ["2-4"]})

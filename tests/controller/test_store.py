@@ -1,12 +1,14 @@
 """What the controller remembers is there after a restart."""
 
+from pathlib import Path
+
 import pytest
 
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import PatchlightError
 
 
-def test_everything_written_is_there_when_opened_again(tmp_path):
+def test_everything_written_is_there_when_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "controller.db"
     store = Store(path)
     number = store.begin_reconfiguration({"why": "test"})
@@ -22,7 +24,7 @@ def test_everything_written_is_there_when_opened_again(tmp_path):
     assert again.events() == [{"job": "b", "number": 1, "at": 12.5, "kind": "job-done"}]
 
 
-def test_iterations_are_read_on_from_where_one_was(tmp_path):
+def test_iterations_are_read_on_from_where_one_was(tmp_path: Path) -> None:
     store = Store(tmp_path / "controller.db")
     store.add_iterations("a", [{"index": 0}])
     first, seen = store.iterations("a")
@@ -33,8 +35,17 @@ def test_iterations_are_read_on_from_where_one_was(tmp_path):
     assert store.iterations("a", last) == ([], last)
 
 
-def test_a_state_file_that_is_none_says_what_to_do(tmp_path):
+def test_a_state_file_that_is_none_says_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "controller.db"
     path.write_bytes(b"this is not a database, only some bytes that are long enough" * 20)
     with pytest.raises(PatchlightError, match="cannot open the controller's state"):
         Store(path)
+
+
+def test_a_store_says_in_words_that_it_cannot_be_written(tmp_path: Path) -> None:
+    store = Store(tmp_path / "controller.db")
+    store.limit_size()
+    with pytest.raises(PatchlightError, match=r"controller\.db: .*full"):
+        store.add_events("test", [(1.0, {"words": "x" * 4000})] * 100)
+    store.limit_size(100000)
+    assert store.add_event(2.0, "test", {}) == 1

@@ -1,33 +1,46 @@
 """A circuit on which a running job's traffic rides, asked for with the command line."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+
 import pytest
 from click.testing import CliRunner
 
 from patchlight import EmulatedLab
 from patchlight.cli.main import cli
-from patchlight.controller.client import ControllerClient
 from patchlight.testbed.errors import PatchlightError
-from tests.integration.test_jobs_in_a_lab import PAIR, SPREAD, ended, spec, wait
+from tests.support.lab_jobs import (
+    PAIR,
+    SPREAD,
+    checked_iterations,
+    connected,
+    ended,
+    every_iteration,
+    wait,
+)
+from tests.support.lab_jobs import spread_spec as spec
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
 
 @pytest.fixture(scope="module")
-def lab():
+def lab() -> Iterator[EmulatedLab]:
     with EmulatedLab.from_file("ofc2022", scale=1000, name="asked", workers="process") as emulated:
         yield emulated
 
 
-def test_a_circuit_in_use_is_broken_only_when_somebody_agrees_and_its_job_goes_on(lab):
-    def ocs(*words, code=0, text=""):
-        result = CliRunner().invoke(cli, ["ocs", *words, "--lab", "asked"], input=text)
+def test_a_circuit_in_use_is_broken_only_when_somebody_agrees_and_its_job_goes_on(
+    lab: EmulatedLab,
+) -> None:
+    def ocs(*arguments: str, code: int = 0, text: str = "") -> str:
+        result = CliRunner().invoke(cli, ["ocs", *arguments, "--lab", "asked"], input=text)
         error = result.exception
-        found = error.exit_code if isinstance(error, PatchlightError) else result.exit_code
-        assert found == code, (result.output, error)
+        exit_code = error.exit_code if isinstance(error, PatchlightError) else result.exit_code
+        assert exit_code == code, (result.output, error)
         return f"{result.output}{error or ''}"
 
-    with ControllerClient(lab.lab.controller_api) as client:
-        wait(lambda: all(s["connected"] for s in client.status()["switches"]))
+    with connected(lab) as client:
         iterations = 40
         four, two = client.submit([spec("asked4", SPREAD, iterations), spec("other", PAIR, 80)])
         wait(lambda: client.job(four["id"])["iterations_done"] >= 2)
@@ -66,8 +79,4 @@ def test_a_circuit_in_use_is_broken_only_when_somebody_agrees_and_its_job_goes_o
 
         for job_id, ranks, count in ((four["id"], 4, iterations), (two["id"], 2, 80)):
             assert ended(client, job_id)["state"] == "done"
-            reports, _ = client.iterations(job_id)
-            assert sorted((r["rank"], r["index"]) for r in reports) == [
-                (rank, index) for rank in range(ranks) for index in range(count)
-            ]
-            assert {r["check"] for r in reports} == {"ok"}
+            assert checked_iterations(client, job_id) == every_iteration(ranks, count)

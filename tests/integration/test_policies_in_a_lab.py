@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,9 @@ from patchlight.controller.client import ControllerClient, ControllerError
 from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec
+from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import follow_light
+from tests.support.lab_jobs import connected, ended, wait
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
@@ -98,29 +99,8 @@ def lab(mine: Path) -> Iterator[EmulatedLab]:
 
 @pytest.fixture
 def client(lab: EmulatedLab) -> Iterator[ControllerClient]:
-    yield from connected(lab)
-
-
-def connected(lab: EmulatedLab) -> Iterator[ControllerClient]:
-    with ControllerClient(lab.lab.controller_api) as found:
-        wait(lambda: all(s["connected"] for s in found.status()["switches"]))
-        yield found
-        for job in found.jobs():
-            if job["finished_at"] is None:
-                found.stop(job["id"])
-
-
-def wait(condition: Callable[[], Any], deadline_s: float = 30.0) -> Any:
-    deadline = time.monotonic() + deadline_s
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.05)
-    return answer
-
-
-def ended(client: ControllerClient, job_id: str) -> dict[str, Any]:
-    found: dict[str, Any] = wait(lambda: (j := client.job(job_id))["finished_at"] and j)
-    return found
+    with connected(lab) as controller:
+        yield controller
 
 
 def spec(name: str, workers: int, iterations: int = 2) -> JobSpec:
@@ -141,10 +121,8 @@ def test_a_users_placement_and_topology_decide(lab: EmulatedLab, client: Control
     assert len({before.switch_of(lab.lab, host) for host in hosts}) == 2
 
 
-def present_maps(client: ControllerClient) -> dict[str, Any]:
-    from patchlight.testbed.portmap import PortMap
-
-    return {ocs: PortMap.parse(each["map"]) for ocs, each in client.circuits().items()}
+def present_maps(client: ControllerClient) -> dict[str, PortMap]:
+    return {ocs: PortMap.parse(state["map"]) for ocs, state in client.circuits().items()}
 
 
 def test_a_users_partition_says_how_many(client: ControllerClient) -> None:
@@ -161,9 +139,9 @@ def test_a_users_order_says_who_is_next(client: ControllerClient) -> None:
     wait(lambda: client.job(first)["state"] == "running")
     long = client.submit([spec("with-a-long-name", 6)], "keep")[0]["id"]
     short = client.submit([spec("s", 6)], "keep")[0]["id"]
-    found = {job_id: ended(client, job_id) for job_id in (first, long, short)}
-    assert {job["state"] for job in found.values()} == {"done"}
-    assert found[short]["finished_at"] <= found[long]["started_at"]
+    ends = {job_id: ended(client, job_id) for job_id in (first, long, short)}
+    assert {job["state"] for job in ends.values()} == {"done"}
+    assert ends[short]["finished_at"] <= ends[long]["started_at"]
 
 
 def test_a_topology_policy_sees_who_else_runs(client: ControllerClient) -> None:
@@ -179,30 +157,34 @@ def test_a_topology_policy_sees_who_else_runs(client: ControllerClient) -> None:
 
 
 def test_a_placement_of_no_use_is_reported_and_the_default_decides(mine: Path) -> None:
-    with lab_with("polbad", placement=f"{mine}:OfNoUse", deadline_s=0.3) as lab:
-        for client in connected(lab):
-            for name in ("raises", "nonsense", "hangs", "still-hangs"):
-                job = ended(client, client.submit([spec(name, 3)])[0]["id"])
-                assert job["state"] == "done", job["message"]
-                # All under one ToR, as the default has it; which one hangs on whether the job
-                # before has given its GPUs back.
-                lit = follow_light(lab.lab, lab.lab.initial_maps)
-                ends = [lab.lab.host(host).endpoint for host in job["hosts"]]
-                assert len({lit.switch_of(lab.lab, end) for end in ends}) == 1
-            faults = [e for e in client.events() if e["kind"] == "policy-fault"]
-            # One for each job; more if a job was placed anew, as its GPUs were not free yet.
-            assert len(faults) >= 4
-            assert {e["policy_kind"] for e in faults} == {"placement"}
-            assert "RuntimeError: no idea" in faults[0]["message"]
-            assert "mine.py:" in faults[0]["message"]
-            assert "it answered GPU 0 (server1.gpu0): it is" in faults[1]["message"]
-            assert "no answer within 0.3 s" in faults[2]["message"]
-            assert "still has not answered" in faults[-1]["message"]
-            assert client.status()["policies"]["placement"].endswith("mine.py:OfNoUse")
+    with (
+        lab_with("polbad", placement=f"{mine}:OfNoUse", deadline_s=0.3) as lab,
+        connected(lab) as client,
+    ):
+        for name in ("raises", "nonsense", "hangs", "still-hangs"):
+            job = ended(client, client.submit([spec(name, 3)])[0]["id"])
+            assert job["state"] == "done", job["message"]
+            # All under one ToR, as the default has it; which one hangs on whether the job
+            # before has given its GPUs back.
+            lit = follow_light(lab.lab, lab.lab.initial_maps)
+            ends = [lab.lab.host(host).endpoint for host in job["hosts"]]
+            assert len({lit.switch_of(lab.lab, end) for end in ends}) == 1
+        faults = [e for e in client.events() if e["kind"] == "policy-fault"]
+        # One for each job; more if a job was placed anew, as its GPUs were not free yet.
+        assert len(faults) >= 4
+        assert {e["policy_kind"] for e in faults} == {"placement"}
+        assert "RuntimeError: no idea" in faults[0]["message"]
+        assert "mine.py:" in faults[0]["message"]
+        assert "it answered GPU 0 (server1.gpu0): it is" in faults[1]["message"]
+        assert "no answer within 0.3 s" in faults[2]["message"]
+        assert "still has not answered" in faults[-1]["message"]
+        assert client.status()["policies"]["placement"].endswith("mine.py:OfNoUse")
 
 
 def test_without_a_partition_policy_a_job_has_to_say(mine: Path) -> None:
-    with lab_with("polnone") as lab:
-        for client in connected(lab):
-            with pytest.raises((BadInput, ControllerError), match="--partition POLICY"):
-                client.submit([spec("auto", 0)])
+    with (
+        lab_with("polnone") as lab,
+        connected(lab) as client,
+        pytest.raises((BadInput, ControllerError), match="--partition POLICY"),
+    ):
+        client.submit([spec("auto", 0)])

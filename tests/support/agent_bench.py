@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -37,6 +38,13 @@ def until(condition: Callable[[], Any], what: str, deadline_s: float = 15.0) -> 
     return value
 
 
+def free_ports(count: int) -> list[int]:
+    """So many different TCP ports of this machine that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in held]
+
+
 class Agent:
     """One agent process in its server's namespace, and a client of it."""
 
@@ -56,7 +64,7 @@ class Agent:
             self.process = subprocess.Popen(
                 [
                     "nsenter", f"--net=/run/netns/{self.bench.namespace(self.server)}", "--",
-                    sys.executable, "-m", "agents",
+                    sys.executable, "-m", "patchlight.agents",
                     "--lab", str(self.bench.lab_file), "--server", self.server,
                     "--listen", f"unix:{self.socket}", "--workers", self.workers,
                     "--gpus", f"socket:{self.bench.directory / 'gpus'}",

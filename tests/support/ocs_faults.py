@@ -17,34 +17,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from patchlight.controller.changes.device_watch import DeviceWatch
+from patchlight.controller.changes.parts import CircuitParts
+from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import read_lab
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import Links
 from tests.support.emulated_devices import lab_file, running
 
 _PORTS = 16
 _LONGEST_S = 0.03  # a change takes about so long: a kill later than that comes too late
-
-
-class Nobody:
-    """Flow tables and jobs that are not there."""
-
-    async def follow(self, links: Links) -> list[str]:
-        return []
-
-    def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
-        return []
-
-    async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
-        return []
-
-    async def undrain(self) -> None:
-        return None
 
 
 def campaign(folder: Path, count: int, seed: int) -> Counter[str]:
@@ -152,22 +137,20 @@ def _in_a_child(work: Callable[[Callable[[], None]], None], kill_after_s: float 
 async def _change(lab: Lab, journal: Path, new: PortMap, trouble: Callable[[], None]) -> None:
     store, driver = Store(journal), open_driver(lab.circuit_switches[0])
     await driver.open()
-    nobody = Nobody()
-    plant = CircuitOperations(lab, {driver.name: driver}, nobody, nobody, store)
+    parts = CircuitParts(lab, {driver.name: driver}, store)
     # Port states are read before the trouble begins: else a port that will not do is seen in
     # the checks, and nothing ever has to be undone for it.
-    await plant.reconfigurer.conditions.of(driver.name)
+    await parts.port_states.of(driver.name)
     trouble()
-    await plant.reconfigurer.change(lambda _: {driver.name: new}, "campaign")
+    await Transactions(parts).change(lambda _: {driver.name: new}, "campaign")
     await driver.close()
 
 
 async def _restart(lab: Lab, journal: Path) -> tuple[PortMap, list[dict[str, Any]]]:
     store, driver = Store(journal), open_driver(lab.circuit_switches[0])
     await driver.open()
-    nobody = Nobody()
-    plant = CircuitOperations(lab, {driver.name: driver}, nobody, nobody, store)
-    await plant.begin()
+    parts = CircuitParts(lab, {driver.name: driver}, store)
+    await DeviceWatch(parts, Transactions(parts)).begin()
     now = await driver.read_map()
     records = store.reconfigurations()
     await driver.close()

@@ -17,10 +17,11 @@ SHAPES: list[Callable[..., Lab]] = [single, linear, tree, fat_tree]
 
 
 def graph(lab: Lab) -> "networkx.Graph[str]":
-    found: networkx.Graph[str] = networkx.Graph()
-    found.add_nodes_from(device.name for device in (*lab.servers, *lab.packet_switches))
-    found.add_edges_from((fibre.a.device, fibre.b.device) for fibre in lab.fibres)
-    return found
+    topology: networkx.Graph[str] = networkx.Graph()
+    topology.add_nodes_from(server.name for server in lab.servers)
+    topology.add_nodes_from(switch.name for switch in lab.packet_switches)
+    topology.add_edges_from((fibre.a.device, fibre.b.device) for fibre in lab.fibres)
+    return topology
 
 
 @pytest.mark.parametrize("shape", SHAPES)

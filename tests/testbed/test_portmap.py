@@ -37,12 +37,6 @@ def test_a_diff_is_the_smallest(have: PortMap, wanted: PortMap) -> None:
     assert bool(change) == (have != wanted)
 
 
-@given(port_maps())
-def test_inverting_twice_gives_the_same_map(found: PortMap) -> None:
-    assert found.invert().invert() == found
-    assert found.invert().out_of == found.in_of
-
-
 @given(port_maps(), port_maps())
 def test_joining_keeps_what_is_not_in_the_way(have: PortMap, added: PortMap) -> None:
     joined = have.joined(added)

@@ -31,6 +31,7 @@ def test_sizes_tell_decimal_from_binary_units() -> None:
 def test_times_losses_and_powers() -> None:
     assert units.parse_time("25ms") == pytest.approx(0.025)
     assert units.parse_time("2min") == 120
+    assert units.parse_time("30d") == 30 * 24 * units.parse_time("1h")
     assert units.parse_time("3µs") == pytest.approx(3e-6)
     assert units.parse_loss("1.5dB") == 1.5
     assert units.parse_power("-3dBm") == -3

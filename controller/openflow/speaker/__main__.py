@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from patchlight.controller.openflow import netns
-from patchlight.controller.openflow.listening import listen
 from patchlight.controller.openflow.protocol import Message, encode
 from patchlight.controller.openflow.speaker import engine
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.linux import namespaces
+from patchlight.testbed.linux.sockets import listen
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,14 +71,14 @@ def _run(options: argparse.Namespace) -> None:
     declared = _datapath_ids(options.lab_datapaths)
     # Before any thread starts and any engine is loaded.
     if options.netns:
-        netns.enter(options.netns)
+        namespaces.enter(options.netns)
     listener = listen(options.listen)
     chosen = engine.choose(options.engine)
     # Only now: these import the engine.
     from patchlight.controller.openflow.speaker.app_runner import run_apps
-    from patchlight.controller.openflow.speaker.operations import Operations
+    from patchlight.controller.openflow.speaker.handlers import Handlers
     from patchlight.controller.openflow.speaker.server import Server
-    from patchlight.controller.openflow.speaker.switch_registry import Roster
+    from patchlight.controller.openflow.speaker.switch_registry import SwitchRegistry
 
     address, port = listener.getsockname()[:2]
     about: Message = {
@@ -88,10 +88,12 @@ def _run(options: argparse.Namespace) -> None:
         "pid": os.getpid(),
         "apps": options.ryu_app,
     }
-    roster = Roster(declared, lambda event: server.publish(event), count=not options.no_counters)
-    server = Server(options.socket, Operations(roster, about))
+    registry = SwitchRegistry(
+        declared, lambda event: server.publish(event), count=not options.no_counters
+    )
+    server = Server(options.socket, Handlers(registry, about))
     try:
-        run_apps(listener, roster, tuple(options.ryu_app))
+        run_apps(listener, registry, tuple(options.ryu_app))
         sys.stdout.buffer.write(encode(about))
         sys.stdout.buffer.flush()
         _serve_until_told(server, options.until_eof)

@@ -1,4 +1,4 @@
-"""Patchlight's own OpenFlow application: hands what switches say to the roster.
+"""Patchlight's own OpenFlow application: hands what switches say to the registry.
 
 A plain Ryu application, which runs unchanged on OS-Ken (see ``engine``). It decides nothing
 and never waits, so that events of one switch cannot hold up those of another.
@@ -20,7 +20,7 @@ from ryu.controller.handler import (
 from ryu.ofproto import ofproto_v1_3 as ofp
 
 from patchlight.controller.openflow.speaker.switch import port_of
-from patchlight.controller.openflow.speaker.switch_registry import Roster
+from patchlight.controller.openflow.speaker.switch_registry import SwitchRegistry
 
 _PORT_CHANGES = {ofp.OFPPR_ADD: "added", ofp.OFPPR_DELETE: "removed", ofp.OFPPR_MODIFY: "changed"}
 
@@ -35,27 +35,27 @@ def _on(events: Any, states: Any) -> Callable[[_Handler], _Handler]:
 
 
 class Patchlight(app_manager.RyuApp):  # type: ignore[misc]
-    """Tells ``Roster`` of switches, ports, replies and errors."""
+    """Tells ``SwitchRegistry`` of switches, ports, replies and errors."""
 
     OFP_VERSIONS = (ofp.OFP_VERSION,)
 
-    def __init__(self, *args: Any, patchlight: Roster, **contexts: Any) -> None:
+    def __init__(self, *args: Any, patchlight: SwitchRegistry, **contexts: Any) -> None:
         super().__init__(*args, **contexts)
-        self._roster = patchlight
+        self._registry = patchlight
 
     @_on(ofp_event.EventOFPSwitchFeatures, CONFIG_DISPATCHER)
     def on_features(self, event: Any) -> None:
         """A switch said its datapath id."""
-        if event.msg.datapath_id not in self._roster.declared:
-            self._roster.unknown(event.msg.datapath)
+        if event.msg.datapath_id not in self._registry.declared:
+            self._registry.unknown(event.msg.datapath)
 
     @_on(ofp_event.EventOFPStateChange, [MAIN_DISPATCHER, DEAD_DISPATCHER])
     def on_state(self, event: Any) -> None:
         """A switch is ready, or gone."""
         if event.state == MAIN_DISPATCHER:
-            self._roster.up(event.datapath)
+            self._registry.up(event.datapath)
         else:
-            self._roster.down(event.datapath)
+            self._registry.down(event.datapath)
 
     @_on(ofp_event.EventOFPPortStatus, MAIN_DISPATCHER)
     def on_port(self, event: Any) -> None:
@@ -63,12 +63,12 @@ class Patchlight(app_manager.RyuApp):  # type: ignore[misc]
         message = event.msg
         if message.desc.port_no <= ofp.OFPP_MAX:
             change = _PORT_CHANGES.get(message.reason, "changed")
-            self._roster.port(message.datapath, port_of(message.desc), change)
+            self._registry.port(message.datapath, port_of(message.desc), change)
 
     @_on(ofp_event.EventOFPBarrierReply, MAIN_DISPATCHER)
     def on_barrier(self, event: Any) -> None:
         """A switch has done all it was told."""
-        if (switch := self._roster.of(event.msg.datapath)) is not None:
+        if (switch := self._registry.of(event.msg.datapath)) is not None:
             switch.on_barrier(event.msg)
 
     @_on(
@@ -82,11 +82,11 @@ class Patchlight(app_manager.RyuApp):  # type: ignore[misc]
     )
     def on_stats(self, event: Any) -> None:
         """A switch counts, or describes itself or its ports."""
-        if (switch := self._roster.of(event.msg.datapath)) is not None:
+        if (switch := self._registry.of(event.msg.datapath)) is not None:
             switch.on_stats(event.msg)
 
     @_on(ofp_event.EventOFPErrorMsg, MAIN_DISPATCHER)
     def on_error(self, event: Any) -> None:
         """A switch refuses."""
-        if (switch := self._roster.of(event.msg.datapath)) is not None:
+        if (switch := self._registry.of(event.msg.datapath)) is not None:
             switch.on_error(event.msg)

@@ -25,7 +25,7 @@ from ryu.base import app_manager
 from ryu.controller import controller
 from ryu.lib import hub
 
-from patchlight.controller.openflow.speaker.switch_registry import Roster
+from patchlight.controller.openflow.speaker.switch_registry import SwitchRegistry
 from patchlight.testbed.errors import BadInput
 
 # Types of messages that belong to the handshake and to keeping a connection alive.
@@ -33,7 +33,7 @@ _HELLO, _ERROR, _ECHO_REQUEST, _ECHO_REPLY, _FEATURES_REQUEST = 0, 1, 2, 3, 5
 _HANDSHAKE = {_HELLO, _ERROR, _ECHO_REQUEST, _ECHO_REPLY, _FEATURES_REQUEST}
 
 
-def run_apps(listener: socket.socket, roster: Roster, user_apps: tuple[str, ...]) -> None:
+def run_apps(listener: socket.socket, registry: SwitchRegistry, user_apps: tuple[str, ...]) -> None:
     """Load and start every application; switches are accepted from now on.
 
     Returns once all are started. ``BadInput`` names the user's application that cannot be.
@@ -51,7 +51,7 @@ def run_apps(listener: socket.socket, roster: Roster, user_apps: tuple[str, ...]
     for option, value in overrides.items():
         cfg.CONF.set_override(option, value)
     _listen_through(listener)
-    _guard(roster.declared)
+    _guard(registry.declared)
 
     manager = _Apps()
     manager.load_apps(["patchlight.controller.openflow.speaker.app:Patchlight"])
@@ -59,7 +59,7 @@ def run_apps(listener: socket.socket, roster: Roster, user_apps: tuple[str, ...]
         with _blaming(name):
             manager.load_apps([name])
     with _blaming(", ".join(user_apps)):
-        manager.instantiate_apps(**manager.create_contexts(), patchlight=roster)
+        manager.instantiate_apps(**manager.create_contexts(), patchlight=registry)
     _serve_http(manager)
 
 

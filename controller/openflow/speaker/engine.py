@@ -21,12 +21,13 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.linux import deploy_file
 
 PACKAGES = {"ryu": "ryu", "os-ken": "os_ken"}
 # A base class is all that the two name differently.
 _BASE_CLASSES = {"ryu": "RyuApp", "os-ken": "OSKenApp"}
 _INSTALL = {
-    "ryu": "PIP_CONSTRAINT=deploy/ryu-constraint.txt pip install 'ryu==4.34' "
+    "ryu": f"PIP_CONSTRAINT={deploy_file('ryu-constraint.txt')} pip install 'ryu==4.34' "
     "(it builds only with setuptools < 67.3)",
     "os-ken": "pip install os-ken",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 
 import eventlet
 from eventlet.green import socket
+from eventlet.greenio import GreenSocket
 from eventlet.semaphore import Semaphore
 
 from patchlight.controller.openflow.protocol import (
@@ -23,8 +23,9 @@ from patchlight.controller.openflow.protocol import (
     decode,
     encode,
 )
-from patchlight.controller.openflow.speaker.operations import EntriesRefused
+from patchlight.controller.openflow.speaker.handlers import EntriesRefused
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.linux.sockets import bind_unix
 
 LOG = logging.getLogger(__name__)
 
@@ -40,7 +41,9 @@ class Server:
         self._path = path
         self._answer = answer
         self._clients: set[_Client] = set()
-        self._socket = _bind(path)
+        listener = bind_unix(path, "OpenFlow speaker")
+        listener.listen(16)
+        self._socket = GreenSocket(listener)
 
     def publish(self, event: Message) -> None:
         """Tell every client. Never waits."""
@@ -167,40 +170,3 @@ class _Client:
 
 class DeadlinePassed(PatchlightError):
     """A switch did not answer within the time the request gave."""
-
-
-def _bind(path: Path) -> Any:
-    """A socket that listens at ``path``, in place of one that a dead speaker left."""
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if path.exists():
-            _remove_dead(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        old_mask = os.umask(0o177)
-        try:
-            server.bind(str(path))
-        finally:
-            os.umask(old_mask)
-        server.listen(16)
-    except OSError as error:
-        server.close()
-        raise PatchlightError(
-            f"cannot listen on the Unix socket {path}: {error}",
-            hint="choose a path of at most 107 bytes in a directory you may write to",
-        ) from error
-    return server
-
-
-def _remove_dead(path: Path) -> None:
-    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        probe.connect(str(path))
-    except ConnectionRefusedError:
-        path.unlink()
-    else:
-        raise PatchlightError(
-            f"another OpenFlow speaker already serves {path}",
-            hint="stop it, or choose another --socket",
-        )
-    finally:
-        probe.close()

@@ -21,7 +21,7 @@ _SHARE_FOR_FLOWS = 0.1
 _COUNTERS_DEADLINE_S = 10.0
 
 
-class Roster:
+class SwitchRegistry:
     """Every declared switch that is connected. ``publish`` is called with each event.
 
     ``count``: read their counters once a second.

@@ -13,7 +13,7 @@ from patchlight.emulation.experiments.ofc2022.measurements import (
     Reconfiguration,
 )
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.jobs import Iteration, JobSpec, JobState, JobStatus
+from patchlight.testbed.jobs import Iteration, JobSpec, JobStatus
 from patchlight.testbed.portmap import PortMap
 
 _POLL_S = 0.1
@@ -60,11 +60,11 @@ class ExperimentClient:
     def submit(self, jobs: Sequence[JobSpec], *, regroup: bool) -> list[JobStatus]:
         """Start jobs together, on rewired circuits if ``regroup``."""
         rows = self._controller.submit(jobs, "regroup" if regroup else "keep")
-        return [_job(row) for row in rows]
+        return [JobStatus.from_dict(row) for row in rows]
 
     def job(self, job_id: str) -> JobStatus:
         """What is known of one job now."""
-        return _job(self._controller.job(job_id))
+        return JobStatus.from_dict(self._controller.job(job_id))
 
     def iterations(self, job_id: str) -> tuple[Iteration, ...]:
         """Every iteration that the job's workers reported; an unchecked sum is an error."""
@@ -87,19 +87,6 @@ class ExperimentClient:
         """GPU samples of every second that ended after the Unix time ``since``."""
         rows = self._controller.gpus(since)
         return tuple(GpuSample(r["at"], r["gpu"], r["utilization"]) for r in rows)
-
-
-def _job(row: Mapping[str, Any]) -> JobStatus:
-    spec = JobSpec(**{**row["spec"], "hosts": tuple(row["spec"]["hosts"])})
-    return JobStatus(
-        **{
-            **row,
-            "spec": spec,
-            "state": JobState(row["state"]),
-            "hosts": tuple(row["hosts"]),
-            "last_lines": tuple(row["last_lines"]),
-        }
-    )
 
 
 def _committed(row: Mapping[str, Any]) -> Reconfiguration:

@@ -18,10 +18,10 @@ from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, Wirin
 from patchlight.emulation.experiments.ofc2022.report import write_report
 from patchlight.emulation.experiments.ofc2022.results import Setting, result_of
 from patchlight.emulation.experiments.ofc2022.scenario import CASES, jobs_of
-from patchlight.emulation.lab import containers
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import load_lab
+from patchlight.testbed.linux import docker_engine
 
 # What can be run, in the order it is: each case static and optical, then one of them live.
 PARTS = (*CASES, "live")
@@ -85,7 +85,7 @@ def run_experiment(
     machine = describe_machine()
     workers = wishes.workers
     if workers == "auto":
-        workers = "docker" if containers.engine_answers() else "process"
+        workers = "docker" if docker_engine.answers() else "process"
     runs: list[CaseRun] = []
     with EmulatedLab.from_file(
         wishes.lab,

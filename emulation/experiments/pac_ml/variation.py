@@ -13,8 +13,8 @@ from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, RampShape
 from patchlight.emulation.simulator.ramp.scenario import PAC_ML_HORIZON_S, Scenario, pac_ml_scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.graphs import ComputationGraph
-from patchlight.testbed.labfile.errors import nearest
 
 MAX_SERVERS = 1024
 MAX_ARRIVALS = 1_000_000

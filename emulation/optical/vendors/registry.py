@@ -13,8 +13,8 @@ from patchlight.controller.circuits.registry import PlugIns
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.server import ProtocolServer, Users
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.labfile.errors import nearest
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 
 _DEVICES = PlugIns(

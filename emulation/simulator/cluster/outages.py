@@ -13,7 +13,7 @@ import numpy as np
 
 from patchlight.controller.policies.contract import ClusterShape
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.labfile.errors import nearest
+from patchlight.testbed.files.issues import nearest
 
 What = Literal["server", "gpu"]
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.labfile.errors import nearest
+from patchlight.testbed.files.issues import nearest
 
 T = TypeVar("T")
 R = TypeVar("R")

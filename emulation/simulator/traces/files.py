@@ -17,7 +17,7 @@ from patchlight.emulation.simulator.traces.pai import (
 from patchlight.emulation.simulator.traces.phillyjson import read_log
 from patchlight.emulation.simulator.traces.tables import LAYOUTS, header_of, layout_of, read_table
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.labfile.errors import nearest
+from patchlight.testbed.files.issues import nearest
 
 FORMATS = (*LAYOUTS, "pai-tables", "philly-json")
 """The formats by name."""

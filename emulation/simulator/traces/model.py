@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from patchlight.testbed.labfile.errors import FileError, FileIssue
+from patchlight.testbed.files.issues import FileError, FileIssue
 
 SHOWN = 20
 """So many mistakes are named; a trace may have a million."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import http.client
+import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+
+from patchlight.testbed.linux import deploy_file
+from patchlight.testbed.linux import docker_engine as engine
 
 DEMO = "make demo"
 _BY_HAND = "looking into a lab by hand"
@@ -60,30 +62,16 @@ _PROGRAMS = (
     _Program("nsenter", "util-linux", DEMO, ("--version",)),
     _Program("ping", "iputils-ping", _BY_HAND, ("-V",)),
     _Program("mmdebstrap", "mmdebstrap", "the image of Docker workers", ("--version",)),
-    _Program("sshd", "openssh-server", "tests of deployment"),
-    _Program("chromium", "chromium", "tests of the dashboard"),
 )
 
-# Import name, what pip calls it, and what does not work without it.
-_PACKAGES = (
-    ("click", "click", DEMO),
-    ("docker", "docker", DEMO),
-    ("eventlet", "eventlet", DEMO),
-    ("fastapi", "fastapi", DEMO),
-    ("httpx", "httpx", DEMO),
-    ("matplotlib", "matplotlib", DEMO),
-    ("numpy", "numpy", DEMO),
-    ("os_ken", "os-ken", DEMO),
-    ("paramiko", "paramiko", DEMO),
-    ("prometheus_client", "prometheus-client", DEMO),
-    ("pydantic", "pydantic", DEMO),
-    ("pynvml", "nvidia-ml-py", DEMO),
-    ("pyroute2", "pyroute2", DEMO),
-    ("rich", "rich", DEMO),
-    ("uvicorn", "uvicorn", DEMO),
-    ("yaml", "PyYAML", DEMO),
-    ("ryu", "ryu", "the Ryu engine (OS-Ken does the same)"),
-)
+# Packages that are not imported by their name in lower case with underscores.
+_IMPORT_NAMES = {"nvidia-ml-py": "pynvml", "PyYAML": "yaml"}
+# What does not work without a package; without any other `make demo` does not.
+_PURPOSES = {
+    "onnxruntime": "learned policies",
+    "pyarrow": "simulation results as Parquet files",
+    "ryu": "the Ryu engine (OS-Ken does the same)",
+}
 
 _IMPORT = """
 import importlib, importlib.metadata, json, sys
@@ -141,9 +129,9 @@ def _program(program: _Program) -> Check:
         return Check(program.name, False, missing, program.needed_for, _apt(program.package))
     found = where
     if program.version:
-        said = _run([where, *program.version])
-        if said.returncode == 0 and (said.stdout or said.stderr).strip():
-            found = (said.stdout or said.stderr).strip().splitlines()[0]
+        process = _run([where, *program.version])
+        if process.returncode == 0 and (process.stdout or process.stderr).strip():
+            found = (process.stdout or process.stderr).strip().splitlines()[0]
     return Check(program.name, True, found, program.needed_for)
 
 
@@ -170,72 +158,59 @@ def _kernel(name: str, command: str) -> Check:
     for program, package in (("unshare", "util-linux"), ("ip", "iproute2"), ("tc", "iproute2")):
         if shutil.which(program, path=_PATH) is None:
             return Check(what, None, f"cannot be tried without {program}", DEMO, _apt(package))
-    said = _run(["unshare", "--net", "sh", "-c", command])
-    if said.returncode == 0:
+    process = _run(["unshare", "--net", "sh", "-c", command])
+    if process.returncode == 0:
         return Check(what, True, "works", DEMO)
-    reason = (said.stderr or said.stdout).strip().replace("\n", "; ") or "refused"
+    reason = (process.stderr or process.stdout).strip().replace("\n", "; ") or "refused"
     return Check(what, False, reason, DEMO, "use a kernel that has it, and run with CAP_NET_ADMIN")
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=5)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 def docker_engine() -> Check:
     """Whether a Docker engine answers at ``$DOCKER_HOST`` or at the usual socket."""
-    host = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-    name, purpose = "Docker engine", "Docker workers (process workers do without)"
-    install = _start_docker()
-    parts = urlsplit(host)
+    url, name = engine.engine_url(), "Docker engine"
+    purpose, install = "Docker workers (process workers do without)", _start_docker()
     try:
-        if parts.scheme == "unix":
-            connection: http.client.HTTPConnection = _UnixConnection(parts.path)
-        elif parts.scheme in ("tcp", "http"):
-            port = parts.port or 2375
-            connection = http.client.HTTPConnection(parts.hostname or "localhost", port, timeout=5)
-        else:
-            return Check(name, None, f"do not know how to ask {host}", purpose)
-        try:
-            connection.request("GET", "/_ping")
-            answer = connection.getresponse()
-            body, version = answer.read().decode(errors="replace"), answer.getheader("Api-Version")
-        finally:
-            connection.close()
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        return Check(name, False, f"{host} does not answer: {error}", purpose, install)
-    if answer.status == 200 and body.strip() == "OK":
-        return Check(name, True, f"answers at {host} (API {version or 'unknown'})", purpose)
-    return Check(name, False, f"{host} answers {answer.status}: {body[:80]}", purpose, install)
+        answer = engine.ask("GET", "/_ping", timeout_s=5)
+    except engine.EngineNotAskable:
+        return Check(name, None, f"do not know how to ask {url}", purpose)
+    except OSError as error:
+        return Check(name, False, f"{url} does not answer: {error}", purpose, install)
+    if answer.status == 200 and answer.text.strip() == "OK":
+        version = answer.headers.get("Api-Version", "unknown")
+        return Check(name, True, f"answers at {url} (API {version})", purpose)
+    found = f"{url} answers {answer.status}: {answer.text[:80]}"
+    return Check(name, False, found, purpose, install)
 
 
 def _start_docker() -> str:
     start = "sudo systemctl start docker"
     if not Path("/run/systemd/system").exists():
         # A private engine that leaves the machine's iptables alone.
-        start = "export DOCKER_HOST=$(sudo deploy/docker-engine.sh start)"
+        start = f"export DOCKER_HOST=$(sudo bash {deploy_file('docker-engine.sh')} start)"
     return start if shutil.which("dockerd", path=_PATH) else f"{_apt('docker.io')} && {start}"
 
 
 def _packages() -> Iterator[Check]:
     """Import every package in a process of its own: some of them patch what they find."""
-    pairs = json.dumps([(module, package) for module, package, _ in _PACKAGES])
-    said = _run([sys.executable, "-c", _IMPORT, pairs])
-    last = said.stdout.strip().rpartition("\n")[2]
-    found: dict[str, tuple[bool, str]] = json.loads(last) if said.returncode == 0 else {}
-    for module, package, purpose in _PACKAGES:
-        good, what = found.get(module, (False, said.stderr.strip()[-120:] or "cannot be imported"))
-        install = f"{sys.executable} -m pip install {package}"
+    requirements = [
+        requirement.partition(";")[0].strip()
+        for requirement in importlib.metadata.requires("patchlight") or ()
+        if "extra ==" not in requirement or requirement.startswith("ryu")
+    ]
+    packages = [re.split(r"[^\w.-]", requirement)[0] for requirement in requirements]
+    modules = [_IMPORT_NAMES.get(name, name.lower().replace("-", "_")) for name in packages]
+    process = _run(
+        [sys.executable, "-c", _IMPORT, json.dumps([*zip(modules, packages, strict=True)])]
+    )
+    last_line = process.stdout.strip().rpartition("\n")[2]
+    imported: dict[str, tuple[bool, str]] = json.loads(last_line) if not process.returncode else {}
+    failure = process.stderr.strip()[-120:] or "cannot be imported"
+    for requirement, package, module in zip(requirements, packages, modules, strict=True):
+        good, what = imported.get(module, (False, failure))
+        install = f"{sys.executable} -m pip install '{requirement}'"
         if package == "ryu":
-            install = f"PIP_CONSTRAINT=deploy/ryu-constraint.txt {install}==4.34"
+            install = f"PIP_CONSTRAINT={deploy_file('ryu-constraint.txt')} {install}"
+        purpose = _PURPOSES.get(package, DEMO)
         yield Check(f"Python package {package}", good, what, purpose, "" if good else install)
 
 

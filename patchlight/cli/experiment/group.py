@@ -86,6 +86,7 @@ def ofc2022(output: Path | None, cases: str, **chosen: Any) -> None:
         "building a lab out of network namespaces", shlex.join(["patchlight", *sys.argv[1:]])
     )
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
+    from patchlight.deploy.docker import engine_with_image
     from patchlight.emulation.experiments.ofc2022.report import table_of
     from patchlight.emulation.experiments.ofc2022.run import ExperimentOptions, run_experiment
 
@@ -98,7 +99,9 @@ def ofc2022(output: Path | None, cases: str, **chosen: Any) -> None:
     if not console.is_terminal:
         console.width = _LOG_WIDTH
     with _Bars(console) as bars:
-        outcome = run_experiment(wishes, bars.tell, bars.say)
+        docker = chosen["workers"] == "docker"
+        with engine_with_image(bars.say) if docker else nullcontext():
+            outcome = run_experiment(wishes, bars.tell, bars.say)
     _give_to_caller([folder, *outcome.files])
     console.print(table_of(outcome.result))
     missed = [t["name"] for t in outcome.result["targets"] if not t["met"]]

@@ -1,4 +1,4 @@
-"""``patchlight lab generate``: write labs of common shapes."""
+"""``patchlight lab generate`` and ``lab init``: write labs of common shapes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import click
 from patchlight.testbed import generate as shapes
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.labfile.reader import write_lab
-from patchlight.testbed.labfile.schema import FABRICS
+from patchlight.testbed.labfile.commented import write_commented_lab
+from patchlight.testbed.labfile.schema import FABRICS, KNOWN_DRIVERS
+from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.units import parse_rate
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -54,18 +55,22 @@ _uplink_rate = click.option(
 )
 
 
+_fabric = click.option(
+    "--fabric",
+    type=click.Choice(FABRICS),
+    default="openvswitch",
+    show_default=True,
+    help="What an emulation makes the switches of.",
+)
+_name = click.option("--name", help="The lab's name.", show_default="the shape and the hosts")
+_output = click.option(
+    "--output", "-o", metavar="FILE", help="File to write.", show_default="standard output"
+)
+
+
 def _common(command: F) -> F:
     """The options that every shape has."""
-    options = (
-        click.option("--fabric", type=click.Choice(FABRICS), default="openvswitch",
-                     show_default=True, help="What an emulation makes the switches of."),
-        click.option("--name", help="The lab's name.", show_default="the shape and the hosts"),
-        click.option("--output", "-o", metavar="FILE", help="File to write.",
-                     show_default="standard output"),
-    )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return _fabric(_name(_output(command)))
 
 
 @click.group()
@@ -82,7 +87,7 @@ def generate() -> None:
 @_common
 def single(output: str | None, **options: Any) -> None:
     """One switch with all hosts on it."""
-    _write(shapes.single(**options), output)
+    _write(write_lab, shapes.single(**options), output)
 
 
 @generate.command()
@@ -93,7 +98,7 @@ def single(output: str | None, **options: Any) -> None:
 @_common
 def linear(output: str | None, **options: Any) -> None:
     """A chain of switches with hosts on each."""
-    _write(shapes.linear(**options), output)
+    _write(write_lab, shapes.linear(**options), output)
 
 
 @generate.command()
@@ -104,7 +109,7 @@ def linear(output: str | None, **options: Any) -> None:
 @_common
 def tree(output: str | None, **options: Any) -> None:
     """A root switch, and leaf switches with hosts on each."""
-    _write(shapes.tree(**options), output)
+    _write(write_lab, shapes.tree(**options), output)
 
 
 @generate.command("fat-tree")
@@ -118,11 +123,47 @@ def fat_tree(output: str | None, **options: Any) -> None:
     Where k³/4 is more than the hosts, edge switches are filled in order and the last host
     ports stay free.
     """
-    _write(shapes.fat_tree(**options), output)
+    _write(write_lab, shapes.fat_tree(**options), output)
 
 
-def _write(made: Lab, output: str | None) -> None:
-    text = write_lab(made)
+@click.command()
+@click.option(
+    "--servers", type=click.IntRange(1), default=4, show_default=True, help="How many servers."
+)
+@click.option(
+    "--gpus",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="GPUs of each server, with a NIC for each.",
+)
+@click.option(
+    "--gpu-model", default="Generic", show_default=True, help="Model of the GPUs, like 'Tesla M40'."
+)
+@_rate
+@click.option(
+    "--driver",
+    type=click.Choice(KNOWN_DRIVERS),
+    default="calient-tl1",
+    show_default=True,
+    help="Driver of the OCS.",
+)
+@click.option("--name", default="my-lab", show_default=True, help="The lab's name.")
+@_output
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+def init(output: str | None, force: bool, **options: Any) -> None:
+    """Write a first lab file: servers, two ToR switches and an OCS, every key explained.
+
+    What may be left out is there behind a #. Change it to the lab you have, then look at it with
+    patchlight lab check and patchlight lab show.
+    """
+    if output not in (None, "-") and Path(output).exists() and not force:
+        raise BadInput(f"{output} is there already", hint="write over it with --force")
+    _write(write_commented_lab, shapes.two_tors(**options), output)
+
+
+def _write(write: Callable[[Lab], str], made: Lab, output: str | None) -> None:
+    text = write(made)
     if output is None or output == "-":
         click.echo(text, nl=False)
         return

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from patchlight.cli.lab.generate import generate
+from patchlight.cli.lab.generate import generate, init
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import (
@@ -27,6 +27,7 @@ def lab() -> None:
 
 
 lab.add_command(generate)
+lab.add_command(init)
 
 
 @lab.command()

@@ -25,27 +25,33 @@ Progress = Callable[[int, int, str], None]
 
 
 def profile(
-    model: nn.Module, inputs: tuple[torch.Tensor, ...], name: str, *, device: str = "cpu",
-    repeats: int = 10, warm_ups: int = 3, batch: int | None = None,
+    model: nn.Module,
+    inputs: tuple[torch.Tensor, ...],
+    name: str,
+    *,
+    device: str = "cpu",
+    repeats: int = 10,
+    warm_ups: int = 3,
+    batch: int | None = None,
     progress: Progress | None = None,
-) -> ComputationGraph:  # fmt: skip
+) -> ComputationGraph:
     """The measured graph of a model in training, in milliseconds of this device.
 
     The model and its inputs (a mini-batch) are moved to ``device``. Outputs and weights count in
     bytes as PyTorch holds them; weights that several operations share count for the first.
     ``BadInput`` if the model cannot be traced; ``PatchlightError`` if an operation fails.
     """
-    place = torch.device(device)
-    traced = _traced(model.to(place).train(), name)
-    profiler = _Profiler(traced, place, (warm_ups, repeats), progress or _silent)
-    profiler.run([each.to(place) for each in inputs])
+    on = torch.device(device)
+    traced = _traced(model.to(on).train(), name)
+    profiler = _Profiler(traced, on, (warm_ups, repeats), progress or _silent)
+    profiler.run([tensor.to(on) for tensor in inputs])
     return ComputationGraph(
         name,
         tuple(profiler.operations),
         tuple(profiler.edges),
         profiler.loss,
         "profiled",
-        device_name(place),
+        device_name(on),
         batch,
         f"measured with PyTorch {torch.__version__}, each operation by itself: median of "
         f"{repeats} runs after {warm_ups} to warm up",
@@ -216,17 +222,29 @@ class _Profiler:
         return picked and not isinstance(self._values[whole].value, torch.Tensor)  # type: ignore[index]
 
     def _operation(
-        self, node: fx.Node, kind: str, output: Any, forward_ms: float, backward_ms: float,
-        parameter_bytes: int, learnt: bool,
-    ) -> _Value:  # fmt: skip
-        place = len(self.operations)
+        self,
+        node: fx.Node,
+        kind: str,
+        output: Any,
+        forward_ms: float,
+        backward_ms: float,
+        parameter_bytes: int,
+        learnt: bool,
+    ) -> _Value:
+        index = len(self.operations)
         held = sum(each.numel() * each.element_size() for each in tensors_in(output))
-        self.operations.append(Operation(
-            self._name(node), kind, round(forward_ms, 6), round(backward_ms, 6), held,
-            parameter_bytes,
-        ))  # fmt: skip
-        self.edges += [(source, place) for source in self._sources(node)]
-        return _Value(output, (place,), learnt)
+        self.operations.append(
+            Operation(
+                self._name(node),
+                kind,
+                round(forward_ms, 6),
+                round(backward_ms, 6),
+                held,
+                parameter_bytes,
+            )
+        )
+        self.edges += [(source, index) for source in self._sources(node)]
+        return _Value(output, (index,), learnt)
 
     def _inputs(self, node: fx.Node) -> list[_Value]:
         return [self._values[each] for each in node.all_input_nodes]

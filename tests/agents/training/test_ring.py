@@ -12,29 +12,19 @@ import pytest
 
 from patchlight.agents.training.errors import RingError, TrainingError
 from patchlight.agents.training.ring import Neighbours, join_ring
-from patchlight.agents.training.task import Member, Task
+from patchlight.agents.training.task import Member, TrainingTask
+from tests.support.agent_bench import free_ports
 
 
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in held]
-    for s in held:
-        s.close()
-    return ports
-
-
-def tasks(ranks: int, deadline_s: float = 10) -> list[Task]:
+def tasks(ranks: int, deadline_s: float = 10) -> list[TrainingTask]:
     ring = tuple(Member(r, "127.0.0.1", port) for r, port in enumerate(free_ports(ranks)))
     return [
-        Task(
-            id=f"w{rank}", job="j", rank=rank, ring=ring, iterations=1, gradient_bytes=40,
-            compute_s=0, deadline_s=deadline_s,
-        )
+        TrainingTask(f"w{rank}", "j", rank, ring, 1, 40, compute_s=0, deadline_s=deadline_s)
         for rank in range(ranks)
-    ]  # fmt: skip
+    ]
 
 
-def join(task: Task, results: dict[int, Neighbours | RingError]) -> threading.Thread:
+def join(task: TrainingTask, results: dict[int, Neighbours | RingError]) -> threading.Thread:
     def run() -> None:
         try:
             results[task.rank] = join_ring(task)
@@ -47,7 +37,8 @@ def join(task: Task, results: dict[int, Neighbours | RingError]) -> threading.Th
 
 
 def test_peers_may_come_late_and_strangers_do_not_matter() -> None:
-    parts, results = tasks(3), {}
+    parts = tasks(3)
+    results: dict[int, Neighbours | RingError] = {}
     threads = [join(parts[0], results)]
     # A stranger, and a worker of another job, knock before the right ones come.
     for words in (b"GET / HTTP/1.1\r\n\r\n", json.dumps({"job": "other"}).encode() + b"\n"):
@@ -87,7 +78,8 @@ def test_a_peer_that_never_comes_is_named() -> None:
 
 
 def test_a_peer_of_another_job_is_refused_with_what_it_said() -> None:
-    parts, results = tasks(2, deadline_s=1), {}
+    parts = tasks(2, deadline_s=1)
+    results: dict[int, Neighbours | RingError] = {}
     threads = [join(parts[0], results), join(replace(parts[1], job="other"), results)]
     for thread in threads:
         thread.join(15)
@@ -115,6 +107,6 @@ def test_a_wrong_task_is_refused(change: dict[str, object], words: str) -> None:
         "compute_s": 0.0,
         "ring": [{"rank": r, "address": "127.0.0.1", "port": 1 + r} for r in range(2)],
     }
-    assert Task.parse(right).elements == 3
+    assert TrainingTask.parse(right).elements == 3
     with pytest.raises(TrainingError, match=words):
-        Task.parse({**right, **change})
+        TrainingTask.parse({**right, **change})

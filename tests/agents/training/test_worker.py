@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from patchlight.agents import training
-from tests.agents.training.test_ring import free_ports
+from tests.support.agent_bench import free_ports
 
 TRAINING = Path(training.__file__).parent
 

@@ -11,7 +11,7 @@ import pytest
 
 from patchlight.controller.api.caller import user_id_of
 from patchlight.controller.client import ControllerClient
-from tests.controller.test_service import Running
+from tests.support.controller_process import ControllerProcess
 
 # Asks for a change under a name of its own choosing.
 _ASK = """
@@ -22,28 +22,20 @@ with ControllerClient(sys.argv[1], user="eva") as client:
 """
 
 
-@pytest.fixture
-def running(tmp_path):
-    controller = Running(tmp_path)
-    controller.start()
-    yield controller
-    controller.stop()
-
-
-def ask(running, user=None):
+def ask(controller: ControllerProcess, user: int | None = None) -> tuple[str, str]:
     subprocess.run(
-        [sys.executable, "-c", _ASK, running.api],
+        [sys.executable, "-c", _ASK, controller.api],
         check=True,
         timeout=30,
         user=user,
         cwd="/",
         env={"PYTHONPATH": os.getcwd(), "HOME": "/"},
     )
-    last = running.client.reconfigurations()[-1]
+    last = controller.client.reconfigurations()[-1]
     return last["by"], last["origin"]
 
 
-def test_this_users_connection_shows_its_user_id():
+def test_this_users_connection_shows_its_user_id() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         with socket.create_connection(server.getsockname()) as client:
             assert user_id_of(client.getsockname(), server.getsockname()) == os.getuid()
@@ -52,18 +44,20 @@ def test_this_users_connection_shows_its_user_id():
 
 
 @pytest.mark.root
-def test_a_user_goes_by_the_login_and_the_superuser_may_speak_for_others(running):
-    by, origin = ask(running)
+def test_a_user_goes_by_the_login_and_the_superuser_may_speak_for_others(
+    controller: ControllerProcess,
+) -> None:
+    by, origin = ask(controller)
     assert by == "eva"
     assert origin.endswith("(uid 0)")
     nobody = pwd.getpwnam("nobody")
-    by, origin = ask(running, user=nobody.pw_uid)
+    by, origin = ask(controller, user=nobody.pw_uid)
     assert by == "nobody"
     assert origin.endswith(f"(uid {nobody.pw_uid})")
-    assert json.dumps(running.client.reconfigurations()).count("eva") == 1
+    assert json.dumps(controller.client.reconfigurations()).count("eva") == 1
 
 
-def test_without_a_name_it_is_the_login(running):
-    with ControllerClient(running.api) as client:
+def test_without_a_name_it_is_the_login(controller: ControllerProcess) -> None:
+    with ControllerClient(controller.api) as client:
         client.reconfigure({"o1": ["7-8"]})
-    assert running.client.reconfigurations()[-1]["by"] == pwd.getpwuid(os.getuid()).pw_name
+    assert controller.client.reconfigurations()[-1]["by"] == pwd.getpwuid(os.getuid()).pw_name

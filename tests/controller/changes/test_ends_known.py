@@ -1,180 +1,188 @@
 """However a change ends, by a bug or a full disk too: the journal says how, flows are right."""
 
-import asyncio
-import socket
-import threading
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from patchlight.controller.changes.committed_maps import CommittedMaps
 from patchlight.controller.changes.record import Refused
-from patchlight.controller.client import ControllerClient, ControllerError
+from patchlight.controller.circuits.contract import Outcome
+from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.openflow.forwarding import flow_tables
-from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import follow_light
-from tests.controller.changes.test_change_faults import duplex
-from tests.controller.changes.test_transaction import LAB, run
+from patchlight.testbed.lab import CircuitSwitch, Endpoint, Fibre
+from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.wiring import Links, follow_light
+from tests.support.change_bench import LAB, ChangeBench, CircuitsOf, joined
+from tests.support.ocs_faults import campaign
 
 
-def full(store):
-    """No more pages for this journal: what a full disk does to it."""
-    pages = store._rows("PRAGMA page_count")[0][0]
-    store._rows(f"PRAGMA max_page_count = {pages}")
+async def test_a_bug_before_the_first_write_leaves_no_intent_behind(
+    bench: ChangeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nonsense(*_: Any) -> None:
+        raise KeyError("no such column")
+
+    monkeypatch.setattr(bench.driver, "power", nonsense)
+    with pytest.raises(KeyError):
+        await bench.change(joined((100, 101)), "test")
+    [row] = bench.store.reconfigurations()
+    assert row["state"] == "refused"
+    assert "unexpected KeyError" in row["message"]
+    assert not await bench.transactions.resume()
 
 
-def test_a_bug_before_the_first_write_leaves_no_intent_behind(tmp_path):
-    async def test(it):
-        async def nonsense(*_):
-            raise KeyError("no such column")
+async def test_a_bug_while_rolling_back_locks_the_ports_and_is_told(
+    bench: ChangeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.parts.port_states.of("ocs1")
 
-        it.driver.power = nonsense
-        with pytest.raises(KeyError):
-            await it.reconfigurer.change(duplex((100, 101)), "test")
-        [row] = it.store.reconfigurations()
-        assert row["state"] == "refused"
-        assert "unexpected KeyError" in row["message"]
-        assert not await it.reconfigurer.resume()
+    async def nonsense(*_: Any) -> None:
+        raise ValueError("what is this")
 
-    run(tmp_path, test)
-
-
-def test_a_bug_while_rolling_back_locks_the_ports_and_is_told(tmp_path):
-    async def test(it):
-        await it.reconfigurer.conditions.of("ocs1")
-
-        async def nonsense(*_):
-            raise ValueError("what is this")
-
-        it.driver.connect = it.driver.disconnect = nonsense
-        record = await it.reconfigurer.change(duplex((100, 101)), "test")
-        assert record.state == "unknown"
-        assert "unexpected ValueError: what is this" in record.message
-        assert [lock.port for lock in it.reconfigurer.locks.all()] == [100, 101]
-
-    run(tmp_path, test)
+    monkeypatch.setattr(bench.driver, "connect", nonsense)
+    monkeypatch.setattr(bench.driver, "disconnect", nonsense)
+    record = await bench.change(joined((100, 101)), "test")
+    assert record.state == "unknown"
+    assert "unexpected ValueError: what is this" in record.message
+    assert [lock.port for lock in bench.parts.locks.all()] == [100, 101]
 
 
-def test_a_plan_from_old_maps_that_is_then_refused_leaves_the_flows_as_they_were(tmp_path):
-    async def test(it):
-        lit = flow_tables(LAB, follow_light(LAB, await it.reconfigurer.read_maps()))
-        await it.reconfigurer.settle_flows()
-        assert it.network.tables == lit
-        # Somebody else takes a port, of which the memory knows nothing yet.
-        await it.driver.connect([*PortMap.of([(50, 51)])])
+async def test_a_change_that_cannot_be_undone_locks_its_ports(
+    bench: ChangeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.parts.port_states.of("ocs1")
+    connect = bench.driver.connect
 
-        def decide(maps):
-            if 50 in maps["ocs1"].out_of:
-                raise Refused("not now")
-            return {"ocs1": PortMap()}
+    async def dying(pairs: Sequence[CrossConnect]) -> Outcome:
+        bench.device.kill()
+        return await connect(pairs)
 
-        with pytest.raises(Refused):
-            await it.reconfigurer.change(decide, "test")
-        assert ("follow", 1) in it.network.told
-        assert it.network.tables == lit
-        assert it.store.reconfigurations()[-1]["state"] == "refused"
-
-    run(tmp_path, test)
+    monkeypatch.setattr(bench.driver, "connect", dying)
+    record = await bench.change(joined((1, 100)), "test")
+    assert record.state == "unknown"
+    locked = {lock.port: lock.kind for lock in bench.parts.locks.all()}
+    assert locked == {1: "bad", 7: "bad", 100: "bad"}
+    assert bench.store.reconfigurations()[-1]["state"] == "unknown"
 
 
-def test_a_change_whose_end_the_journal_does_not_take_is_unknown_and_closes_its_switch(tmp_path):
-    async def test(it):
-        await it.reconfigurer.change(duplex((100, 101)), "test")
-        follow, begun = it.network.follow, []
+async def test_a_plan_from_old_maps_that_is_then_refused_leaves_the_flows_as_they_were(
+    bench: ChangeBench,
+) -> None:
+    tables = flow_tables(LAB, follow_light(LAB, await bench.parts.maps.read()))
+    await bench.transactions.settle_flows()
+    assert bench.network.tables == tables
+    # Somebody else takes a port, of which the memory knows nothing yet.
+    await bench.driver.connect([*PortMap.of([(50, 51)])])
 
-        async def then_full(links):
-            begun.append(links)
-            if len(begun) == 2:  # after the last write to the device
-                full(it.store)
-            return await follow(links)
+    def decide(maps: Mapping[str, PortMap]) -> dict[str, PortMap]:
+        if 50 in maps["ocs1"].out_of:
+            raise Refused("not now")
+        return {"ocs1": PortMap()}
 
-        it.network.follow = then_full
-        many = duplex(*((n, n + 100) for n in range(110, 200)))
-        with pytest.raises(OutcomeUnknown, match=r"is not in the journal: .* full"):
-            await it.reconfigurer.change(many, "test")
-        it.network.follow = follow
-        it.store._rows("PRAGMA max_page_count = 100000")
-        refused = await it.reconfigurer.change(duplex((300, 301)), "test")
-        assert refused.state == "refused"
-        assert "how change 2 ended is not in the journal" in refused.message
-        # A new start finds it whole.
-        [ended] = await it.reconfigurer.resume()
-        assert (ended.id, ended.state) == (2, "committed")
-        assert (await it.reconfigurer.change(duplex((300, 301)), "test")).state == "committed"
-
-    run(tmp_path, test)
+    with pytest.raises(Refused):
+        await bench.change(decide, "test")
+    assert ("follow", 1) in bench.network.calls
+    assert bench.network.tables == tables
+    assert bench.store.reconfigurations()[-1]["state"] == "refused"
 
 
-def test_nothing_is_written_to_a_device_when_the_journal_takes_nothing(tmp_path):
-    async def test(it):
-        before = await it.reconfigurer.read_maps()
-        full(it.store)
-        with pytest.raises(PatchlightError, match="full"):
-            await it.reconfigurer.change(duplex(*((n, n + 100) for n in range(100, 200))), "test")
-        assert await it.driver.read_map() == before["ocs1"]
+async def test_a_change_whose_end_the_journal_does_not_take_is_unknown_and_closes_its_switch(
+    bench: ChangeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.change(joined((100, 101)), "test")
+    follow, calls = bench.network.follow, []
 
-    run(tmp_path, test)
+    async def then_full(links: Links) -> list[str]:
+        calls.append(links)
+        if len(calls) == 2:  # after the last write to the device
+            bench.store.limit_size()
+        return await follow(links)
 
-
-def test_repairing_a_switch_that_was_never_seen_is_refused_in_words(tmp_path):
-    async def test(it):
-        plant = CircuitOperations(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
-        assert not CommittedMaps(it.store).maps
-        with pytest.raises(Refused, match="never seen"):
-            plant.repairing(["ocs1"])
-        assert plant.repairing([]) == {}
-
-    run(tmp_path, test)
-
-
-def test_a_flood_of_alarms_does_not_fill_the_journal(tmp_path):
-    async def test(it):
-        plant = CircuitOperations(LAB, {"ocs1": it.driver}, it.network, it.network, it.store)
-        it.device.fault(flood=300)
-        await it.driver.read_map()
-        assert len(await it.driver.alarms()) >= 300
-        await plant._listen("ocs1", it.driver)
-        told = [event for event in it.store.events() if event["kind"] == "alarm"]
-        assert len(told) == 21
-        assert "280 more at once" in told[-1]["words"]
-
-    run(tmp_path, test)
+    monkeypatch.setattr(bench.network, "follow", then_full)
+    with pytest.raises(OutcomeUnknown, match=r"is not in the journal: .* full"):
+        await bench.change(joined(*((n, n + 100) for n in range(110, 200))), "test")
+    monkeypatch.undo()
+    bench.store.limit_size(100000)
+    refused = await bench.change(joined((300, 301)), "test")
+    assert refused.state == "refused"
+    assert "how change 2 ended is not in the journal" in refused.message
+    # A new start finds it whole.
+    [ended] = await bench.transactions.resume()
+    assert (ended.id, ended.state) == (2, "committed")
+    assert (await bench.change(joined((300, 301)), "test")).state == "committed"
 
 
-def test_a_store_says_in_words_that_it_cannot_be_written(tmp_path):
-    store = Store(tmp_path / "controller.db")
-    full(store)
-    with pytest.raises(PatchlightError, match=r"controller\.db: .*full"):
-        store.add_events("test", [(1.0, {"words": "x" * 4000})] * 100)
-    store._rows("PRAGMA max_page_count = 100000")
-    assert store.add_event(2.0, "test", {}) == 1
+async def test_nothing_is_written_to_a_device_when_the_journal_takes_nothing(
+    bench: ChangeBench,
+) -> None:
+    before = await bench.driver.read_map()
+    bench.store.limit_size()
+    with pytest.raises(PatchlightError, match="full"):
+        await bench.change(joined(*((n, n + 100) for n in range(100, 200))), "test")
+    assert await bench.driver.read_map() == before
 
 
-def test_a_controller_that_goes_away_after_it_was_asked_leaves_the_outcome_unknown():
-    def answer_nothing(listening):
-        for _ in range(3):
-            connection, _ = listening.accept()
-            connection.recv(65536)
-            connection.close()
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=answer_nothing, args=(listening,))
-        thread.start()
-        with ControllerClient(f"127.0.0.1:{listening.getsockname()[1]}") as client:
-            with pytest.raises(OutcomeUnknown, match="did not say what came of it"):
-                client.reconfigure({"ocs1": ["1-2"]})
-            # These change nothing, whatever became of them.
-            with pytest.raises(ControllerError):
-                client.reconfigure({"ocs1": ["1-2"]}, dry_run=True)
-            with pytest.raises(ControllerError):
-                client.circuits()
-        thread.join()
+async def test_a_flood_of_alarms_does_not_fill_the_journal(bench: ChangeBench) -> None:
+    bench.device.fault(flood=300)
+    await bench.driver.read_map()
+    assert len(await bench.driver.alarms()) >= 300
+    await bench.watch.report_alarms("ocs1")
+    alarms = [event for event in bench.store.events() if event["kind"] == "alarm"]
+    assert len(alarms) == 21
+    assert "280 more at once" in alarms[-1]["words"]
 
 
-def test_an_unknown_outcome_goes_through_the_api_as_one():
-    from patchlight.controller.api.circuits import explain
+@pytest.mark.parametrize("on_fire", [False, True])
+async def test_several_devices_change_one_after_the_other_and_go_back_together(
+    monkeypatch: pytest.MonkeyPatch, *, on_fire: bool
+) -> None:
+    """server1.nic0 – o1.1, o1.2 – o2.1, o2.2 – tor1.1: the path passes two devices."""
+    switches = tuple(CircuitSwitch(name, "dry-run", "127.0.0.1:1", 8) for name in ("o1", "o2"))
+    ends = [("server1.nic0", "o1.1"), ("o1.2", "o2.1"), ("o2.2", "tor1.1")]
+    fibres = tuple(Fibre(Endpoint.parse(a), Endpoint.parse(b)) for a, b in ends)
+    lab = replace(LAB, circuit_switches=switches, fibres=fibres)
+    drivers = {switch.name: open_driver(switch) for switch in switches}
+    order = []
+    connect_o1, connect_o2 = drivers["o1"].connect, drivers["o2"].connect
 
-    answer = asyncio.run(explain(None, OutcomeUnknown("was it?")))
-    assert b'"outcome":"unknown"' in answer.body
+    async def first(pairs: Sequence[CrossConnect]) -> Outcome:
+        order.append("o1")
+        return await connect_o1(pairs)
+
+    async def second(pairs: Sequence[CrossConnect]) -> Outcome:
+        order.append("o2")
+        if on_fire:
+            raise PatchlightError("o2 is on fire")
+        return await connect_o2(pairs)
+
+    monkeypatch.setattr(drivers["o1"], "connect", first)
+    monkeypatch.setattr(drivers["o2"], "connect", second)
+    circuits = CircuitsOf(lab, drivers, Store(":memory:"))
+    wanted = {name: PortMap.duplex([(1, 2)]) for name in drivers}
+    record = await circuits.change(lambda _: wanted, "test")
+    pairs = (await circuits.transactions.links()).pairs()
+    maps = await circuits.parts.maps.read()
+    assert order == ["o1", "o2"]
+    if not on_fire:
+        assert record.state == "committed"
+        assert [(str(a), str(b)) for a, b in pairs] == [("server1.nic0", "tor1.1")]
+        return
+    assert record.state == "rolled-back"
+    assert "on fire" in record.message
+    assert not pairs
+    assert maps == {"o1": PortMap(), "o2": PortMap()}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_changes_with_faults_and_kills_end_in_the_old_map_or_the_new(
+    tmp_path: Path, seed: int
+) -> None:
+    ended = campaign(tmp_path, 20, seed)
+    assert sum(ended.values()) == 20
+    assert any(kind.startswith("killed") for kind in ended), ended

@@ -14,7 +14,7 @@ LOSS_DB = 1.5
 START = LAB.initial_maps
 
 
-def test_a_plan_touches_only_what_differs():
+def test_a_plan_touches_only_what_differs() -> None:
     wanted = wanted_maps(LAB, START, {"ocs1": PortMap.duplex([(3, 9)])}, {}, only=False)
     steps = plan(LAB, START, wanted)
     assert set(map(str, steps.changes["ocs1"].breaks)) == {"3>15", "15>3"}
@@ -23,12 +23,12 @@ def test_a_plan_touches_only_what_differs():
     assert len(steps.links_staying.pairs()) == len(steps.links_before.pairs()) - 1
 
 
-def test_nothing_to_change_is_an_empty_plan():
+def test_nothing_to_change_is_an_empty_plan() -> None:
     assert not plan(LAB, START, START)
     assert not plan(LAB, START, {})
 
 
-def test_only_replaces_the_map_and_dropping_frees_ports():
+def test_only_replaces_the_map_and_dropping_frees_ports() -> None:
     only = wanted_maps(LAB, START, {"ocs1": PortMap.duplex([(1, 7)])}, {}, only=True)
     assert [str(c) for c in only["ocs1"]] == ["1>7", "7>1"]
     dropped = wanted_maps(LAB, START, {}, {"ocs1": [1]}, only=False)["ocs1"]
@@ -37,14 +37,14 @@ def test_only_replaces_the_map_and_dropping_frees_ports():
     assert 1 not in dropped.in_of
 
 
-def test_a_port_outside_the_switch_or_an_unknown_switch_is_bad_input():
+def test_a_port_outside_the_switch_or_an_unknown_switch_is_bad_input() -> None:
     with pytest.raises(BadInput, match="outside 1–320"):
         plan(LAB, START, {"ocs1": PortMap.of([(1, 321)])})
     with pytest.raises(BadInput, match="no OCS called 'ocs9'"):
         wanted_maps(LAB, START, {"ocs9": PortMap()}, {}, only=False)
 
 
-def test_expected_power_is_launch_power_less_the_losses_on_the_way():
+def test_expected_power_is_launch_power_less_the_losses_on_the_way() -> None:
     expected = expected_powers(LAB, follow_light(LAB, START))
     out = expected["ocs1", CrossConnect(1, 7)]
     # 0 dBm − 0.3 dB of fibre − 1.5 dB of insertion loss
@@ -53,7 +53,7 @@ def test_expected_power_is_launch_power_less_the_losses_on_the_way():
     assert str(expected["ocs1", CrossConnect(7, 1)].source) == "tor1.1"
 
 
-def test_power_says_verified_degraded_unverified_or_failed():
+def test_power_says_verified_degraded_unverified_or_failed() -> None:
     made = CrossConnect(1, 7)
     expected = expected_powers(LAB, follow_light(LAB, START))["ocs1", made]
     assert judge(expected, None, made, -0.3, -1.8, LOSS_DB) == ("ok", "")
@@ -70,7 +70,7 @@ def test_power_says_verified_degraded_unverified_or_failed():
     assert judge(expected, -1.8, made, None, None, LOSS_DB).kind == "unverified"
 
 
-def test_a_circuit_without_a_budget_is_judged_by_what_it_showed_before():
+def test_a_circuit_without_a_budget_is_judged_by_what_it_showed_before() -> None:
     made = CrossConnect(1, 7)
     assert judge(None, None, made, -0.3, -1.8, LOSS_DB).kind == "ok"
     assert judge(None, None, made, -0.3, -1.8 - 3.1, LOSS_DB).kind == "failed"

@@ -1,214 +1,121 @@
 """Changes as transactions, against an emulated Calient: the old map or the new one, known."""
 
+from __future__ import annotations
+
 import asyncio
-import dataclasses
-import json
-import signal
-import subprocess
-import sys
-from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
-from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.circuits.registry import open_driver
-from patchlight.controller.openflow.forwarding import flow_tables
 from patchlight.controller.policies.regroup import regroup
-from patchlight.controller.store import Store
-from patchlight.testbed.labfile.reader import builtin_lab, read_lab
+from patchlight.testbed.lab import Endpoint
 from patchlight.testbed.portmap import PortMap
-from tests.support.emulated_devices import running
-
-LAB = read_lab(builtin_lab("ofc2022"))
-JOBS = [["gpu0", "gpu2", "gpu4", "gpu5"], ["gpu1", "gpu3"]]
+from patchlight.testbed.wiring import Links
+from tests.support.change_bench import JOBS, LAB, START, ChangeBench, joined, kill_a_change
 
 
-class Network:
-    """Packet switches and traffic that keep what they were told, in order."""
-
-    def __init__(self):
-        self.told = []
-        self.tables = {}
-        self.jobs = []
-
-    async def follow(self, links):
-        self.tables = flow_tables(LAB, links)
-        self.told.append(("follow", len(links.pairs())))
-        return []
-
-    def jobs_using(self, moved):
-        return self.jobs if moved else []
-
-    async def drain(self, moved):
-        self.told.append(("drain", {str(end) for end in moved}))
-        return []
-
-    async def undrain(self):
-        self.told.append(("undrain",))
+async def test_a_change_drains_switches_verifies_and_lets_go(bench: ChangeBench) -> None:
+    record = await bench.regroup()
+    assert record.state == "committed", record
+    stages = "read plan check drain break make verify flows undrain commit"
+    assert list(record.stages_s) == stages.split()
+    now = await bench.driver.read_map()
+    assert now == regroup(LAB, LAB.initial_maps, JOBS)["ocs1"]
+    # Seven links before (six NICs and the ToRs' own); four stay while three NICs move.
+    calls = bench.network.calls
+    assert [call[0] for call in calls] == ["drain", "follow", "follow", "undrain"]
+    assert calls[1:3] == [("follow", 4), ("follow", 7)]
+    assert calls[0][1] >= {"server2.nic2", "server4.nic5", "server1.nic1"}
+    assert not [note for note in record.notes if "unverified" in note]
 
 
-@dataclasses.dataclass
-class Bench:
-    device: object
-    driver: object
-    network: Network
-    store: Store
-    reconfigurer: Transactions
-
-    async def regroup(self):
-        return await self.reconfigurer.change(lambda maps: regroup(LAB, maps, JOBS), "test")
+async def test_a_change_to_what_is_there_touches_nothing(bench: ChangeBench) -> None:
+    record = await bench.change(lambda maps: maps, "test")
+    assert record.state == "committed"
+    assert record.changes == {}
+    assert not {"drain", "break", "make"} & record.stages_s.keys()
 
 
-@asynccontextmanager
-async def bench(tmp_path, **device_options):
-    with running(tmp_path, builtin_lab("ofc2022"), "--no-fabric") as device:
-        driver = open_driver(device.switch, "")
-        await driver.open()
-        network, store = Network(), Store(tmp_path / "controller.db")
-        yield Bench(
-            device,
-            driver,
-            network,
-            store,
-            Transactions(LAB, {"ocs1": driver}, network, network, store),
-        )
-        await driver.close()
-
-
-def run(tmp_path, test):
-    async def with_bench():
-        async with bench(tmp_path) as it:
-            await test(it)
-
-    asyncio.run(with_bench())
-
-
-def test_a_change_drains_switches_verifies_and_lets_go(tmp_path):
-    async def test(it):
-        record = await it.regroup()
-        assert record.state == "committed", record
-        assert list(record.stages_s) == [
-            "read", "plan", "check", "drain", "break", "make", "verify", "flows",
-            "undrain", "commit",
-        ]  # fmt: skip
-        now = await it.driver.read_map()
-        assert now == regroup(LAB, LAB.initial_maps, JOBS)["ocs1"]
-        # Seven links before (six NICs and the ToRs' own); four stay while three NICs move.
-        assert [told[0] for told in it.network.told] == ["drain", "follow", "follow", "undrain"]
-        assert it.network.told[1:3] == [("follow", 4), ("follow", 7)]
-        assert it.network.told[0][1] >= {"server2.nic2", "server4.nic5", "server1.nic1"}
-        assert not [note for note in record.notes if "unverified" in note]
-
-    run(tmp_path, test)
-
-
-def test_a_change_to_what_is_there_touches_nothing(tmp_path):
-    async def test(it):
-        record = await it.reconfigurer.change(lambda maps: maps, "test")
-        assert record.state == "committed"
-        assert record.changes == {}
-        assert not {"drain", "break", "make"} & record.stages_s.keys()
-
-    run(tmp_path, test)
-
-
-def test_a_refused_cross_connect_rolls_back_and_shows_the_devices_own_words(tmp_path):
-    async def test(it):
-        before = await it.driver.read_map()
-        await it.reconfigurer.conditions.of("ocs1")  # before the port is locked
-        it.device.fault(refuse_ports=[9])
-        record = await it.regroup()
-        assert record.state == "rolled-back"
-        assert "ocs1 refused to make" in record.message
-        refusal = await it.driver.connect([*PortMap.of([(20, 9)])])
-        assert refusal.refused[0].words in record.message
-        assert await it.driver.read_map() == before
-        assert it.network.told[-1] == ("undrain",)
-        assert it.network.told[-2] == ("follow", 7)
-
-    run(tmp_path, test)
+async def test_a_refused_cross_connect_rolls_back_and_shows_the_devices_own_words(
+    bench: ChangeBench,
+) -> None:
+    before = await bench.driver.read_map()
+    await bench.parts.port_states.of("ocs1")  # before the port is locked
+    bench.device.fault(refuse_ports=[9])
+    record = await bench.regroup()
+    assert record.state == "rolled-back"
+    assert "ocs1 refused to make" in record.message
+    refusal = await bench.driver.connect([*PortMap.of([(20, 9)])])
+    assert refusal.refused[0].words in record.message
+    assert await bench.driver.read_map() == before
+    assert bench.network.calls[-2:] == [("follow", 7), ("undrain",)]
 
 
 @pytest.mark.parametrize("cut", ["before", "after"])
-def test_a_lost_connection_is_read_again_and_rolled_back(tmp_path, cut):
-    async def test(it):
-        before = await it.driver.read_map()
-        it.device.fault(cut=cut)
-        record = await it.regroup()
-        assert record.state in ("rolled-back", "refused"), record
-        assert await it.driver.read_map() == before
-
-    run(tmp_path, test)
-
-
-def test_a_mirror_that_does_not_settle_rolls_back(tmp_path):
-    async def test(it):
-        before = await it.driver.read_map()
-        await it.reconfigurer.conditions.of("ocs1")  # before the mirror sticks
-        it.device.fault(fail_ports=[9])
-        record = await it.regroup()
-        assert record.state == "rolled-back", record
-        assert await it.driver.read_map() == before
-
-    run(tmp_path, test)
+async def test_a_lost_connection_is_read_again_and_rolled_back(
+    bench: ChangeBench, cut: str
+) -> None:
+    before = await bench.driver.read_map()
+    bench.device.fault(cut=cut)
+    record = await bench.regroup()
+    assert record.state in ("rolled-back", "refused"), record
+    assert await bench.driver.read_map() == before
 
 
-def test_a_map_changed_by_somebody_else_stops_the_change_before_it_writes(tmp_path):
-    async def test(it):
-        async def meddle(moved):
-            await it.driver.connect([*PortMap.of([(100, 101)])])
-            return []
-
-        it.network.drain = meddle
-        record = await it.regroup()
-        assert record.state == "refused"
-        assert "100>101 is new" in record.message
-        assert await it.driver.read_map() == LAB.initial_maps["ocs1"].joined(
-            PortMap.of([(100, 101)])
-        )
-
-    run(tmp_path, test)
+async def test_a_mirror_that_does_not_settle_rolls_back(bench: ChangeBench) -> None:
+    before = await bench.driver.read_map()
+    await bench.parts.port_states.of("ocs1")  # before the mirror sticks
+    bench.device.fault(fail_ports=[9])
+    record = await bench.regroup()
+    assert record.state == "rolled-back", record
+    assert await bench.driver.read_map() == before
 
 
-# Starts a change and is killed at a point of it: what a crash leaves in the journal.
-_KILLED = """
-import asyncio, json, os, signal, sys
-from dataclasses import replace
-from patchlight.controller.circuits.registry import open_driver
-from patchlight.controller.policies.regroup import regroup
-from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.store import Store
-from patchlight.testbed.labfile.reader import builtin_lab, read_lab
-
-class Network:
-    async def follow(self, links):
+async def test_a_map_changed_by_somebody_else_stops_the_change_before_it_writes(
+    bench: ChangeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def meddle(moved: frozenset[Endpoint]) -> list[str]:
+        await bench.driver.connect([*PortMap.of([(100, 101)])])
         return []
-    def jobs_using(self, moved):
-        return []
-    async def drain(self, moved):
-        return []
-    async def undrain(self):
-        pass
 
-async def main(address, store, point, jobs):
-    lab = read_lab(builtin_lab("ofc2022"))
-    driver = open_driver(replace(lab.circuit_switch("ocs1"), address=address), "")
-    await driver.open()
-    network = Network()
-    reconfigurer = Transactions(lab, {"ocs1": driver}, network, network, Store(store))
-    def dying(method):
-        async def die(*args):
-            if point.startswith("after"):
-                await method(*args)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return die
-    owner, name = {"drain": (network, "drain"), "break": (driver, "disconnect"),
-                   "make": (driver, "connect"), "undrain": (network, "undrain")}[point.split()[1]]
-    setattr(owner, name, dying(getattr(owner, name)))
-    await reconfigurer.change(lambda maps: regroup(lab, maps, json.loads(jobs)), "test")
+    monkeypatch.setattr(bench.network, "drain", meddle)
+    record = await bench.regroup()
+    assert record.state == "refused"
+    assert "100>101 is new" in record.message
+    assert await bench.driver.read_map() == START.joined(PortMap.of([(100, 101)]))
 
-asyncio.run(main(*sys.argv[1:]))
-"""
+
+async def test_memory_of_the_map_saves_a_read_and_never_decides(bench: ChangeBench) -> None:
+    await bench.change(joined((100, 101)), "first")
+    await bench.driver.connect([*PortMap.of([(50, 51)])])
+    record = await bench.change(joined((60, 61)), "second")
+    assert record.state == "committed"
+    assert "50>51 is new" in "".join(record.notes)
+    assert (50, 51) in (await bench.driver.read_map()).out_of.items()
+    # What is there from memory and lost on the device is made again.
+    await bench.driver.disconnect([*PortMap.duplex([(60, 61)])])
+    record = await bench.change(joined((60, 61)), "third")
+    assert record.changes["ocs1"]["makes"] == ["60>61", "61>60"]
+
+
+async def test_a_cancelled_caller_does_not_cut_a_change_short(
+    bench: ChangeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draining, follow = asyncio.Event(), bench.network.follow
+
+    async def follow_and_tell(links: Links) -> list[str]:
+        draining.set()
+        return await follow(links)
+
+    monkeypatch.setattr(bench.network, "follow", follow_and_tell)
+    change = asyncio.create_task(bench.regroup())
+    await draining.wait()
+    change.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await change
+    await bench.transactions.close()
+    assert bench.store.reconfigurations()[-1]["state"] == "committed"
+    assert bench.network.calls[-1] == ("undrain",)
 
 
 @pytest.mark.parametrize(
@@ -222,21 +129,14 @@ asyncio.run(main(*sys.argv[1:]))
         ("before undrain", "committed"),
     ],
 )
-def test_a_killed_controller_is_resumed_to_the_old_map_or_the_new(tmp_path, point, state):
-    async def test(it):
-        before = await it.driver.read_map()
-        killed = await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-c", _KILLED, it.device.switch.address,
-             str(tmp_path / "controller.db"), point, json.dumps(JOBS)],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        ended = await it.reconfigurer.resume()
-        assert [record.state for record in ended] == [state]
-        wanted = regroup(LAB, {"ocs1": before}, JOBS)["ocs1"]
-        assert await it.driver.read_map() == (wanted if state == "committed" else before)
-        assert it.store.reconfigurations()[-1]["state"] == state
-        assert await it.reconfigurer.resume() == []
-
-    run(tmp_path, test)
+async def test_a_killed_controller_is_resumed_to_the_old_map_or_the_new(
+    bench: ChangeBench, tmp_path: Path, point: str, state: str
+) -> None:
+    before = await bench.driver.read_map()
+    await kill_a_change(bench.device, tmp_path / "controller.db", point)
+    ended = await bench.transactions.resume()
+    assert [record.state for record in ended] == [state]
+    wanted = regroup(LAB, {"ocs1": before}, JOBS)["ocs1"]
+    assert await bench.driver.read_map() == (wanted if state == "committed" else before)
+    assert bench.store.reconfigurations()[-1]["state"] == state
+    assert await bench.transactions.resume() == []

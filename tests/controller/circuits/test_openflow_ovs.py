@@ -12,9 +12,9 @@ import pytest
 
 from patchlight.controller.circuits.contract import DirectedPort
 from patchlight.controller.circuits.drivers.openflow import OpenFlowSwitch
-from patchlight.emulation.fabric.namespaces import entered
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.linux.namespaces import entered
 from patchlight.testbed.portmap import CrossConnect, PortMap
 from tests.support.private_ovs import PrivateOvs, in_namespace
 

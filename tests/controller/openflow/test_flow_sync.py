@@ -12,126 +12,110 @@ from patchlight.controller.openflow.flow_sync import Applied, FlowSync, removals
 from patchlight.controller.openflow.flowtable import FlowTable, diff
 from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
-from tests.controller.openflow.conftest import eventually
+from tests.support.openflow_bench import OpenFlowBench, eventually
 
 MACS = [f"02:00:00:00:00:{i:02x}" for i in range(4)]
 TABLE = FlowTable.of([TABLE_MISS, *(entry_to(mac, 1 + i) for i, mac in enumerate(MACS))])
 
-needs_switches = [pytest.mark.root, pytest.mark.ovs]
 
-
-def marked(function):
-    for mark in needs_switches:
-        function = mark(function)
-    return function
-
-
-@marked
-def test_a_killed_speaker_comes_back_and_mends(bench) -> None:
+@pytest.mark.root
+@pytest.mark.ovs
+async def test_a_killed_speaker_comes_back_and_mends(bench: OpenFlowBench) -> None:
     mended: list[tuple[int, Applied]] = []
 
-    async def run() -> None:
-        async with bench.speaker(1) as (speaker, events):
-            name = bench.bridge(1)
-            await events.wait("switch-up", datapath_id=1)
-            flows = FlowSync(speaker, lambda i, applied: mended.append((i, applied)))
-            assert (await flows.set_table(1, TABLE)).added == len(TABLE)
-            before = bench.ovs.flows(name)
-            first = speaker.pid
-            os.kill(first, signal.SIGKILL)
-            await events.wait("speaker-down")
-            assert bench.ovs.flows(name) == before
-            with pytest.raises(PatchlightError):
-                await speaker.request("switches")
-            # Somebody meddles while nobody looks.
-            bench.ovs.ofctl("del-flows", name, f"dl_dst={MACS[2]}")
-            bench.ovs.ofctl("add-flow", name, "cookie=0x9,priority=7,in_port=4,actions=drop")
-            await events.wait("speaker-up")
-            await eventually(lambda: mended, "the switch to be mended")
-            assert [(i, a.added, a.removed) for i, a in mended] == [(1, 1, 0)]
-            after = bench.ovs.flows(name)
-            assert set(before) < set(after)
-            assert [line for line in after if "cookie=0x9," in line] == [
-                line for line in after if line not in before
-            ]
-            assert (speaker.restarts, speaker.pid == first) == (1, False)
-            await flows.close()
-
-    asyncio.run(run())
+    async with bench.speaker(1) as (speaker, events):
+        name = bench.bridge(1)
+        await events.wait("switch-up", datapath_id=1)
+        flows = FlowSync(speaker, lambda i, applied: mended.append((i, applied)))
+        assert (await flows.set_table(1, TABLE)).added == len(TABLE)
+        before = bench.ovs.flows(name)
+        first = speaker.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await events.wait("speaker-down")
+        assert bench.ovs.flows(name) == before
+        with pytest.raises(PatchlightError):
+            await speaker.request("switches")
+        # Somebody meddles while nobody looks.
+        bench.ovs.ofctl("del-flows", name, f"dl_dst={MACS[2]}")
+        bench.ovs.ofctl("add-flow", name, "cookie=0x9,priority=7,in_port=4,actions=drop")
+        await events.wait("speaker-up")
+        await eventually(lambda: mended, "the switch to be mended")
+        assert [(i, a.added, a.removed) for i, a in mended] == [(1, 1, 0)]
+        after = bench.ovs.flows(name)
+        assert set(before) < set(after)
+        assert [line for line in after if "cookie=0x9," in line] == [
+            line for line in after if line not in before
+        ]
+        assert (speaker.restarts, speaker.pid == first) == (1, False)
+        await flows.close()
 
 
-@marked
-def test_what_waits_for_a_speaker_that_dies_gets_an_error(bench) -> None:
-    async def run() -> None:
-        async with bench.speaker(1) as (speaker, events):
-            bench.bridge(1)
-            await events.wait("switch-up", datapath_id=1)
-            os.kill(speaker.pid, signal.SIGSTOP)
-            asked = asyncio.create_task(speaker.request("switches"))
-            await asyncio.sleep(0)
-            os.kill(speaker.pid, signal.SIGKILL)
-            with pytest.raises(OutcomeUnknown, match="no answer: the OpenFlow speaker ended"):
-                await asked
+@pytest.mark.root
+@pytest.mark.ovs
+async def test_what_waits_for_a_speaker_that_dies_gets_an_error(bench: OpenFlowBench) -> None:
+    async with bench.speaker(1) as (speaker, events):
+        bench.bridge(1)
+        await events.wait("switch-up", datapath_id=1)
+        assert speaker.pid is not None
+        os.kill(speaker.pid, signal.SIGSTOP)
+        asked = asyncio.create_task(speaker.request("switches"))
+        await asyncio.sleep(0)
+        os.kill(speaker.pid, signal.SIGKILL)
+        with pytest.raises(OutcomeUnknown, match="no answer: the OpenFlow speaker ended"):
+            await asked
 
-    asyncio.run(run())
 
-
-@marked
-def test_an_entry_that_goes_missing_is_put_back(bench) -> None:
+@pytest.mark.root
+@pytest.mark.ovs
+async def test_an_entry_that_goes_missing_is_put_back(bench: OpenFlowBench) -> None:
     mended: list[int] = []
 
-    async def run() -> None:
-        async with bench.speaker(1) as (speaker, events):
-            name = bench.bridge(1)
-            await events.wait("switch-up", datapath_id=1)
-            flows = FlowSync(speaker, lambda i, _: mended.append(i))
-            await flows.set_table(1, TABLE)
-            before = bench.ovs.flows(name)
-            bench.ovs.ofctl("del-flows", name, f"dl_dst={MACS[0]}")
-            assert bench.ovs.flows(name) != before
-            await eventually(lambda: mended, "the switch to be mended")
-            assert bench.ovs.flows(name) == before
-            await flows.close()
-
-    asyncio.run(run())
+    async with bench.speaker(1) as (speaker, events):
+        name = bench.bridge(1)
+        await events.wait("switch-up", datapath_id=1)
+        flows = FlowSync(speaker, lambda i, _: mended.append(i))
+        await flows.set_table(1, TABLE)
+        before = bench.ovs.flows(name)
+        bench.ovs.ofctl("del-flows", name, f"dl_dst={MACS[0]}")
+        assert bench.ovs.flows(name) != before
+        await eventually(lambda: mended, "the switch to be mended")
+        assert bench.ovs.flows(name) == before
+        await flows.close()
 
 
-@marked
-def test_a_table_for_an_absent_switch_is_set_when_it_comes(bench) -> None:
-    async def run() -> None:
-        async with bench.speaker(1) as (speaker, _):
-            flows = FlowSync(speaker)
-            absent = await flows.set_table(1, TABLE)
-            assert "0x1 is not connected" in str(absent.error)
-            name = bench.bridge(1)
-            await eventually(lambda: len(bench.ovs.flows(name)) == len(TABLE), "the table")
-            await flows.close()
-
-    asyncio.run(run())
+@pytest.mark.root
+@pytest.mark.ovs
+async def test_a_table_for_an_absent_switch_is_set_when_it_comes(bench: OpenFlowBench) -> None:
+    async with bench.speaker(1) as (speaker, _):
+        flows = FlowSync(speaker)
+        absent = await flows.set_table(1, TABLE)
+        assert "0x1 is not connected" in str(absent.error)
+        name = bench.bridge(1)
+        await eventually(lambda: len(bench.ovs.flows(name)) == len(TABLE), "the table")
+        await flows.close()
 
 
-@marked
-def test_only_what_changes_is_changed(bench) -> None:
+@pytest.mark.root
+@pytest.mark.ovs
+async def test_only_what_changes_is_changed(bench: OpenFlowBench) -> None:
     moved = FlowTable.of([TABLE_MISS, entry_to(MACS[0], 9), entry_to(MACS[1], 2)])
 
-    async def run() -> None:
-        async with bench.speaker(1, 2) as (speaker, events):
-            names = bench.bridge(1), bench.bridge(2)
-            await events.wait("switch-up", datapath_id=1)
-            await events.wait("switch-up", datapath_id=2)
-            flows = FlowSync(speaker)
-            await flows.set_tables({1: TABLE, 2: TABLE})
-            done = await flows.set_tables({1: moved, 2: TABLE})
-            assert (done[1].added, done[1].removed, done[2].changed) == (1, 2, False)
-            done = await flows.set_tables({1: moved, 2: moved})
-            assert (done[1].changed, done[2].added, done[2].removed) == (False, 1, 2)
-            done = await flows.set_tables({1: TABLE, 2: TABLE})
-            # Both ways to MACS[0] change: the old entries went first.
-            assert all((a.added, a.removed, a.ok) == (3, 1, True) for a in done.values())
-            assert bench.ovs.flows(names[0]) == bench.ovs.flows(names[1])
-            await flows.close()
-
-    asyncio.run(run())
+    async with bench.speaker(1, 2) as (speaker, events):
+        names = bench.bridge(1), bench.bridge(2)
+        await events.wait("switch-up", datapath_id=1)
+        await events.wait("switch-up", datapath_id=2)
+        flows = FlowSync(speaker)
+        await flows.set_tables({1: TABLE, 2: TABLE})
+        done = await flows.set_tables({1: moved, 2: TABLE})
+        assert (done[1].added, done[1].removed, done[2].changed) == (1, 2, False)
+        done = await flows.set_tables({1: moved, 2: moved})
+        assert (done[1].changed, done[2].added, done[2].removed) == (False, 1, 2)
+        done = await flows.set_tables({1: TABLE, 2: TABLE})
+        # Both ways to MACS[0] change: the old entries went first.
+        assert all((a.added, a.removed, a.ok) == (3, 1, True) for a in done.values())
+        assert bench.ovs.flows(names[0]) == bench.ovs.flows(names[1])
+        await flows.close()
 
 
 def test_old_ways_go_first_where_they_change_on_two_switches() -> None:
@@ -141,6 +125,6 @@ def test_old_ways_go_first_where_they_change_on_two_switches() -> None:
     assert removals_first(have, one) == {}
     both = {i: diff(have[i], FlowTable.of([new])) for i in (1, 2)}
     first = removals_first(have, both)
-    assert {i: set(found) for i, found in first.items()} == {
+    assert {i: set(entries) for i, entries in first.items()} == {
         i: {old, entry_to(MACS[1], 5)} for i in (1, 2)
     }

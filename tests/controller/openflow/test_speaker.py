@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +14,11 @@ from patchlight.controller.openflow.client import SpeakerRefused
 from patchlight.controller.openflow.flow_sync import FlowSync
 from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match
 from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to, flow_tables
-from patchlight.controller.openflow.protocol import VERSION
+from patchlight.controller.openflow.protocol import VERSION, Message
 from patchlight.testbed.errors import OutcomeUnknown
+from patchlight.testbed.lab import Lab
 from patchlight.testbed.wiring import follow_light
-from tests.controller.openflow.conftest import eventually
+from tests.support.openflow_bench import OpenFlowBench, eventually
 from tests.support.private_ovs import in_namespace
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
@@ -24,52 +26,46 @@ pytestmark = [pytest.mark.root, pytest.mark.ovs]
 MAC = "02:00:00:00:00:01"
 
 
-def test_switches_and_ports_come_and_go(bench) -> None:
-    async def run() -> None:
-        async with bench.speaker(1, 2) as (speaker, events):
-            assert speaker.info["engine"] == bench.engine
-            name = bench.bridge(1)
-            up = await events.wait("switch-up", datapath_id=1)
-            assert up["ports"] == []
-            bench.ovs.add_host(name, 5, "10.9.0.1/24", MAC)
-            added = await events.wait("port", datapath_id=1, port=5, up=True)
-            assert added["name"] == f"{name}-5"
-            seen = len(events.events)
-            in_namespace(bench.ovs.namespace, "ip", "link", "set", f"{name}-5", "down")
-            await events.wait("port", after=seen, datapath_id=1, port=5, up=False)
-            (described,) = await speaker.request("switches")
-            assert (described["datapath_id"], len(described["ports"])) == (1, 1)
-            bench.ovs.vsctl("del-br", name)
-            await events.wait("switch-down", datapath_id=1)
-            assert await speaker.request("switches") == []
-
-    asyncio.run(run())
+async def test_switches_and_ports_come_and_go(bench: OpenFlowBench) -> None:
+    async with bench.speaker(1, 2) as (speaker, events):
+        assert speaker.info["engine"] == bench.engine
+        name = bench.bridge(1)
+        up = await events.wait("switch-up", datapath_id=1)
+        assert up["ports"] == []
+        bench.ovs.add_host(name, 5, "10.9.0.1/24", MAC)
+        added = await events.wait("port", datapath_id=1, port=5, up=True)
+        assert added["name"] == f"{name}-5"
+        seen = len(events.events)
+        in_namespace(bench.ovs.namespace, "ip", "link", "set", f"{name}-5", "down")
+        await events.wait("port", after=seen, datapath_id=1, port=5, up=False)
+        (described,) = await speaker.request("switches")
+        assert (described["datapath_id"], len(described["ports"])) == (1, 1)
+        bench.ovs.vsctl("del-br", name)
+        await events.wait("switch-down", datapath_id=1)
+        assert await speaker.request("switches") == []
 
 
-def test_an_unknown_datapath_is_left_alone(bench, tmp_path) -> None:
+async def test_an_unknown_datapath_is_left_alone(bench: OpenFlowBench, tmp_path: Path) -> None:
     """Not even a user's application, which would set up every switch, gets through to it."""
     app = tmp_path / "eager.py"
     app.write_text(EAGER_APP)
 
-    async def run() -> None:
-        async with bench.speaker(1, apps=(f"{app}:Eager",)) as (speaker, events):
-            stranger, ours = bench.bridge(0x99), bench.bridge(1)
-            await events.wait("unknown-switch", datapath_id=0x99)
-            await events.wait("switch-up", datapath_id=1)
-            flows = FlowSync(speaker)
-            refused = await flows.set_table(0x99, FlowTable.of([TABLE_MISS]))
-            assert not refused.ok
-            assert "not one of the lab's packet switches" in str(refused.error)
-            # The application's entry is in ours, and was sent to both at one time.
-            await eventually(lambda: bench.ovs.flows(ours), "the application's entry")
-            seen = len(events.of("counters"))
-            await eventually(lambda: len(events.of("counters")) > seen + 1, "more counters")
-            assert bench.ovs.flows(stranger) == []
-            assert not events.of("switch-up", datapath_id=0x99)
-            # Left alone, not thrown out: it connected once.
-            assert len(events.of("unknown-switch")) == 1
-
-    asyncio.run(run())
+    async with bench.speaker(1, apps=(f"{app}:Eager",)) as (speaker, events):
+        stranger, ours = bench.bridge(0x99), bench.bridge(1)
+        await events.wait("unknown-switch", datapath_id=0x99)
+        await events.wait("switch-up", datapath_id=1)
+        flows = FlowSync(speaker)
+        refused = await flows.set_table(0x99, FlowTable.of([TABLE_MISS]))
+        assert not refused.ok
+        assert "not one of the lab's packet switches" in str(refused.error)
+        # The application's entry is in ours, and was sent to both at one time.
+        await eventually(lambda: bench.ovs.flows(ours), "the application's entry")
+        seen = len(events.of("counters"))
+        await eventually(lambda: len(events.of("counters")) > seen + 1, "more counters")
+        assert bench.ovs.flows(stranger) == []
+        assert not events.of("switch-up", datapath_id=0x99)
+        # Left alone, not thrown out: it connected once.
+        assert len(events.of("unknown-switch")) == 1
 
 
 EAGER_APP = """
@@ -86,134 +82,124 @@ class Eager(app_manager.RyuApp):
 """
 
 
-def test_hosts_talk_over_two_switches_and_are_counted(bench, two_switch_lab) -> None:
+async def test_hosts_talk_over_two_switches_and_are_counted(
+    bench: OpenFlowBench, two_switch_lab: Lab
+) -> None:
     lab = two_switch_lab
     tables = flow_tables(lab, follow_light(lab, {}))
 
-    async def run() -> None:
-        async with bench.speaker(1, 2) as (speaker, events):
-            one, two = bench.bridge(1), bench.bridge(2)
-            for name, peer in ((one, two), (two, one)):
-                bench.ovs.vsctl(
-                    "add-port", name, f"{name}-t", "--", "set", "Interface", f"{name}-t",
-                    "type=patch", f"options:peer={peer}-t", "ofport_request=1",
-                )  # fmt: skip
-            hosts = [
-                bench.ovs.add_host(name, 2, f"{host.nic.address}/16", host.nic.mac)
-                for name, host in zip((one, two), lab.hosts, strict=True)
-            ]
-            await events.wait("switch-up", datapath_id=1)
-            await events.wait("switch-up", datapath_id=2)
-            flows = FlowSync(speaker)
-            done = await flows.set_tables({1: tables["sw0"], 2: tables["sw1"]})
-            assert {i: (a.ok, a.added, a.removed) for i, a in done.items()} == {
-                1: (True, 5, 0),
-                2: (True, 5, 0),
-            }
-            _, far = lab.hosts
-            assert any(
-                f"dl_dst={far.nic.mac}" in line and "actions=output:1" in line
-                for line in bench.ovs.flows(one)
-            )
-            # ARP, too, is asked and answered over these entries alone.
-            said = in_namespace(
-                hosts[0], "ping", "-c", "20", "-i", "0.02", "-s", "1000", "-W", "2",
-                str(far.nic.address),
+    async with bench.speaker(1, 2) as (speaker, events):
+        one, two = bench.bridge(1), bench.bridge(2)
+        for name, peer in ((one, two), (two, one)):
+            bench.ovs.vsctl(
+                "add-port", name, f"{name}-t", "--", "set", "Interface", f"{name}-t",
+                "type=patch", f"options:peer={peer}-t", "ofport_request=1",
             )  # fmt: skip
-            assert " 0% packet loss" in said
-            to_far = entry_to(far.nic.mac, 1).cookie
-            sent = 20 * (1000 + 8 + 20 + 14)
+        hosts = [
+            bench.ovs.add_host(name, 2, f"{host.nic.address}/16", host.nic.mac)
+            for name, host in zip((one, two), lab.hosts, strict=True)
+        ]
+        await events.wait("switch-up", datapath_id=1)
+        await events.wait("switch-up", datapath_id=2)
+        flows = FlowSync(speaker)
+        done = await flows.set_tables({1: tables["sw0"], 2: tables["sw1"]})
+        assert {i: (a.ok, a.added, a.removed) for i, a in done.items()} == {
+            1: (True, 5, 0),
+            2: (True, 5, 0),
+        }
+        _, far = lab.hosts
+        assert any(
+            f"dl_dst={far.nic.mac}" in line and "actions=output:1" in line
+            for line in bench.ovs.flows(one)
+        )
+        # ARP, too, is asked and answered over these entries alone.
+        said = in_namespace(
+            hosts[0], "ping", "-c", "20", "-i", "0.02", "-s", "1000", "-W", "2",
+            str(far.nic.address),
+        )  # fmt: skip
+        assert " 0% packet loss" in said
+        to_far = entry_to(far.nic.mac, 1).cookie
+        sent = 20 * (1000 + 8 + 20 + 14)
 
-            def counted() -> bool:
-                if not (seen := [e for e in events.of("counters", datapath_id=1) if "flows" in e]):
-                    return False
-                ports = {p["port"]: p for p in seen[-1]["ports"]}
-                by_cookie = {f["cookie"]: f["bytes"] for f in seen[-1]["flows"]}
-                return (
-                    2 in ports and ports[2]["rx_bytes"] >= sent and by_cookie.get(to_far, 0) >= sent
-                )
+        def counted() -> bool:
+            if not (seen := [e for e in events.of("counters", datapath_id=1) if "flows" in e]):
+                return False
+            ports = {p["port"]: p for p in seen[-1]["ports"]}
+            by_cookie = {f["cookie"]: f["bytes"] for f in seen[-1]["flows"]}
+            return 2 in ports and ports[2]["rx_bytes"] >= sent and by_cookie.get(to_far, 0) >= sent
 
-            await eventually(counted, "the counters to show the pings")
-            (latest,) = [c for c in await speaker.request("counters") if c["datapath_id"] == 1]
-            assert {f["cookie"] for f in latest["flows"]} == {e.cookie for e in tables["sw0"]}
-
-    asyncio.run(run())
+        await eventually(counted, "the counters to show the pings")
+        (latest,) = [c for c in await speaker.request("counters") if c["datapath_id"] == 1]
+        assert {f["cookie"] for f in latest["flows"]} == {e.cookie for e in tables["sw0"]}
 
 
-def test_what_a_switch_refuses_is_reported_and_the_rest_is_in_place(bench) -> None:
+async def test_what_a_switch_refuses_is_reported_and_the_rest_is_in_place(
+    bench: OpenFlowBench,
+) -> None:
     good = entry_to(MAC, 3)
     # No EtherType: OpenFlow does not let ARP's fields stand alone.
     bad = FlowEntry.ours(Match(arp_tpa="10.0.0.1"), [1], priority=110)
     nonsense = FlowEntry.ours(Match(favourite_colour="blue"), [1], priority=110)
     too_big = FlowEntry.ours(Match(eth_dst=MAC), [1], priority=70000)
 
-    async def run() -> None:
-        async with bench.speaker(1) as (speaker, events):
-            name = bench.bridge(1)
-            await events.wait("switch-up", datapath_id=1)
-            flows = FlowSync(speaker)
-            done = await flows.set_table(1, FlowTable.of([good, bad, nonsense, too_big]))
-            assert not done.ok
-            errors = {refused.entry: refused.error for refused in done.failed}
-            assert errors.keys() == {bad, nonsense, too_big}
-            assert "OFPBMC_BAD_PREREQ" in errors[bad]
-            assert "favourite_colour" in errors[nonsense]
-            assert "out of range" in errors[too_big]
-            assert done.added == 1
-            (line,) = bench.ovs.flows(name)
-            assert f"dl_dst={MAC}" in line
-            # What was refused is not tried again every second.
-            await events.wait("counters", after=len(events.events))
-            await events.wait("counters", after=len(events.events))
-            assert (await flows.set_table(1, FlowTable.of([good]))).changed is False
-
-    asyncio.run(run())
+    async with bench.speaker(1) as (speaker, events):
+        name = bench.bridge(1)
+        await events.wait("switch-up", datapath_id=1)
+        flows = FlowSync(speaker)
+        done = await flows.set_table(1, FlowTable.of([good, bad, nonsense, too_big]))
+        assert not done.ok
+        errors = {refused.entry: refused.error for refused in done.failed}
+        assert errors.keys() == {bad, nonsense, too_big}
+        assert "OFPBMC_BAD_PREREQ" in errors[bad]
+        assert "favourite_colour" in errors[nonsense]
+        assert "out of range" in errors[too_big]
+        assert done.added == 1
+        (line,) = bench.ovs.flows(name)
+        assert f"dl_dst={MAC}" in line
+        # What was refused is not tried again every second.
+        await events.wait("counters", after=len(events.events))
+        await events.wait("counters", after=len(events.events))
+        assert (await flows.set_table(1, FlowTable.of([good]))).changed is False
 
 
-def test_a_switch_that_says_nothing_is_an_unknown_outcome(bench) -> None:
-    async def run() -> None:
-        async with bench.speaker(1) as (speaker, events):
-            bench.bridge(1)
-            await events.wait("switch-up", datapath_id=1)
-            vswitchd = bench.ovs.pid
-            os.kill(vswitchd, signal.SIGSTOP)
-            try:
-                with pytest.raises(OutcomeUnknown, match=r"within 0\.5 s"):
-                    await speaker.request(
-                        "apply", datapath_id=1, adds=[TABLE_MISS.to_json()], deadline_s=0.5
-                    )
-            finally:
-                os.kill(vswitchd, signal.SIGCONT)
-            assert (await FlowSync(speaker).set_table(1, FlowTable.of([TABLE_MISS]))).ok
-
-    asyncio.run(run())
+async def test_a_switch_that_says_nothing_is_an_unknown_outcome(bench: OpenFlowBench) -> None:
+    async with bench.speaker(1) as (speaker, events):
+        bench.bridge(1)
+        await events.wait("switch-up", datapath_id=1)
+        vswitchd = bench.ovs.pid
+        os.kill(vswitchd, signal.SIGSTOP)
+        try:
+            with pytest.raises(OutcomeUnknown, match=r"within 0\.5 s"):
+                await speaker.request(
+                    "apply", datapath_id=1, adds=[TABLE_MISS.to_json()], deadline_s=0.5
+                )
+        finally:
+            os.kill(vswitchd, signal.SIGCONT)
+        assert (await FlowSync(speaker).set_table(1, FlowTable.of([TABLE_MISS]))).ok
 
 
-def test_the_protocol_refuses_what_it_does_not_know(bench) -> None:
-    async def run() -> None:
-        async with bench.speaker(1) as (speaker, events):
-            with pytest.raises(SpeakerRefused, match=r"no operation 'dance': expected hello, "):
-                await speaker.request("dance")
-            with pytest.raises(SpeakerRefused, match="0x1 is not connected"):
-                await speaker.request("read_flows", datapath_id=1)
-            foreign = {**TABLE_MISS.to_json(), "cookie": 5}
-            bench.bridge(1)
-            await events.wait("switch-up", datapath_id=1)
-            with pytest.raises(SpeakerRefused, match="not an entry of Patchlight's"):
-                await speaker.request("apply", datapath_id=1, removes=[foreign])
-            # A second client, which speaks another version, and then no JSON at all.
-            reader, writer = await asyncio.open_unix_connection(speaker.options.socket)
-            for line, expected in (
-                (json.dumps({"v": VERSION + 1, "id": 3, "op": "hello"}), "protocol version"),
-                ("no json", "not a JSON message"),
-            ):
-                writer.write(line.encode() + b"\n")
-                reply = {"event": "any"}
-                while "event" in reply:
-                    reply = json.loads(await reader.readline())
-                assert reply["ok"] is False
-                assert expected in reply["error"]
-            writer.close()
-            assert (await speaker.request("hello"))["protocol"] == VERSION
-
-    asyncio.run(run())
+async def test_the_protocol_refuses_what_it_does_not_know(bench: OpenFlowBench) -> None:
+    async with bench.speaker(1) as (speaker, events):
+        with pytest.raises(SpeakerRefused, match=r"no operation 'dance': expected hello, "):
+            await speaker.request("dance")
+        with pytest.raises(SpeakerRefused, match="0x1 is not connected"):
+            await speaker.request("read_flows", datapath_id=1)
+        foreign = {**TABLE_MISS.to_json(), "cookie": 5}
+        bench.bridge(1)
+        await events.wait("switch-up", datapath_id=1)
+        with pytest.raises(SpeakerRefused, match="not an entry of Patchlight's"):
+            await speaker.request("apply", datapath_id=1, removes=[foreign])
+        # A second client, which speaks another version, and then no JSON at all.
+        reader, writer = await asyncio.open_unix_connection(speaker.options.socket)
+        for line, expected in (
+            (json.dumps({"v": VERSION + 1, "id": 3, "op": "hello"}), "protocol version"),
+            ("no json", "not a JSON message"),
+        ):
+            writer.write(line.encode() + b"\n")
+            reply: Message = {"event": "any"}
+            while "event" in reply:
+                reply = json.loads(await reader.readline())
+            assert reply["ok"] is False
+            assert expected in reply["error"]
+        writer.close()
+        assert (await speaker.request("hello"))["protocol"] == VERSION

@@ -13,13 +13,17 @@ import pytest
 
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.speaker_process import SpeakerFailed, SpeakerOptions
+from patchlight.testbed.linux import deploy_file
 from tests.support.private_ovs import until
 
 FREE = "127.0.0.1:0"
+CONSTRAINT = deploy_file("ryu-constraint.txt")
 
 
-def options(path: Path, listen: str = FREE, **more) -> SpeakerOptions:
-    return SpeakerOptions(socket=path / "speaker.sock", datapath_ids=(1,), listen=listen, **more)
+def options(
+    path: Path, listen: str = FREE, *, engine: str | None = None, netns: str | None = None
+) -> SpeakerOptions:
+    return SpeakerOptions(path / "speaker.sock", (1,), listen, netns=netns, engine=engine)
 
 
 def failure(started: SpeakerOptions) -> SpeakerFailed:
@@ -28,40 +32,33 @@ def failure(started: SpeakerOptions) -> SpeakerFailed:
     return caught.value
 
 
-def test_a_taken_port_says_which_and_by_whom(tmp_path, engine, taken_port) -> None:
+def test_a_taken_port_says_which_and_by_whom(tmp_path: Path, engine: str, taken_port: int) -> None:
     error = str(failure(options(tmp_path, f"127.0.0.1:{taken_port}", engine=engine)))
     assert f"TCP port {taken_port} is taken by" in error
     assert f"(pid {os.getpid()})" in error
     assert "choose another port" in error
 
 
-def test_a_second_speaker_on_the_socket_is_refused(tmp_path, engine) -> None:
-    async def run() -> None:
-        async with Speaker(options(tmp_path, engine=engine)) as first:
-            with pytest.raises(SpeakerFailed, match="another OpenFlow speaker already serves"):
-                await Speaker(options(tmp_path, engine=engine)).start()
-            assert (await first.request("hello"))["pid"] == first.pid
-        assert not first.options.socket.exists()
-
-    asyncio.run(run())
+async def test_a_second_speaker_on_the_socket_is_refused(tmp_path: Path, engine: str) -> None:
+    async with Speaker(options(tmp_path, engine=engine)) as first:
+        with pytest.raises(SpeakerFailed, match="another OpenFlow speaker already serves"):
+            await Speaker(options(tmp_path, engine=engine)).start()
+        assert (await first.request("hello"))["pid"] == first.pid
+    assert not first.options.socket.exists()
 
 
-def test_the_socket_of_a_dead_speaker_is_taken_over(tmp_path, engine) -> None:
-    async def run() -> None:
-        first = Speaker(options(tmp_path, engine=engine))
-        await first.start()
-        os.kill(first.pid, signal.SIGSTOP)
-        pid = first.pid
-        os.kill(pid, signal.SIGKILL)
-        await first.close()
-        assert first.options.socket.exists()
-        async with Speaker(options(tmp_path, engine=engine)) as second:
-            assert (await second.request("hello"))["engine"] == engine
-
-    asyncio.run(run())
+async def test_the_socket_of_a_dead_speaker_is_taken_over(tmp_path: Path, engine: str) -> None:
+    first = Speaker(options(tmp_path, engine=engine))
+    await first.start()
+    assert first.pid is not None
+    os.kill(first.pid, signal.SIGKILL)
+    await first.close()
+    assert first.options.socket.exists()
+    async with Speaker(options(tmp_path, engine=engine)) as second:
+        assert (await second.request("hello"))["engine"] == engine
 
 
-def test_the_speaker_ends_with_whoever_started_it(tmp_path, engine) -> None:
+def test_the_speaker_ends_with_whoever_started_it(tmp_path: Path, engine: str) -> None:
     program = f"""
 import asyncio
 from pathlib import Path
@@ -90,32 +87,32 @@ def running(pid: int) -> bool:
         return False
 
 
-def test_a_namespace_that_is_not_there(tmp_path) -> None:
+def test_a_namespace_that_is_not_there(tmp_path: Path) -> None:
     error = str(failure(options(tmp_path, netns="/run/netns/pl.test-nowhere")))
     assert "cannot enter the network namespace /run/netns/pl.test-nowhere: No such file" in error
 
 
 @pytest.mark.parametrize("listen", ["6653", "127.0.0.1:port", "127.0.0.1:99999"])
-def test_an_address_that_is_none(tmp_path, listen: str) -> None:
+def test_an_address_that_is_none(tmp_path: Path, listen: str) -> None:
     error = failure(options(tmp_path, listen))
     assert "expected host:port" in str(error)
     assert error.exit_code == 2
 
 
 @pytest.mark.parametrize(
-    ("missing", "wanted", "expected"),
+    ("missing", "options", "expected"),
     [
         (["ryu", "os_ken"], [], "no OpenFlow engine is installed"),
         (["ryu", "os_ken"], [], "pip install os-ken"),
         (["ryu"], ["--engine", "ryu"], "the OpenFlow engine ryu is not installed"),
-        (["ryu"], ["--engine", "ryu"], "PIP_CONSTRAINT=deploy/ryu-constraint.txt pip install"),
+        (["ryu"], ["--engine", "ryu"], f"PIP_CONSTRAINT={CONSTRAINT} pip install"),
         (["os_ken"], ["--engine", "os-ken"], "pip install os-ken"),
     ],
 )
 def test_a_missing_engine_says_how_to_install_it(
-    tmp_path, missing: list[str], wanted: list[str], expected: str
+    tmp_path: Path, missing: list[str], options: list[str], expected: str
 ) -> None:
-    arguments = ["--socket", str(tmp_path / "s.sock"), "--listen", FREE, *wanted]
+    arguments = ["--socket", str(tmp_path / "s.sock"), "--listen", FREE, *options]
     program = (
         f"import sys\nfor name in {missing!r}: sys.modules[name] = None\n"
         f"from patchlight.controller.openflow.speaker.__main__ import main\n"
@@ -129,11 +126,8 @@ def test_a_missing_engine_says_how_to_install_it(
     assert expected in done.stderr
 
 
-def test_without_a_wish_the_first_engine_there_is_taken(tmp_path) -> None:
+async def test_without_a_wish_the_first_engine_there_is_taken(tmp_path: Path) -> None:
     from patchlight.controller.openflow.speaker import engine as engines
 
-    async def run() -> None:
-        async with Speaker(options(tmp_path)) as speaker:
-            assert speaker.info["engine"] == engines.available()[0]
-
-    asyncio.run(run())
+    async with Speaker(options(tmp_path)) as speaker:
+        assert speaker.info["engine"] == engines.available()[0]

@@ -12,7 +12,7 @@ from patchlight.controller.openflow.flow_sync import FlowSync
 from patchlight.controller.openflow.flowtable import FlowTable
 from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to
 from patchlight.controller.openflow.speaker_process import SpeakerFailed
-from tests.controller.openflow.conftest import eventually
+from tests.support.openflow_bench import OpenFlowBench, eventually
 from tests.support.private_ovs import in_namespace
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
@@ -50,36 +50,33 @@ class Learning(app_manager.RyuApp):
 """
 
 
-def test_a_learning_app_works_beside_ours(bench, tmp_path: Path) -> None:
+async def test_a_learning_app_works_beside_ours(bench: OpenFlowBench, tmp_path: Path) -> None:
     app = tmp_path / "learning_app.py"
     app.write_text(LEARNING_APP)
     mac, address = "02:00:00:00:77:01", "10.9.7.1"
     table = FlowTable.of([TABLE_MISS, entry_to("02:00:00:00:00:01", 4)])
     theirs_at_first = "cookie=0xabc, priority=0 actions=CONTROLLER:65535"
 
-    async def run() -> None:
-        async with bench.speaker(1, apps=(f"{app}:Learning",)) as (speaker, events):
-            name = bench.bridge(1)
-            await events.wait("switch-up", datapath_id=1)
-            await eventually(lambda: theirs_at_first in bench.ovs.flows(name), "its first entry")
-            flows = FlowSync(speaker)
-            done = await flows.set_table(1, table)
-            assert (done.ok, done.added, done.held) == (True, 1, (TABLE_MISS,))
-            host = bench.ovs.add_host(name, 3, f"{address}/24", mac)
-            # A frame no entry of ours takes: the application hears it and learns.
-            in_namespace(host, "sh", "-c", "ping -c 1 -W 0.1 10.9.7.9 || true")
-            await eventually(
-                lambda: [f for f in bench.ovs.flows(name) if f"dl_dst={mac}" in f and "0xabc" in f],
-                "the application to learn",
-            )
-            theirs = [f for f in bench.ovs.flows(name) if "cookie=0xabc" in f]
-            done = await flows.set_table(1, FlowTable.of([entry_to("02:00:00:00:00:02", 4)]))
-            assert (done.ok, done.added, done.removed) == (True, 1, 1)
-            await flows.set_table(1, FlowTable())
-            assert bench.ovs.flows(name) == sorted(theirs)
-            await flows.close()
-
-    asyncio.run(run())
+    async with bench.speaker(1, apps=(f"{app}:Learning",)) as (speaker, events):
+        name = bench.bridge(1)
+        await events.wait("switch-up", datapath_id=1)
+        await eventually(lambda: theirs_at_first in bench.ovs.flows(name), "its first entry")
+        flows = FlowSync(speaker)
+        done = await flows.set_table(1, table)
+        assert (done.ok, done.added, done.held) == (True, 1, (TABLE_MISS,))
+        host = bench.ovs.add_host(name, 3, f"{address}/24", mac)
+        # A frame no entry of ours takes: the application hears it and learns.
+        in_namespace(host, "sh", "-c", "ping -c 1 -W 0.1 10.9.7.9 || true")
+        await eventually(
+            lambda: [f for f in bench.ovs.flows(name) if f"dl_dst={mac}" in f and "0xabc" in f],
+            "the application to learn",
+        )
+        theirs = [f for f in bench.ovs.flows(name) if "cookie=0xabc" in f]
+        done = await flows.set_table(1, FlowTable.of([entry_to("02:00:00:00:00:02", 4)]))
+        assert (done.ok, done.added, done.removed) == (True, 1, 1)
+        await flows.set_table(1, FlowTable())
+        assert bench.ovs.flows(name) == sorted(theirs)
+        await flows.close()
 
 
 @pytest.mark.parametrize(
@@ -102,7 +99,7 @@ def test_a_learning_app_works_beside_ours(bench, tmp_path: Path) -> None:
     ],
 )
 def test_an_app_that_cannot_be_loaded_says_why(
-    bench, tmp_path: Path, text: str, named: str, expected: str
+    bench: OpenFlowBench, tmp_path: Path, text: str, named: str, expected: str
 ) -> None:
     app = tmp_path / "broken_app.py"
     app.write_text(text)

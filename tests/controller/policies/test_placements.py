@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.policies.contract import (
     ClusterShape,
     ClusterView,
@@ -150,10 +151,7 @@ LAB = read_lab(builtin_lab("ofc2022"))
 
 
 def lab_view(**other: object) -> ClusterView:
-    from patchlight.controller.jobs.placement import WiredLab
-
-    links = follow_light(LAB, LAB.initial_maps)
-    view = WiredLab(LAB, links).view(0.0, (), (), (), (), LAB.initial_maps)
+    view = WiredLab(LAB, LAB.initial_maps).view(0.0, {})
     return view._replace(**other)  # type: ignore[arg-type]
 
 

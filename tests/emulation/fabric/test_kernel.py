@@ -9,10 +9,11 @@ from ipaddress import IPv4Interface
 
 import pytest
 
-from patchlight.emulation.fabric import links, namespaces, shaping
-from patchlight.emulation.fabric.ethtool import settle_link, turn_off_tx_checksum
-from patchlight.emulation.fabric.namespaces import NamespaceError
-from patchlight.emulation.fabric.netlink import KernelRefused, Netlink
+from patchlight.emulation.fabric import links
+from patchlight.testbed.linux import namespaces, rate_limits
+from patchlight.testbed.linux.ethtool import set_tx_checksum, settle_link
+from patchlight.testbed.linux.namespaces import NamespaceError
+from patchlight.testbed.linux.netlink import KernelRefused, Netlink
 
 pytestmark = pytest.mark.root
 
@@ -65,27 +66,27 @@ def test_long_batches_are_answered(pair: tuple[Netlink, Netlink]) -> None:
 @pytest.mark.parametrize("rate_bps", [1e6, 10e6, 40e9, 400e9])
 def test_limits_are_read_back_as_set(pair: tuple[Netlink, Netlink], rate_bps: float) -> None:
     a, _ = pair
-    a.run([shaping.limit_request(100, rate_bps, "a")])
-    shaping.verify_limits(a, [(100, "a", rate_bps)])
-    a.run([shaping.limit_request(100, rate_bps / 2, "a")])
-    with pytest.raises(shaping.NotShaped, match="instead of"):
-        shaping.verify_limits(a, [(100, "a", rate_bps)])
+    a.run([rate_limits.limit_request(100, rate_bps, "a")])
+    rate_limits.verify_limits(a, [(100, "a", rate_bps)])
+    a.run([rate_limits.limit_request(100, rate_bps / 2, "a")])
+    with pytest.raises(rate_limits.NotShaped, match="instead of"):
+        rate_limits.verify_limits(a, [(100, "a", rate_bps)])
 
 
 def test_an_unlimited_link_is_not_taken_for_a_limited_one(pair: tuple[Netlink, Netlink]) -> None:
-    with pytest.raises(shaping.NotShaped, match="no limit instead of 10Mbps"):
-        shaping.verify_limits(pair[1], [(100, "b", 10e6)])
+    with pytest.raises(rate_limits.NotShaped, match="no limit instead of 10Mbps"):
+        rate_limits.verify_limits(pair[1], [(100, "b", 10e6)])
 
 
 def test_a_limit_on_nothing_is_an_error(pair: tuple[Netlink, Netlink]) -> None:
     with pytest.raises(KernelRefused, match="limiting ghost to 10Mbps"):
-        pair[0].run([shaping.limit_request(4711, 10e6, "ghost")])
+        pair[0].run([rate_limits.limit_request(4711, 10e6, "ghost")])
 
 
 def test_checksum_offload_goes_off_and_links_carry_at_once(pair: tuple[Netlink, Netlink]) -> None:
     name = f"pl.test-{os.getpid()}-a.x"
     with namespaces.entered(namespaces.namespace_path(name)):
-        turn_off_tx_checksum("a")
+        set_tx_checksum("a", False)
         assert settle_link("a")
 
 

@@ -14,10 +14,10 @@ from patchlight.emulation.fabric.plan import (
     check_without_controller,
     plan_fabric,
 )
-from patchlight.emulation.fabric.shaping import token_bucket, wrong_limits
 from patchlight.testbed import generate
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import load_lab, parse_lab
+from patchlight.testbed.linux.rate_limits import token_bucket, wrong_limits
 
 NIC_ON_SWITCH = """
 name: small

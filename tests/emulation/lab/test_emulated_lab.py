@@ -16,15 +16,16 @@ from pathlib import Path
 import pytest
 
 from patchlight import EmulatedLab
-from patchlight.emulation.fabric import build, namespaces
+from patchlight.emulation.fabric import build
 from patchlight.emulation.fabric import lab_state as states
-from patchlight.emulation.fabric.netlink import Netlink
-from patchlight.emulation.fabric.shaping import NotShaped, limit_request
 from patchlight.emulation.lab.emulated_lab import AlreadyThere, down_lab, lab_status
 from patchlight.emulation.lab.hosts import EmulatedHost
 from patchlight.testbed import generate
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import write_lab
+from patchlight.testbed.linux import namespaces
+from patchlight.testbed.linux.netlink import Netlink
+from patchlight.testbed.linux.rate_limits import NotShaped, limit_request
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 

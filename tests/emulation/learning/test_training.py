@@ -149,7 +149,7 @@ def test_mistakes_in_a_configuration_are_named_with_their_place(
 ) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         parse_config(text, "c.yaml")
-    first = caught.value.mistakes[0]
+    first = caught.value.issues[0]
     assert first.file == "c.yaml"
     if message != "not YAML":
         assert (first.line, first.column) == (line, column)
@@ -158,7 +158,7 @@ def test_mistakes_in_a_configuration_are_named_with_their_place(
 def test_all_mistakes_are_named_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config("name: a\nsteps: x\ncolour: red\nseed: -1")
-    assert len(caught.value.mistakes) == 3
+    assert len(caught.value.issues) == 3
 
 
 def test_a_teacher_of_a_degree_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from patchlight.controller.circuits.contract import DirectedPort
 from patchlight.controller.circuits.drivers.calient.tl1 import CalientTl1
-from patchlight.emulation.fabric.namespaces import entered, namespace_path
+from patchlight.testbed.linux.namespaces import entered, namespace_path
 from patchlight.testbed.portmap import CrossConnect, PortMap
 from tests.support.emulated_devices import Running, lab_file, running
 
@@ -282,6 +282,6 @@ def test_a_killed_device_leaves_the_light_and_comes_back_with_its_map(tmp_path: 
 
 def test_a_namespace_that_is_not_there_is_said(tmp_path: Path) -> None:
     lab = lab_file(tmp_path, name=f"test-{os.getpid()}-nowhere")
-    failed = pytest.raises(AssertionError, match=r"opening the network namespace .*pl\.test-")
+    failed = pytest.raises(AssertionError, match=r"cannot enter the network namespace .*pl\.test-")
     with failed, running(tmp_path, lab):
         pass

@@ -57,7 +57,7 @@ def drive(switch: CircuitSwitch, act: Callable[[Any], Awaitable[None]], password
 
 
 def test_the_lab_file_s_faults_are_those_of_the_control_socket() -> None:
-    written = {key.name for key in FAULT.group.keys} - set(TRIGGERS)
+    written = {key.name for key in FAULT.keys} - set(TRIGGERS)
     assert written == {f.name for f in fields(Faults)} | {"report", "lose", "reboot"}
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patchlight.testbed.files.json_text import positions
 from patchlight.testbed.graphs import (
     ComputationGraph,
     GraphFileError,
@@ -14,7 +15,7 @@ from patchlight.testbed.graphs import (
     read_graph,
     write_graph,
 )
-from patchlight.testbed.graphs.jsonformat import graph_from_json, graph_to_json, positions
+from patchlight.testbed.graphs.jsonformat import graph_from_json, graph_to_json
 
 _times = st.floats(0, 1e6, allow_nan=False)
 _sizes = st.integers(0, 2**50)
@@ -102,7 +103,7 @@ WRONG = """\
 def test_every_mistake_is_named_with_line_and_column() -> None:
     with pytest.raises(GraphFileError) as refused:
         graph_from_json(WRONG, "wrong.json")
-    found = [str(mistake) for mistake in refused.value.mistakes]
+    found = [str(mistake) for mistake in refused.value.issues]
     for start, what in [
         ("wrong.json:2:44: ", "version is 2"),
         ("wrong.json:3:30: ", "'profiled' or 'computed'"),
@@ -162,7 +163,7 @@ def test_sizes_of_nonsense(old: str, new: str, place: str, what: str) -> None:
     assert graph_from_json(ONE, "x").name == "n"
     with pytest.raises(GraphFileError) as refused:
         graph_from_json(text, "x")
-    (mistake,) = refused.value.mistakes
+    (mistake,) = refused.value.issues
     assert str(mistake).startswith(place)
     assert what in str(mistake)
     assert len(str(mistake)) < 150

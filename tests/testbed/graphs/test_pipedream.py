@@ -85,7 +85,7 @@ def test_every_mistake_is_named_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(GraphFileError) as refused:
         read_graph(write(tmp_path, text))
 
-    found = [(m.line, m.message) for m in refused.value.mistakes]
+    found = [(m.line, m.message) for m in refused.value.issues]
     for line, what in [
         (2, "node1 is there twice"),
         (3, "forward_compute_time is '-3.0'"),
@@ -111,7 +111,7 @@ def test_every_mistake_is_named_with_its_line(tmp_path: Path) -> None:
 def test_a_size_of_nonsense(tmp_path: Path, size: str) -> None:
     with pytest.raises(GraphFileError) as refused:
         read_graph(write(tmp_path, node(1) + node(2, size)))
-    (mistake,) = refused.value.mistakes
+    (mistake,) = refused.value.issues
     assert (mistake.line, "expected a number, 0 to 1.15e+18" in mistake.message) == (2, True)
 
 

@@ -84,7 +84,7 @@ def test_every_mistake_has_its_line_and_column(good: str, bad: str, message: str
     where = (before.count("\n") + 1, len(before) - before.rfind("\n"))
     with pytest.raises(LabFileError) as caught:
         parse_lab(text.replace("‸", ""))
-    found = [m for m in caught.value.mistakes if message in m.message]
+    found = [m for m in caught.value.issues if message in m.message]
     assert [(m.line, m.column) for m in found] == [where], str(caught.value)
 
 

@@ -246,7 +246,7 @@ MISTAKES = [
 def mistakes_of(text: str) -> list[tuple[int, int, str]]:
     with pytest.raises(LabFileError) as caught:
         parse_lab(text, "lab.yaml")
-    return [(found.line, found.column, found.message) for found in caught.value.mistakes]
+    return [(found.line, found.column, found.message) for found in caught.value.issues]
 
 
 def marked(text: str) -> tuple[str, int, int]:

@@ -8,6 +8,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from patchlight.testbed.files.fields import FieldType, Group, ListOf
 from patchlight.testbed.lab import (
     CircuitSwitch,
     Endpoint,
@@ -27,7 +28,6 @@ from patchlight.testbed.labfile.reader import (
     write_lab,
 )
 from patchlight.testbed.labfile.schema import LAB
-from patchlight.testbed.labfile.yaml_schema import FieldType, Group, ListOf
 from patchlight.testbed.portmap import PortMap
 
 OFC2022 = builtin_lab("ofc2022").read_text(encoding="utf-8")
@@ -38,7 +38,7 @@ def read_or_refuse(text: str) -> None:
     try:
         lab = parse_lab(text)
     except LabFileError as error:
-        mistakes = error.mistakes
+        mistakes = error.issues
     if mistakes is None:
         assert parse_lab(write_lab(lab)) == lab
         return
@@ -79,7 +79,7 @@ VALUES = SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(SCALARS, SCAL
 def almost(kind: FieldType) -> st.SearchStrategy[object]:
     """Values of nearly the shape that this kind has."""
     if isinstance(kind, Group):
-        right = {key.name: almost(key.kind) for key in kind.keys}
+        right = {key.name: almost(key.type) for key in kind.keys}
         return st.fixed_dictionaries({}, optional={**right, "nmae": VALUES}) | VALUES
     if isinstance(kind, ListOf):
         return st.lists(almost(kind.item), max_size=3) | VALUES
@@ -158,7 +158,6 @@ def labs(draw: st.DrawFn) -> Lab:
                     )
                 )
     ends = draw(st.permutations(free)) if free else []
-    pairs = zip(ends[::2], ends[1::2], strict=False)
     return Lab(
         name=draw(NAMES),
         network=IPv4Network("10.0.0.0/24"),
@@ -166,7 +165,9 @@ def labs(draw: st.DrawFn) -> Lab:
         packet_switches=tuple(packet),
         circuit_switches=tuple(circuit),
         fibres=tuple(
-            Fibre(a, b, draw(RATES), draw(LOSSES)) for a, b in pairs if a.device != b.device
+            Fibre(a, b, draw(RATES), draw(LOSSES))
+            for a, b in zip(ends[::2], ends[1::2], strict=False)
+            if a.device != b.device
         ),
         fabric=draw(st.sampled_from(["openvswitch", "bridge"])),
         scale=draw(st.sampled_from([1.0, 1000.0, 2.5, 1e-3])),

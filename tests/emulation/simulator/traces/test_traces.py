@@ -215,7 +215,7 @@ def test_a_broken_row(tmp_path: Path, row: str, column: int, message: str, reaso
     path = written(tmp_path, PHILLY + row + "\n")
     with pytest.raises(TraceFileError) as caught:
         read_trace(path)
-    (mistake,) = caught.value.mistakes
+    (mistake,) = caught.value.issues
     assert (mistake.file, mistake.line, mistake.column) == (str(path), 4, column)
     assert message in mistake.message
     assert "--skip-bad" in (caught.value.hint or "")
@@ -234,8 +234,8 @@ def test_of_very_many_mistakes_the_first_are_named(tmp_path: Path) -> None:
     path = written(tmp_path, PHILLY + "2020-01-01 00:00:00,5,0,0,c\n" * 1000)
     with pytest.raises(TraceFileError) as caught:
         read_trace(path)
-    assert len(caught.value.mistakes) == 21
-    last = caught.value.mistakes[-1]
+    assert len(caught.value.issues) == 21
+    last = caught.value.issues[-1]
     assert last.message == "and 980 more mistakes after it (in all no GPU: 1,000)"
 
 

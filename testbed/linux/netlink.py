@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from patchlight.emulation.fabric import namespaces
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.linux import namespaces
 
 F_REQUEST, F_ACK, F_DUMP = 0x1, 0x4, 0x300
 F_CREATE, F_EXCL, F_REPLACE = 0x400, 0x200, 0x100
@@ -33,8 +33,8 @@ _BATCH = 128
 class KernelRefused(PatchlightError):
     """The kernel would not make, change or show a network object; ``code`` is its errno."""
 
-    def __init__(self, doing: str, code: int, said: str = "") -> None:
-        text = os.strerror(code) + (f" ({said})" if said else "")
+    def __init__(self, doing: str, code: int, explanation: str = "") -> None:
+        text = os.strerror(code) + (f" ({explanation})" if explanation else "")
         super().__init__(f"{doing}: the kernel answered: {text}", hint=_HINTS.get(code))
         self.code = code
 
@@ -113,9 +113,9 @@ class Netlink:
             for kind, flags, sequence, payload in self._receive(batch[-1].doing):
                 if kind != _ERROR or not first <= sequence <= self._sequence:
                     continue
-                code, said = _error(flags, payload)
+                code, explanation = _error(flags, payload)
                 if code and failure is None:
-                    failure = KernelRefused(batch[sequence - first].doing, code, said)
+                    failure = KernelRefused(batch[sequence - first].doing, code, explanation)
                 if sequence == self._sequence:
                     if failure:
                         raise failure
@@ -135,9 +135,9 @@ class Netlink:
                 if kind == _DONE:
                     return answers
                 if kind == _ERROR:
-                    code, said = _error(flags, payload)
+                    code, explanation = _error(flags, payload)
                     if code:
-                        raise KernelRefused(request.doing, code, said)
+                        raise KernelRefused(request.doing, code, explanation)
                     return answers
                 answers.append((kind, payload))
 
@@ -170,12 +170,12 @@ def _messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
 
 def _error(flags: int, payload: bytes) -> tuple[int, str]:
     (code,) = struct.unpack_from("=i", payload)
-    said = ""
+    explanation = ""
     if flags & _F_ACK_TLVS:
         # With CAP_ACK only the header of the failed request is quoted before the attributes.
         text = dict(attributes(payload[4 + _HEADER.size :])).get(_ATTR_MESSAGE, b"")
-        said = text.rstrip(b"\0").decode(errors="replace")
-    return -code, said
+        explanation = text.rstrip(b"\0").decode(errors="replace")
+    return -code, explanation
 
 
 def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:

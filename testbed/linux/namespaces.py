@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from patchlight.testbed.errors import PatchlightError
+
+T = TypeVar("T")
 
 DIRECTORY = Path("/run/netns")
 _CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
@@ -38,6 +41,11 @@ def inode(path: Path | str) -> int | None:
         return os.stat(path).st_ino
     except OSError:
         return None
+
+
+def process_namespace() -> Path:
+    """The namespace this process lives in, whatever namespace its threads are in."""
+    return Path(f"/proc/{os.getpid()}/ns/net")
 
 
 def own_inode() -> int | None:
@@ -69,7 +77,7 @@ def kept_namespace() -> Iterator[None]:
         yield
     finally:
         try:
-            enter_open(own)
+            enter(own)
         finally:
             os.close(own)
 
@@ -82,15 +90,14 @@ def entered(namespace: Path | str | int) -> Iterator[None]:
     must not yield to its loop within the block.
     """
     with kept_namespace():
-        if isinstance(namespace, int):
-            enter_open(namespace)
-        else:
-            fd = open_namespace(namespace)
-            try:
-                enter_open(fd)
-            finally:
-                os.close(fd)
+        enter(namespace)
         yield
+
+
+def inside(namespace: Path | str | int, function: Callable[[], T]) -> T:
+    """Call ``function`` inside a namespace, as ``entered`` does, and return its result."""
+    with entered(namespace):
+        return function()
 
 
 def open_namespace(path: Path | str) -> int:
@@ -98,13 +105,26 @@ def open_namespace(path: Path | str) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise NamespaceError(f"opening the network namespace {path}: {error.strerror}") from error
+        raise NamespaceError(
+            f"cannot enter the network namespace {path}: {error.strerror}",
+            hint="`ip netns list` shows those that are there",
+        ) from error
 
 
-def enter_open(fd: int) -> None:
-    """Move this thread into the open namespace ``fd``."""
-    if _libc.setns(fd, _CLONE_NEWNET):
-        raise _failed("entering a network namespace")
+def enter(namespace: Path | str | int) -> None:
+    """Move this thread into a namespace, given by path or open descriptor, for good.
+
+    Threads that it starts afterwards begin there too; those that run already stay where they are.
+    """
+    if isinstance(namespace, int):
+        if _libc.setns(namespace, _CLONE_NEWNET):
+            raise _failed("entering a network namespace")
+        return
+    fd = open_namespace(namespace)
+    try:
+        enter(fd)
+    finally:
+        os.close(fd)
 
 
 def unshare_namespace() -> None:
@@ -118,6 +138,34 @@ def create_here(name: str) -> int:
 
     Use inside ``kept_namespace``. Raises ``NamespaceError`` if the name is taken.
     """
+    with _reserved(name) as path:
+        unshare_namespace()
+        _bind(_OWN, path)
+    made = own_inode()
+    if made is None:
+        raise NamespaceError(f"making the network namespace {name}: it cannot be read back")
+    return made
+
+
+def create(name: str) -> Path:
+    """Make a namespace called ``name``; ``NamespaceError`` if the name is taken."""
+    prepare_directory()
+    with kept_namespace():
+        create_here(name)
+    return namespace_path(name)
+
+
+def keep(name: str, pid: int) -> Path:
+    """Name the namespace of the process ``pid``, so that it outlives the process."""
+    prepare_directory()
+    with _reserved(name) as path:
+        _bind(f"/proc/{pid}/ns/net", path)
+    return path
+
+
+@contextmanager
+def _reserved(name: str) -> Iterator[Path]:
+    """A new empty file to mount the namespace on; gone again if that fails."""
     path = namespace_path(name)
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o444))
@@ -126,15 +174,16 @@ def create_here(name: str) -> int:
             f"making the network namespace {name}: {path} is there already",
             hint=f"If nothing uses it, remove it with: ip netns delete {name}",
         ) from None
-    unshare_namespace()
-    if _mount(_OWN, str(path), _MS_BIND):
-        failure = _failed(f"naming a network namespace {path}")
+    try:
+        yield path
+    except NamespaceError:
         path.unlink()
-        raise failure
-    made = own_inode()
-    if made is None:
-        raise NamespaceError(f"making the network namespace {name}: it cannot be read back")
-    return made
+        raise
+
+
+def _bind(namespace: str, path: Path) -> None:
+    if _mount(namespace, str(path), _MS_BIND):
+        raise _failed(f"naming a network namespace {path}")
 
 
 def delete(name: str) -> None:
@@ -175,13 +224,13 @@ def set_sysctl(key: str, value: str | int) -> bool:
     return True
 
 
-def see_file_at(file: Path, place: Path) -> None:
-    """Have this process, and those it starts, see ``file`` in ``place``; nobody else does."""
+def see_file_at(file: Path, path: Path) -> None:
+    """Have this process, and those it starts, see ``file`` at ``path``; nobody else does."""
     if _libc.unshare(_CLONE_NEWNS):
         raise _failed("making a mount namespace")
     # Without this the mount would show outside too.
-    if _mount("none", "/", _MS_REC | _MS_SLAVE) or _mount(str(file), str(place), _MS_BIND):
-        raise _failed(f"showing {file} as {place}")
+    if _mount("none", "/", _MS_REC | _MS_SLAVE) or _mount(str(file), str(path), _MS_BIND):
+        raise _failed(f"showing {file} as {path}")
 
 
 def _mount(source: str | None, target: str, flags: int) -> int:

@@ -1,17 +1,20 @@
-"""Rate limits: a token bucket (``tbf``) on the sending side of a link, set and read back.
+"""Rate limits: a token bucket (``tbf``) on the sending side of a link, set, read and carried over.
 
 A limit that the kernel did not take is an error. ``tbf`` is in every kernel met so far;
 unlike ``htb`` it needs no class below it, and unlike ``police`` it queues instead of dropping,
-as a link does.
+as a link does. An interface that changes its network namespace loses its limit: ``save_limit``
+and ``restore_limit`` hand the kernel's own description of it back to the kernel, which is exact
+at any rate.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from patchlight.emulation.fabric.netlink import (
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.linux.netlink import (
     F_CREATE,
     F_DUMP,
     F_REPLACE,
@@ -20,7 +23,6 @@ from patchlight.emulation.fabric.netlink import (
     attribute,
     attributes,
 )
-from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.units import format_rate
 
 _NEWQDISC, _GETQDISC = 36, 38
@@ -28,6 +30,7 @@ _TCMSG = struct.Struct("=BxxxiIII")
 _ROOT = 0xFFFFFFFF
 _HANDLE = 0x10000  # 1:
 _TCA_KIND, _TCA_OPTIONS = 1, 2
+_NESTED = 0x8000
 _TBF_PARMS, _TBF_RATE64, _TBF_BURST = 1, 4, 6
 # tc_tbf_qopt: two tc_ratespec (cell_log, linklayer, overhead, align, mpu, rate), limit, buffer,
 # mtu. Link layer 1 (Ethernet) makes the kernel compute times itself, without a table from us.
@@ -39,10 +42,23 @@ _FRAME_BYTES = 1514
 _TICK_S = 0.004
 _QUEUE_S = 0.05
 _LEAST_QUEUE_BYTES = 64 * 1024
+# Queueing disciplines that the kernel chooses by itself: it will choose them again.
+_KERNEL_QDISCS = {"mq", "fq", "fq_codel", "pfifo", "pfifo_fast", "noqueue", "noop"}
 
 
 class NotShaped(PatchlightError):
     """A rate could not be applied, or was not there when it was read back."""
+
+
+class LimitNotKept(PatchlightError):
+    """An interface's queueing discipline would be lost, or was, when it changed namespaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedLimit:
+    """A ``tbf`` at the root; ``options`` are the kernel's own attributes of it, in hex."""
+
+    options: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,52 +97,101 @@ def limit_request(index: int, rate_bps: float, name: str) -> Request:
     if bucket.rate_bytes_per_s > 0xFFFFFFFF:
         options.append(attribute(_TBF_RATE64, struct.pack("=Q", bucket.rate_bytes_per_s)))
     options.append(attribute(_TBF_BURST, struct.pack("=I", bucket.burst_bytes)))
+    doing = f"limiting {name} to {format_rate(rate_bps)} with a tbf queue"
+    return _set_request(index, b"".join(options), doing)
+
+
+def _set_request(index: int, options: bytes, doing: str) -> Request:
     body = (
         _TCMSG.pack(0, index, _HANDLE, _ROOT, 0)
         + attribute(_TCA_KIND, b"tbf\0")
-        + attribute(_TCA_OPTIONS, options)
+        + attribute(_TCA_OPTIONS | _NESTED, options)
     )
-    doing = f"limiting {name} to {format_rate(rate_bps)} with a tbf queue"
     return Request(_NEWQDISC, F_CREATE | F_REPLACE, body, doing)
+
+
+@dataclass(frozen=True, slots=True)
+class _Qdisc:
+    index: int
+    handle: int
+    parent: int
+    kind: str
+    options: bytes
+
+
+def _qdiscs(netlink: Netlink) -> Iterator[_Qdisc]:
+    """Every queueing discipline of the socket's namespace."""
+    request = Request(_GETQDISC, F_DUMP, _TCMSG.pack(0, 0, 0, 0, 0), "reading the queues")
+    for message_type, body in netlink.ask(request):
+        if message_type == _NEWQDISC:
+            _, index, handle, parent, _ = _TCMSG.unpack_from(body)
+            values = dict(attributes(body[_TCMSG.size :]))
+            kind = values.get(_TCA_KIND, b"").rstrip(b"\0").decode()
+            yield _Qdisc(index, handle, parent, kind, values.get(_TCA_OPTIONS, b""))
 
 
 def read_limits(netlink: Netlink) -> dict[int, float]:
     """The limit of each interface of the namespace that has one, in bit/s, by index."""
-    request = Request(_GETQDISC, F_DUMP, _TCMSG.pack(0, 0, 0, 0, 0), "reading the queues")
     limits: dict[int, float] = {}
-    for kind, body in netlink.ask(request):
-        _, index, _, parent, _ = _TCMSG.unpack_from(body)
-        if kind != _NEWQDISC or parent != _ROOT:
+    for qdisc in _qdiscs(netlink):
+        if qdisc.parent != _ROOT or qdisc.kind != "tbf":
             continue
-        found = dict(attributes(body[_TCMSG.size :]))
-        if found.get(_TCA_KIND, b"").rstrip(b"\0") != b"tbf":
-            continue
-        options = dict(attributes(found.get(_TCA_OPTIONS, b"")))
+        options = dict(attributes(qdisc.options))
         if _TBF_RATE64 in options:
             (rate,) = struct.unpack_from("=Q", options[_TBF_RATE64])
         else:
             rate = _RATESPEC.unpack_from(options[_TBF_PARMS])[5]
-        limits[index] = rate * 8.0
+        limits[qdisc.index] = rate * 8.0
     return limits
 
 
-def verify_limits(netlink: Netlink, wanted: Iterable[tuple[int, str, float]]) -> None:
+def save_limit(netlink: Netlink, index: int, name: str) -> SavedLimit | None:
+    """The token bucket at the root of an interface, if it has one.
+
+    ``LimitNotKept`` for a queueing discipline that would be lost when the interface moves.
+    """
+    saved = None
+    for qdisc in _qdiscs(netlink):
+        if qdisc.index != index or qdisc.handle == 0 or qdisc.kind in _KERNEL_QDISCS:
+            continue
+        if qdisc.kind != "tbf" or qdisc.parent != _ROOT:
+            raise LimitNotKept(
+                f"{name} has a {qdisc.kind} queueing discipline, which would be lost when the "
+                f"NIC moves to a worker",
+                hint=f"only a tbf at the root can be carried over: tc qdisc show dev {name}",
+            )
+        saved = SavedLimit(qdisc.options.hex())
+    return saved
+
+
+def restore_limit(netlink: Netlink, index: int, name: str, limit: SavedLimit) -> None:
+    """Give an interface this token bucket; ``LimitNotKept`` if it has another one afterwards."""
+    if save_limit(netlink, index, name) == limit:
+        return
+    doing = f"limiting the rate of {name}"
+    netlink.run([_set_request(index, bytes.fromhex(limit.options), doing)])
+    applied = save_limit(netlink, index, name)
+    if applied != limit:
+        raise LimitNotKept(f"{doing}: asked for {limit}, the kernel has {applied}")
+
+
+def verify_limits(netlink: Netlink, limited: Iterable[tuple[int, str, float]]) -> None:
     """Raise ``NotShaped`` unless each (index, name, rate) has its limit now."""
-    wrong = wrong_limits(read_limits(netlink), wanted)
+    wrong = wrong_limits(read_limits(netlink), limited)
     if wrong:
         raise NotShaped(
             f"shaping {', '.join(list(wrong)[:5])}: read back, "
-            + "; ".join(f"{name} has {said}" for name, said in list(wrong.items())[:5]),
+            + "; ".join(f"{name} has {is_now}" for name, is_now in list(wrong.items())[:5]),
             hint="Something removed or replaced the queue; the lab would run at other rates.",
         )
 
 
 def wrong_limits(
-    limits: Mapping[int, float], wanted: Iterable[tuple[int, str, float]]
+    limits: Mapping[int, float], limited: Iterable[tuple[int, str, float]]
 ) -> dict[str, str]:
-    """For each interface whose limit is not as wanted: what it has instead."""
+    """For each interface whose limit is not as it should be: what it has instead."""
     wrong: dict[str, str] = {}
-    for index, name, rate_bps in wanted:
+    for index, name, rate_bps in limited:
         have = limits.get(index)
         expected = token_bucket(rate_bps).rate_bytes_per_s * 8.0
         if have is None:

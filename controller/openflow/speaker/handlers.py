@@ -1,4 +1,4 @@
-"""What the speaker does when it is asked: one method for each operation of the protocol."""
+"""Handlers of the speaker's requests: one method for each operation of the protocol."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from patchlight.controller.openflow.flowtable import FlowEntry
 from patchlight.controller.openflow.protocol import OPERATIONS, VERSION, Message, ProtocolError
-from patchlight.controller.openflow.speaker.switch_registry import Roster
+from patchlight.controller.openflow.speaker.switch_registry import SwitchRegistry
 from patchlight.testbed.errors import PatchlightError
 
 
@@ -20,13 +20,13 @@ class EntriesRefused(PatchlightError):
         self.result = result
 
 
-class Operations:
-    """Answers requests about the switches of ``roster``; ``about`` is what ``hello`` adds."""
+class Handlers:
+    """Answers requests about the switches of ``registry``; ``about`` is what ``hello`` adds."""
 
-    def __init__(self, roster: Roster, about: Message) -> None:
-        self._roster = roster
+    def __init__(self, registry: SwitchRegistry, about: Message) -> None:
+        self._registry = registry
         self._about = about
-        self._do: dict[str, Callable[[Message], Any]] = {
+        self._handlers: dict[str, Callable[[Message], Any]] = {
             name: getattr(self, "_" + name) for name in OPERATIONS
         }
 
@@ -37,34 +37,34 @@ class Operations:
                 f"protocol version {request.get('v')!r}: this speaker speaks {VERSION}",
                 hint="the controller and its speaker must be of the same Patchlight",
             )
-        operation = self._do.get(str(request.get("op")))
+        operation = self._handlers.get(str(request.get("op")))
         if operation is None:
             raise ProtocolError(
-                f"there is no operation {request.get('op')!r}: expected {', '.join(self._do)}"
+                f"there is no operation {request.get('op')!r}: expected {', '.join(self._handlers)}"
             )
         return operation(request)
 
     def _hello(self, request: Message) -> Message:
-        return {"protocol": VERSION, "datapaths": sorted(self._roster.declared), **self._about}
+        return {"protocol": VERSION, "datapaths": sorted(self._registry.declared), **self._about}
 
     def _switches(self, request: Message) -> list[Message]:
-        return self._roster.switches()
+        return self._registry.switches()
 
     def _describe(self, request: Message) -> Message:
-        return self._roster.switch(_datapath_id(request)).description()
+        return self._registry.switch(_datapath_id(request)).description()
 
     def _ports(self, request: Message) -> list[Message]:
-        return self._roster.switch(_datapath_id(request)).ports_now()
+        return self._registry.switch(_datapath_id(request)).ports_now()
 
     def _counters(self, request: Message) -> list[Message]:
-        return self._roster.counters()
+        return self._registry.counters()
 
     def _read_flows(self, request: Message) -> Message:
-        entries = self._roster.switch(_datapath_id(request)).read_flows()
+        entries = self._registry.switch(_datapath_id(request)).read_flows()
         return {"flows": [entry.to_json() for entry in entries]}
 
     def _apply(self, request: Message) -> Message:
-        switch = self._roster.switch(_datapath_id(request))
+        switch = self._registry.switch(_datapath_id(request))
         removes = [FlowEntry.from_json(item) for item in request.get("removes", [])]
         adds = [FlowEntry.from_json(item) for item in request.get("adds", [])]
         for entry in (*removes, *adds):

@@ -1,4 +1,8 @@
-"""What goes over the agent's API: requests and answers, as pydantic models."""
+"""What goes over an agent's API, for both ends: requests and answers as pydantic models.
+
+A request with a key that is not known is refused; in an answer such a key is passed over, so
+that a controller understands agents that say more than it knows.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 Mac = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$")]
 
 
-class _Message(BaseModel):
+class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class RingMember(_Message):
+class RingMember(_Request):
     """One worker of the ring, and where it listens."""
 
     rank: Annotated[int, Field(ge=0)]
@@ -23,14 +27,14 @@ class RingMember(_Message):
     port: Annotated[int, Field(ge=1, le=65535)]
 
 
-class Neighbour(_Message):
+class Neighbour(_Request):
     """A static neighbour entry: no ARP crosses the fabric."""
 
     address: IPvAnyAddress
     mac: Mac
 
 
-class WorkerTask(_Message):
+class WorkerTask(_Request):
     """What to train. ``gradient_bytes`` are scaled already; ``compute_s`` is for this GPU.
 
     ``window_bytes`` limits what a neighbour may send ahead, on links whose rate is scaled.
@@ -44,7 +48,7 @@ class WorkerTask(_Message):
     window_bytes: Annotated[int, Field(ge=4096)] | None = None
 
 
-class WorkerSpec(_Message):
+class WorkerSpec(_Request):
     """One worker: its place in the ring, and the GPU and NIC it gets."""
 
     id: Name
@@ -83,8 +87,11 @@ class WorkerState(StrEnum):
         return self in (WorkerState.DONE, WorkerState.FAILED, WorkerState.STOPPED)
 
 
-class WorkerStatus(_Message):
-    """What is known of a worker now. ``last_lines`` are the end of its output."""
+class WorkerStatus(BaseModel):
+    """What is known of a worker now. ``last_lines`` are the end of its output.
+
+    ``restarts`` is 0: an agent starts no worker twice.
+    """
 
     id: str
     job: str = ""
@@ -111,26 +118,26 @@ class Report(BaseModel):
     device: str = ""
 
 
-class Reports(_Message):
+class Reports(BaseModel):
     """Reports that came after the first ``after``; ask for those after ``next`` next time."""
 
     reports: list[Report]
     next: int
 
 
-class HoldRequest(_Message):
+class HoldRequest(_Request):
     """Pause just before the all-reduce of this iteration."""
 
     iteration: Annotated[int, Field(ge=0)]
 
 
-class GateAnswer(_Message):
+class GateAnswer(BaseModel):
     """``iteration``: the one whose all-reduce has not begun yet."""
 
     iteration: int
 
 
-class GpuStatus(_Message):
+class GpuStatus(BaseModel):
     """One GPU; ``utilization`` is 0…1 over the last second."""
 
     name: str
@@ -141,7 +148,7 @@ class GpuStatus(_Message):
     worker: str | None = None
 
 
-class NicStatus(_Message):
+class NicStatus(BaseModel):
     """One NIC of the server."""
 
     name: str
@@ -150,7 +157,7 @@ class NicStatus(_Message):
     worker: str | None = None
 
 
-class AgentStatus(_Message):
+class AgentStatus(BaseModel):
     """The server as its agent sees it."""
 
     server: str

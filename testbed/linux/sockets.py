@@ -1,13 +1,19 @@
-"""A listening TCP socket, or a plain answer to who holds the port."""
+"""Sockets that listen, TCP and Unix, and an HTTP server on one of them."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from patchlight.testbed.errors import BadInput, PatchlightError
+
+if TYPE_CHECKING:
+    import uvicorn
 
 # A whole lab's switches connect at once after a restart; the kernel caps this at somaxconn.
 BACKLOG = 1024
@@ -55,6 +61,74 @@ def listen(address: str) -> socket.socket:
     return server
 
 
+def free_ports(count: int, preferred: int = 0) -> list[int]:
+    """Loopback TCP ports that nobody listens at now; the first is ``preferred`` where that is free.
+
+    Somebody else may take one before it is used.
+    """
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe, port in zip(probes, [preferred] + [0] * count, strict=False):
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def bind_unix(path: Path, server: str) -> socket.socket:
+    """A Unix socket at ``path``, for this user alone, in place of one that a dead server left.
+
+    ``PatchlightError`` if something answers there already: another ``server``, in words.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if unix_socket_answers(path):
+            raise PatchlightError(
+                f"another {server} already serves {path}", hint="stop it, or choose another path"
+            )
+        path.unlink(missing_ok=True)
+        mask = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(mask)
+    except OSError as error:
+        listener.close()
+        raise PatchlightError(
+            f"cannot listen on the Unix socket {path}: {error}",
+            hint="choose a path of at most 107 bytes in a directory you may write to",
+        ) from error
+    return listener
+
+
+def unix_socket_answers(path: Path) -> bool:
+    """Whether somebody listens on the Unix socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(1)
+        with suppress(OSError):
+            client.connect(str(path))
+            return True
+    return False
+
+
+def http_server(app: Any, **options: Any) -> uvicorn.Server:
+    """A uvicorn server that leaves signals to the caller; ``options`` are uvicorn's.
+
+    Uvicorn's own handlers raise the signal again at the end, and with it end the process before
+    the caller lets go of things. Set ``should_exit`` to stop it.
+    """
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    return Server(uvicorn.Config(app, log_level="warning", **options))
+
+
 def port_owner(port: int) -> str:
     """Who listens on a TCP port in this network namespace: ``"nginx (pid 812)"``."""
     inodes = _listening_inodes(port)
@@ -80,22 +154,18 @@ def _listening_inodes(port: int) -> set[str]:
 
 def _holds(process: Path, inodes: set[str]) -> bool:
     # Processes end, and others' are closed to us, while we look.
-    try:
+    with suppress(OSError):
         for descriptor in (process / "fd").iterdir():
-            try:
+            with suppress(OSError):
                 target = os.readlink(descriptor)
-            except OSError:
-                continue
-            if target.startswith("socket:[") and target[8:-1] in inodes:
-                return True
-    except OSError:
-        pass
+                if target.startswith("socket:[") and target[8:-1] in inodes:
+                    return True
     return False
 
 
 def _name(process: Path) -> str:
     try:
-        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        return " ".join(word for word in words if word)[:80] or (process / "comm").read_text()
+        arguments = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        return " ".join(filter(None, arguments))[:80] or (process / "comm").read_text()
     except OSError:
         return "a process that just ended"

@@ -1,4 +1,4 @@
-"""The mistakes in a file a user wrote: all of them at once, each with its line and column."""
+"""What is wrong in a file that a user wrote: all of it at once, with lines and columns."""
 
 from __future__ import annotations
 
@@ -39,38 +39,39 @@ class FileIssue:
 
 
 class FileError(BadInput):
-    """A file has mistakes. ``mistakes`` holds all of them, in the order of the file."""
+    """A file has mistakes. ``issues`` holds all of them, in the order of the file."""
 
-    def __init__(self, mistakes: Iterable[FileIssue]) -> None:
-        self.mistakes = tuple(sorted(mistakes, key=lambda m: (m.line, m.column)))
-        super().__init__("\n".join(str(mistake) for mistake in self.mistakes))
-
-
-class LabFileError(FileError):
-    """A lab file has mistakes."""
+    def __init__(self, issues: Iterable[FileIssue]) -> None:
+        self.issues = tuple(sorted(issues, key=lambda issue: (issue.line, issue.column)))
+        super().__init__("\n".join(str(issue) for issue in self.issues))
 
 
 class FileIssues:
-    """Collects the mistakes of one file while it is read."""
+    """Collects what is wrong in one file while it is read.
 
-    def __init__(self, file: str) -> None:
+    ``error_class`` is what ``raise_if_any`` raises.
+    """
+
+    def __init__(self, file: str, error_class: type[FileError] = FileError) -> None:
         self.file = file
-        self._found: list[FileIssue] = []
+        self._error_class = error_class
+        self._issues: list[FileIssue] = []
 
     def __bool__(self) -> bool:
-        return bool(self._found)
+        return bool(self._issues)
 
     def add(self, line: int, column: int, message: str) -> None:
-        """Note a mistake at this line and column."""
-        self._found.append(FileIssue(self.file, line, column, message))
+        """Note an issue at this line and column."""
+        self._issues.append(FileIssue(self.file, line, column, message))
 
-    def at(self, place: Located[object], message: str) -> None:
-        """Note a mistake where this value stands."""
-        self.add(place.line, place.column, message)
+    def at(self, position: Located[object], message: str) -> None:
+        """Note an issue where this value stands."""
+        self.add(position.line, position.column, message)
 
-    def error(self) -> LabFileError:
-        """All that was noted, as one error to raise."""
-        return LabFileError(self._found)
+    def raise_if_any(self) -> None:
+        """Raise all that was noted as one error; do nothing if the file is good."""
+        if self._issues:
+            raise self._error_class(self._issues)
 
 
 def nearest(name: str, known: Iterable[str], what: str = "expected one of") -> str:

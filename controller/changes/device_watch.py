@@ -1,0 +1,96 @@
+"""Watching the circuit switches in the background: alarms, drift, and who is back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import asdict
+
+from patchlight.controller.changes.committed_maps import Drift
+from patchlight.controller.changes.parts import CircuitParts
+from patchlight.controller.changes.transaction import Transactions
+from patchlight.controller.circuits.contract import Alarm
+from patchlight.testbed.errors import PatchlightError
+
+log = logging.getLogger("patchlight.circuits")
+
+_ALARMS_EVERY_S = 0.5
+_LOOK_EVERY_S = 30.0
+# Of a device that floods us no more become events each time: the journal is not to grow by that.
+_EVENTS_AT_ONCE = 20
+
+
+class DeviceWatch:
+    """Makes events of what happens on the circuit switches of a lab."""
+
+    def __init__(self, parts: CircuitParts, transactions: Transactions) -> None:
+        self._parts, self._transactions = parts, transactions
+        self._last_drift: dict[str, Drift] = {}
+
+    async def begin(self) -> None:
+        """Finish or undo what a dead controller left, then say how the devices differ.
+
+        A difference is an event and stays: nothing is repaired unasked. What a device that
+        was never seen before has counts as committed.
+        """
+        for record in await self._transactions.resume():
+            event = {"reconfiguration": record.id, "state": record.state, "message": record.message}
+            self._parts.store.add_event(time.time(), "resumed", event)
+        self._parts.committed.begin_with(await self._parts.maps.read())
+        await self._report_drift()
+
+    async def run(self) -> None:
+        """Make events of alarms and of drift, and bring back who does not answer, for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._listen_and_look())
+            group.create_task(self._parts.devices.watch(self._returned))
+
+    async def _returned(self, name: str) -> None:
+        """A device is back: what was left open is ended, drift told, flows follow its map."""
+        self._parts.port_states.forget(name)
+        self._last_drift.pop(name, None)
+        await self.begin()
+        await self._transactions.settle_flows()
+
+    async def _listen_and_look(self) -> None:
+        drivers, devices = self._parts.drivers, self._parts.devices
+        looked_at = time.monotonic()
+        while True:
+            await asyncio.sleep(_ALARMS_EVERY_S)
+            for name in drivers:
+                if name in devices.unread:
+                    continue
+                try:
+                    await self.report_alarms(name)
+                except PatchlightError as error:
+                    log.warning("%s: asking for its alarms: %s", name, error.message)
+            if time.monotonic() - looked_at > _LOOK_EVERY_S:
+                try:
+                    await self._report_drift()
+                    for name in drivers.keys() - devices.unread.keys():
+                        await self._parts.port_states.read(name)
+                except PatchlightError as error:
+                    log.warning("looking at the circuit switches: %s", error.message)
+                looked_at = time.monotonic()
+
+    async def report_alarms(self, name: str) -> None:
+        """Make events of the alarms that are new on this device, of a flood only the first."""
+        # Notices tell what we did ourselves; ``patchlight ocs alarms`` shows them.
+        new = await self._parts.devices.new_alarms(name)
+        alarms = [alarm for alarm in new if alarm.severity != "notice"]
+        if not alarms:
+            return
+        self._parts.port_states.forget(name)
+        left_out = len(alarms) - _EVENTS_AT_ONCE
+        if left_out > 0:
+            message = f"and {left_out} more at once: patchlight ocs alarms {name}"
+            alarms = [*alarms[:_EVENTS_AT_ONCE], Alarm(time.time(), "minor", "flood", message)]
+        self._parts.store.add_events("alarm", [(a.at, {"ocs": name, **asdict(a)}) for a in alarms])
+
+    async def _report_drift(self) -> None:
+        for name, drift in (await self._transactions.drift()).items():
+            if drift != self._last_drift.get(name, Drift((), ())):
+                event = {"ocs": name, **drift.as_texts()}
+                self._parts.store.add_event(time.time(), "drift", event)
+            self._last_drift[name] = drift

@@ -1,0 +1,118 @@
+"""The lab as policies see it: its GPUs, racks and jobs as they are wired and run now. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from patchlight.controller.policies.contract import (
+    ClusterShape,
+    ClusterView,
+    Frozen,
+    GpuSite,
+    JobView,
+    Running,
+)
+from patchlight.controller.policies.regroup import NO_PORTS, Ports
+from patchlight.testbed.jobs import JobStatus
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.wiring import follow_light
+
+
+@dataclass(frozen=True)
+class WiredLab:
+    """A lab under the present maps of its circuit switches."""
+
+    lab: Lab
+    maps: Mapping[str, PortMap]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The host behind each GPU number: those that have a GPU and a NIC."""
+        return tuple(host.name for host in self.lab.hosts if host.gpu is not None)
+
+    @cached_property
+    def numbers(self) -> Mapping[str, int]:
+        """Each host's number."""
+        return {name: number for number, name in enumerate(self.names)}
+
+    @cached_property
+    def shape(self) -> ClusterShape:
+        """A rack is a packet switch; a host that no circuit joins to one is in no rack."""
+        links = follow_light(self.lab, self.maps)
+        servers = {server.name: number for number, server in enumerate(self.lab.servers)}
+        racks = {switch.name: number for number, switch in enumerate(self.lab.packet_switches)}
+        sites = []
+        for name in self.names:
+            host = self.lab.host(name)
+            rack = racks.get(links.switch_of(self.lab, host.endpoint) or "", -1)
+            model = host.gpu.model if host.gpu else ""
+            sites.append(GpuSite(name, servers[host.server.name], rack, model))
+        return ClusterShape(tuple(sites), tuple(servers), tuple(racks))
+
+    def as_set(self, hosts: Iterable[str]) -> int:
+        """The GPUs of these hosts."""
+        gpus = 0
+        for name in hosts:
+            if (number := self.numbers.get(name)) is not None:
+                gpus |= 1 << number
+        return gpus
+
+    def hosts(self, gpus: Sequence[int]) -> tuple[str, ...]:
+        """The hosts of these GPUs, in their order."""
+        return tuple(self.names[gpu] for gpu in gpus)
+
+    def view(
+        self,
+        now_s: float,
+        running: Mapping[str, Collection[str]],
+        broken: Collection[str] = (),
+        recent: Sequence[JobView] = (),
+        locked: Ports = NO_PORTS,
+        failed: Ports = NO_PORTS,
+    ) -> ClusterView:
+        """The cluster now. ``running`` has each job's hosts; when jobs end is not known.
+
+        Circuits of ``locked`` OCS ports are to stay; ``failed`` ports can carry none.
+        """
+        out_of_use = self.as_set(broken)
+        jobs = [Running(float("inf"), self.as_set(hosts), job) for job, hosts in running.items()]
+        occupied = out_of_use
+        for job in jobs:
+            occupied |= job.gpus
+        return ClusterView(
+            now_s=now_s,
+            shape=self.shape,
+            occupied=occupied,
+            broken=out_of_use,
+            running=tuple(jobs),
+            recent=tuple(recent)[-64:],
+            lab=self.lab,
+            circuits=Frozen(self.maps),
+            barred=Frozen({ocs: _ports(ocs, locked, failed) for ocs in {*locked, *failed}}),
+            failed=Frozen({ocs: _ports(ocs, failed) - _ports(ocs, locked) for ocs in failed}),
+        )
+
+
+def _ports(ocs: str, *sets: Ports) -> frozenset[int]:
+    return frozenset().union(*(ports.get(ocs, ()) for ports in sets))
+
+
+def view_of(status: JobStatus) -> JobView:
+    """A job as policies see it. Its expected time is that of computing alone.
+
+    Each worker computes as long as one alone would, so it is the same for any number of them.
+    """
+    spec = status.spec
+    slowest_s = max(spec.compute_s.values(), default=0.0) * spec.iterations
+    workers = len(spec.hosts) or spec.workers
+    return JobView(
+        name=status.id,
+        workers=workers,
+        arrived_s=status.submitted_at,
+        sequential_s=slowest_s,
+        expected_s=Frozen({workers: slowest_s} if workers else None),
+        gpu_models=frozenset(spec.compute_s),
+    )

@@ -1,0 +1,64 @@
+"""A Docker engine with the worker image, for as long as something needs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.linux import deploy_file
+
+
+class NoEngine(PatchlightError):
+    """No Docker engine, or no worker image in it, can be had here."""
+
+
+@contextmanager
+def engine_with_image(say: Callable[[str], None]) -> Iterator[None]:
+    """Inside the block a Docker engine answers at ``DOCKER_HOST`` and has the worker image.
+
+    The engine that answers already, else a private one that is stopped at the end. ``say`` hears
+    what is done. Raises ``NoEngine`` where a script of this folder fails; it has said why.
+    """
+    before = os.environ.get("DOCKER_HOST")
+    url = _script("docker-engine.sh", "status", quiet=True).stdout.strip()
+    started = not url
+    if started:
+        say("starting a private Docker engine")
+        url = _run("docker-engine.sh", "start")
+    os.environ["DOCKER_HOST"] = url
+    try:
+        say(f"looking for the worker image in the Docker engine at {url}")
+        _run("worker-image.sh")
+        yield
+    finally:
+        if started:
+            _run("docker-engine.sh", "stop")
+        if before is None:
+            os.environ.pop("DOCKER_HOST", None)
+        else:
+            os.environ["DOCKER_HOST"] = before
+
+
+def _run(script: str, *arguments: str) -> str:
+    """What one of the scripts beside this file prints; what it says besides goes to the user."""
+    process = _script(script, *arguments)
+    if process.returncode:
+        raise NoEngine(
+            f"{deploy_file(script)} ended with status {process.returncode} (see above)",
+            hint="With --workers process no Docker engine is needed.",
+        )
+    return process.stdout.strip()
+
+
+def _script(name: str, *arguments: str, quiet: bool = False) -> subprocess.CompletedProcess[str]:
+    # By bash, because files of a wheel are not executable.
+    return subprocess.run(
+        ["bash", str(deploy_file(name)), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL if quiet else None,
+        text=True,
+        check=False,
+    )

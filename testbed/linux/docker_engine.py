@@ -1,0 +1,142 @@
+"""A Docker engine asked over its own socket: no Docker library or command is needed.
+
+Imports the standard library alone, because the scripts in ``deploy`` run this very file with
+the system's Python::
+
+    docker_engine.py answers URL
+    docker_engine.py has     URL IMAGE RECIPE
+    docker_engine.py import  URL IMAGE RECIPE TAR
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+_DEFAULT = "unix:///var/run/docker.sock"
+_RECIPE_LABEL = "patchlight.recipe"
+
+
+class EngineNotAskable(OSError):
+    """The engine's URL is of a kind that cannot be asked without a login."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the engine answered."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+    def json(self) -> Any:
+        """The body as plain values; ``OSError`` if it is not JSON."""
+        try:
+            return json.loads(self.text)
+        except ValueError as error:
+            raise OSError(f"the Docker engine did not answer as one: {error}") from error
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def engine_url() -> str:
+    """Where the Docker engine is, as Docker's own programs find it."""
+    return os.environ.get("DOCKER_HOST") or _DEFAULT
+
+
+def ask(
+    method: str,
+    path: str,
+    url: str = "",
+    *,
+    body: Iterable[bytes] | None = None,
+    timeout_s: float = 30.0,
+) -> Answer:
+    """What the engine at ``url`` (default: ``engine_url()``) answers to one request.
+
+    ``body`` is a tar archive. ``OSError`` if there is no engine, ``EngineNotAskable`` if its URL
+    is neither ``unix:`` nor plain ``tcp:``.
+    """
+    connection = _connection(url or engine_url(), timeout_s)
+    try:
+        headers = {} if body is None else {"Content-Type": "application/x-tar"}
+        connection.request(method, path, body, headers, encode_chunked=body is not None)
+        response = connection.getresponse()
+        text = response.read().decode(errors="replace")
+        return Answer(response.status, dict(response.getheaders()), text)
+    except (http.client.HTTPException, ValueError) as error:
+        raise OSError(f"the Docker engine did not answer as one: {error}") from error
+    finally:
+        connection.close()
+
+
+def _connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return _UnixConnection(parts.path, timeout_s)
+    if parts.scheme in ("tcp", "http"):
+        host, port = parts.hostname or "localhost", parts.port or 2375
+        return http.client.HTTPConnection(host, port, timeout=timeout_s)
+    raise EngineNotAskable(f"DOCKER_HOST={url} is not a socket that can be asked without a login")
+
+
+def answers(url: str = "") -> bool:
+    """Whether a Docker engine answers there."""
+    try:
+        return ask("GET", "/_ping", url, timeout_s=5).status == 200
+    except OSError:
+        return False
+
+
+def has_image(image: str, url: str = "", recipe: str | None = None) -> bool:
+    """Whether a Docker engine answers and has the image, of that recipe if one is given."""
+    try:
+        answer = ask("GET", f"/images/{quote(image, safe='')}/json", url)
+        if answer.status != 200 or recipe is None:
+            return answer.status == 200
+        labels = answer.json()["Config"]["Labels"]
+    except OSError:
+        return False
+    return labels is not None and labels.get(_RECIPE_LABEL) == recipe
+
+
+def _import_image(url: str, image: str, recipe: str, tar: str) -> None:
+    """Make an image of a root file system; ends the process if the engine refuses it."""
+    repository, _, tag = image.rpartition(":")
+    changes = [f"LABEL patchlight.image=worker {_RECIPE_LABEL}={recipe}", "ENV LANG=C.UTF-8"]
+    query = {"fromSrc": "-", "repo": repository, "tag": tag, "changes": changes}
+    path = f"/images/create?{urlencode(query, doseq=True)}"
+    with open(tar, "rb") as archive:
+        answer = ask("POST", path, url, body=archive, timeout_s=300)
+    errors = [line for line in answer.text.splitlines() if '"error"' in line]
+    if answer.status != 200 or errors:
+        reason = " ".join(errors) or answer.text
+        sys.exit(f"the Docker engine refused the image: {answer.status} {reason}")
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["answers", url]:
+            sys.exit(not answers(url))
+        case ["has", url, image, recipe]:
+            sys.exit(not has_image(image, url, recipe))
+        case ["import", url, image, recipe, tar]:
+            _import_image(url, image, recipe, tar)
+        case _:
+            sys.exit(__doc__)

@@ -1,0 +1,65 @@
+"""Two things that only the ethtool ioctl does: checksum offload, and acting on a link's state now.
+
+A veth leaves a TCP checksum for "the hardware". A kernel bridge carries that promise along;
+a userspace Open vSwitch reads the frame as it is and its receiver drops it: ping works, TCP
+hangs. Off at the NIC, every frame is complete from the start. Interfaces are those of the
+calling thread's network namespace.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import socket
+import struct
+
+from patchlight.testbed.errors import PatchlightError
+
+_SIOCETHTOOL = 0x8946
+_GET_LINK, _GET_TX_CHECKSUM, _SET_TX_CHECKSUM = 0x0A, 0x16, 0x17
+
+
+class OffloadNotSet(PatchlightError):
+    """An interface's checksum offload could not be read, or is not as it was set."""
+
+
+def tx_checksum(interface: str) -> bool | None:
+    """Whether the NIC completes checksums; ``None`` where its driver cannot tell."""
+    try:
+        return bool(_ethtool(interface, _GET_TX_CHECKSUM, 0))
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            return None
+        raise OffloadNotSet(
+            f"reading the tx checksum offload of {interface}: {error.strerror}"
+        ) from error
+
+
+def set_tx_checksum(interface: str, on: bool) -> None:
+    """Have the NIC complete checksums, or the kernel itself; ``OffloadNotSet`` if it stays."""
+    doing = f"turning the tx checksum offload of {interface} {'on' if on else 'off'}"
+    try:
+        _ethtool(interface, _SET_TX_CHECKSUM, int(on))
+    except OSError as error:
+        raise OffloadNotSet(f"{doing}: {error.strerror}") from error
+    if tx_checksum(interface) is not on:
+        hint = None if on else "TCP would hang on a userspace switch."
+        raise OffloadNotSet(f"{doing}: it is not when read back", hint=hint)
+
+
+def settle_link(interface: str) -> bool:
+    """Have the kernel act on the interface's carrier now; whether it has one.
+
+    The kernel notes that a link came up and acts on it (opens its queue, lets a bridge port
+    forward) later, in lots of a hundred a second. Asking for the link state makes it act at once.
+    """
+    return bool(_ethtool(interface, _GET_LINK, 0))
+
+
+def _ethtool(interface: str, command: int, value: int) -> int:
+    data = array.array("I", [command, value])
+    request = struct.pack("16sP", interface.encode(), data.buffer_info()[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _SIOCETHTOOL, request)
+    return data[1]

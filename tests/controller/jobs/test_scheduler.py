@@ -1,0 +1,353 @@
+"""Jobs in the queue, on hosts and at their end. Each worker does what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.policy_set import PolicyChoice
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.jobs import JobSpec, JobState
+from patchlight.testbed.worker_api import WorkerState
+from tests.support.job_cluster import COMPUTE, Cluster, at_work
+
+SPREAD = ("gpu0", "gpu2", "gpu4", "gpu5")
+
+
+def job(name: str, *hosts: str, workers: int = 0) -> JobSpec:
+    return JobSpec(name, 5, 4_000_000, COMPUTE, workers=workers, hosts=hosts)
+
+
+async def submit_running(cluster: Cluster, *specs: JobSpec, topology: str = "keep") -> list[str]:
+    job_ids = cluster.submit(*specs, topology=topology)
+    for job_id in job_ids:
+        await cluster.until_state(job_id, JobState.RUNNING)
+    return job_ids
+
+
+async def finish(cluster: Cluster, job_id: str) -> None:
+    cluster.fleet.put(job_id, WorkerState.DONE)
+    await cluster.until_state(job_id, JobState.DONE)
+
+
+# -- the queue and the gangs -------------------------------------------------------------------
+
+
+async def test_a_job_trains_and_its_workers_go(cluster: Cluster) -> None:
+    (job_id,) = await submit_running(cluster, job("one", "gpu0", "gpu1"))
+    first, second = cluster.fleet.job_workers(job_id)
+    cluster.fleet.report(first, 0)
+    await cluster.until(lambda: cluster.table[job_id].iterations_done == 1)
+    cluster.fleet.report(second, 0)
+    await finish(cluster, job_id)
+    status = cluster.scheduler.job(job_id)
+    assert status.hosts == ("server1.gpu0", "server1.gpu1")
+    assert status.restarts == 0
+    assert status.submitted_at <= (status.started_at or 0) <= (status.finished_at or 0)
+    await cluster.until(lambda: not cluster.fleet.workers)
+    reports, _ = cluster.store.iterations(job_id)
+    assert sorted((report["rank"], report["index"]) for report in reports) == [(0, 0), (1, 0)]
+
+
+async def test_gangs_have_their_turn_in_the_order_of_submission(cluster: Cluster) -> None:
+    (first,) = await submit_running(cluster, job("first", "gpu0"))
+    second, third = (*cluster.submit(job("second", "gpu0")), *cluster.submit(job("third", "gpu1")))
+    await asyncio.sleep(0.05)
+    # The third could run, but nobody overtakes.
+    assert {cluster.table[job_id].state for job_id in (second, third)} == {JobState.QUEUED}
+    await finish(cluster, first)
+    for job_id in (second, third):
+        await cluster.until_state(job_id, JobState.RUNNING)
+    assert [status.id for status in cluster.scheduler.jobs()] == [first, second, third]
+
+
+async def test_the_jobs_of_a_gang_start_together(cluster: Cluster) -> None:
+    cluster.fleet.first_state = WorkerState.STARTING
+    first, second = cluster.submit(job("a", "gpu0", "gpu1"), job("b", "gpu2"))
+    await cluster.until(lambda: len(cluster.fleet.workers) == 3)
+    cluster.fleet.put(first, WorkerState.READY)
+    await asyncio.sleep(0.3)
+    assert cluster.table[first].state is JobState.PREPARING
+    assert not [call for call, _ in cluster.fleet.calls if call == "start"]
+    cluster.fleet.put(second, WorkerState.READY)
+    for job_id in (first, second):
+        await cluster.until_state(job_id, JobState.RUNNING)
+
+
+async def test_a_job_that_fails_leaves_the_others_of_its_gang_alone(cluster: Cluster) -> None:
+    fails, goes_on = await submit_running(cluster, job("a", "gpu0", "gpu1"), job("b", "gpu2"))
+    cluster.fleet.put_worker(f"{fails}-1", WorkerState.FAILED, "out of memory")
+    await cluster.until_state(fails, JobState.FAILED)
+    status = cluster.scheduler.job(fails)
+    assert "server1.gpu1 (rank 1) failed: out of memory" in status.message
+    assert status.last_lines == ("out of memory",)
+    await cluster.until(lambda: not cluster.fleet.job_workers(fails))
+    assert cluster.table[goes_on].state is JobState.RUNNING
+    await finish(cluster, goes_on)
+
+
+async def test_a_worker_that_was_started_again_is_counted(cluster: Cluster) -> None:
+    (job_id,) = await submit_running(cluster, job("again", "gpu0"))
+    for index in (0, 1, 0):
+        cluster.fleet.report(f"{job_id}-0", index)
+    await cluster.until(lambda: cluster.table[job_id].restarts == 1)
+    assert cluster.table[job_id].iterations_done == 2
+
+
+async def test_jobs_that_a_dead_controller_left_have_failed(cluster: Cluster) -> None:
+    (ran,) = await submit_running(cluster, job("ran", "gpu0"))
+    table = JobTable(cluster.store)
+    assert table[ran].state is JobState.FAILED
+    assert "the controller ended" in table[ran].message
+
+
+# -- hosts -------------------------------------------------------------------------------------
+
+
+async def test_a_job_waits_until_there_is_room_for_it(cluster: Cluster) -> None:
+    (first,) = await submit_running(cluster, job("first", "gpu0"))
+    (all_six,) = cluster.submit(job("six", workers=6))
+    await asyncio.sleep(0.05)
+    assert cluster.table[all_six].state is JobState.QUEUED
+    await finish(cluster, first)
+    await cluster.until_state(all_six, JobState.RUNNING)
+    assert len(set(cluster.table[all_six].hosts)) == 6
+
+
+async def test_jobs_of_a_gang_get_hosts_of_their_own(cluster: Cluster) -> None:
+    gang = job("named", "gpu0"), job("three", workers=3), job("two", workers=2)
+    job_ids = await submit_running(cluster, *gang)
+    hosts = [host for job_id in job_ids for host in cluster.table[job_id].hosts]
+    assert len(hosts) == len(set(hosts)) == 6
+
+
+async def test_a_job_that_can_never_run_is_not_taken(cluster: Cluster) -> None:
+    for specs, why in (
+        ((), "no job given"),
+        ((job("seven", workers=7),), "the lab has 6 GPUs"),
+        ((job("five", workers=5), job("two", workers=2)), "7 workers asked for"),
+        ((job("none"),), "expected 'workers'"),
+        ((job("a", "gpu0"), job("b", "gpu0")), "asked for twice: by a and b"),
+        ((JobSpec("slow", 1, 400, {"A100": 1.0}, workers=1),), "the lab has 0 GPUs"),
+    ):
+        with pytest.raises(BadInput, match=why):
+            cluster.submit(*specs)
+    assert cluster.scheduler.jobs() == []
+
+
+async def test_a_job_without_reachable_hosts_fails_and_the_next_one_runs(cluster: Cluster) -> None:
+    cluster.ocs.away = True
+    (lost,) = cluster.submit(job("lost", workers=2))
+    await cluster.until_state(lost, JobState.FAILED)
+    assert "no hosts could be chosen" in cluster.table[lost].message
+    assert "ocs1 does not answer" in cluster.table[lost].message
+    cluster.ocs.away = False
+    await submit_running(cluster, job("next", workers=2))
+
+
+@pytest.mark.parametrize(
+    "agents", [{"create": "GPU gpu1 is leased"}, {"start": "the worker is gone"}]
+)
+async def test_a_job_that_cannot_be_prepared_gives_everything_back(
+    cluster: Cluster, agents: dict[str, str]
+) -> None:
+    cluster.fleet.refusals = agents
+    (job_id,) = cluster.submit(job("no", "gpu0", "gpu1"))
+    await cluster.until_state(job_id, JobState.FAILED)
+    (message,) = agents.values()
+    assert message in cluster.table[job_id].message
+    await cluster.until(lambda: job_id not in cluster.table.running)
+    assert not cluster.fleet.workers
+    # Every rank was asked before any was given back.
+    calls = [call for call, _ in cluster.fleet.calls]
+    assert calls.index("delete") == len(calls) - 2
+    cluster.fleet.refusals = {}
+    await submit_running(cluster, job("yes", "gpu0", "gpu1"))
+
+
+async def test_a_worker_that_dies_while_it_is_prepared_says_why(cluster: Cluster) -> None:
+    cluster.fleet.first_state = WorkerState.STARTING
+    (job_id,) = cluster.submit(job("dies", "gpu0"))
+    await cluster.until(lambda: cluster.fleet.workers)
+    cluster.fleet.put(job_id, WorkerState.FAILED, "no such GPU")
+    await cluster.until_state(job_id, JobState.FAILED)
+    assert "no such GPU" in cluster.table[job_id].message
+    assert cluster.table[job_id].started_at is None
+
+
+async def test_a_worker_that_cannot_be_stopped_is_an_event(cluster: Cluster) -> None:
+    (job_id,) = await submit_running(cluster, job("stays", "gpu0"))
+    cluster.fleet.refusals = {"delete": "the NIC does not come back"}
+    await finish(cluster, job_id)
+    await cluster.until(lambda: job_id not in cluster.table.running)
+    left = [e["message"] for e in cluster.store.events() if e["kind"] == "worker-left-behind"]
+    assert left == ["the agent of server1: the NIC does not come back"]
+
+
+# -- stopping ----------------------------------------------------------------------------------
+
+
+async def test_a_job_that_waits_is_stopped_with_its_gang(cluster: Cluster) -> None:
+    (first,) = await submit_running(cluster, job("first", "gpu0"))
+    second, third = cluster.submit(job("second", "gpu0"), job("third", "gpu1"))
+    assert (await cluster.scheduler.stop(third)).state is JobState.STOPPED
+    assert cluster.table[second].message == "stopped by the user"
+    await finish(cluster, first)
+    assert cluster.table[second].started_at is None
+
+
+async def test_a_job_is_stopped_while_its_circuits_change(cluster: Cluster) -> None:
+    cluster.flows.open.clear()
+    (job_id,) = cluster.submit(job("four", *SPREAD), topology="regroup")
+    await cluster.until_state(job_id, JobState.RECONFIGURING)
+    assert (await cluster.scheduler.stop(job_id)).state is JobState.STOPPED
+    assert not cluster.fleet.calls
+    # The change itself comes to its own end.
+    cluster.flows.open.set()
+    await cluster.transactions.close()
+    assert len(await cluster.switches_of(SPREAD)) == 1
+
+
+@pytest.mark.parametrize("state", [JobState.PREPARING, JobState.RUNNING])
+async def test_a_job_that_has_workers_is_stopped(cluster: Cluster, state: JobState) -> None:
+    if state is JobState.PREPARING:
+        cluster.fleet.first_state = WorkerState.STARTING
+    (job_id,) = cluster.submit(job("stopped", "gpu0", "gpu1"))
+    await cluster.until_state(job_id, state)
+    await cluster.until(lambda: len(cluster.fleet.workers) == 2)
+    assert (await cluster.scheduler.stop(job_id)).state is JobState.STOPPED
+    assert not cluster.fleet.workers
+    assert not cluster.table.running
+
+
+async def test_a_job_that_is_stopped_as_its_turn_comes_keeps_no_host(cluster: Cluster) -> None:
+    await asyncio.sleep(0)
+    (job_id,) = cluster.submit(job("soon", "gpu0"))
+    await asyncio.sleep(0)  # it has its hosts, and its task has not begun
+    assert job_id in cluster.table.running
+    assert (await cluster.scheduler.stop(job_id)).state is JobState.STOPPED
+    await submit_running(cluster, job("next", "gpu0"))
+
+
+async def test_a_job_that_has_ended_stays_as_it_ended(cluster: Cluster) -> None:
+    (job_id,) = await submit_running(cluster, job("done", "gpu0"))
+    await finish(cluster, job_id)
+    assert (await cluster.scheduler.stop(job_id)).state is JobState.DONE
+    with pytest.raises(BadInput, match="no job 'nobody'"):
+        await cluster.scheduler.stop("nobody")
+
+
+# -- circuits ----------------------------------------------------------------------------------
+
+
+async def test_a_job_is_regrouped_before_it_has_workers(cluster: Cluster) -> None:
+    assert len(await cluster.switches_of(SPREAD)) == 2
+    (job_id,) = await submit_running(cluster, job("four", *SPREAD), topology="regroup")
+    assert len(await cluster.switches_of(SPREAD)) == 1
+    (change,) = cluster.store.reconfigurations()
+    assert change["why"] == f"regroup {job_id}"
+
+
+async def test_a_job_whose_circuits_cannot_be_switched_fails(cluster: Cluster) -> None:
+    cluster.transactions.stop.press("maintenance", "eva")
+    (job_id,) = cluster.submit(job("four", *SPREAD), topology="regroup")
+    await cluster.until_state(job_id, JobState.FAILED)
+    assert "the circuits could not be switched (refused)" in cluster.table[job_id].message
+    assert not cluster.fleet.calls
+
+
+async def test_who_asks_for_what_cannot_be_regrouped_is_told_so(cluster: Cluster) -> None:
+    # Two of its NICs may not move, and they are under different switches.
+    ports = [int(cluster.lab.fibre_ends[cluster.lab.host(h).endpoint][0].port) for h in SPREAD]
+    cluster.transactions.locks.lock("ocs1", ports, "locked", "eva", "mine")
+    (job_id,) = cluster.submit(job("four", *SPREAD), topology="regroup")
+    await cluster.until_state(job_id, JobState.FAILED)
+    assert "no packet switch has enough usable ports" in cluster.table[job_id].message
+    assert cluster.faults() == []
+
+
+async def test_running_jobs_are_regrouped_while_they_run(cluster: Cluster) -> None:
+    (job_id,) = await submit_running(cluster, job("four", *SPREAD))
+    change = await cluster.scheduler.regroup([job_id])
+    assert change.state == "committed"
+    assert len(await cluster.switches_of(SPREAD)) == 1
+    calls = [call for call, _ in cluster.fleet.calls]
+    assert calls.index("hold") < calls.index("release")
+    await finish(cluster, job_id)
+    with pytest.raises(BadInput, match="is not running: done"):
+        await cluster.scheduler.regroup([job_id])
+
+
+# -- policies ----------------------------------------------------------------------------------
+
+POLICIES = """
+class Raises:
+    def place(self, cluster, job, workers):
+        raise RuntimeError("no idea")
+
+
+class Unsure:
+    def priority(self, cluster, job, progress):
+        return "perhaps"
+
+
+class ShortNamesFirst:
+    def priority(self, cluster, job, progress):
+        return len(job.name)
+
+
+class Breaks:
+    def circuits(self, cluster, groups):
+        raise RuntimeError("no light")
+
+
+class Two:
+    def degree(self, cluster, job, legal):
+        return 0 if job.name.startswith("nobody") else 2
+"""
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("policies") / "mine.py"
+    path.write_text(POLICIES)
+    return path
+
+
+async def test_an_order_policy_says_which_gang_is_next(policies: Path) -> None:
+    async with at_work(PolicyChoice(order=f"{policies}:ShortNamesFirst")) as cluster:
+        (first,) = await submit_running(cluster, job("first", "gpu0"))
+        (long,) = cluster.submit(job("with-a-long-name", "gpu0"))
+        (short,) = cluster.submit(job("s", "gpu0"))
+        await finish(cluster, first)
+        await cluster.until_state(short, JobState.RUNNING)
+        assert cluster.table[long].state is JobState.QUEUED
+
+
+async def test_a_partition_policy_says_how_many_workers(policies: Path) -> None:
+    async with at_work(PolicyChoice(partition=f"{policies}:Two")) as cluster:
+        (job_id,) = await submit_running(cluster, job("auto"))
+        assert len(cluster.table[job_id].hosts) == cluster.table[job_id].spec.workers == 2
+        (refused,) = cluster.submit(job("nobody"))
+        await cluster.until_state(refused, JobState.FAILED)
+        assert "mine.py:Two refuses it" in cluster.table[refused].message
+
+
+async def test_where_a_policy_fails_the_default_decides(policies: Path) -> None:
+    choice = PolicyChoice(
+        placement=f"{policies}:Raises", order=f"{policies}:Unsure", topology=f"{policies}:Breaks"
+    )
+    async with at_work(choice) as cluster:
+        before = await cluster.ocs.read_map()
+        first = cluster.submit(job("first", workers=2), topology=None)
+        second = cluster.submit(job("second", workers=2), topology=None)
+        for job_id in first + second:
+            await cluster.until_state(job_id, JobState.RUNNING)
+        assert await cluster.ocs.read_map() == before
+        faults = "\n".join(cluster.faults())
+        assert "RuntimeError: no idea" in faults
+        assert "it answered 'perhaps'" in faults
+        assert "RuntimeError: no light" in faults

@@ -1,0 +1,87 @@
+"""Real packet switches, and OpenFlow speakers whose events are recorded, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from patchlight.controller.openflow.client import Speaker
+from patchlight.controller.openflow.protocol import Message
+from patchlight.controller.openflow.speaker_process import SpeakerOptions
+from tests.support.private_ovs import PrivateOvs
+
+_NUMBERS = itertools.count(1)
+
+
+class Recorder:
+    """The events of a speaker, as they came."""
+
+    def __init__(self, speaker: Speaker) -> None:
+        self.events: list[Message] = []
+        speaker.subscribe(self.events.append)
+
+    def of(self, kind: str, **fields: object) -> list[Message]:
+        """The events so far of that kind, and with these values."""
+        return [
+            event
+            for event in self.events
+            if event["event"] == kind and fields.items() <= event.items()
+        ]
+
+    async def wait(self, kind: str, *, after: int = 0, **fields: object) -> Message:
+        """The first such event, past the first ``after`` events."""
+        await eventually(
+            lambda: [e for e in self.of(kind, **fields) if e in self.events[after:]],
+            f"event {kind} {fields}, but only {[e['event'] for e in self.events[-9:]]}",
+        )
+        return next(e for e in self.of(kind, **fields) if e in self.events[after:])
+
+
+async def eventually(true: Callable[[], object], what: str, within_s: float = 15.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < deadline, f"in vain waited for {what}"
+        await asyncio.sleep(0.02)
+
+
+class OpenFlowBench:
+    """What a test needs: the switches, the engine's name, and speakers on demand."""
+
+    def __init__(self, ovs: PrivateOvs, engine: str, directory: Path) -> None:
+        self.ovs = ovs
+        self.engine = engine
+        self.directory = directory
+        self.bridges: list[str] = []
+        # Free in the switches' namespace, where nothing else listens; each test its own, so
+        # that no old bridge finds the new speaker.
+        self.listen = f"127.0.0.1:{20000 + next(_NUMBERS)}"
+
+    def options(self, *datapath_ids: int, apps: tuple[str, ...] = ()) -> SpeakerOptions:
+        return SpeakerOptions(
+            socket=self.directory / "speaker.sock",
+            datapath_ids=datapath_ids,
+            listen=self.listen,
+            netns=self.ovs.netns,
+            engine=self.engine,
+            apps=apps,
+        )
+
+    @asynccontextmanager
+    async def speaker(
+        self, *datapath_ids: int, apps: tuple[str, ...] = ()
+    ) -> AsyncIterator[tuple[Speaker, Recorder]]:
+        speaker = Speaker(self.options(*datapath_ids, apps=apps))
+        recorder = Recorder(speaker)
+        async with speaker:
+            yield speaker, recorder
+
+    def bridge(self, datapath_id: int) -> str:
+        """A new bridge that connects at once."""
+        name = f"br{next(_NUMBERS)}"
+        self.ovs.add_bridge(name, datapath_id, self.listen)
+        self.bridges.append(name)
+        return name

@@ -1,0 +1,74 @@
+"""What is made of the lab file's schema: the reference, and files with comments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patchlight.testbed.files.fields import Group, Key
+from patchlight.testbed.files.issues import FileIssues
+from patchlight.testbed.files.reader import parse
+from patchlight.testbed.generate import two_tors
+from patchlight.testbed.labfile.commented import write_commented_lab
+from patchlight.testbed.labfile.reader import builtin_labs, load_lab, parse_lab
+from patchlight.testbed.labfile.reference import group_of, lab_file_reference
+from patchlight.testbed.labfile.schema import KNOWN_DRIVERS, LAB
+
+
+def keys_of(path: str, group: Group) -> Iterator[tuple[str, Key]]:
+    for key in group.keys:
+        yield f"{path}{key.name}", key
+        inner = group_of(key.type)
+        if inner is not None:
+            yield from keys_of(f"{path}{key.name}.", inner)
+
+
+KEYS = dict(keys_of("", LAB))
+
+
+@pytest.mark.parametrize("path", KEYS)
+def test_every_key_has_an_example_that_can_be_read(path: str) -> None:
+    key = KEYS[path]
+    issues = FileIssues(path)
+    assert parse(key.sample, key.type, issues) is not None
+    issues.raise_if_any()
+
+
+@pytest.mark.parametrize("path", KEYS)
+def test_every_key_is_in_the_reference(path: str) -> None:
+    key = KEYS[path]
+    row = f"| `{key.name}` | {key.about} |"
+    assert row in lab_file_reference()
+
+
+def test_the_whole_file_in_the_reference_is_a_lab() -> None:
+    _, _, rest = lab_file_reference().partition("```yaml\n")
+    text, closing, _ = rest.partition("```")
+    assert closing
+    assert parse_lab(text) == load_lab("ofc2022")
+
+
+@pytest.mark.parametrize("name", builtin_labs())
+def test_comments_change_nothing(name: str) -> None:
+    assert parse_lab(write_commented_lab(load_lab(name))) == load_lab(name)
+
+
+@given(st.integers(1, 40), st.integers(1, 8))
+def test_a_first_lab_reads_back_equal(servers: int, gpus: int) -> None:
+    lab = two_tors(servers, gpus=gpus, rate_bps=10**9)
+    assert len(lab.hosts) == servers * gpus
+    assert parse_lab(write_commented_lab(lab)) == lab
+
+
+@pytest.mark.parametrize("driver", KNOWN_DRIVERS)
+def test_a_first_lab_is_good_with_every_driver(driver: str) -> None:
+    assert parse_lab(write_commented_lab(two_tors(2, driver=driver))).circuit_switch("ocs1")
+
+
+def test_what_may_be_left_out_is_there_behind_a_sign() -> None:
+    lines = write_commented_lab(two_tors(2)).splitlines()
+    where = lines.index("    # switching_time: 25ms")
+    assert lines[where - 1] == "    # How long a new circuit stays dark (default: 25ms)."
