@@ -23,6 +23,7 @@ from patchlight.testbed.files.fields import (
 )
 from patchlight.testbed.lab import Endpoint
 from patchlight.testbed.labfile.emulated_schema import emulated_group
+from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
 
 # An OpenFlow 1.3 switch numbers its ports below OFPP_MAX; Open vSwitch ends at 65279.
@@ -30,17 +31,7 @@ MOST_PACKET_PORTS = 65279
 MOST_CIRCUIT_PORTS = 4096
 FABRICS = ("openvswitch", "bridge")
 # What ships with Patchlight, for editors; others come by entry point, so any name is taken here.
-KNOWN_DRIVERS = (
-    "calient-tl1",
-    "calient-rest",
-    "polatis-scpi",
-    "polatis-tl1",
-    "polatis-restconf",
-    "glimmerglass-tl1",
-    "polatis-netconf",
-    "telescent-ssh",
-    "openflow",
-)
+KNOWN_DRIVERS = tuple(driver.name for driver in OCS_DRIVERS.values() if driver.device)
 
 _NAME = "[A-Za-z][A-Za-z0-9_-]*"
 _MAC = "(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}"

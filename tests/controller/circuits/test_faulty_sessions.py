@@ -20,7 +20,7 @@ from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
-from patchlight.emulation.optical.vendors.registry import PROTOCOL_SERVERS, tls_of
+from patchlight.emulation.optical.vendors.registry import server_class
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import CrossConnect, PortMap
@@ -102,8 +102,8 @@ async def session(driver_name: str, seed: int) -> str:
     switch = CircuitSwitch("ocs1", driver_name, "", 16, 0.0, initial=PortMap.of([(1, 7)]))
     device = EmulatedOcs(switch, {1: 0.0}, NoCrossbar(), LoopClock())
     await device.open()
-    line = BadLine(PROTOCOL_SERVERS[driver_name](device, {"admin": None}), rng)
-    server = await asyncio.start_server(line.serve, "127.0.0.1", 0, ssl=tls_of(line.front))
+    line = BadLine(server_class(driver_name)(device, {"admin": None}), rng)
+    server = await asyncio.start_server(line.serve, "127.0.0.1", 0, ssl=line.front.tls)
     port = server.sockets[0].getsockname()[1]
     driver: Any = open_driver(replace(switch, address=f"127.0.0.1:{port}"), "pw")
     driver._client._session = replace(driver._client._session, timeout_s=TIMEOUT_S)

@@ -29,7 +29,7 @@ from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
 from patchlight.emulation.optical.protocols.certificate import server_context
 from patchlight.emulation.optical.protocols.http_server import Request
 from patchlight.emulation.optical.switch_matrix import Circuit, Reason, RequestRefused
-from patchlight.emulation.optical.vendors.calient_rest import CalientRestFront
+from patchlight.emulation.optical.vendors.calient_rest import CalientRestServer
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.labfile.reader import read_lab
@@ -357,7 +357,7 @@ def test_two_way_and_parked_circuits_of_others(device: Running) -> None:
     drive(device, act)
 
 
-class ParkingFront(CalientRestFront):
+class ParkingServer(CalientRestServer):
     """Firmware that leaves dark what is added until it is told to activate it."""
 
     def _added(self, wanted: Any) -> Circuit:
@@ -379,7 +379,7 @@ def test_a_unit_that_parks_what_is_added(bulk: bool) -> None:
         switch = CircuitSwitch("ocs1", "calient-rest", "", 16, 0.005, initial=FIRST_MAP)
         emulated = EmulatedOcs(switch, {1: 0.0}, NoCrossbar(), LoopClock())
         await emulated.open()
-        front = ParkingFront(emulated, {"admin": None})
+        front = ParkingServer(emulated, {"admin": None})
         server = await asyncio.start_server(front.serve, "127.0.0.1", 0, ssl=front.tls)
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         driver = CalientRest(replace(switch, address=address), "", replace(CALIENT, bulk=bulk))
@@ -387,7 +387,7 @@ def test_a_unit_that_parks_what_is_added(bulk: bool) -> None:
         assert outcome.done == (pairs[0], pairs[1])
         assert outcome.refused[0].words == "409: Failed: port 1.1.5"
         # What could not be activated was ours: nothing of it is left.
-        assert PortMap.of(c for circuit in emulated.mirrors for c in circuit.directions) == (
+        assert PortMap.of(c for circuit in emulated.matrix for c in circuit.directions) == (
             PortMap.of([*FIRST_MAP, *pairs[:2]])
         )
         assert await driver.read_map() == emulated.map
