@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable
 
-from patchlight.controller.circuits.contract import Capabilities, DirectedPort
+from patchlight.controller.circuits.contract import Capabilities
 from patchlight.controller.circuits.drivers.base import Row, TableDriver
 from patchlight.controller.circuits.numbering import Numbering
 from patchlight.testbed.lab import CircuitSwitch
@@ -46,7 +46,3 @@ class NumberedDriver(TableDriver[Row]):
         """The device's numbers for the input and the output of each."""
         to_number = (await self._numbering()).to_number
         return [(to_number("in", c.inp), to_number("out", c.out)) for c in pairs]
-
-    def _monitored(self, port: DirectedPort) -> bool:
-        power = self._capabilities
-        return power.power_in if port.side == "in" else power.power_out

@@ -246,7 +246,7 @@ def test_the_map_and_the_light_outlive_the_clients(bench: Bench) -> None:
     one, two, _ = bench.hosts
 
     async def act(driver: CalientTl1) -> None:
-        connection = driver._client._connection
+        connection = driver.client._connection
         assert connection is not None
         connection._writer.transport.abort()
 

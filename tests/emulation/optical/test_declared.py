@@ -135,7 +135,7 @@ def test_a_calient_refuses_a_busy_port_or_makes_room_slowly(
     )
 
     async def act(driver: Any) -> None:
-        tell = driver._client.command
+        tell = driver.client.command
         began = time.monotonic()
         reply = await tell("ENT-CRS-BULK::1.1.1>1.1.8&1.1.5>1.1.6:{ctag};", changes=True)
         assert reply.code == ("COMPLD" if seconds else "PRTL")

@@ -43,7 +43,7 @@ class CalientRow(Row):
         }
         return cls(
             next(
-                (name for name, pattern in meanings.items() if re.fullmatch(pattern, state)),
+                (meaning for meaning, pattern in meanings.items() if re.fullmatch(pattern, state)),
                 "coming",
             ),
             _state_words(state),

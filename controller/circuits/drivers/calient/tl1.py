@@ -97,12 +97,12 @@ class CalientTl1(TableDriver[CalientRow]):
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
         """A list is entered and activated with one command, a single one with two."""
-        new = [CalientRow.of(self._dialect, c, conn_id(c)) for c in pairs]
-        if len(new) > 1:
-            await self._in_bulk(self._dialect.enter_bulk, new)
+        if len(pairs) > 1:
+            await self._in_bulk(self._dialect.enter_bulk, map(conn_id, pairs))
             return
-        await self._tell(self._dialect.enter, new[0])
-        await self._tell(self._dialect.activate, new[0])
+        new = CalientRow.of(self._dialect, pairs[0], conn_id(pairs[0]))
+        await self._tell(self._dialect.enter, new)
+        await self._tell(self._dialect.activate, new)
 
     async def _activate(
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, CalientRow]
@@ -115,7 +115,7 @@ class CalientTl1(TableDriver[CalientRow]):
     ) -> None:
         circuits = circuits_of(pairs, table)
         if len(circuits) > 1:
-            await self._in_bulk(self._dialect.delete_bulk, circuits)
+            await self._in_bulk(self._dialect.delete_bulk, (circuit.conn for circuit in circuits))
             return
         (circuit,) = circuits
         try:
@@ -191,9 +191,9 @@ class CalientTl1(TableDriver[CalientRow]):
         circuits = (circuit for line in lines if (circuit := self._read_circuit(line)))
         return {c: circuit for circuit in circuits for c in circuit.directions}
 
-    async def _in_bulk(self, template: str, circuits: Sequence[CalientRow]) -> None:
-        conns = self._dialect.bulk_separator.join(circuit.conn for circuit in circuits)
-        await self.client.command(template, {"conns": conns}, changes=True)
+    async def _in_bulk(self, template: str, conns: Iterable[str]) -> None:
+        listed = self._dialect.bulk_separator.join(conns)
+        await self.client.command(template, {"conns": listed}, changes=True)
 
     async def _tell(self, template: str, circuit: CalientRow) -> None:
         kind = "2WAY" if circuit.two_way else "1WAY"

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from patchlight.controller.circuits.contract import (
     Alarm,
+    Condition,
     DirectedPort,
     Identity,
-    PortState,
     Side,
 )
 from patchlight.controller.circuits.dialects import Dialect, Pattern, Template, corrected
-from patchlight.controller.circuits.drivers.base import UP, Row, condition, power_dbm
+from patchlight.controller.circuits.drivers.base import UP, Row, condition
 from patchlight.controller.circuits.drivers.polatis.base import PolatisDriver
 from patchlight.controller.circuits.numbering import SIDES, Numbering
 from patchlight.controller.circuits.protocols.netconf.client import NetconfClient
@@ -103,26 +103,6 @@ class PolatisNetconf(PolatisDriver):
         """Notifications since ``open``."""
         return self.client.hear()
 
-    async def port_states(self) -> Mapping[DirectedPort, PortState]:
-        """From ``port-config``: enabled, disabled or failed."""
-        dialect, numbering = self._dialect, await self._numbering()
-        data = await self.client.get(dialect.port_states)
-        return {
-            port: PortState(condition(status, dialect.port_ready, dialect.port_disabled), status)
-            for port, status in self._per_port(data, numbering, "status").items()
-            if port.number <= self.ports
-        }
-
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
-        """From ``opm-power``; ports without a monitor are not in it."""
-        asked = self._checked_ports(ports)
-        if not asked:
-            return {}
-        numbering = await self._numbering()
-        data = await self.client.get(self._power_filter(numbering, asked))
-        powers, dark = self._per_port(data, numbering, "power"), self._dialect.dark_dbm
-        return {port: power_dbm(powers[port], dark) for port in asked if port in powers}
-
     # --- what the base needs ----------------------------------------------------------------
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
@@ -158,6 +138,18 @@ class PolatisNetconf(PolatisDriver):
         first = [DirectedPort(side, 1) for side in SIDES]
         data = await self.client.get(self._power_filter(numbering, first))
         return {port.side for port in self._per_port(data, numbering, "power")}
+
+    async def _states(self) -> dict[DirectedPort, str]:
+        data = await self.client.get(self._dialect.port_states)
+        return self._per_port(data, await self._numbering(), "status")
+
+    async def _powers(self, ports: Sequence[DirectedPort]) -> dict[DirectedPort, str]:
+        numbering = await self._numbering()
+        data = await self.client.get(self._power_filter(numbering, ports))
+        return self._per_port(data, numbering, "power")
+
+    def _condition(self, state: str) -> Condition:
+        return condition(state, self._dialect.port_ready, self._dialect.port_disabled)
 
     async def _edit(self, template: str, pair: str, pairs: Sequence[CrossConnect]) -> None:
         numbers = await self._numbers(pairs)

@@ -7,7 +7,7 @@ Run against the emulated device only so far; paths, bodies and keys are in
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from patchlight.controller.circuits.alarms import AlarmLog, Standing
@@ -17,12 +17,11 @@ from patchlight.controller.circuits.contract import (
     DeviceRefused,
     DirectedPort,
     Identity,
-    PortState,
     Severity,
     Side,
 )
 from patchlight.controller.circuits.dialects import corrected
-from patchlight.controller.circuits.drivers.base import UP, Row, condition, power_dbm
+from patchlight.controller.circuits.drivers.base import UP, Row, condition
 from patchlight.controller.circuits.drivers.polatis.base import PolatisDriver
 from patchlight.controller.circuits.numbering import Numbering
 from patchlight.controller.circuits.protocols.http import answers
@@ -74,28 +73,6 @@ class PolatisRestconf(PolatisDriver):
         now = dict.fromkeys(answers.short(row) for row in rows)
         self._alarms.stands(Standing(self._severity(words), self.name, words) for words in now)
         return self._alarms.all
-
-    async def port_states(self) -> Mapping[DirectedPort, PortState]:
-        """From ``port-config``: enabled, disabled, failed or unsupported."""
-        key = self._dialect.status_key
-        rows = await self._per_port(self._dialect.ports)
-        states = {port: answers.text(row, key) for port, row in rows.items()}
-        return {
-            port: PortState(self._condition(state), state)
-            for port, state in states.items()
-            if port.number <= self.ports
-        }
-
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
-        """From ``opm-power``, for the ports that have monitors."""
-        asked = self._checked_ports(ports)
-        if not asked:
-            return {}
-        rows = await self._per_port(self._dialect.power)
-        key, dark = self._dialect.power_key, self._dialect.dark_dbm
-        return {
-            port: power_dbm(answers.text(rows[port], key), dark) for port in asked if port in rows
-        }
 
     # --- what the base needs ----------------------------------------------------------------
 
@@ -155,8 +132,15 @@ class PolatisRestconf(PolatisDriver):
     async def _monitored_sides(self, numbering: Numbering) -> set[Side]:
         return {port.side for port in await self._listed(self._dialect.power, numbering)}
 
-    async def _per_port(self, path: str) -> dict[DirectedPort, Mapping[str, Any]]:
-        return await self._listed(path, await self._numbering())
+    async def _states(self) -> dict[DirectedPort, str]:
+        return await self._per_port(self._dialect.ports, self._dialect.status_key)
+
+    async def _powers(self, ports: Sequence[DirectedPort]) -> dict[DirectedPort, str]:
+        return await self._per_port(self._dialect.power, self._dialect.power_key)
+
+    async def _per_port(self, path: str, key: str) -> dict[DirectedPort, str]:
+        rows = await self._listed(path, await self._numbering())
+        return {port: answers.text(row, key) for port, row in rows.items()}
 
     async def _listed(
         self, path: str, numbering: Numbering

@@ -6,18 +6,18 @@ Run against the emulated device only so far; the commands are in ``scpi/dialects
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from patchlight.controller.circuits.contract import (
     Alarm,
+    Condition,
     DeviceRefused,
     DirectedPort,
     Identity,
-    PortState,
     Side,
 )
 from patchlight.controller.circuits.dialects import corrected
-from patchlight.controller.circuits.drivers.base import UP, Row, condition, power_dbm
+from patchlight.controller.circuits.drivers.base import UP, Row, condition
 from patchlight.controller.circuits.drivers.polatis.base import PolatisDriver
 from patchlight.controller.circuits.numbering import SIDES, Numbering
 from patchlight.controller.circuits.protocols.scpi.client import ScpiClient
@@ -60,24 +60,6 @@ class PolatisScpi(PolatisDriver):
         await self.client.look()
         return self.client.alarms
 
-    async def port_states(self) -> Mapping[DirectedPort, PortState]:
-        """From ``port:stat?``: enabled, disabled or failed."""
-        dialect = self._dialect
-        ports = [DirectedPort(side, n) for side in SIDES for n in range(1, self.ports + 1)]
-        letters = await self._per_port(ports, dialect.port_states, dialect.states_answer, "states")
-        return {
-            port: PortState(condition(letter, dialect.port_enabled, dialect.port_disabled), letter)
-            for port, letter in letters.items()
-        }
-
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
-        """From ``pmon:pow?``, for the sides that have monitors."""
-        asked, dialect = self._checked_ports(ports), self._dialect
-        await self._numbering()
-        monitored = [port for port in asked if self._monitored(port)]
-        powers = await self._per_port(monitored, dialect.power, dialect.power_answer, "powers")
-        return {port: power_dbm(text, dialect.dark_dbm) for port, text in powers.items()}
-
     # --- what the base needs ----------------------------------------------------------------
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
@@ -116,6 +98,19 @@ class PolatisScpi(PolatisDriver):
 
     async def _monitored_sides(self, numbering: Numbering) -> list[Side]:
         return [side for side in SIDES if await self._has_monitor(numbering.to_number(side, 1))]
+
+    async def _states(self) -> dict[DirectedPort, str]:
+        dialect = self._dialect
+        return await self._per_port(
+            self._all_ports(), dialect.port_states, dialect.states_answer, "states"
+        )
+
+    async def _powers(self, ports: Sequence[DirectedPort]) -> dict[DirectedPort, str]:
+        dialect, monitored = self._dialect, await self._with_monitors(ports)
+        return await self._per_port(monitored, dialect.power, dialect.power_answer, "powers")
+
+    def _condition(self, state: str) -> Condition:
+        return condition(state, self._dialect.port_enabled, self._dialect.port_disabled)
 
     async def _has_monitor(self, number: int) -> bool:
         command = self._dialect.power.format(ports=number)

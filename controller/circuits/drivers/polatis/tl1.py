@@ -5,17 +5,17 @@ Run against the emulated device only so far; the commands are in ``tl1/dialects.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from patchlight.controller.circuits.contract import (
+    Condition,
     DeviceRefused,
     DirectedPort,
     Identity,
-    PortState,
     Side,
 )
 from patchlight.controller.circuits.dialects import corrected
-from patchlight.controller.circuits.drivers.base import condition, power_dbm
+from patchlight.controller.circuits.drivers.base import condition
 from patchlight.controller.circuits.drivers.polatis.base import PolatisDriver
 from patchlight.controller.circuits.drivers.tl1_lists import Tl1ListDriver, first, matching
 from patchlight.controller.circuits.numbering import SIDES, Numbering
@@ -53,29 +53,21 @@ class PolatisTl1(Tl1ListDriver[PolatisDialect], PolatisDriver):
             line["software"].strip() if line else "",
         )
 
-    async def port_states(self) -> Mapping[DirectedPort, PortState]:
-        """From ``RTRV-PORT-SHUTTER``: open or closed."""
-        dialect = self._dialect
-        ports = [DirectedPort(side, n) for side in SIDES for n in range(1, self.ports + 1)]
-        states = await self._per_port(ports, dialect.ports, dialect.port_line, "state")
-        return {
-            port: PortState(condition(state, dialect.port_ready, dialect.port_closed), state)
-            for port, state in states.items()
-        }
-
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
-        """From ``RTRV-PORT-POWER``; ports without a monitor are not in its answer."""
-        asked = self._checked_ports(ports)
-        await self._numbering()
-        monitored = [port for port in asked if self._monitored(port)]
-        dialect = self._dialect
-        powers = await self._per_port(monitored, dialect.power, dialect.power_line, "power")
-        return {port: power_dbm(text, dialect.dark_dbm) for port, text in powers.items()}
-
     # --- inside -----------------------------------------------------------------------------
 
     async def _monitored_sides(self, numbering: Numbering) -> list[Side]:
         return [side for side in SIDES if await self._has_monitor(numbering.to_number(side, 1))]
+
+    async def _states(self) -> dict[DirectedPort, str]:
+        dialect = self._dialect
+        return await self._per_port(self._all_ports(), dialect.ports, dialect.port_line, "state")
+
+    async def _powers(self, ports: Sequence[DirectedPort]) -> dict[DirectedPort, str]:
+        dialect, monitored = self._dialect, await self._with_monitors(ports)
+        return await self._per_port(monitored, dialect.power, dialect.power_line, "power")
+
+    def _condition(self, state: str) -> Condition:
+        return condition(state, self._dialect.port_ready, self._dialect.port_closed)
 
     async def _has_monitor(self, number: int) -> bool:
         try:
