@@ -21,12 +21,7 @@ from pyroute2 import IPRoute, NetlinkError
 from patchlight.agents.errors import NicError
 from patchlight.testbed.linux import ethtool, namespaces
 from patchlight.testbed.linux.netlink import KernelRefused, Netlink
-from patchlight.testbed.linux.rate_limits import (
-    LimitNotKept,
-    SavedLimit,
-    restore_limit,
-    save_limit,
-)
+from patchlight.testbed.linux.rate_limits import LimitNotKept, SavedLimit, restore_limit, save_limit
 
 _IFF_UP = 1
 _NUD_PERMANENT = 0x80

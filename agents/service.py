@@ -14,13 +14,7 @@ from patchlight.agents import nics
 from patchlight.agents.errors import BadRequest, Conflict, NicError, NotHere
 from patchlight.agents.gpus import GpuBackend
 from patchlight.agents.leases import Holders, Lease, LeaseBook
-from patchlight.agents.worker_folder import (
-    LastReport,
-    ReportReader,
-    final_report,
-    read_state,
-    tell,
-)
+from patchlight.agents.worker_folder import LastReport, ReportReader, final_report, read_state, tell
 from patchlight.agents.workers.contract import ExitInfo, Runner, RunningWorker, WorkerLaunch
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab, Nic, Server

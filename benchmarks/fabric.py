@@ -154,10 +154,7 @@ def _mininet(folder: Path) -> Cost:
     """
     directory = Path(tempfile.mkdtemp(dir=folder))
     before = _children_cpu_s()
-    with (
-        _restored_sysctls(),
-        PrivateOvs(f"pl.bench-{os.getpid()}-mn", directory) as ovs,
-    ):
+    with _restored_sysctls(), PrivateOvs(f"pl.bench-{os.getpid()}-mn", directory) as ovs:
         script = Path(__file__).with_name("mininet_tree.py")
         command = ["nsenter", f"--net={ovs.netns}", _SYSTEM_PYTHON, str(script)]
         environment = {**os.environ, "OVS_RUNDIR": str(directory), "PYTHONPATH": ""}

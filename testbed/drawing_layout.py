@@ -88,8 +88,7 @@ class _Placing:
             rows.setdefault(row, []).append(name)
         widths = {name: self._width(name) for name in self.row_of}
         self.width = max(
-            (sum(widths[n] + self.sizes.gap for n in names) for names in rows.values()),
-            default=1.0,
+            (sum(widths[n] + self.sizes.gap for n in names) for names in rows.values()), default=1.0
         )
         y = 0.0
         for row in sorted(rows):
@@ -160,9 +159,7 @@ class _Placing:
 
 
 def _rows(
-    lab: Lab,
-    by_device: Mapping[str, list[Endpoint]],
-    other_end: Mapping[Endpoint, Endpoint],
+    lab: Lab, by_device: Mapping[str, list[Endpoint]], other_end: Mapping[Endpoint, Endpoint]
 ) -> dict[str, int]:
     """The row of each device: servers 0, OCSes 1, packet switches by distance from hosts."""
     row_of = {server.name: 0 for server in lab.servers}

@@ -100,11 +100,7 @@ class _Builder:
 
 
 def single(
-    hosts: int,
-    *,
-    rate_bps: int | None = None,
-    fabric: str = "openvswitch",
-    name: str | None = None,
+    hosts: int, *, rate_bps: int | None = None, fabric: str = "openvswitch", name: str | None = None
 ) -> Lab:
     """One switch with all hosts on it: host *n* on port *n*."""
     build = _Builder(hosts, rate_bps, None)

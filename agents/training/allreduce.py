@@ -33,11 +33,7 @@ _BROKEN = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
 
 def ring_all_reduce(
-    array: Array,
-    rank: int,
-    size: int,
-    neighbours: Neighbours,
-    iteration: int,
+    array: Array, rank: int, size: int, neighbours: Neighbours, iteration: int
 ) -> int:
     """Sum ``array`` (float32, contiguous, changed in place) over the ring.
 
@@ -53,12 +49,7 @@ class _Exchange:
     """One all-reduce under way: two cursors, (step, byte in the step's chunk), each way."""
 
     def __init__(
-        self,
-        array: Array,
-        rank: int,
-        size: int,
-        neighbours: Neighbours,
-        iteration: int,
+        self, array: Array, rank: int, size: int, neighbours: Neighbours, iteration: int
     ) -> None:
         self.rank, self.size, self.iteration = rank, size, iteration
         self.out, self.inp = neighbours.to_next, neighbours.from_previous

@@ -103,11 +103,7 @@ class DeviceMonitor:
     """
 
     def __init__(
-        self,
-        lab: Lab,
-        drivers: Mapping[str, CircuitDriver],
-        committed: CommittedMaps,
-        store: Store,
+        self, lab: Lab, drivers: Mapping[str, CircuitDriver], committed: CommittedMaps, store: Store
     ) -> None:
         self._lab, self._drivers = lab, drivers
         self._committed, self._store = committed, store

@@ -61,11 +61,7 @@ class JobTable:
         self._store.add_event(now, f"job-{state}", {"job": job_id, "message": message})
 
     def end(
-        self,
-        job_ids: Sequence[str],
-        state: JobState,
-        message: str,
-        last_lines: Sequence[str] = (),
+        self, job_ids: Sequence[str], state: JobState, message: str, last_lines: Sequence[str] = ()
     ) -> None:
         """Those of the jobs that had not come to an end yet have now."""
         for job_id in job_ids:

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar, cast
 
-from patchlight.controller.policies.contract import (
-    KINDS,
-    PolicyKind,
-)
+from patchlight.controller.policies.contract import KINDS, PolicyKind
 from patchlight.controller.policies.guard import (
     DEADLINE_S,
     Fault,

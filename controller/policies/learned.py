@@ -57,9 +57,7 @@ class LearnedPartition:
 
 
 def load_learned(
-    path: Path | str,
-    ramp: tuple[int, int, int] | None = None,
-    rule: str | None = None,
+    path: Path | str, ramp: tuple[int, int, int] | None = None, rule: str | None = None
 ) -> LearnedPartition:
     """The policy in an ONNX file with its card beside it.
 

@@ -94,12 +94,7 @@ def new_state(lab: str, source: str, scale: float) -> LabState:
     """The state of a lab that this process is about to make."""
     own = ProcessRecord("builder", os.getpid(), process_start(os.getpid()) or 0, "")
     return LabState(
-        lab=lab,
-        source=source,
-        scale=scale,
-        boot_id=boot_id(),
-        builder=own,
-        made_at=time.time(),
+        lab=lab, source=source, scale=scale, boot_id=boot_id(), builder=own, made_at=time.time()
     )
 
 

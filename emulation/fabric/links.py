@@ -16,14 +16,7 @@ from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
-from patchlight.testbed.linux.netlink import (
-    F_CREATE,
-    F_DUMP,
-    F_EXCL,
-    F_REPLACE,
-    Netlink,
-    Request,
-)
+from patchlight.testbed.linux.netlink import F_CREATE, F_DUMP, F_EXCL, F_REPLACE, Netlink, Request
 from patchlight.testbed.linux.netlink import attributes as split_attributes
 
 _NEWLINK, _DELLINK, _GETLINK = 16, 17, 18

@@ -325,10 +325,7 @@ class VectorEpisodes:
                 arrivals = len(self._jobs[env].graph)
                 finished.append(
                     Finished(
-                        env,
-                        int(self.scenario_of[env]),
-                        int(self.seed_of[env]),
-                        blocked / arrivals,
+                        env, int(self.scenario_of[env]), int(self.seed_of[env]), blocked / arrivals
                     )
                 )
             self._jobs[env] = self._draw(env)

@@ -239,11 +239,7 @@ class Number(FieldType):
 
     def schema(self) -> dict[str, Any]:
         """A number with the bounds there are."""
-        bounds = {
-            "minimum": self.lowest,
-            "maximum": self.highest,
-            "exclusiveMinimum": self.above,
-        }
+        bounds = {"minimum": self.lowest, "maximum": self.highest, "exclusiveMinimum": self.above}
         return {"type": "number", **{key: b for key, b in bounds.items() if b is not None}}
 
 

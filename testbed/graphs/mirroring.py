@@ -60,8 +60,5 @@ def mirror(graph: ComputationGraph) -> TrainingGraph:
     compute_ms, memory_bytes = np.array(compute), np.array(memory)
     compute_ms.flags.writeable = memory_bytes.flags.writeable = False
     return TrainingGraph(
-        graph,
-        compute_ms,
-        memory_bytes,
-        (*graph.edges, (graph.loss, half + graph.loss), *backward),
+        graph, compute_ms, memory_bytes, (*graph.edges, (graph.loss, half + graph.loss), *backward)
     )

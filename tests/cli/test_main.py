@@ -179,9 +179,7 @@ def test_a_command_that_is_not_installed_says_so(
 
 
 def test_a_missing_package_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "needs_much.py").write_text("import not_there.at_all\n")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -121,9 +121,7 @@ def test_metrics_are_what_prometheus_reads(controller: ControllerProcess) -> Non
     assert values["patchlight_ocs_up", (("ocs", "o1"),)] == 1
 
 
-def test_a_circuit_switch_that_is_gone_fails_the_job_and_not_the_controller(
-    tmp_path: Path,
-) -> None:
+def test_a_circuit_switch_that_is_gone_fails_the_job_and_not_the_controller(tmp_path: Path) -> None:
     (tmp_path / "device").mkdir()
     device_lab = lab_file(tmp_path / "device", ports=16)
     controller = ControllerProcess(tmp_path)

@@ -108,9 +108,7 @@ class OpenFlowConnection:
             except SpeakerRefused as refused:
                 if refused.kind not in _NO_ANSWER:
                     raise DeviceRefused(
-                        f"{self._name}: {refused.message}",
-                        words=refused.message,
-                        hint=refused.hint,
+                        f"{self._name}: {refused.message}", words=refused.message, hint=refused.hint
                     ) from refused
                 if last or refused.kind == "DeadlinePassed":
                     raise DeviceUnreachable(f"{self._name}: {refused.message}") from refused

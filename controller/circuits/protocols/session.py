@@ -158,12 +158,7 @@ class KeptSession(ABC, Generic[C]):
             await self._disconnect()
 
     async def _run(
-        self,
-        exchange: Callable[[C], Awaitable[R]],
-        shown: str,
-        timeout_s: float,
-        *,
-        changes: bool,
+        self, exchange: Callable[[C], Awaitable[R]], shown: str, timeout_s: float, *, changes: bool
     ) -> R:
         """Do one exchange on a live session; see the module for what a failure becomes.
 

@@ -11,12 +11,7 @@ from typing import Any, TypeVar
 
 from ryu.base import app_manager
 from ryu.controller import ofp_event
-from ryu.controller.handler import (
-    CONFIG_DISPATCHER,
-    DEAD_DISPATCHER,
-    MAIN_DISPATCHER,
-    set_ev_cls,
-)
+from ryu.controller.handler import CONFIG_DISPATCHER, DEAD_DISPATCHER, MAIN_DISPATCHER, set_ev_cls
 from ryu.ofproto import ofproto_v1_3 as ofp
 
 from patchlight.controller.openflow.speaker.switch import port_of

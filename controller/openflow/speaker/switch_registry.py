@@ -28,11 +28,7 @@ class SwitchRegistry:
     """
 
     def __init__(
-        self,
-        declared: frozenset[int],
-        publish: Callable[[Message], None],
-        *,
-        count: bool = True,
+        self, declared: frozenset[int], publish: Callable[[Message], None], *, count: bool = True
     ) -> None:
         self.declared = declared
         self._counting = count

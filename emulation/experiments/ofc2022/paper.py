@@ -25,10 +25,7 @@ class PaperCase:
 
 
 PAPER: Mapping[str, PaperCase] = MappingProxyType(
-    {
-        "a": PaperCase(407, 109, 0.732, utilization_ratio=3.0),
-        "b": PaperCase(368, 140, 0.620),
-    }
+    {"a": PaperCase(407, 109, 0.732, utilization_ratio=3.0), "b": PaperCase(368, 140, 0.620)}
 )
 
 PHYSICS = (

@@ -110,9 +110,7 @@ def _case(
     return found
 
 
-def comparisons_of(
-    figures: Mapping[tuple[str, Wiring], CaseFigures],
-) -> list[Comparison]:
+def comparisons_of(figures: Mapping[tuple[str, Wiring], CaseFigures]) -> list[Comparison]:
     """The measured figures that the paper has too; only of what was run."""
     comparisons: list[Comparison] = []
     for case, paper in PAPER.items():

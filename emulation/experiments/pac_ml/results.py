@@ -12,11 +12,7 @@ import numpy as np
 from patchlight.emulation.experiments.pac_ml import paper
 from patchlight.emulation.experiments.pac_ml.episodes import Cell, EpisodeOutcome
 from patchlight.emulation.experiments.pac_ml.policies import CONSTANTS
-from patchlight.emulation.simulator.ramp.episode_result import (
-    Counting,
-    Interval,
-    mean_and_interval,
-)
+from patchlight.emulation.simulator.ramp.episode_result import Counting, Interval, mean_and_interval
 from patchlight.emulation.simulator.ramp.hindsight import HindsightBound
 from patchlight.emulation.simulator.ramp.rollout import LookAhead
 from patchlight.testbed.errors import BadInput

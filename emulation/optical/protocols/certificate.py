@@ -42,9 +42,7 @@ def server_context() -> ssl.SSLContext:
     """What a device accepts TLS connections with."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     private = _key().private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     with tempfile.NamedTemporaryFile() as file:
         file.write(private + certificate().public_bytes(serialization.Encoding.PEM))

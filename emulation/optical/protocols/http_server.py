@@ -81,10 +81,7 @@ class HttpServer(ProtocolServer):
             writer.close()
 
     async def _exchange(
-        self,
-        connection: h11.Connection,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         """One request and its answer; ``False`` ends the connection."""
         received = await _receive(connection, reader)

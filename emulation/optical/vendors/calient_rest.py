@@ -92,10 +92,7 @@ class CalientRestServer(HttpServer):
         return rows
 
     def _half(
-        self,
-        circuit: Circuit,
-        c: CrossConnect,
-        power: dict[int, tuple[float | None, float | None]],
+        self, circuit: Circuit, c: CrossConnect, power: dict[int, tuple[float | None, float | None]]
     ) -> dict[str, str]:
         arriving, leaving = power[c.inp][0], power[c.out][1]
         state = dict(zip(("as", "os", "oc"), STATES[circuit.phase], strict=True))

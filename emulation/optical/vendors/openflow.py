@@ -15,13 +15,7 @@ from collections.abc import Callable
 from patchlight.controller.openflow.flowtable import FlowEntry, Match
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols import openflow_wire as wire
-from patchlight.emulation.optical.protocols.openflow_wire import (
-    Flow,
-    Kind,
-    Message,
-    Part,
-    Wrong,
-)
+from patchlight.emulation.optical.protocols.openflow_wire import Flow, Kind, Message, Part, Wrong
 from patchlight.emulation.optical.protocols.server import ProtocolServer, Users
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.testbed.errors import BadInput
@@ -125,12 +119,7 @@ class OpenFlowServer(ProtocolServer):
             return await self._multipart(message)
         if message.kind == Kind.BARRIER_REQUEST:
             return await self._barrier(message)
-        if message.kind in (
-            Kind.HELLO,
-            Kind.ERROR,
-            Kind.ECHO_REPLY,
-            Kind.SET_CONFIG,
-        ):
+        if message.kind in (Kind.HELLO, Kind.ERROR, Kind.ECHO_REPLY, Kind.SET_CONFIG):
             return b""
         known = message.kind == Kind.EXPERIMENTER
         raise Wrong(wire.BAD_EXPERIMENTER if known else wire.BAD_TYPE)

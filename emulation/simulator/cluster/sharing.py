@@ -16,9 +16,7 @@ Demand = Mapping[Hashable, int]
 
 
 def fair_rates(
-    demands: Sequence[Demand],
-    capacity_bps: Mapping[Hashable, float],
-    most_bps: float = math.inf,
+    demands: Sequence[Demand], capacity_bps: Mapping[Hashable, float], most_bps: float = math.inf
 ) -> list[float]:
     """The rate in bit/s of an edge of each ring, ``most_bps`` where no link holds it up more."""
     rates = [most_bps] * len(demands)

@@ -110,9 +110,7 @@ class Simulation:
 
     def _next_s(self) -> float:
         # Nothing that breaks matters to a cluster that nobody uses or waits for.
-        return self._events.next_s(
-            bool(self.running or (self.waiting and self.occupancy.broken)),
-        )
+        return self._events.next_s(bool(self.running or (self.waiting and self.occupancy.broken)))
 
     def _go_to(self, now_s: float) -> None:
         passed_s = now_s - self.now_s

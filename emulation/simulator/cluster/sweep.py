@@ -72,10 +72,7 @@ def combinations(
 
 
 def run_sweep(
-    sweep: Sweep,
-    wanted: Sequence[Combination],
-    engine: Engine,
-    tell: Callable[[int, int], None],
+    sweep: Sweep, wanted: Sequence[Combination], engine: Engine, tell: Callable[[int, int], None]
 ) -> list[CombinationResult]:
     """Run them all. ``tell`` hears of jobs that ended where there is one run, else of runs."""
     if len(wanted) == 1:

@@ -95,11 +95,7 @@ def _ray(engine: Engine) -> Iterator[Any]:
         options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
         if engine.address is None:
             # Without an address Ray would join any cluster that it finds a trace of.
-            options |= {
-                "address": "local",
-                "num_cpus": engine.count,
-                "include_dashboard": False,
-            }
+            options |= {"address": "local", "num_cpus": engine.count, "include_dashboard": False}
         else:
             options["address"] = engine.address
         try:

@@ -237,10 +237,7 @@ def _preview(scenario: Scenario, occupied: int, job: JobView, degree: int) -> in
 
 
 def run_episode(
-    scenario: Scenario,
-    policy: PartitionPolicy,
-    seed: int,
-    latencies_s: array[float] | None = None,
+    scenario: Scenario, policy: PartitionPolicy, seed: int, latencies_s: array[float] | None = None
 ) -> EpisodeResult:
     """One whole episode under a policy; ``latencies_s`` gets how long each decision took."""
     episode, degree = Episode(scenario, seed), policy.degree

@@ -18,12 +18,7 @@ def ocs() -> None:
     """Read and change optical circuit switches."""
 
 
-for command in (
-    *view.COMMANDS,
-    *watch.COMMANDS,
-    *change.COMMANDS,
-    *safety.COMMANDS,
-):
+for command in (*view.COMMANDS, *watch.COMMANDS, *change.COMMANDS, *safety.COMMANDS):
     ocs.add_command(command)
 ocs.add_command(emulate.emulate)
 ocs.add_command(fault.fault)

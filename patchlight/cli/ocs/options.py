@@ -128,9 +128,6 @@ def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--dry-run", is_flag=True, help="Show what would change, change nothing."
     )(with_options)
     wrapped = click.option(
-        "-y",
-        "--yes",
-        count=True,
-        help="Do not ask; given twice, not even before many circuits go.",
+        "-y", "--yes", count=True, help="Do not ask; given twice, not even before many circuits go."
     )(wrapped)
     return target_options(json_option(why_option(wrapped)))

@@ -129,11 +129,7 @@ def power(places: tuple[str, ...], target: Target, as_json: bool) -> None:
 
 
 def _show_power(
-    target: Target,
-    names: list[str],
-    ports: Collection[tuple[str, int]] = (),
-    *,
-    as_json: bool,
+    target: Target, names: list[str], ports: Collection[tuple[str, int]] = (), *, as_json: bool
 ) -> dict[str, Answer]:
     """Print the power of these switches; of those of which ``ports`` are named, only theirs."""
     with target.client(names) as client:

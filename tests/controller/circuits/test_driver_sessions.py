@@ -26,14 +26,7 @@ from patchlight.emulation.optical.protocols.certificate import server_context
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
 from tests.support.emulated_devices import Running, lab_file, running
-from tests.support.ocs_drivers import (
-    FIRST_MAP,
-    PASSWORD,
-    circuits,
-    driver_of,
-    listening,
-    opened,
-)
+from tests.support.ocs_drivers import FIRST_MAP, PASSWORD, circuits, driver_of, listening, opened
 
 HTTP = ("calient-rest", "polatis-restconf")
 TL1 = ("calient-tl1", "polatis-tl1", "glimmerglass-tl1")

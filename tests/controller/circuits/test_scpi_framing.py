@@ -77,10 +77,7 @@ def read_by_hand(text: str) -> list[tuple[str, str]] | None:
         at += 1
 
 
-@given(
-    st.sampled_from(['-1,"', '0,"', '1,"a"",']),
-    st.text(st.sampled_from('a",1;'), max_size=14),
-)
+@given(st.sampled_from(['-1,"', '0,"', '1,"a"",']), st.text(st.sampled_from('a",1;'), max_size=14))
 @settings(max_examples=500, deadline=None)
 @example("0,", '"No error"')
 @example("-222,", '"Data out of range; port ""9""",100,"x"')

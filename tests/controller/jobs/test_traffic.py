@@ -23,10 +23,7 @@ def states(cluster: Cluster, job_id: str) -> set[WorkerState]:
 
 
 async def test_only_the_jobs_on_the_ports_that_move_pause(cluster: Cluster) -> None:
-    moved, stays = (
-        await running_job(cluster, "gpu0", "gpu2"),
-        await running_job(cluster, "gpu1"),
-    )
+    moved, stays = (await running_job(cluster, "gpu0", "gpu2"), await running_job(cluster, "gpu1"))
     ports = nic_of(cluster, "gpu2") | nic_of(cluster, "gpu4")
     assert cluster.traffic.jobs_using(ports) == [moved]
     assert cluster.traffic.jobs_using(nic_of(cluster, "gpu4")) == []

@@ -100,10 +100,7 @@ def test_waiting_for_ever_is_not_allowed() -> None:
 
 def test_placing_over_two_racks_costs_time() -> None:
     cluster = TwoLevel(2, 2, 2, oversubscription=8.0)
-    jobs = [
-        QueueJob(JobView("a", 2), 100.0),
-        QueueJob(JobView("b", 4), 100.0, communication=0.5),
-    ]
+    jobs = [QueueJob(JobView("a", 2), 100.0), QueueJob(JobView("b", 4), 100.0, communication=0.5)]
 
     def mean_jct(second: int) -> float:
         env = PlacementEnv(cluster)

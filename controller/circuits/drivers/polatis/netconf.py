@@ -12,13 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from patchlight.controller.circuits.contract import (
-    Alarm,
-    Condition,
-    DirectedPort,
-    Identity,
-    Side,
-)
+from patchlight.controller.circuits.contract import Alarm, Condition, DirectedPort, Identity, Side
 from patchlight.controller.circuits.dialects import Dialect, Pattern, Template, corrected
 from patchlight.controller.circuits.drivers.base import UP, Row, condition
 from patchlight.controller.circuits.drivers.polatis.base import PolatisDriver

@@ -149,8 +149,7 @@ class PolatisRestconf(PolatisDriver):
         key = self._dialect.port_key
         try:
             rows = await self.client.read(
-                path,
-                lambda body: [(answers.number(row, key), row) for row in answers.rows(body)],
+                path, lambda body: [(answers.number(row, key), row) for row in answers.rows(body)]
             )
         except DeviceRefused as refusal:
             if refusal.code != "404":

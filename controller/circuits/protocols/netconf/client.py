@@ -74,13 +74,7 @@ class NetconfClient(KeptSession[NetconfConnection]):
     async def _say_something(self) -> None:
         await self.get("")
 
-    async def _ask(
-        self,
-        ask: Callable[[Any], T],
-        request: str,
-        *,
-        changes: bool,
-    ) -> T:
+    async def _ask(self, ask: Callable[[Any], T], request: str, *, changes: bool) -> T:
         timeout_s = self._session.timeouts.answer_s
         shown = shortened(" ".join(request.split()))
 

@@ -149,10 +149,7 @@ def test_regrouping_serves_a_queue_of_jobs_faster(lab: Lab) -> None:
     jobs = drawn.draw(np.random.default_rng(0), 6)
     figures = [
         summary_of(simulate(LabCluster(lab), jobs, Policies(Fifo(), placement, topology)))
-        for placement, topology in (
-            (RegroupPlacement(), Keep()),
-            (RegroupPlacement(), Regroup()),
-        )
+        for placement, topology in ((RegroupPlacement(), Keep()), (RegroupPlacement(), Regroup()))
     ]
     assert figures[1]["jct_s"]["mean"] < 0.8 * figures[0]["jct_s"]["mean"]
     assert figures[1]["racks_mean"] < figures[0]["racks_mean"]
