@@ -101,7 +101,7 @@ class EmulatedOcs:
             self._remember(self._state_file)
         else:
             for c in self.switch.initial:
-                self.activate(self.enter((c,)))
+                self.make((c,))
         self.apply_faults()
         async with self._lock:
             # The mirrors were where they are before we began to count time.
@@ -144,6 +144,16 @@ class EmulatedOcs:
         self._changed = True
         self.matrix.activate(circuit, self._clock.now())
 
+    def make(self, directions: Iterable[CrossConnect], name: str = "", group: str = "") -> Circuit:
+        """Enter and activate a circuit; nothing of it is left if that is ``RequestRefused``."""
+        circuit = self.enter(directions, name, group)
+        try:
+            self.activate(circuit)
+        except RequestRefused:
+            self.remove(circuit)
+            raise
+        return circuit
+
     def deactivate(self, circuit: Circuit) -> None:
         """Make it dark; the ports stay taken."""
         self._changed = True
@@ -177,8 +187,7 @@ class EmulatedOcs:
         made: list[Circuit] = []
         try:
             for c in pairs:
-                made.append(self.enter((c,)))
-                self.activate(made[-1])
+                made.append(self.make((c,)))
         except RequestRefused:
             for circuit in made:
                 self.remove(circuit)

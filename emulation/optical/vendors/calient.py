@@ -21,6 +21,12 @@ from patchlight.emulation.optical.protocols.tl1_server import (
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.testbed.portmap import CrossConnect
 
+_CODES = {
+    Reason.NO_PORT: "IIAC",
+    Reason.NOT_FOUND: "IIAC",
+    Reason.LOCKED: "SROF",
+    Reason.FAILED: "SROF",
+}
 STATES = {
     Phase.PARKED: ("UMA", "RDY", "OK"),
     Phase.SWITCHING: ("IS", "OOS", "INIT"),
@@ -152,16 +158,7 @@ class CalientTl1Server(Tl1Server):
     # --- several at once --------------------------------------------------------------------
 
     def _enter_bulk(self, connection: Connection, command: Command) -> Answer:
-        def enter(conn: str) -> None:
-            directions = _directions(conn)
-            circuit = self._device.enter(directions, "", GROUP)
-            try:
-                self._device.activate(circuit)
-            except RequestRefused:
-                self._device.remove(circuit)
-                raise
-
-        return self._each(command, enter)
+        return self._each(command, lambda conn: self._device.make(_directions(conn), "", GROUP))
 
     def _delete_bulk(self, connection: Connection, command: Command) -> Answer:
         def delete(conn: str) -> None:
@@ -173,7 +170,7 @@ class CalientTl1Server(Tl1Server):
 
         return self._each(command, delete)
 
-    def _each(self, command: Command, do: Callable[[str], None]) -> Answer:
+    def _each(self, command: Command, do: Callable[[str], object]) -> Answer:
         """Do all that can be done: COMPLD if that is all, PRTL if some, DENY if none."""
         conns, failures = command.aid.split("&"), []
         for conn in conns:
@@ -272,15 +269,22 @@ def _dbm(power: float | None) -> str:
     return "NONE" if power is None else f"{power:.2f}"
 
 
-def _denial(refusal: RequestRefused) -> Answer:
+def refusal_words(refusal: RequestRefused) -> str:
+    """Why not, in the device's words."""
     port = to_aid(refusal.port) if refusal.port is not None and refusal.port > 0 else "port"
     there = circuit_id(refusal.circuit) if refusal.circuit else ""
     return {
-        Reason.NO_PORT: deny("IIAC", f"Invalid port {port}" if refusal.port else "Invalid AID"),
-        Reason.BUSY: deny("SNVS", f"Invalid Connection: {port} is in use by {there}"),
-        Reason.EXISTS: deny("SNVS", f"Invalid: {there} is entered already"),
-        Reason.LOCKED: deny("SROF", f"Failed: port {port} is locked"),
-        Reason.FAILED: deny("SROF", f"Failed: port {port}"),
-        Reason.ACTIVE: deny("SNVS", f"Failed: {there} is in service already"),
-        Reason.NOT_FOUND: deny("IIAC", "Invalid Connection: no such connection"),
+        Reason.NO_PORT: f"Invalid port {port}",
+        Reason.BUSY: f"Invalid Connection: {port} is in use by {there}",
+        Reason.EXISTS: f"Invalid: {there} is entered already",
+        Reason.LOCKED: f"Failed: port {port} is locked",
+        Reason.FAILED: f"Failed: port {port}",
+        Reason.ACTIVE: f"Failed: {there} is in service already",
+        Reason.NOT_FOUND: "Invalid Connection: no such connection",
     }[refusal.reason]
+
+
+def _denial(refusal: RequestRefused) -> Answer:
+    if refusal.reason is Reason.NO_PORT and not refusal.port:
+        return deny("IIAC", "Invalid AID")
+    return deny(_CODES.get(refusal.reason, "SNVS"), refusal_words(refusal))

@@ -24,6 +24,7 @@ from patchlight.emulation.optical.vendors.calient import (
     STATES,
     circuit_id,
     model_of,
+    refusal_words,
 )
 from patchlight.testbed.portmap import CrossConnect
 
@@ -179,15 +180,9 @@ class CalientRestServer(HttpServer):
         there = CrossConnect(src, dst)
         two_way = wanted.get("dir", "bi") == "bi" and src != dst
         directions = (there, there.reverse) if two_way else (there,)
-        circuit = self._device.enter(
+        return self._device.make(
             directions, str(wanted.get("conn", "")), str(wanted.get("group") or GROUP)
         )
-        try:
-            self._device.activate(circuit)
-        except RequestRefused:
-            self._device.remove(circuit)
-            raise
-        return circuit
 
     def _named(self, request: Request) -> Circuit:
         """By its id, else by its name."""
@@ -207,19 +202,7 @@ class ListRefused(RequestRefused):
 
 
 def _words(refusal: RequestRefused) -> str:
-    if isinstance(refusal, ListRefused):
-        return refusal.words
-    port = to_aid(refusal.port) if refusal.port is not None and refusal.port > 0 else "port"
-    there = circuit_id(refusal.circuit) if refusal.circuit else ""
-    return {
-        Reason.NO_PORT: f"Invalid port {port}",
-        Reason.BUSY: f"Invalid Connection: {port} is in use by {there}",
-        Reason.EXISTS: f"Invalid: {there} is entered already",
-        Reason.LOCKED: f"Failed: port {port} is locked",
-        Reason.FAILED: f"Failed: port {port}",
-        Reason.ACTIVE: f"Failed: {there} is in service already",
-        Reason.NOT_FOUND: "Invalid Connection: no such connection",
-    }[refusal.reason]
+    return refusal.words if isinstance(refusal, ListRefused) else refusal_words(refusal)
 
 
 def _dbm(power: float | None) -> str:

@@ -202,14 +202,9 @@ class OpenFlowServer(ProtocolServer):
             if busy is not None and busy is not there:
                 raise RequestRefused(Reason.BUSY, port=flow.out, circuit=busy)
             self._device.remove(there)
-        circuit = self._device.enter(
+        circuit = self._device.make(
             (CrossConnect(flow.inp, flow.out),), f"{flow.cookie:#x}", str(flow.priority)
         )
-        try:
-            self._device.activate(circuit)
-        except RequestRefused:
-            self._device.remove(circuit)
-            raise
         self._told.append((message, circuit))
 
     def _flow(self, circuit: Circuit) -> Flow:
