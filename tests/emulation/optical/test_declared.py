@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from patchlight.controller.circuits.contract import DeviceRefused, LoginRefused
+from patchlight.controller.circuits.drivers.calient.table import read_circuit
 from patchlight.controller.circuits.protocols.http.trust import PINS_VARIABLE
 from patchlight.controller.circuits.protocols.ssh.host_keys import FILE_VARIABLE
+from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.optical.faults import Faults
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
@@ -145,11 +147,11 @@ def test_a_calient_refuses_a_busy_port_or_makes_room_slowly(
         while wanted - lit.keys():
             assert time.monotonic() < began + 5
             await asyncio.sleep(0.01)
-            states = await driver._table.states(list(wanted))
+            lines = (await tell(CALIENT.retrieve_all)).lines
             now = time.monotonic() - began
-            for c, held in states.items():
-                if held.matches(driver._dialect.up):
-                    lit.setdefault(c, now)
+            for row in (read_circuit(CALIENT, line) for line in lines):
+                if row is not None and row.state == "up":
+                    lit.update({c: now for c in row.directions if c not in lit})
         assert 0.15 < lit[one("5>6")] < 0.45
         if seconds:
             assert lit[one("1>8")] > 0.45
