@@ -72,10 +72,10 @@ class DryRun:
     async def disconnect(self, pairs: Iterable[CrossConnect]) -> Outcome:
         """Forget these."""
         began = asyncio.get_running_loop().time()
-        wanted = checked(pairs, self.ports)
+        asked = checked(pairs, self.ports)
         held = set(self._map)
-        self._map = self._map.apply(PortMapChange(breaks=tuple(c for c in wanted if c in held)))
-        return Outcome(wanted, (), asyncio.get_running_loop().time() - began)
+        self._map = self._map.apply(PortMapChange(breaks=tuple(c for c in asked if c in held)))
+        return Outcome(asked, (), asyncio.get_running_loop().time() - began)
 
     async def port_states(self) -> Mapping[DirectedPort, PortState]:
         """Every port is ready."""

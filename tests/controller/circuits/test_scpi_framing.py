@@ -14,10 +14,17 @@ from patchlight.controller.circuits.protocols.scpi.framing import LineFramer, ch
 from patchlight.controller.circuits.protocols.session import Session
 
 LINES = [
-    b"Polatis,I-OST-24x24-LU1-DMHNS,002414,6.5.2.18\r\n", b"16,16\n", b"(@1,2,3),(@19,18,22)\r\n",
-    b'"18"\n', b"(D,E,F)\n", b"(-29.55,-30.05)\n", b'0,"No error"\r\n', b"\xff\xfb\x01\n", b"\r\n",
+    b"Polatis,I-OST-24x24-LU1-DMHNS,002414,6.5.2.18\r\n",
+    b"16,16\n",
+    b"(@1,2,3),(@19,18,22)\r\n",
+    b'"18"\n',
+    b"(D,E,F)\n",
+    b"(-29.55,-30.05)\n",
+    b'0,"No error"\r\n',
+    b"\xff\xfb\x01\n",
+    b"\r\n",
     b'1;-222,"Data out of range; ""port"" 9",100,"x"\n',
-]  # fmt: skip
+]
 
 
 def framed(chunks: list[bytes]) -> list[str]:

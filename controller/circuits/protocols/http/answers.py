@@ -7,27 +7,27 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def rows(said: object) -> list[Mapping[str, Any]]:
+def rows(body: object) -> list[Mapping[str, Any]]:
     """A list of objects, or the one list in an object around it (RESTCONF names it)."""
-    if isinstance(said, dict) and len(said) == 1:
-        (said,) = said.values()
-    if not isinstance(said, list) or not all(isinstance(row, dict) for row in said):
-        raise ValueError(f"expected a list of objects, got {short(said)}")
-    return said
+    if isinstance(body, dict) and len(body) == 1:
+        (body,) = body.values()
+    if not isinstance(body, list) or not all(isinstance(row, dict) for row in body):
+        raise ValueError(f"expected a list of objects, got {short(body)}")
+    return body
 
 
-def only(said: object) -> Mapping[str, Any]:
+def only(body: object) -> Mapping[str, Any]:
     """An object, be it alone in a list or in an object around it; empty for none."""
-    while isinstance(said, (list, dict)) and len(said) == 1:
-        inner = said[0] if isinstance(said, list) else next(iter(said.values()))
-        if isinstance(said, dict) and not isinstance(inner, (list, dict)):
+    while isinstance(body, (list, dict)) and len(body) == 1:
+        inner = body[0] if isinstance(body, list) else next(iter(body.values()))
+        if isinstance(body, dict) and not isinstance(inner, (list, dict)):
             break
-        said = inner
-    if isinstance(said, list) and not said:
+        body = inner
+    if isinstance(body, list) and not body:
         return {}
-    if not isinstance(said, dict):
-        raise ValueError(f"expected an object, got {short(said)}")
-    return said
+    if not isinstance(body, dict):
+        raise ValueError(f"expected an object, got {short(body)}")
+    return body
 
 
 def text(row: Mapping[str, Any], key: str) -> str:
@@ -46,6 +46,6 @@ def number(row: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def short(said: object) -> str:
+def short(body: object) -> str:
     """JSON as errors may have it, and as alarms are told apart by."""
-    return json.dumps(said, ensure_ascii=False, sort_keys=True, default=str)[:300]
+    return json.dumps(body, ensure_ascii=False, sort_keys=True, default=str)[:300]

@@ -124,14 +124,14 @@ class HttpClient:
         shown = shortened(f"{method} {path} {body}".rstrip())
         raw = await self._exchange(method, path, body, headers or {}, shown, changes=True)
         try:
-            said = json.loads(raw.text)
+            content = json.loads(raw.text)
         except ValueError:
-            said = None
-        return Reply(raw.status, said, raw.headers.get("ETag", ""))
+            content = None
+        return Reply(raw.status, content, raw.headers.get("ETag", ""))
 
-    def nonsense(self, command: str, said: str) -> DeviceRefused:
+    def nonsense(self, command: str, answer: str) -> DeviceRefused:
         """The refusal to believe an answer."""
-        words = self._mask(said)[:_WORDS_KEPT]
+        words = self._mask(answer)[:_WORDS_KEPT]
         return DeviceRefused(
             f"{self._session.name} answered {command} with what cannot be: {words}",
             words=words,
@@ -250,15 +250,13 @@ class HttpClient:
         )
 
     def _words(self, raw: _Raw) -> str:
-        said = raw.text.strip()
+        text = raw.text.strip()
         if match := re.search(self._dialect.error_words, raw.text):
-            said = match["words"]
-            try:
-                said = str(json.loads(said))
-            except ValueError:
-                said = match["words"]
-        said = " ".join((said or raw.reason or raw.headers.get("Location", "")).split())
-        return self._mask(f"{raw.status}: {said}"[:_WORDS_KEPT])
+            text = match["words"]
+            with contextlib.suppress(ValueError):
+                text = str(json.loads(text))
+        text = " ".join((text or raw.reason or raw.headers.get("Location", "")).split())
+        return self._mask(f"{raw.status}: {text}"[:_WORDS_KEPT])
 
     def _unreachable(self, error: Exception) -> DeviceUnreachable:
         name, refused = self._session.name, self._trust.refused

@@ -66,13 +66,13 @@ class ScpiClient(DeviceSession[str]):
         timeout_s = self._session.timeouts.answer_s
 
         async def exchange(connection: Connection[str]) -> str:
-            said, errors = await self._exchange(connection, command, timeout_s)
-            if errors and (changes or not said):
+            answers, errors = await self._exchange(connection, command, timeout_s)
+            if errors and (changes or not answers):
                 raise self._refused(command, errors)
             self._note(errors)
-            if len(said) != 1 or re.fullmatch(answer, said[0]) is None:
-                raise FramingError(f"it answered {self._mask(shortened('; '.join(said)))!r}")
-            return said[0]
+            if len(answers) != 1 or re.fullmatch(answer, answers[0]) is None:
+                raise FramingError(f"it answered {self._mask(shortened('; '.join(answers)))!r}")
+            return answers[0]
 
         return await self._run(exchange, self._mask(shortened(command)), timeout_s, changes=changes)
 
@@ -144,14 +144,14 @@ class ScpiClient(DeviceSession[str]):
 
     def _errors(self, text: str) -> Errors | None:
         """The entries of the error queue's answer (without "no error"), if it is one."""
-        found: Errors = []
+        entries: Errors = []
         at = 0
         while match := self._entry.match(text, at):
             if int(match["code"]) != 0:
-                found.append((match["code"], self._mask(match["words"].replace('""', '"'))))
+                entries.append((match["code"], self._mask(match["words"].replace('""', '"'))))
             at = match.end()
             if at == len(text):
-                return found
+                return entries
             if text[at] != ",":
                 return None
             at += 1

@@ -82,14 +82,14 @@ def channels(text: str) -> list[int]:
     """``1,2,5:7`` → the numbers; raises ``ValueError`` if it is no channel list."""
     if _PLAIN.fullmatch(text):  # nearly always, and a map is long
         return [int(number) for number in text.split(",")]
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.split(",") if text.strip() else ():
         match = _CHANNEL.fullmatch(part)
         if match is None:
             raise ValueError(f"{part!r} is no channel")
         first = int(match[1])
         last = int(match[2]) if match[2] else first
-        if abs(last - first) + len(found) > _CHANNELS_LIMIT:
+        if abs(last - first) + len(numbers) > _CHANNELS_LIMIT:
             raise ValueError(f"{part!r} is too long a range")
-        found += range(first, last + 1) if last >= first else range(first, last - 1, -1)
-    return found
+        numbers += range(first, last + 1) if last >= first else range(first, last - 1, -1)
+    return numbers

@@ -65,11 +65,11 @@ class ShellFramer:
         added = self._decoder.decode(data).replace("\r", "")
         self._text = _ESCAPES.sub("", self._text + added)
         if self._next is None:
-            found = self._first.search(self._text)
-            if found is None:
+            prompt = self._first.search(self._text)
+            if prompt is None:
                 self._check()
                 return []
-            self._next = re.compile(rf"(?:^|\n){re.escape(found[1])}")
+            self._next = re.compile(rf"(?:^|\n){re.escape(prompt[1])}")
         *whole, self._text = self._next.split(self._text)
         self._check()
         return whole
@@ -160,8 +160,8 @@ class ShellClient(DeviceSession[str]):
                 await connection.send(command)
                 lines = self._without_alarms(await connection.receive())
                 if not lines or lines[0].strip() != command:
-                    said = self._mask(shortened(lines[0])) if lines else ""
-                    raise FramingError(f"it echoed {said!r} for {shortened(command)!r}")
+                    echoed = self._mask(shortened(lines[0])) if lines else ""
+                    raise FramingError(f"it echoed {echoed!r} for {shortened(command)!r}")
                 ended = True
                 return lines[1:]
         finally:

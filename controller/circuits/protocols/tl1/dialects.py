@@ -43,9 +43,9 @@ class CircuitDialect(SessionDialect):
     matched against one quoted line of a reply each and name their groups as below.
     """
 
-    FIELDS: ClassVar[frozenset[str]] = SessionDialect.FIELDS | {
-        "src", "dst", "conn", "connname", "group", "kind", "conns", "port"
-    }  # fmt: skip
+    FIELDS: ClassVar[frozenset[str]] = SessionDialect.FIELDS.union(
+        ["src", "dst", "conn", "connname", "group", "kind", "conns", "port"]
+    )
 
     enter: Template = "ENT-CRS::{src},{dst}:{ctag}::{group},{kind};"
     activate: Template = "ACT-CRS::{src},{dst}:{ctag}::{conn},{group};"
