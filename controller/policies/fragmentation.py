@@ -23,7 +23,7 @@ class FragmentationAware:
     """
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
-        """As ``PlacementPolicy``."""
+        """Free GPUs of whole servers first, then of the best server for the rest."""
         free = cluster.free_for(job)
         if free.bit_count() < workers:
             return None

@@ -172,7 +172,7 @@ class GuardedPartition(_Guard[PartitionPolicy]):
     kind: PolicyKind = "partition"
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
-        """As ``PartitionPolicy``."""
+        """The policy's degree if it is legal, else the default's."""
         found = self._ask(
             job.name, self.policy.degree, (cluster, job, legal), lambda a: _legal(a, legal)
         )
@@ -185,7 +185,7 @@ class GuardedPlacement(_Guard[PlacementPolicy]):
     kind: PolicyKind = "placement"
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
-        """As ``PlacementPolicy``."""
+        """The policy's GPUs if they are free and enough, else the default's."""
         found = self._ask(
             job.name,
             self.policy.place,
@@ -201,7 +201,7 @@ class GuardedOrder(_Guard[OrderPolicy]):
     kind: PolicyKind = "order"
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
-        """As ``OrderPolicy``."""
+        """The policy's priority if it is a number, else the default's."""
         found = self._ask(job.name, self.policy.priority, (cluster, job, progress), _number)
         return found[0] if found else self.default.priority(cluster, job, progress)
 
@@ -214,7 +214,7 @@ class GuardedTopology(_Guard[TopologyPolicy]):
     def circuits(
         self, cluster: ClusterView, groups: Sequence[Sequence[int]]
     ) -> Mapping[str, PortMap]:
-        """As ``TopologyPolicy``."""
+        """The policy's maps if its lab can have them, else the default's."""
         found = self._ask(
             "", self.policy.circuits, (cluster, groups), lambda answer: _maps(answer, cluster)
         )

@@ -51,7 +51,7 @@ class LearnedPartition:
         return [float(score) for score in np.where(possible, found, -np.inf)]
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
-        """As ``PartitionPolicy``: the degree with the best score, the lowest of equals."""
+        """The degree with the best score, the lowest of equals."""
         scores = self.scores(cluster, job, legal)
         return self.card.actions[scores.index(max(scores))]
 

@@ -17,7 +17,7 @@ class FirstFit:
     """The free GPUs that come first in the cluster's order."""
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
-        """As ``PlacementPolicy``."""
+        """The GPUs with the lowest numbers."""
         found = lowest(cluster.free_for(job), workers)
         return found if len(found) == workers else None
 
@@ -26,7 +26,7 @@ class BestFit:
     """The server that holds the job with the least room left over, else as few as possible."""
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
-        """As ``PlacementPolicy``."""
+        """GPUs of as few servers as possible, packed tightly."""
         free = cluster.free_for(job)
         if free.bit_count() < workers:
             return None
@@ -40,7 +40,7 @@ class Consolidated:
     """
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
-        """As ``PlacementPolicy``."""
+        """GPUs under as few packet switches as possible, packed tightly."""
         free = cluster.free_for(job)
         if free.bit_count() < workers:
             return None
@@ -53,7 +53,7 @@ class RackAware:
     """As few packet switches as possible, and under each as few servers as possible."""
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
-        """As ``PlacementPolicy``."""
+        """GPUs of as few packet switches, then servers, as possible."""
         free = cluster.free_for(job)
         if free.bit_count() < workers:
             return None
@@ -87,6 +87,6 @@ class RandomPlacement:
         self._random = random.Random(seed)
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
-        """As ``PlacementPolicy``."""
+        """GPUs drawn from the free ones."""
         free = members(cluster.free_for(job))
         return self._random.sample(free, workers) if len(free) >= workers else None

@@ -45,7 +45,7 @@ class RegroupPlacement:
         self._otherwise = Consolidated()
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
-        """GPUs under one packet switch if they can be; ``None`` lets the job wait."""
+        """GPUs that can come under one packet switch, else as *consolidated*."""
         free = cluster.free_for(job)
         if free.bit_count() < workers:
             return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -28,6 +30,24 @@ def new_table(*columns: str, title: str | None = None) -> Table:
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
+
+
+@contextlib.contextmanager
+def progress_bar(counted: str, out: Console) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal while work is done; call what it gives with (done, of how many)."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    with Progress(
+        f"{counted} done",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=out,
+        disable=not out.is_terminal,
+        transient=True,
+    ) as progress:
+        task = progress.add_task(counted, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def print_json(value: Any) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,12 +168,12 @@ def simulate(options: SimulationOptions, output: Path | None, as_json: bool) -> 
 
 def run_simulation(options: SimulationOptions, output: Path | None, as_json: bool) -> None:
     """Simulate, write the results into ``output`` and print the figures."""
-    from patchlight.cli.rendering import console, print_json
+    from patchlight.cli.rendering import console, print_json, progress_bar
     from patchlight.emulation.simulator.cluster.trace_simulation import simulate_trace
 
     folder = output or Path("results") / time.strftime("simulate-%Y%m%d-%H%M%S")
     out = console(stderr=as_json)
-    with _progress("jobs" if len(options.combinations) == 1 else "runs", out) as tell:
+    with progress_bar("jobs" if len(options.combinations) == 1 else "runs", out) as tell:
         simulation = simulate_trace(options, folder, tell)
     if as_json:
         print_json(simulation.result)
@@ -184,23 +183,6 @@ def run_simulation(options: SimulationOptions, output: Path | None, as_json: boo
     _print(simulation.outcomes, out)
     pictures = ", ".join(file.name for file in simulation.files if file.suffix == ".png")
     out.print(f"Plots ({pictures}), tables of jobs and result.json: {folder}/", soft_wrap=True)
-
-
-@contextlib.contextmanager
-def _progress(counted: str, out: Any) -> Iterator[Callable[[int, int], None]]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    with Progress(
-        f"{counted} done",
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=out,
-        disable=not out.is_terminal,
-        transient=True,
-    ) as progress:
-        task = progress.add_task(counted, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def _print(outcomes: Sequence[CombinationResult], out: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -182,10 +182,6 @@ class Result:
     comparable: bool
     rules: Mapping[str, Mapping[str, CellFigures]]
     published: Mapping[str, Any] = field(default_factory=_published)
-
-    def as_data(self) -> dict[str, Any]:
-        """As JSON holds it."""
-        return asdict(self)
 
 
 def _percentile(values: Sequence[float], percent: float) -> float | None:

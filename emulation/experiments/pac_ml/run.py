@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -171,7 +171,7 @@ def run_experiment(
             None if look is None else RollOutFigures.of(look),
             Target.of(cell, policies),
         )
-    return Result(
+    result = Result(
         started_at=started.isoformat(timespec="seconds"),
         duration_s=time.monotonic() - clock,
         machine=machine,
@@ -187,7 +187,8 @@ def run_experiment(
         horizon_s=options.horizon_s,
         comparable=profiles.published and options.horizon_s == PAC_ML_HORIZON_S,
         rules=figures,
-    ).as_data()
+    )
+    return asdict(result)
 
 
 def run_policies(options: ExperimentOptions) -> dict[Cell, dict[str, PolicyFigures]]:

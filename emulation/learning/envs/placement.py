@@ -14,7 +14,7 @@ from patchlight.emulation.learning.envs.queued import (
 from patchlight.emulation.simulator.cluster import Settings
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
-from patchlight.emulation.simulator.cluster.synthetic_jobs import DrawnJobs
+from patchlight.emulation.simulator.cluster.synthetic_jobs import SyntheticJobs
 
 
 class PlacementEnv(QueuedEnv):
@@ -29,7 +29,7 @@ class PlacementEnv(QueuedEnv):
     def __init__(
         self,
         cluster: Cluster | None = None,
-        jobs: DrawnJobs | None = None,
+        jobs: SyntheticJobs | None = None,
         settings: Settings | None = None,
     ) -> None:
         cluster = cluster or default_cluster()

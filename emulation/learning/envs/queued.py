@@ -13,7 +13,7 @@ from gymnasium import spaces
 from patchlight.emulation.simulator.cluster import QueueJob, Settings, Simulation, TwoLevel
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob, State
-from patchlight.emulation.simulator.cluster.synthetic_jobs import DrawnJobs
+from patchlight.emulation.simulator.cluster.synthetic_jobs import SyntheticJobs
 
 Floats = npt.NDArray[np.float32]
 Observation = dict[str, Any]
@@ -39,12 +39,12 @@ class QueuedEnv(gymnasium.Env[Observation, np.int64]):
         self,
         actions: int,
         cluster: Cluster | None,
-        jobs: DrawnJobs | None,
+        jobs: SyntheticJobs | None,
         settings: Settings | None,
         extra: dict[str, spaces.Space[Any]],
     ) -> None:
         self.cluster = cluster or default_cluster()
-        self.jobs = jobs or DrawnJobs()
+        self.jobs = jobs or SyntheticJobs()
         self.settings = settings or Settings()
         self.size = len(self.cluster.shape.gpus)
         self.wait = actions - 1

@@ -12,7 +12,7 @@ from patchlight.emulation.learning.envs.queued import JOB_FEATURES, Observation,
 from patchlight.emulation.simulator.cluster import Settings
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
-from patchlight.emulation.simulator.cluster.synthetic_jobs import DrawnJobs
+from patchlight.emulation.simulator.cluster.synthetic_jobs import SyntheticJobs
 
 
 class ScheduleEnv(QueuedEnv):
@@ -25,7 +25,7 @@ class ScheduleEnv(QueuedEnv):
     def __init__(
         self,
         cluster: Cluster | None = None,
-        jobs: DrawnJobs | None = None,
+        jobs: SyntheticJobs | None = None,
         settings: Settings | None = None,
         placement: PlacementPolicy | None = None,
         shown: int = 16,

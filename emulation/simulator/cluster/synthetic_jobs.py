@@ -19,7 +19,7 @@ _LONGEST_S = 10 * 86400.0
 
 
 @dataclass(frozen=True)
-class DrawnJobs:
+class SyntheticJobs:
     """Poisson arrivals, log-normal durations, sizes by chance, each by itself.
 
     ``load`` is the part of the cluster's GPUs that would be held in the mean if no job waited

@@ -46,7 +46,7 @@ class FixedArrivals:
         _check(self.interval_s)
 
     def times(self, rng: np.random.Generator, horizon_s: float) -> list[float]:
-        """As ``Arrivals``."""
+        """Every ``interval_s`` from 0 s on."""
         return [k * self.interval_s for k in range(math.floor(horizon_s / self.interval_s) + 1)]
 
 
@@ -60,7 +60,7 @@ class PoissonArrivals:
         _check(self.mean_interval_s)
 
     def times(self, rng: np.random.Generator, horizon_s: float) -> list[float]:
-        """As ``Arrivals``."""
+        """Exponential times apart."""
         found: list[float] = []
         now = 0.0
         while (now := now + rng.exponential(self.mean_interval_s)) <= horizon_s:

@@ -45,7 +45,7 @@ class Choice:
             raise BadInput(f"law {self.name!r}: expected values over 0 and up to 1")
 
     def sample(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-        """As ``RequirementLaw``."""
+        """Each of the values with the same probability."""
         return rng.choice(np.array(self.values), size=count)
 
 
@@ -65,7 +65,7 @@ class SkewNormal:
     instance: int | None = 0
 
     def sample(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-        """As ``RequirementLaw``."""
+        """Drawn from the law's histogram."""
         if self.instance is None:
             values, shares = _histogram(self.skewness, int(rng.integers(2**32)))
         else:

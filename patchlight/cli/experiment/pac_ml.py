@@ -101,9 +101,7 @@ def pac_ml(
     (see docs/pac-ml.md). Simulated; needs no root.
     """
     # Not above: importing NumPy takes longer than --help should.
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    from patchlight.cli.rendering import console
+    from patchlight.cli.rendering import console, progress_bar
     from patchlight.emulation.experiments.pac_ml.report import (
         faults_of,
         tables_of,
@@ -133,17 +131,8 @@ def pac_ml(
     folder = output or Path("results") / time.strftime("pac-ml-%Y%m%d-%H%M%S")
     check_output(folder)
     out = console()
-    with Progress(
-        *[BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()],
-        console=out,
-        disable=not out.is_terminal,
-    ) as progress:
-        task = progress.add_task("episodes", total=None)
-
-        def tell(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
-        result = run_experiment(options, progress.console.print, tell)
+    with progress_bar("episodes", out) as tell:
+        result = run_experiment(options, out.print, tell)
     files = write_report(result, folder)
     for table in tables_of(result):
         out.print(table)

@@ -17,7 +17,7 @@ from patchlight.emulation.learning.envs.placement import PlacementEnv  # noqa: E
 from patchlight.emulation.learning.envs.queued import QueuedEnv  # noqa: E402
 from patchlight.emulation.learning.envs.schedule import ScheduleEnv  # noqa: E402
 from patchlight.emulation.simulator.cluster import Outages, QueueJob, Settings, TwoLevel  # noqa: E402
-from patchlight.emulation.simulator.cluster.synthetic_jobs import DrawnJobs  # noqa: E402
+from patchlight.emulation.simulator.cluster.synthetic_jobs import SyntheticJobs  # noqa: E402
 
 NAMES = ("patchlight/Placement-v0", "patchlight/Schedule-v0")
 KINDS = (PlacementEnv, ScheduleEnv)
@@ -51,7 +51,7 @@ def test_gymnasium_finds_nothing_wrong(name: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_seed_fixes_the_episode(kind: type[PlacementEnv | ScheduleEnv]) -> None:
-    jobs = DrawnJobs(count=60)
+    jobs = SyntheticJobs(count=60)
     one, other = (play(kind(jobs=jobs), 3) for _ in range(2))
     assert one[1] == other[1]
     for first, second in zip(one[0], other[0], strict=True):
@@ -61,7 +61,7 @@ def test_a_seed_fixes_the_episode(kind: type[PlacementEnv | ScheduleEnv]) -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rewards_add_up_to_completion_times(kind: type[PlacementEnv | ScheduleEnv]) -> None:
-    env = kind(jobs=DrawnJobs(count=80))
+    env = kind(jobs=SyntheticJobs(count=80))
     _, rewards, info = play(env, 1)
     assert env.simulation is not None
     mean_s = np.mean([job.spec.duration_s for job in env.simulation.jobs])
@@ -70,7 +70,7 @@ def test_rewards_add_up_to_completion_times(kind: type[PlacementEnv | ScheduleEn
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_action_at_all_comes_to_an_end(kind: type[PlacementEnv | ScheduleEnv]) -> None:
-    env = kind(TwoLevel(2, 2, 2), DrawnJobs(count=30, load=1.5))
+    env = kind(TwoLevel(2, 2, 2), SyntheticJobs(count=30, load=1.5))
     env.reset(seed=0)
     env.action_space.seed(0)
     illegal = over = 0
@@ -125,7 +125,7 @@ def test_broken_gpus_are_seen_as_taken_for_long() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_many_at_once(name: str) -> None:
-    envs = gymnasium.make_vec(name, num_envs=3, vectorization_mode="sync", jobs=DrawnJobs(20))
+    envs = gymnasium.make_vec(name, num_envs=3, vectorization_mode="sync", jobs=SyntheticJobs(20))
     observation, _ = envs.reset(seed=5)
     first = observation["action_mask"].copy()
     assert first.shape[0] == 3

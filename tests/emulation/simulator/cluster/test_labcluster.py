@@ -21,7 +21,7 @@ from patchlight.emulation.simulator.cluster import (
     simulate,
 )
 from patchlight.emulation.simulator.cluster.metrics import summary_of
-from patchlight.emulation.simulator.cluster.synthetic_jobs import DrawnJobs
+from patchlight.emulation.simulator.cluster.synthetic_jobs import SyntheticJobs
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import load_lab
@@ -145,7 +145,7 @@ def test_running_jobs_stand_still_while_their_light_moves_and_dark_ones_for_ever
 
 
 def test_regrouping_serves_a_queue_of_jobs_faster(lab: Lab) -> None:
-    drawn = DrawnJobs(count=120, load=0.9, communication=0.4, sizes={2: 1, 3: 1, 4: 1})
+    drawn = SyntheticJobs(count=120, load=0.9, communication=0.4, sizes={2: 1, 3: 1, 4: 1})
     jobs = drawn.draw(np.random.default_rng(0), 6)
     figures = [
         summary_of(simulate(LabCluster(lab), jobs, Policies(Fifo(), placement, topology)))

@@ -25,7 +25,7 @@ from patchlight.emulation.simulator.cluster import (
 from patchlight.emulation.simulator.cluster.metrics import summary_of
 from patchlight.emulation.simulator.cluster.scheduling import QueueScheduler
 from patchlight.emulation.simulator.cluster.simulation import Simulation
-from patchlight.emulation.simulator.cluster.synthetic_jobs import DrawnJobs
+from patchlight.emulation.simulator.cluster.synthetic_jobs import SyntheticJobs
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
 
@@ -243,7 +243,7 @@ def test_views_tell_the_truth_and_stay_as_they_were() -> None:
 def test_every_job_is_done_and_gpus_are_never_shared(order: Any, preempt: bool) -> None:
     import numpy as np
 
-    jobs = DrawnJobs(count=150, load=2.0).draw(np.random.default_rng(0), 32)
+    jobs = SyntheticJobs(count=150, load=2.0).draw(np.random.default_rng(0), 32)
     result = whole(
         jobs,
         order,
@@ -269,7 +269,7 @@ def test_every_job_is_done_and_gpus_are_never_shared(order: Any, preempt: bool) 
 def test_consolidating_makes_jobs_communicate_less_far() -> None:
     import numpy as np
 
-    jobs = DrawnJobs(count=150, load=0.7).draw(np.random.default_rng(1), 64)
+    jobs = SyntheticJobs(count=150, load=0.7).draw(np.random.default_rng(1), 64)
     cluster = TwoLevel(4, 4, 4, oversubscription=8)
     spread, packed = (
         summary_of(whole(jobs, cluster=cluster, placement=each))

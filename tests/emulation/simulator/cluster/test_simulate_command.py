@@ -21,7 +21,7 @@ from patchlight.emulation.simulator.cluster import Settings, TwoLevel, plots, qu
 from patchlight.emulation.simulator.cluster.report import result_of
 from patchlight.emulation.simulator.cluster.results import JobRecord
 from patchlight.emulation.simulator.cluster.sweep import Combination, Sweep, combinations, run_sweep
-from patchlight.emulation.simulator.cluster.synthetic_jobs import DrawnJobs
+from patchlight.emulation.simulator.cluster.synthetic_jobs import SyntheticJobs
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.traces import read_trace
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -144,7 +144,7 @@ def without_clocks(result: dict[str, Any]) -> dict[str, Any]:
 def test_sweeps_are_the_same_on_every_engine(engine: str) -> None:
     if engine == "ray":
         pytest.importorskip("ray", reason="Ray is not installed: extra 'ray'")
-    jobs = DrawnJobs(count=100, load=1.2).draw(np.random.default_rng(2), 64)
+    jobs = SyntheticJobs(count=100, load=1.2).draw(np.random.default_rng(2), 64)
     sweep = Sweep(TwoLevel(4, 4, 4, oversubscription=4), jobs, Settings(preempt=True))
     wanted = combinations(["las", "srpt"], ["random", "consolidated"], ["keep"], seed=7)
 
@@ -158,7 +158,7 @@ def test_sweeps_are_the_same_on_every_engine(engine: str) -> None:
 
 
 def test_the_seed_fixes_what_is_drawn() -> None:
-    jobs = DrawnJobs(count=100).draw(np.random.default_rng(2), 64)
+    jobs = SyntheticJobs(count=100).draw(np.random.default_rng(2), 64)
     sweep = Sweep(TwoLevel(4, 4, 4, oversubscription=4), jobs)
 
     def jct(seed: int) -> float:
