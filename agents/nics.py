@@ -226,14 +226,14 @@ def _restore(state: NicState, *, loopback_up: bool = False) -> None:
 
 
 def _index(ip: Any, interface: str) -> int:
-    found = ip.link_lookup(ifname=interface)
-    if not found:
+    indices = ip.link_lookup(ifname=interface)
+    if not indices:
         raise NicError(
             f"there is no interface {interface} in this network namespace",
             hint="the lab file names a NIC's interface with 'interface:' where it differs from "
             "the NIC's name",
         )
-    return int(found[0])
+    return int(indices[0])
 
 
 def _conf(interface: str, name: str) -> str:

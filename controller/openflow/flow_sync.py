@@ -246,8 +246,8 @@ def removals_first(
         replaced = (
             old[e.key] for e in change.adds if e.key in old and touched[e.match] > 1 and e.match
         )
-        if found := (*change.removes, *replaced):
-            first[i] = found
+        if entries := (*change.removes, *replaced):
+            first[i] = entries
     return first
 
 

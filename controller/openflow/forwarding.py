@@ -60,7 +60,7 @@ def flow_tables(lab: Lab, links: Links) -> dict[str, FlowTable]:
             for name in distance.keys() - {last}:
                 towards = _next_port(host.nic.mac, name, trunks[name], distance)
                 entries[name].extend(_entries(host, towards))
-    return {name: FlowTable.of(found) for name, found in entries.items()}
+    return {name: FlowTable.of(table) for name, table in entries.items()}
 
 
 def entry_to(mac: str, port: int) -> FlowEntry:
@@ -85,7 +85,7 @@ def _trunks(lab: Lab, links: Links) -> dict[str, list[_Trunk]]:
         if a.device in trunks and b.device in trunks and a.device != b.device:
             add(a, b)
             add(b, a)
-    return {name: sorted(found) for name, found in trunks.items()}
+    return {name: sorted(ports) for name, ports in trunks.items()}
 
 
 def _distances(trunks: Mapping[str, list[_Trunk]], last: str) -> dict[str, int]:

@@ -150,10 +150,9 @@ def add_subnet_route(index: int, address: IPv4Interface, table: int, name: str) 
         ("RTA_PREFSRC", str(address.ip)),
         ("RTA_TABLE", table),
     ]
-    body = _body(
-        rtmsg(), family=_AF_INET, dst_len=network.prefixlen, table=min(table, 252),
-        proto=_PROTOCOL_STATIC, scope=_SCOPE_LINK, type=1, attrs=attrs,
-    )  # fmt: skip
+    length, shown = network.prefixlen, min(table, 252)
+    fixed = {"family": _AF_INET, "proto": _PROTOCOL_STATIC, "scope": _SCOPE_LINK, "type": 1}
+    body = _body(rtmsg(), dst_len=length, table=shown, attrs=attrs, **fixed)
     doing = f"routing {network} over {name}"
     return Request(_NEWROUTE, F_CREATE | F_REPLACE, body, doing)
 
@@ -187,16 +186,16 @@ def _links(answers: list[tuple[int, bytes]]) -> Iterator[Link]:
 def parse_link(body: bytes) -> Link:
     """A link message's body → what it says. (pyroute2 decodes everything, 30 times slower.)"""
     _, _, index, flags, _ = _IFINFO.unpack_from(body)
-    found = dict(split_attributes(body[_IFINFO.size :]))
-    info = dict(split_attributes(found.get(_IFLA_LINKINFO, b"")))
-    elsewhere = found.get(_IFLA_LINK_NETNSID)
+    values = dict(split_attributes(body[_IFINFO.size :]))
+    info = dict(split_attributes(values.get(_IFLA_LINKINFO, b"")))
+    elsewhere = values.get(_IFLA_LINK_NETNSID)
     return Link(
         index=index,
-        name=found[_IFLA_IFNAME].rstrip(b"\0").decode(),
-        mac=found.get(_IFLA_ADDRESS, b"").hex(":"),
+        name=values[_IFLA_IFNAME].rstrip(b"\0").decode(),
+        mac=values.get(_IFLA_ADDRESS, b"").hex(":"),
         up=bool(flags & _IFF_UP),
         kind=info.get(_IFLA_INFO_KIND, b"").rstrip(b"\0").decode(),
-        peer_index=_integer(found.get(_IFLA_LINK)),
+        peer_index=_integer(values.get(_IFLA_LINK)),
         peer_namespace_id=_integer(elsewhere),
     )
 
@@ -205,8 +204,8 @@ def namespace_id(netlink: Netlink, namespace: int) -> int | None:
     """The id that the socket's namespace knows another (open) namespace by, if it does."""
     body = struct.pack("=Bxxx", 0) + struct.pack("=HHi", 8, _NETNSA_FD, namespace)
     for _, answer in netlink.ask(Request(_GETNSID, 0, body, "asking for a namespace's id")):
-        found = _integer(dict(split_attributes(answer[4:])).get(_NETNSA_NSID))
-        return None if found is None or found < 0 else found
+        number = _integer(dict(split_attributes(answer[4:])).get(_NETNSA_NSID))
+        return None if number is None or number < 0 else number
     return None
 
 

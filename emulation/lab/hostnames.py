@@ -22,7 +22,7 @@ def write_hosts_file(lab: Lab, run_dir: Path) -> None:
     for name, host in lab.host_names.items():
         names.setdefault(str(host.nic.address), []).append(name)
     own = _HOSTS.read_text(errors="replace") if _HOSTS.exists() else "127.0.0.1 localhost\n"
-    lines = [f"{address} {' '.join(found)}" for address, found in names.items()]
+    lines = [f"{address} {' '.join(aliases)}" for address, aliases in names.items()]
     hosts_file(run_dir).write_text("\n".join([own.rstrip(), f"# lab {lab.name}", *lines, ""]))
 
 

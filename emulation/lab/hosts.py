@@ -54,7 +54,7 @@ class Result(subprocess.CompletedProcess[str]):
 class HostProcess(subprocess.Popen[str]):
     """A command that runs on a host; use it as a context manager, or ``wait`` for it."""
 
-    def __init__(self, borrowed: Borrowed, command: Command, **options: Any) -> None:
+    def __init__(self, borrowed: BorrowedNic, command: Command, **options: Any) -> None:
         self._borrowed = borrowed
         arguments = shlex.split(command) if isinstance(command, str) else list(command)
         environment = {**(options.pop("env", None) or os.environ), MARK: str(borrowed.run_dir)}
@@ -135,7 +135,7 @@ class EmulatedHost:
         env: dict[str, str] | None = None,
     ) -> HostProcess:
         """Start a command; the streams are those of ``subprocess.Popen``, in text."""
-        borrowed = Borrowed(self.host, self._plan, self._state)
+        borrowed = BorrowedNic(self.host, self._plan, self._state)
         return HostProcess(borrowed, command, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
 
     def namespace(self) -> Path:
@@ -158,14 +158,14 @@ def find_nic(host: Host, plan: FabricPlan, state: LabState) -> Path:
     for path in (server, own):
         if namespaces.inode(path) is not None and _holds(path, host.nic.name):
             return path
-    found = _by_far_end(host, plan)
-    if found is None:
+    path_of_process = _by_far_end(host, plan)
+    if path_of_process is None:
         raise HostUnreachable(
             f"looking for the NIC of {host.name}: {host.nic.name} is neither in {server.name} "
             "nor in the namespace of any process",
             hint=f"Make the lab anew: patchlight emulate up {state.source} --replace",
         )
-    return found
+    return path_of_process
 
 
 def _holds(path: Path, interface: str) -> bool:
@@ -238,7 +238,7 @@ def _unsent_bytes(path: Path) -> int | None:
     return sum(int(fields[4].partition(":")[0], 16) for fields in closing) if closing else None
 
 
-class Borrowed:
+class BorrowedNic:
     """A namespace in which a command has the host's NIC, and no other, until it is given back."""
 
     def __init__(self, host: Host, plan: FabricPlan, state: LabState) -> None:
@@ -252,14 +252,14 @@ class Borrowed:
             self.namespace = find_nic(host, plan, state)
             return
         with self._locked():
-            found = find_nic(host, plan, state)
-            if found == server:
-                found = self._take(server)
-            if found.name == _command_namespace(host, state):
+            present = find_nic(host, plan, state)
+            if present == server:
+                present = self._take(server)
+            if present.name == _command_namespace(host, state):
                 # Others may run commands with it too: the last one out gives it back.
                 self._users = os.open(self._file("users"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
                 fcntl.flock(self._users, fcntl.LOCK_SH)
-            self.namespace = found
+            self.namespace = present
 
     def give_back(self) -> None:
         """Put the NIC back on its server, if no other command uses it; harmless again."""
@@ -331,10 +331,10 @@ class Borrowed:
         fd = namespaces.open_namespace(target)
         try:
             with Netlink(origin) as netlink:
-                found = links.list_links(netlink).get(end.name)
-                if found is None:
+                link = links.list_links(netlink).get(end.name)
+                if link is None:
                     raise HostUnreachable(f"moving {end.name}: it is not in {origin.name} any more")
-                netlink.run([links.move(found.index, fd, end.name)])
+                netlink.run([links.move(link.index, fd, end.name)])
         finally:
             os.close(fd)
         with namespaces.entered(target), Netlink() as netlink:

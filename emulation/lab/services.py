@@ -7,8 +7,9 @@ asks all of them, starts when they answer.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -144,15 +145,17 @@ class LabServices:
         for switch in self._lab.circuit_switches:
             directory.mkdir(exist_ok=True)
             ready_file = directory / f"{switch.name}.address"
+            options = {
+                "--ocs": switch.name,
+                "--listen": switch.address,
+                "--netns": names.namespace_name(self._lab.name, switch.name),
+                "--state": directory / f"{switch.name}.json",
+                "--control": directory / f"{switch.name}.control",
+                "--ready-file": ready_file,
+            }
             yield self._module(
-                switch.name, "patchlight.emulation.optical",
-                "--ocs", switch.name, "--listen", switch.address,
-                "--netns", names.namespace_name(self._lab.name, switch.name),
-                "--state", str(directory / f"{switch.name}.json"),
-                "--control", str(directory / f"{switch.name}.control"),
-                "--ready-file", str(ready_file),
-                ready=ready_file.exists,
-            )  # fmt: skip
+                switch.name, "patchlight.emulation.optical", options, ready=ready_file.exists
+            )
 
     def _gpus(self) -> Iterator[Service]:
         sockets = [
@@ -164,8 +167,7 @@ class LabServices:
             yield self._module(
                 "gpus",
                 "patchlight.emulation.lab.gpus",
-                "--dir",
-                str(self._run_dir / "gpus"),
+                {"--dir": self._run_dir / "gpus"},
                 ready=lambda: all(unix_socket_answers(path) for path in sockets),
             )
 
@@ -177,14 +179,20 @@ class LabServices:
             assert server.management is not None
             path = Path(server.management.removeprefix("unix:"))
             path.parent.mkdir(parents=True, exist_ok=True)
+            options = {
+                "--server": server.name,
+                "--listen": server.management,
+                "--workers": workers,
+                "--gpus": f"socket:{self._run_dir / 'gpus'}",
+                "--state": self._run_dir / "agents" / server.name,
+            }
             yield self._module(
-                f"agent-{server.name}", "patchlight.agents",
-                "--server", server.name, "--listen", server.management, "--workers", workers,
-                "--gpus", f"socket:{self._run_dir / 'gpus'}",
-                "--state", str(self._run_dir / "agents" / server.name),
+                f"agent-{server.name}",
+                "patchlight.agents",
+                options,
                 namespace=_path(names.namespace_name(self._lab.name, server.name)),
-                ready=lambda path=path: unix_socket_answers(path),  # type: ignore[misc]
-            )  # fmt: skip
+                ready=partial(unix_socket_answers, path),
+            )
 
     def _workers(self) -> str:
         """What ``auto`` means here: Docker where it has the workers' image, else processes."""
@@ -202,27 +210,34 @@ class LabServices:
         return "process"
 
     def _controller(self) -> Service:
-        fabric = _path(names.fabric_namespace(self._lab.name))
-        engine = ("--engine", self._options.engine) if self._options.engine else ()
         choice = self._options.policies
-        policies = [f"--{kind}={name}" for kind, name in choice.words.items() if name]
+        options = {
+            "--state": self._run_dir / "controller",
+            "--openflow-netns": _path(names.fabric_namespace(self._lab.name)),
+            "--api": self._lab.controller_api,
+            "--engine": self._options.engine,
+            **{f"--{kind}": name for kind, name in choice.words.items()},
+            "--policy-deadline": choice.deadline_s,
+        }
         return self._module(
-            "controller", "patchlight controller run", "--state", str(self._run_dir / "controller"),
-            "--openflow-netns", str(fabric), "--api", self._lab.controller_api, *engine,
-            *policies, f"--policy-deadline={choice.deadline_s}",
+            "controller",
+            "patchlight controller run",
+            options,
             ready=lambda: self._controller_status() is not None,
-        )  # fmt: skip
+        )
 
     def _module(
         self,
         name: str,
         command: str,
-        *arguments: str,
+        options: Mapping[str, object],
+        *,
         ready: Callable[[], bool],
         namespace: Path | None = None,
     ) -> Service:
-        lab_file = str(self._run_dir / "lab.yaml")
-        argv = [sys.executable, "-m", *command.split(), "--lab", lab_file, *arguments]
+        """A module of Patchlight's, with what comes behind its name; options without a value are left out."""
+        argv = [sys.executable, "-m", *command.split(), f"--lab={self._run_dir / 'lab.yaml'}"]
+        argv += [f"{option}={value}" for option, value in options.items() if value]
         return Service(name=name, argv=argv, ready=ready, namespace=namespace)
 
 

@@ -79,9 +79,9 @@ def is_there(lab: str) -> bool:
 def _present_namespaces(state: states.LabState) -> dict[str, int]:
     """The lab's namespaces that are there, with their inodes."""
     prefix = names.namespace_prefix(state.lab)
-    wanted = {*state.namespaces, *namespaces.names_with_prefix(prefix)}
-    found = {name: namespaces.inode(namespaces.namespace_path(name)) for name in wanted}
-    return {name: inode for name, inode in found.items() if inode is not None}
+    names_of_lab = {*state.namespaces, *namespaces.names_with_prefix(prefix)}
+    inodes = {name: namespaces.inode(namespaces.namespace_path(name)) for name in names_of_lab}
+    return {name: inode for name, inode in inodes.items() if inode is not None}
 
 
 def _refuse_own_namespace(lab: str, present: dict[str, int]) -> None:
@@ -147,14 +147,14 @@ def _is_marked(pid: int, mark: bytes) -> bool:
 
 def _ancestors() -> set[int]:
     """This process and those that it descends from: ``down`` never ends who asked for it."""
-    found, pid = set(), os.getpid()
-    while pid > 1 and pid not in found:
-        found.add(pid)
+    ancestors, pid = set(), os.getpid()
+    while pid > 1 and pid not in ancestors:
+        ancestors.add(pid)
         try:
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             break
-    return found
+    return ancestors
 
 
 def _kill(pid: int, number: signal.Signals) -> None:
@@ -206,11 +206,11 @@ def _remove_containers(lab: str, engine: str) -> None:
 
 
 def _described(pids: set[int]) -> str:
-    found = []
+    descriptions = []
     for pid in sorted(pids):
         with suppress(OSError):
-            found.append(f"{Path(f'/proc/{pid}/comm').read_text().strip()} ({pid})")
-    return ", ".join(found) or "a process"
+            descriptions.append(f"{Path(f'/proc/{pid}/comm').read_text().strip()} ({pid})")
+    return ", ".join(descriptions) or "a process"
 
 
 def _end_namespaces(lab: str, present: dict[str, int]) -> None:

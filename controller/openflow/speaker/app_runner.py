@@ -75,18 +75,18 @@ class _Apps(app_manager.AppManager):  # type: ignore[misc]
 def _load_class(name: str) -> Any:
     where, _, class_name = name.rpartition(":")
     module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-    found = getattr(module, class_name, None)
-    if not (inspect.isclass(found) and issubclass(found, app_manager.RyuApp)):
+    app = getattr(module, class_name, None)
+    if not (inspect.isclass(app) and issubclass(app, app_manager.RyuApp)):
         apps = [
             class_name
-            for class_name, found in inspect.getmembers(module, inspect.isclass)
-            if issubclass(found, app_manager.RyuApp) and found.__module__ == module.__name__
+            for class_name, app in inspect.getmembers(module, inspect.isclass)
+            if issubclass(app, app_manager.RyuApp) and app.__module__ == module.__name__
         ]
         raise BadInput(
             f"{where} has no OpenFlow application called {class_name!r}",
             hint=f"subclasses of ryu.base.app_manager.RyuApp there: {', '.join(apps) or 'none'}",
         )
-    return found
+    return app
 
 
 def _load_file(path: Path) -> ModuleType:

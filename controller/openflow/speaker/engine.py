@@ -52,18 +52,18 @@ def available() -> tuple[str, ...]:
     )
 
 
-def choose(wanted: str | None = None) -> Engine:
-    """Import the engine ``wanted`` (default: the first available) and make it ready.
+def choose(name: str | None = None) -> Engine:
+    """Import the engine ``name`` (default: the first available) and make it ready.
 
     Patches the process for eventlet. ``EngineMissing`` says how to install what is missing.
     """
-    if wanted is not None and wanted not in PACKAGES:
-        raise BadInput(f"{wanted!r} is not an OpenFlow engine: expected {' or '.join(PACKAGES)}")
+    if name is not None and name not in PACKAGES:
+        raise BadInput(f"{name!r} is not an OpenFlow engine: expected {' or '.join(PACKAGES)}")
     there = available()
-    if wanted is not None and wanted not in there:
+    if name is not None and name not in there:
         raise EngineMissing(
-            f"the OpenFlow engine {wanted} is not installed",
-            hint=f"install it: {_INSTALL[wanted]}"
+            f"the OpenFlow engine {name} is not installed",
+            hint=f"install it: {_INSTALL[name]}"
             + (f"; or use {there[0]}, which is here" if there else ""),
         )
     if not there:
@@ -71,7 +71,7 @@ def choose(wanted: str | None = None) -> Engine:
             "no OpenFlow engine is installed: neither ryu nor os_ken can be imported",
             hint=f"install one: {_INSTALL['os-ken']}; or {_INSTALL['ryu']}",
         )
-    return _prepare(wanted or there[0])
+    return _prepare(name or there[0])
 
 
 def _prepare(name: str) -> Engine:

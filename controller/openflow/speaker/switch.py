@@ -62,18 +62,18 @@ class Switch:
     def ports_now(self) -> list[dict[str, Any]]:
         """The same, asked for anew: some switches change a port without a word."""
         request = parser.OFPPortDescStatsRequest(self.datapath, 0)
-        found = {port.port_no: port_of(port) for port in self._gather(request)}
-        return [port for number, port in sorted(found.items()) if number <= ofp.OFPP_MAX]
+        ports = {port.port_no: port_of(port) for port in self._gather(request)}
+        return [port for number, port in sorted(ports.items()) if number <= ofp.OFPP_MAX]
 
     def description(self) -> dict[str, str]:
         """Who made it, and what it is, in its own words."""
-        (said, *_) = self._gather(parser.OFPDescStatsRequest(self.datapath, 0))
+        (description, *_) = self._gather(parser.OFPDescStatsRequest(self.datapath, 0))
         return {
-            "vendor": _words(said.mfr_desc),
-            "hardware": _words(said.hw_desc),
-            "software": _words(said.sw_desc),
-            "serial": _words(said.serial_num),
-            "name": _words(said.dp_desc),
+            "vendor": _words(description.mfr_desc),
+            "hardware": _words(description.hw_desc),
+            "software": _words(description.sw_desc),
+            "serial": _words(description.serial_num),
+            "name": _words(description.dp_desc),
         }
 
     # -- requests -----------------------------------------------------------------------
