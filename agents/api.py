@@ -65,8 +65,8 @@ def _routes(service: AgentService) -> APIRouter:
 
     @routes.get("/workers/{name}/reports")
     async def reports(name: str, after: Annotated[int, Query(ge=0)] = 0) -> Reports:
-        found = service.reports(name, after)
-        return Reports(reports=found, next=after + len(found))
+        new = service.reports(name, after)
+        return Reports(reports=new, next=after + len(new))
 
     @routes.post("/workers/{name}/start")
     async def start(name: str) -> GateAnswer:

@@ -106,11 +106,11 @@ class SocketGpus:
         return self._paths[name]
 
     def uuid_of(self, name: str) -> str | None:
-        """None: a GPU behind a socket is reached through it."""
+        """There is none: a GPU behind a socket is reached through that."""
         return None
 
     async def close(self) -> None:
-        """Nothing is held open."""
+        """Each reading closes its own connection: none is open."""
 
 
 class NvmlGpus:
@@ -122,7 +122,7 @@ class NvmlGpus:
     """
 
     def __init__(self, server: Server) -> None:
-        self._gpus = {gpu.name: (place, gpu) for place, gpu in enumerate(server.gpus)}
+        self._gpus = {gpu.name: (index, gpu) for index, gpu in enumerate(server.gpus)}
         self._handles: dict[str, Any] = {}
         self._uuids: dict[str, str] = {}
         self._models: dict[str, str] = {}
@@ -154,20 +154,20 @@ class NvmlGpus:
                 "for emulated GPUs",
             ) from exc
         self._nvml = pynvml
-        for name, (place, gpu) in self._gpus.items():
-            self._find(name, place, gpu)
+        for name, (index, gpu) in self._gpus.items():
+            self._find(name, index, gpu)
 
-    def _find(self, name: str, place: int, gpu: Gpu) -> None:
+    def _find(self, name: str, index: int, gpu: Gpu) -> None:
         nvml = self._nvml
         try:
             if gpu.uuid:
                 handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
             else:
-                handle = nvml.nvmlDeviceGetHandleByIndex(place)
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
             self._uuids[name] = _text(nvml.nvmlDeviceGetUUID(handle))
             self._models[name] = _text(nvml.nvmlDeviceGetName(handle))
         except nvml.NVMLError as exc:
-            which = f"with UUID {gpu.uuid}" if gpu.uuid else f"number {place}"
+            which = f"with UUID {gpu.uuid}" if gpu.uuid else f"number {index}"
             raise GpuError(
                 f"GPU {name} of the lab file: this server has no GPU {which}: {exc}",
                 hint="compare the lab file with: nvidia-smi -L",
@@ -201,7 +201,7 @@ class NvmlGpus:
         )
 
     def socket_of(self, name: str) -> Path | None:
-        """None: CUDA finds it by its UUID."""
+        """There is none: CUDA finds the GPU by its UUID."""
         return None
 
     def uuid_of(self, name: str) -> str | None:

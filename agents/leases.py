@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,16 @@ from patchlight.testbed.worker_api import WorkerSpec
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One worker's GPU and NIC. ``nic_state`` is how the NIC was before it was given."""
+    """One worker's GPU and NIC, and the worker once it was launched.
+
+    ``nic_state`` is how the NIC was before it was given.
+    """
 
     spec: WorkerSpec
     namespace: str
     nic_state: NicState
     runner: str
-    trace: WorkerHandle | None = None
-
-    def with_trace(self, trace: WorkerHandle) -> Lease:
-        """The lease with the worker that was launched for it."""
-        return replace(self, trace=trace)
+    handle: WorkerHandle | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For its file."""
@@ -40,7 +39,7 @@ class Lease:
             "namespace": self.namespace,
             "nic_state": self.nic_state.as_dict(),
             "runner": self.runner,
-            "trace": self.trace.as_dict() if self.trace else None,
+            "trace": asdict(self.handle) if self.handle else None,
         }
 
     @classmethod
@@ -51,7 +50,7 @@ class Lease:
             namespace=data["namespace"],
             nic_state=NicState.from_dict(data["nic_state"]),
             runner=data["runner"],
-            trace=WorkerHandle(**data["trace"]) if data["trace"] else None,
+            handle=WorkerHandle(**data["trace"]) if data["trace"] else None,
         )
 
 
@@ -62,16 +61,16 @@ class Holders:
         self._holder: dict[tuple[str, str], str] = {}
 
     def claim(self, worker: str, gpu: str | None, nic: str) -> None:
-        """Both or neither; ``Conflict`` names who has it."""
-        wanted = [("NIC", nic), *([("GPU", gpu)] if gpu else [])]
-        for kind, name in wanted:
+        """Give the worker both or neither; ``Conflict`` names who has one of them."""
+        resources = [("NIC", nic), *([("GPU", gpu)] if gpu else [])]
+        for kind, name in resources:
             if (kind, name) in self._holder:
                 raise Conflict(f"{kind} {name} is leased to worker {self._holder[kind, name]}")
-        for key in wanted:
+        for key in resources:
             self._holder[key] = worker
 
     def release(self, worker: str) -> None:
-        """Whatever the worker holds."""
+        """Take back whatever the worker holds."""
         self._holder = {key: who for key, who in self._holder.items() if who != worker}
 
     def gpu(self, name: str) -> str | None:
@@ -91,7 +90,7 @@ class LeaseBook:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def write(self, lease: Lease) -> None:
-        """Put it on record; on return it survives a crash of the agent or the machine."""
+        """Put a lease on record; on return it survives a crash of the agent or the machine."""
         path = self._path(lease.spec.id)
         fresh = path.with_suffix(".new")
         with fresh.open("w", encoding="utf-8") as file:
@@ -100,8 +99,8 @@ class LeaseBook:
             os.fsync(file.fileno())
         os.replace(fresh, path)
 
-    def strike(self, worker: str) -> None:
-        """The lease is over. Idempotent."""
+    def end(self, worker: str) -> None:
+        """Remove the worker's lease, if there is one."""
         self._path(worker).unlink(missing_ok=True)
 
     def read(self) -> list[Lease]:

@@ -27,14 +27,14 @@ class Gid:
 
 def gids(root: Path = SYSFS) -> list[Gid]:
     """The RoCEv2 GIDs with an IPv4 address under ``root``; empty without RDMA devices."""
-    found = []
+    usable = []
     for table in sorted(root.glob("*/ports/*/gids")):
         port = table.parent
         for entry in table.iterdir():
             gid = _gid(port, entry)
             if gid is not None:
-                found.append(gid)
-    return sorted(found, key=lambda g: (g.device, g.port, g.index))
+                usable.append(gid)
+    return sorted(usable, key=lambda g: (g.device, g.port, g.index))
 
 
 def gid_of(interface: str, address: IPv4Address, root: Path = SYSFS) -> Gid | None:

@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 from patchlight.agents import nics
 from patchlight.agents.errors import BadRequest, Conflict, NicError, NotHere
 from patchlight.agents.gpus import GpuBackend
 from patchlight.agents.leases import Holders, Lease, LeaseBook
-from patchlight.agents.workerfiles import LastReport, ReportReader, read_state, tell, verdict
+from patchlight.agents.worker_folder import (
+    LastReport,
+    ReportReader,
+    final_report,
+    read_state,
+    tell,
+)
 from patchlight.agents.workers.contract import ExitInfo, Runner, RunningWorker, WorkerLaunch
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab, Nic, Server
@@ -42,7 +49,7 @@ class _Worker:
     running: RunningWorker | None = None
     watching: asyncio.Task[None] | None = None
     stopping: bool = False
-    ending: ExitInfo | None = None
+    exit_info: ExitInfo | None = None
     final: LastReport | None = None
     lease: Lease | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -110,20 +117,20 @@ class AgentService:
     def worker(self, name: str) -> WorkerStatus:
         """What is known of a worker."""
         worker = self._known(name)
-        said = worker.final or read_state(worker.directory)
+        last = worker.final or read_state(worker.directory)
         # Until its NIC and GPU are back, the worker is not over.
-        if worker.final is None and said.state.is_final:
-            said = LastReport(WorkerState.RUNNING, said.iterations_done, "ending")
-        ending = worker.ending
+        if worker.final is None and last.state.is_final:
+            last = LastReport(WorkerState.RUNNING, last.iterations_done, "ending")
+        exit_info = worker.exit_info
         return WorkerStatus(
             id=worker.spec.id,
             job=worker.spec.job,
             rank=worker.spec.rank,
-            state=said.state,
-            exit_code=ending.exit_code if ending else None,
-            message=said.message,
-            last_lines=list(ending.last_lines) if ending else [],
-            iterations_done=said.iterations_done,
+            state=last.state,
+            exit_code=exit_info.exit_code if exit_info else None,
+            message=last.message,
+            last_lines=list(exit_info.last_lines) if exit_info else [],
+            iterations_done=last.iterations_done,
             gpu=worker.spec.gpu,
             nic=worker.spec.nic,
         )
@@ -170,30 +177,20 @@ class AgentService:
         readings = await asyncio.gather(*(self._gpus.read(gpu.name) for gpu in self._server.gpus))
         return AgentStatus(
             server=self._server.name,
-            version=_version(),
+            version=version("patchlight"),
             runner=self._runner.name,
             gpus=[
-                GpuStatus(
-                    name=reading.name,
-                    model=reading.model,
-                    uuid=reading.uuid,
-                    utilization=reading.utilization,
-                    busy_s=reading.busy_s,
-                    worker=self._holders.gpu(reading.name),
-                )
+                GpuStatus(**asdict(reading), worker=self._holders.gpu(reading.name))
                 for reading in readings
             ],
-            nics=[
-                NicStatus(
-                    name=nic.name,
-                    address=str(nic.address),
-                    state="leased" if self._holders.nic(nic.name) else "idle",
-                    worker=self._holders.nic(nic.name),
-                )
-                for nic in self._server.nics
-            ],
+            nics=[self._nic_status(nic) for nic in self._server.nics],
             workers=[self.worker(name) for name in self._workers],
         )
+
+    def _nic_status(self, nic: Nic) -> NicStatus:
+        worker = self._holders.nic(nic.name)
+        state: Literal["leased", "idle"] = "leased" if worker else "idle"
+        return NicStatus(name=nic.name, address=str(nic.address), state=state, worker=worker)
 
     async def _launch(self, worker: _Worker, nic: Nic) -> None:
         spec = worker.spec
@@ -213,7 +210,7 @@ class AgentService:
             "ring": [member.model_dump(mode="json") for member in spec.ring],
             **spec.task.model_dump(mode="json"),
         }
-        order = WorkerLaunch(
+        launch = WorkerLaunch(
             lab=self._lab.name,
             server=self._server.name,
             worker=spec.id,
@@ -224,8 +221,8 @@ class AgentService:
             gpu_socket=self._gpus.socket_of(spec.gpu) if spec.gpu else None,
             gpu_uuid=self._gpus.uuid_of(spec.gpu) if spec.gpu else None,
         )
-        worker.running = await self._runner.launch(order)
-        worker.lease = worker.lease.with_trace(worker.running.trace)
+        worker.running = await self._runner.launch(launch)
+        worker.lease = replace(worker.lease, handle=worker.running.handle)
         self._book.write(worker.lease)
 
         def give() -> None:
@@ -244,16 +241,16 @@ class AgentService:
     async def _watch(self, worker: _Worker) -> None:
         """Wait for the worker's end, however it comes, and clear up after it."""
         assert worker.running is not None
-        said = LastReport(WorkerState.FAILED)
+        last = LastReport(WorkerState.FAILED)
         try:
-            worker.ending = await worker.running.ended()
-            said = verdict(read_state(worker.directory), worker.ending, worker.stopping)
+            worker.exit_info = await worker.running.ended()
+            last = final_report(read_state(worker.directory), worker.exit_info, worker.stopping)
             await self._end(worker)
         except Exception as exc:
             # The NIC stays leased: nobody else may get it in the state it is in.
-            said = LastReport(WorkerState.FAILED, said.iterations_done, f"{said.message}; {exc}")
+            last = LastReport(WorkerState.FAILED, last.iterations_done, f"{last.message}; {exc}")
             _log.error("worker %s: %s", worker.spec.id, exc)
-        worker.final = said
+        worker.final = last
 
     async def _abandon(self, worker: _Worker, why: BaseException) -> None:
         """Clear up after a launch that failed; what cannot be cleared up stays on show."""
@@ -268,7 +265,7 @@ class AgentService:
         """Take back all that a worker had; it is dead, or dies now."""
         try:
             if worker.running is not None:
-                if worker.ending is None:
+                if worker.exit_info is None:
                     await worker.running.stop(0)
                 await worker.running.dispose()
         finally:  # a container that will not go is no reason to leave it the NIC
@@ -287,24 +284,24 @@ class AgentService:
                 namespaces.delete(lease.namespace)
             raise
         namespaces.delete(lease.namespace)
-        self._book.strike(lease.spec.id)
+        self._book.end(lease.spec.id)
 
     async def _recover(self, lease: Lease) -> None:
         """A worker of an agent that died: end it, and take back what it had."""
         directory = self._state / "workers" / lease.spec.id
         worker = _Worker(lease.spec, directory, ReportReader(directory))
         self._workers[lease.spec.id] = worker
-        if lease.trace is not None:
-            await self._runner.end_leftover(lease.trace)
-        said = read_state(directory)
+        if lease.handle is not None:
+            await self._runner.end_leftover(lease.handle)
+        last = read_state(directory)
         message = "the agent was started again, and ended the worker"
-        worker.final = LastReport(WorkerState.FAILED, said.iterations_done, message)
+        worker.final = LastReport(WorkerState.FAILED, last.iterations_done, message)
         try:
             await asyncio.to_thread(self._take_back, lease)
         except PatchlightError as exc:
             worker.lease = lease
             self._holders.claim(lease.spec.id, lease.spec.gpu, lease.spec.nic)
-            worker.final = LastReport(WorkerState.FAILED, said.iterations_done, f"{message}; {exc}")
+            worker.final = LastReport(WorkerState.FAILED, last.iterations_done, f"{message}; {exc}")
             _log.error("recovering worker %s: %s", lease.spec.id, exc)
 
     def _forget(self, worker: _Worker) -> None:
@@ -331,14 +328,6 @@ class AgentService:
         return self._workers[name]
 
     def _nic(self, name: str) -> Nic:
-        for nic in self._server.nics:
-            if nic.name == name:
-                return nic
+        if (nic := next((n for n in self._server.nics if n.name == name), None)) is not None:
+            return nic
         raise NotHere(f"server {self._server.name} has no NIC {name!r}")
-
-
-def _version() -> str:
-    try:
-        return version("patchlight")
-    except PackageNotFoundError:
-        return "unknown"

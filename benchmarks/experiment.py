@@ -11,9 +11,14 @@ from typing import Any
 
 from patchlight.testbed.errors import PatchlightError
 
+# How near to the paper's reduction it is to come, in shares of one.
+_REDUCTION_TOLERANCE = 0.04
+# A live change may cost the running job one iteration of the old network and this much more.
+_LIVE_SLACK_S = 1.0
+
 
 def run() -> list[dict[str, Any]]:
-    """One run of all cases, 12 iterations; a figure for each target of the experiment."""
+    """One run of all cases, 12 iterations; the figures that the paper has, and the longest gap."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "patchlight", "experiment", "ofc2022"]
         done = subprocess.run(
@@ -25,12 +30,25 @@ def run() -> list[dict[str, Any]]:
         if done.returncode:
             raise PatchlightError(f"the experiment failed:\n{done.stdout}{done.stderr}")
         result = json.loads((Path(folder) / "result.json").read_text())
-    return [
+    cases, live = result["cases"], result["live"]
+    limit_s = cases["a"]["static"]["iteration_s"] + _LIVE_SLACK_S
+    figures = [
         {
-            "name": f"ofc2022 {target['name']}",
-            "value": target["measured"],
-            "unit": "s" if target["name"].endswith("_s") else "",
-            "asked": target["asked"],
+            "name": f"ofc2022 {each['name']}",
+            "value": each["measured"],
+            "unit": "",
+            "asked": f"{100 * each['paper']:.1f} ± {100 * _REDUCTION_TOLERANCE:.0f} points"
+            if each["name"].endswith("reduction")
+            else f"at least {each['paper']:g}",
         }
-        for target in result["targets"]
+        for each in result["comparisons"]
+    ]
+    return [
+        *figures,
+        {
+            "name": "ofc2022 live.longest_gap_s",
+            "value": live["longest_gap_s"],
+            "unit": "s",
+            "asked": f"at most {limit_s:.2f} s (a static iteration + {_LIVE_SLACK_S:g} s)",
+        },
     ]

@@ -24,8 +24,9 @@ class ControllerError(PatchlightError):
 class ControllerClient:
     """A running controller, by the address of its API (``host:port``). A context manager.
 
-    Methods return the API's JSON as it is; ``BadInput`` where the controller calls the
-    request wrong, ``ControllerError`` where it could not do it or does not answer.
+    Methods return the API's JSON as it is. ``BadInput`` where the controller calls the
+    request wrong, ``ControllerError`` where it could not do it or does not answer, and
+    ``OutcomeUnknown`` where it was asked for a change and did not say what came of it.
     """
 
     def __init__(
@@ -59,17 +60,17 @@ class ControllerClient:
         try:
             response = self._http.request(method, path, json=body, params=query)
         except httpx.HTTPError as error:
-            said = str(error) or type(error).__name__
+            reason = str(error) or type(error).__name__
             never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
             if method != "GET" and not never_sent and not (body or {}).get("dry_run"):
                 raise OutcomeUnknown(
                     f"the controller at {self.address} was asked, and did not say what came of "
-                    f"it ({said})",
+                    f"it ({reason})",
                     hint="once it runs, it finishes or undoes what it had begun: "
                     "'patchlight ocs history' says which",
                 ) from error
             raise ControllerError(
-                f"no answer from a controller at {self.address} ({said})",
+                f"no answer from a controller at {self.address} ({reason})",
                 hint="start one with 'patchlight emulate up LAB' or 'patchlight controller run', "
                 "name another with --controller host:port; 'patchlight ocs --direct' does without",
             ) from error
@@ -89,11 +90,15 @@ class ControllerClient:
         raise BadInput(f"the controller does not take that: {answer.get('detail', answer)}")
 
     def status(self) -> Answer:
-        """The lab, the engine, and who is connected."""
+        """The controller's ``lab``, ``version``, ``engine`` and ``policies``, and who is there.
+
+        ``switches`` say whether they are ``connected``, ``circuit_switches`` and ``agents``
+        whether they are ``reachable``; circuit switches that are not, ``since`` when and why.
+        """
         return self._call("GET", "/status")
 
     def links(self) -> list[Answer]:
-        """Who lights up whom now."""
+        """The links that the present cross-connects make: ``a``, ``b``, ``rate_bps``, ``via``."""
         return list(self._call("GET", "/links")["links"])
 
     def circuits(self) -> Answer:
@@ -111,7 +116,7 @@ class ControllerClient:
         *,
         only: bool = False,
         disconnect: Mapping[str, Sequence[int]] | None = None,
-        **terms: Any,
+        **options: Any,
     ) -> Answer:
         """Ask for cross-connects to be made and ports to be freed; what became of it."""
         body = {
@@ -119,19 +124,19 @@ class ControllerClient:
             "disconnect": {name: list(ports) for name, ports in (disconnect or {}).items()},
             "only": only,
         }
-        return self._call("POST", "/reconfigurations", body | terms)
+        return self._call("POST", "/reconfigurations", body | options)
 
-    def roll_back(self, number: int, **terms: Any) -> Answer:
+    def roll_back(self, number: int, **options: Any) -> Answer:
         """Undo one change, and nothing that other changes did."""
-        return self._call("POST", f"/reconfigurations/{number}/rollback", terms)
+        return self._call("POST", f"/reconfigurations/{number}/rollback", options)
 
-    def restore(self, name: str, **terms: Any) -> Answer:
+    def restore(self, name: str, **options: Any) -> Answer:
         """Bring about the maps saved under a name."""
-        return self._call("POST", f"/maps/{quote(name, safe='')}/restore", terms)
+        return self._call("POST", f"/maps/{quote(name, safe='')}/restore", options)
 
-    def repair(self, names: Sequence[str], **terms: Any) -> Answer:
+    def repair(self, names: Sequence[str], **options: Any) -> Answer:
         """Bring the devices back to their last committed maps."""
-        return self._call("POST", "/drift/repair", {"ocs": list(names)} | terms)
+        return self._call("POST", "/drift/repair", {"ocs": list(names)} | options)
 
     def adopt(self, names: Sequence[str], why: str = "") -> Answer:
         """Take what the devices have as their committed maps."""
@@ -149,7 +154,7 @@ class ControllerClient:
     # -- looking at circuits -------------------------------------------------------------------
 
     def light(self, name: str) -> Answer:
-        """The light of each cross-connect of an OCS, and its ports that are not ready."""
+        """The power (dBm) of each cross-connect of an OCS, and its ports that are not ready."""
         return self._call("GET", f"/circuits/{name}/light")
 
     def circuit_switches(self) -> list[Answer]:
@@ -157,7 +162,7 @@ class ControllerClient:
         return list(self._call("GET", "/circuit-switches")["circuit_switches"])
 
     def accept_light(self, names: Sequence[str]) -> Answer:
-        """Take the light as it is now for the baselines; how many circuits of each OCS."""
+        """Take the power as it is now for the baselines; how many circuits of each OCS."""
         return dict(self._call("POST", "/baselines", {"ocs": list(names)})["circuits"])
 
     def alarms(self, names: Sequence[str] = ()) -> list[Answer]:

@@ -17,7 +17,7 @@ from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DirectedPort, PortState
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 
 _NO_MONITOR = PowerVerdict("unverified", "unverified, no power monitor")
 _NO_OUTPUT_MONITOR = PowerVerdict("unverified", "unverified, no power monitor at the outputs")
@@ -95,7 +95,7 @@ class CircuitOperations:
         driver = self.parts.drivers[name]
         if not (driver.capabilities.power_out or driver.capabilities.power_in):
             return [PortReading(c, None, None, None, None, _NO_MONITOR) for c in maps[name]]
-        links = follow_light(self.parts.lab, maps)
+        links = trace_links(self.parts.lab, maps)
         readings = await self.parts.power_check.judge(links, driver, maps[name])
         if driver.capabilities.power_out:
             return readings

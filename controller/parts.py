@@ -11,8 +11,11 @@ from typing import Any
 
 from patchlight.controller.changes.device_watch import DeviceWatch
 from patchlight.controller.changes.parts import CircuitParts
-from patchlight.controller.changes.power_budget import DEFAULT_TOLERANCES, Tolerances
-from patchlight.controller.changes.preflight import POWER_CEILING_DBM
+from patchlight.controller.changes.power_budget import (
+    DEFAULT_TOLERANCES,
+    POWER_CEILING_DBM,
+    Tolerances,
+)
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.registry import open_driver, password_of

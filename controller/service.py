@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 
 from patchlight.controller.api.app import create_app
 from patchlight.controller.circuits.device_lock import CONTROLLER, device_lock
-from patchlight.controller.parts import Controller
+from patchlight.controller.parts import Controller, Settings
+from patchlight.testbed.lab import Lab
 from patchlight.testbed.linux.sockets import http_server, listen
 
 
-async def run(controller: Controller) -> None:
+def serve(lab: Lab, settings: Settings) -> None:
+    """Run a controller until it is told to stop; its log goes to standard error."""
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form)
+    for chatty in ("httpx", "httpcore"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    asyncio.run(_run(Controller(lab, settings)))
+
+
+async def _run(controller: Controller) -> None:
     """Serve until SIGTERM or Ctrl-C. Circuits and flow entries outlive the controller."""
     api = listen(controller.settings.api)
     server = http_server(create_app(controller), lifespan="off")

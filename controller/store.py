@@ -38,6 +38,7 @@ CREATE TABLE IF NOT EXISTS baselines (
 """
 
 _ADD_EVENT = "INSERT INTO events (at, kind, record) VALUES (?, ?, ?)"
+_SAVE_COMMITTED = "INSERT OR REPLACE INTO committed VALUES (?, ?)"
 _SAVE_BASELINE = "INSERT OR REPLACE INTO baselines VALUES (?, ?, ?, ?, ?)"
 
 Record = Mapping[str, Any]
@@ -47,7 +48,10 @@ BaselineKey = tuple[str, int, int, str]
 
 
 class Store:
-    """The controller's memory in one SQLite file (``:memory:`` for none)."""
+    """The controller's memory in one SQLite file (``:memory:`` for none).
+
+    Every method raises ``PatchlightError`` where the file cannot be read or written.
+    """
 
     def __init__(self, path: Path | str) -> None:
         self._path = path
@@ -102,27 +106,25 @@ class Store:
                     db.execute("ROLLBACK")
                 raise
 
+    def _write_all(self, sql: str, rows: Sequence[tuple[object, ...]]) -> None:
+        with self._together() as db:
+            db.executemany(sql, rows)
+
     def _rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         with self._locked() as db:
             return db.execute(sql, values).fetchall()
 
     # -- changes of circuits -----------------------------------------------------------------
 
-    def begin_reconfiguration(self, record: Record) -> int:
-        """Journal an intent; the number it is known by from now on."""
-        return self.prepared_intent(0, record)()
-
     def prepared_intent(self, number: int, record: Record) -> Callable[[], int]:
-        """The same, as it is now, but written when the answer is called: by another thread, say.
+        """What journals an intent, as it is now, when called: by another thread, say.
 
-        ``number`` is the one that it is known by already, 0 for a new one.
+        It gives the number that the change is known by from then on. ``number`` is the one
+        that it has already, 0 for a new change.
         """
-        if number:
-            sql = "REPLACE INTO reconfigurations (id, state, record) VALUES (?, 'intent', ?)"
-        else:
-            sql = "INSERT INTO reconfigurations (id, state, record) VALUES (?, 'intent', ?)"
-        values = number or None, json.dumps(record)
-        return lambda: self._write(sql, *values)
+        verb, text = "REPLACE" if number else "INSERT", json.dumps(record)
+        sql = f"{verb} INTO reconfigurations (id, state, record) VALUES (?, 'intent', ?)"
+        return lambda: self._write(sql, number or None, text)
 
     def update_reconfiguration(
         self,
@@ -142,12 +144,8 @@ class Store:
                 "UPDATE reconfigurations SET state = ?, record = ? WHERE id = ?",
                 (state, json.dumps(record), number),
             )
-            db.executemany(
-                "INSERT OR REPLACE INTO committed VALUES (?, ?)",
-                [(ocs, json.dumps(row)) for ocs, row in (committed or {}).items()],
-            )
-            if baselines:
-                db.executemany(_SAVE_BASELINE, _baseline_rows(baselines))
+            db.executemany(_SAVE_COMMITTED, _committed_rows(committed or {}))
+            db.executemany(_SAVE_BASELINE, _baseline_rows(baselines or {}))
             if state != "intent":
                 kept = ("message", "by", "origin", "why", "changes")
                 event = {"id": number, "state": state} | {
@@ -158,24 +156,20 @@ class Store:
 
     def reconfigurations(self, last: int | None = None) -> list[dict[str, Any]]:
         """Every change journalled (or the ``last`` few), oldest first, with number and state."""
-        sql = "SELECT id, state, record FROM reconfigurations ORDER BY id"
-        if last is None:
-            return [_change(row) for row in self._rows(sql)]
-        return [_change(row) for row in reversed(self._rows(f"{sql} DESC LIMIT ?", last))]
+        # To SQLite a negative limit is none.
+        return self._changes("ORDER BY id DESC LIMIT ?", -1 if last is None else last)[::-1]
 
     def reconfiguration(self, number: int) -> dict[str, Any] | None:
         """One change, or ``None``."""
-        rows = self._rows("SELECT id, state, record FROM reconfigurations WHERE id = ?", number)
-        return _change(rows[0]) if rows else None
+        return next(iter(self._changes("WHERE id = ?", number)), None)
 
     def unfinished_reconfigurations(self) -> list[dict[str, Any]]:
         """What a controller that ended had begun."""
-        return [
-            _change(row)
-            for row in self._rows(
-                "SELECT id, state, record FROM reconfigurations WHERE state = 'intent' ORDER BY id"
-            )
-        ]
+        return self._changes("WHERE state = 'intent' ORDER BY id")
+
+    def _changes(self, which: str, *values: object) -> list[dict[str, Any]]:
+        rows = self._rows(f"SELECT id, state, record FROM reconfigurations {which}", *values)
+        return [{**json.loads(text), "id": number, "state": state} for number, state, text in rows]
 
     def reconfiguration_counts(self) -> dict[str, int]:
         """How many changes there are in each state."""
@@ -183,11 +177,7 @@ class Store:
 
     def commit_maps(self, maps: Mapping[str, Record]) -> None:
         """Replace what ``committed_maps`` gives for these OCS."""
-        with self._together() as db:
-            db.executemany(
-                "INSERT OR REPLACE INTO committed VALUES (?, ?)",
-                [(ocs, json.dumps(row)) for ocs, row in maps.items()],
-            )
+        self._write_all(_SAVE_COMMITTED, _committed_rows(maps))
 
     def committed_maps(self) -> dict[str, dict[str, Any]]:
         """What was last written down for each OCS by ``commit_maps`` or with a change."""
@@ -195,8 +185,7 @@ class Store:
 
     def save_baselines(self, baselines: Mapping[BaselineKey, Sequence[float]]) -> None:
         """Replace the readings of these circuits."""
-        with self._together() as db:
-            db.executemany(_SAVE_BASELINE, _baseline_rows(baselines))
+        self._write_all(_SAVE_BASELINE, _baseline_rows(baselines))
 
     def baselines(self, ocs: str) -> dict[BaselineKey, tuple[float, ...]]:
         """The readings (dBm, oldest first) of every circuit of one OCS that has any."""
@@ -210,16 +199,12 @@ class Store:
 
     def save_locks(self, records: Sequence[Record]) -> None:
         """Insert or replace locks, by their ``ocs`` and ``port``."""
-        with self._together() as db:
-            db.executemany(
-                "INSERT OR REPLACE INTO locks VALUES (?, ?, ?)",
-                [(record["ocs"], record["port"], json.dumps(record)) for record in records],
-            )
+        rows = [(record["ocs"], record["port"], json.dumps(record)) for record in records]
+        self._write_all("INSERT OR REPLACE INTO locks VALUES (?, ?, ?)", rows)
 
     def delete_locks(self, ports: Sequence[tuple[str, int]]) -> None:
         """Forget the locks of these ports."""
-        with self._together() as db:
-            db.executemany("DELETE FROM locks WHERE ocs = ? AND port = ?", ports)
+        self._write_all("DELETE FROM locks WHERE ocs = ? AND port = ?", ports)
 
     def locks(self) -> list[dict[str, Any]]:
         """Every lock."""
@@ -268,11 +253,8 @@ class Store:
 
     def add_iterations(self, job_id: str, records: Sequence[Record]) -> None:
         """Append what a job's workers reported."""
-        with self._together() as db:
-            db.executemany(
-                "INSERT INTO iterations (job, record) VALUES (?, ?)",
-                [(job_id, json.dumps(record)) for record in records],
-            )
+        rows = [(job_id, json.dumps(record)) for record in records]
+        self._write_all("INSERT INTO iterations (job, record) VALUES (?, ?)", rows)
 
     def iterations(self, job_id: str, after: int = 0) -> tuple[list[dict[str, Any]], int]:
         """The reports of a job's workers after number ``after``, and the last number."""
@@ -289,8 +271,7 @@ class Store:
 
     def add_events(self, kind: str, events: Sequence[tuple[float, Record]]) -> None:
         """Append events of one kind, each with its time, in one write."""
-        with self._together() as db:
-            db.executemany(_ADD_EVENT, [(at, kind, json.dumps(record)) for at, record in events])
+        self._write_all(_ADD_EVENT, [(at, kind, json.dumps(record)) for at, record in events])
 
     def events(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         """At most ``limit`` events after number ``after``, oldest first."""
@@ -306,9 +287,8 @@ class Store:
         return int(self._rows("SELECT coalesce(max(number), 0) FROM events")[0][0])
 
 
-def _change(row: tuple[Any, ...]) -> dict[str, Any]:
-    number, state, record = row
-    return {**json.loads(record), "id": number, "state": state}
+def _committed_rows(maps: Mapping[str, Record]) -> list[tuple[str, str]]:
+    return [(ocs, json.dumps(row)) for ocs, row in maps.items()]
 
 
 def _baseline_rows(

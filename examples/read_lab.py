@@ -14,11 +14,11 @@ import sys
 
 from patchlight import builtin_lab, read_lab
 from patchlight.testbed.units import format_rate
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 
 name = sys.argv[1]
 lab = read_lab(name if name.endswith(".yaml") else builtin_lab(name))
-links = follow_light(lab, lab.initial_maps)
+links = trace_links(lab, lab.initial_maps)
 for a, b in links.pairs():
     path = links.paths[a]
     print(f"{a} – {b}  {format_rate(path.rate_bps)}, {path.loss_db:.1f} dB")

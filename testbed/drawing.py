@@ -7,6 +7,7 @@ is grey; light that goes one way only is dashed with an arrow.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -17,7 +18,7 @@ from patchlight.testbed.drawing_layout import Box, Layout, lay_out
 from patchlight.testbed.lab import Endpoint, Host, Lab
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.units import format_rate
-from patchlight.testbed.wiring import LightPath, Links, follow_light
+from patchlight.testbed.wiring import LightPath, Links, trace_links
 
 FORMATS = ("svg", "png", "pdf")
 # Okabe and Ito's colours, which people with any colour vision can tell apart.
@@ -35,7 +36,7 @@ def draw_lab(lab: Lab, maps: Mapping[str, PortMap]) -> Figure:
 class _Drawing:
     def __init__(self, lab: Lab, maps: Mapping[str, PortMap]) -> None:
         self.lab, self.maps = lab, maps
-        self.links: Links = follow_light(lab, maps)
+        self.links: Links = trace_links(lab, maps)
         self.layout: Layout = lay_out(lab)
         self.colour_of_switch = self._switch_colours()
         self.colour_at: dict[Endpoint, str] = {}
@@ -117,7 +118,7 @@ class _Drawing:
             self._box(box, colour, colour)
             size = 11 if self.layout.detailed else 5
             middle = box.y + box.height / 2
-            self._text(box.centre, middle, switch.name, size, colour="white", bold=True)
+            self._text(box.centre, middle, switch.name, size, color="white", bold=True)
         for host in self.lab.hosts:
             self._draw_host(host)
         if self.layout.detailed:
@@ -141,28 +142,22 @@ class _Drawing:
         if host.gpu is not None:
             self._text(x, top - 0.34, host.gpu.name, 9, bold=True)
             self._text(x, top - 0.52, host.gpu.model, 8)
-        self._text(x, top - 0.76, f"{host.nic.name}  {host.nic.address}", 6.5, colour="#555555")
+        self._text(x, top - 0.76, f"{host.nic.name}  {host.nic.address}", 6.5, color="#555555")
 
     def _draw_circuits(self) -> None:
-        for name, found in self.maps.items():
-            for one in found:
-                a, b = Endpoint(name, str(one.inp)), Endpoint(name, str(one.out))
+        width = 2.2 if self.layout.detailed else 0.6
+        for name, port_map in self.maps.items():
+            for circuit in port_map:
+                a, b = Endpoint(name, str(circuit.inp)), Endpoint(name, str(circuit.out))
                 if a not in self.layout.points or b not in self.layout.points:
                     continue
-                duplex = one.reverse in found
-                if duplex and one.inp > one.out:
+                duplex = circuit.reverse in port_map
+                if duplex and circuit.inp > circuit.out:
                     continue
                 colour = self.colour_at.get(a, self.colour_at.get(b, _DARK))
                 curve = self._inside(self.layout.boxes[name], a, b)
-                width = 2.2 if self.layout.detailed else 0.6
-                if duplex:
-                    self._stroke(curve, colour, width, "-", z=4.0)
-                else:
-                    arrow = FancyArrowPatch(
-                        path=curve, arrowstyle="-|>", mutation_scale=10, color=colour,
-                        linewidth=width, linestyle="--", fill=False, zorder=4.0,
-                    )  # fmt: skip
-                    self.axes.add_patch(arrow)
+                style, arrow = ("-", "-") if duplex else ("--", "-|>")
+                self._stroke(curve, colour, width, style, z=4.0, arrow=arrow)
 
     def _inside(self, box: Box, a: Endpoint, b: Endpoint) -> Curve:
         """A circuit's way through its OCS: a bow between ports of one side stays inside."""
@@ -183,7 +178,7 @@ class _Drawing:
                 inward = 0.11 if y <= box.y else -0.11
                 ink = "white" if end.device in packet else "#555555"
                 self._text(
-                    x + (0.1 if end.device in circuit else 0), y + inward, end.port, 6, colour=ink
+                    x + (0.1 if end.device in circuit else 0), y + inward, end.port, 6, color=ink
                 )
 
     def _draw_legend(self, bottom: float) -> None:
@@ -213,31 +208,30 @@ class _Drawing:
 
     def _box(self, box: Box, fill: str, edge: str, rounding: float = 0.06) -> None:
         shape = f"round,pad=0,rounding_size={min(rounding, box.height / 4)}"
-        patch = FancyBboxPatch(
-            (box.x, box.y), box.width, box.height, boxstyle=shape, facecolor=fill, edgecolor=edge,
-            linewidth=1.1 if self.layout.detailed else 0.5, zorder=3.0,
-        )  # fmt: skip
+        corner, width = (box.x, box.y), 1.1 if self.layout.detailed else 0.5
+        patch = FancyBboxPatch(corner, box.width, box.height, shape, zorder=3.0)
+        patch.set(facecolor=fill, edgecolor=edge, linewidth=width)
         self.axes.add_patch(patch)
 
-    def _stroke(self, curve: Curve, colour: str, width: float, style: str, z: float) -> None:
-        line = FancyArrowPatch(
-            path=curve, arrowstyle="-", color=colour, linewidth=width, linestyle=style, zorder=z
-        )
+    def _stroke(
+        self, curve: Curve, colour: str, width: float, style: str, z: float, arrow: str = "-"
+    ) -> None:
+        line = FancyArrowPatch(path=curve, arrowstyle=arrow, mutation_scale=10, fill=False)
+        line.set(color=colour, linewidth=width, linestyle=style, zorder=z)
         self.axes.add_patch(line)
 
     def _text(
-        self, x: float, y: float, text: str, size: float, *, colour: str = _INK,
-        ha: str = "center", va: str = "center", bold: bool = False,
-    ) -> None:  # fmt: skip
-        self.axes.text(
-            x, y, text, fontsize=size, color=colour, ha=ha, va=va, zorder=6.0,
-            fontweight="bold" if bold else "normal", parse_math=False,
-        )  # fmt: skip
+        self, x: float, y: float, text: str, size: float, *, bold: bool = False, **style: Any
+    ) -> None:
+        style = {"color": _INK, "ha": "center", "va": "center", **style}
+        weight = "bold" if bold else "normal"
+        drawn = self.axes.text(x, y, text, fontsize=size, fontweight=weight, **style)
+        drawn.set(zorder=6.0, parse_math=False)
 
 
 def _passed(path: LightPath) -> list[Endpoint]:
     """Every port that the light passes, from source to sink."""
-    inside = [Endpoint(ocs, str(port)) for ocs, one in path.hops for port in (one.inp, one.out)]
+    inside = [Endpoint(ocs, str(port)) for ocs, c in path.hops for port in (c.inp, c.out)]
     return [path.source, *inside, path.sink]
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from patchlight.testbed.lab import Endpoint, Lab
-from patchlight.testbed.wiring import fibre_ends
 
 _MOST_IN_DETAIL = 24  # hosts; more than that get no text of their own
 
@@ -27,7 +26,7 @@ class Box:
 
     @property
     def centre(self) -> float:
-        """Half way from left to right."""
+        """Half way between its left and right side."""
         return self.x + self.width / 2
 
 
@@ -72,7 +71,7 @@ def lay_out(lab: Lab) -> Layout:
 class _Placing:
     def __init__(self, lab: Lab, sizes: _Sizes) -> None:
         self.lab, self.sizes = lab, sizes
-        self.other_end = {end: other for end, (other, _) in fibre_ends(lab).items()}
+        self.other_end = {end: other for end, (other, _) in lab.fibre_ends.items()}
         self.by_device: dict[str, list[Endpoint]] = {}
         for end in self.other_end:
             self.by_device.setdefault(end.device, []).append(end)
@@ -152,14 +151,12 @@ class _Placing:
     def _place_circuit_ports(self, box: Box, ends: list[Endpoint]) -> None:
         below, above = self._sides(box.name, ends)
         for side, y in ((below, box.y), (above, box.y + box.height)):
-            wanted = {
-                end: self.points.get(self.other_end[end], (box.centre, 0.0))[0] for end in side
-            }
+            x_of = {end: self.points.get(self.other_end[end], (box.centre, 0.0))[0] for end in side}
             # One OCS can have its ports just where their fibres come from; several cannot.
-            if len(self.lab.circuit_switches) == 1 and len(set(wanted.values())) == len(side):
-                self.points.update({end: (x, y) for end, x in wanted.items()})
+            if len(self.lab.circuit_switches) == 1 and len(set(x_of.values())) == len(side):
+                self.points.update({end: (x, y) for end, x in x_of.items()})
             else:
-                self._spread(box, sorted(side, key=lambda end, w=wanted: w[end]), y)  # type: ignore[misc]
+                self._spread(box, sorted(side, key=lambda end, x=x_of: x[end]), y)  # type: ignore[misc]
 
 
 def _rows(

@@ -21,22 +21,22 @@ class OcsFault:
     once so many commands that change something have come: it befalls the next one.
     """
 
-    wanted: tuple[tuple[str, Value], ...]
+    settings: tuple[tuple[str, Value], ...]
     after_s: float = 0.0
     after_changes: int = 0
 
     @classmethod
     def of(
-        cls, wanted: Mapping[str, Any], *, after_s: float = 0.0, after_changes: int = 0
+        cls, settings: Mapping[str, Any], *, after_s: float = 0.0, after_changes: int = 0
     ) -> OcsFault:
         """From plain values, as JSON has them."""
-        items = tuple((key, _frozen(value)) for key, value in wanted.items())
+        items = tuple((key, _frozen(value)) for key, value in settings.items())
         return cls(items, after_s, after_changes)
 
     @property
     def control(self) -> dict[str, Any]:
         """The object, as the control socket takes it."""
-        return {key: _plain(value) for key, value in self.wanted}
+        return {key: _plain(value) for key, value in self.settings}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from patchlight.testbed.lab import (
 from patchlight.testbed.labfile.schema import (
     FABRICS,
     LAB_NAME,
+    MODEL,
     MOST_CIRCUIT_PORTS,
     MOST_PACKET_PORTS,
 )
@@ -206,6 +207,7 @@ def two_tors(
     with the first half of the servers on ``tor1``. One more port of each ToR leads to the other.
     """
     _check_count("GPUs for each server", gpus, MOST_CIRCUIT_PORTS)
+    MODEL.take(gpu_model)
     hosts = servers * gpus
     _check_count("hosts of an OCS", hosts, MOST_CIRCUIT_PORTS // 3)
     LAB_NAME.take(name)

@@ -1,8 +1,8 @@
-"""Where each fibre ends, and where the light goes: through cross-connects to a receiver.
+"""The links between NICs and packet switches that the cross-connects of circuit switches make.
 
-All functions of values. Transmitters and receivers are NIC ports and packet-switch ports;
-circuit switches only pass light on. A light path has a rate (its slowest part) and a loss
-(its fibres and the insertion loss of each OCS on the way).
+All functions of values. Transmitters and receivers are NIC ports and packet-switch ports; circuit
+switches only pass light on. A lightpath is one direction, with a rate (its slowest part) and a
+loss (its fibres and the insertion loss of each OCS on the way); two make a link.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from patchlight.testbed.portmap import CrossConnect, PortMap
 
 @dataclass(frozen=True, slots=True)
 class LightPath:
-    """One direction: light sent at ``source`` arrives at ``sink``.
+    """One direction: what ``source`` sends arrives at ``sink``.
 
     ``hops`` are the cross-connects on the way, with their OCS; ``rate_bps`` is the slowest
     of the fibres (``None``: none has a limit); ``loss_db`` is the sum of losses.
@@ -32,12 +32,12 @@ class LightPath:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The links that are lit both ways, as seen from either end."""
+    """The lightpaths by their source; a link is up where they lead both ways."""
 
     paths: Mapping[Endpoint, LightPath]
 
     def peer(self, endpoint: Endpoint) -> Endpoint | None:
-        """Who ``endpoint`` has a two-way link with, or ``None`` if it is dark or one-way."""
+        """The other end of the link at ``endpoint``; ``None`` if it is down or one-way."""
         path = self.paths.get(endpoint)
         if path is None:
             return None
@@ -45,34 +45,29 @@ class Links:
         return path.sink if back is not None and back.sink == endpoint else None
 
     def pairs(self) -> tuple[tuple[Endpoint, Endpoint], ...]:
-        """Every two-way link once, ends in order."""
+        """Every link that is up once, its ends in order."""
         peers = ((end, self.peer(end)) for end in self.paths)
         return tuple(sorted({(min(a, b), max(a, b)) for a, b in peers if b is not None}))
 
     def switch_of(self, lab: Lab, endpoint: Endpoint) -> str | None:
-        """The packet switch that a NIC is lit onto, or ``None``."""
+        """The packet switch that a NIC has a link with, or ``None``."""
         peer = self.peer(endpoint)
         if peer is None or not isinstance(lab.device(peer.device), PacketSwitch):
             return None
         return peer.device
 
 
-def fibre_ends(lab: Lab) -> Mapping[Endpoint, tuple[Endpoint, Fibre]]:
-    """For each end of each fibre: the other end, and the fibre."""
-    return lab.fibre_ends
+def trace_links(lab: Lab, maps: Mapping[str, PortMap], earlier: Links | None = None) -> Links:
+    """The lightpaths from every NIC and packet-switch port under these port maps.
 
-
-def follow_light(lab: Lab, maps: Mapping[str, PortMap], earlier: Links | None = None) -> Links:
-    """Where the light of every NIC and packet-switch port goes under these port maps.
-
-    O(fibres + cross-connects). Light that ends in an unconnected input or an output
-    without a fibre arrives nowhere and gives no path. Paths of ``earlier`` whose
-    cross-connects are all still there are taken over as the same objects.
+    O(fibres + cross-connects). What ends in an unconnected input or an output without a fibre
+    is no path. Paths of ``earlier`` whose cross-connects are all still there are taken over as
+    the same objects.
     """
     switches = {
-        c.name: _Passing(maps[c.name].out_of, c.insertion_loss_db, lab.circuit_fibres[c.name])
+        c.name: _Switch(maps[c.name].out_of, c.insertion_loss_db, lab.circuit_fibres[c.name])
         if c.name in maps
-        else _Passing({}, c.insertion_loss_db, {})
+        else _Switch({}, c.insertion_loss_db, {})
         for c in lab.circuit_switches
     }
     before = earlier.paths if earlier is not None else {}
@@ -81,22 +76,22 @@ def follow_light(lab: Lab, maps: Mapping[str, PortMap], earlier: Links | None = 
         if source.device in switches:
             continue
         path = before.get(source)
-        if path is None or not _stands(path, switches):
+        if path is None or not _still_there(path, switches):
             path = _follow(source, arrived, fibre, switches)
         if path is not None:
             paths[source] = path
     return Links(paths)
 
 
-class _Passing(NamedTuple):
-    """What light meets in an OCS: where inputs lead, what it loses, the fibres at its ports."""
+class _Switch(NamedTuple):
+    """An OCS on a path: where inputs lead, what is lost in it, the fibres at its ports."""
 
     out_of: Mapping[int, int]
     loss_db: float
     fibres: Mapping[int, tuple[Endpoint, Fibre]]
 
 
-def _stands(path: LightPath, switches: Mapping[str, _Passing]) -> bool:
+def _still_there(path: LightPath, switches: Mapping[str, _Switch]) -> bool:
     for ocs, c in path.hops:  # noqa: SIM110 - done for every port of a plan: all() takes longer
         if switches[ocs].out_of.get(c.inp) != c.out:
             return False
@@ -104,7 +99,7 @@ def _stands(path: LightPath, switches: Mapping[str, _Passing]) -> bool:
 
 
 def _follow(
-    source: Endpoint, arrived: Endpoint, fibre: Fibre, switches: Mapping[str, _Passing]
+    source: Endpoint, arrived: Endpoint, fibre: Fibre, switches: Mapping[str, _Switch]
 ) -> LightPath | None:
     hops: list[tuple[str, CrossConnect]] = []
     rate_bps, loss_db = fibre.rate_bps, fibre.loss_db
@@ -124,10 +119,10 @@ def _follow(
 
 def circuit_ports(lab: Lab, endpoints: Iterable[Endpoint]) -> dict[Endpoint, tuple[str, int]]:
     """For each endpoint plugged straight into an OCS: that OCS and its port number."""
-    ends, switches = fibre_ends(lab), {c.name for c in lab.circuit_switches}
-    found: dict[Endpoint, tuple[str, int]] = {}
+    ends, switches = lab.fibre_ends, {c.name for c in lab.circuit_switches}
+    ports: dict[Endpoint, tuple[str, int]] = {}
     for endpoint in endpoints:
         if endpoint in ends and ends[endpoint][0].device in switches:
             other = ends[endpoint][0]
-            found[endpoint] = (other.device, int(other.port))
-    return found
+            ports[endpoint] = (other.device, int(other.port))
+    return ports

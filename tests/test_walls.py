@@ -106,7 +106,7 @@ def circles(root: Path) -> list[str]:
     import goes down: an arrow upwards is a circle of folders.
     """
     modules = {module_of(path, root): path for path in sources(root)}
-    inside: defaultdict[str, nx.DiGraph] = defaultdict(nx.DiGraph)
+    inside: defaultdict[str, nx.DiGraph[str]] = defaultdict(nx.DiGraph)
     for module, path in modules.items():
         for line, name in imported(path, root):
             target = name if name in modules else name.rpartition(".")[0]
@@ -130,7 +130,7 @@ def circles(root: Path) -> list[str]:
     ]
 
 
-def _loop(graph: nx.DiGraph) -> list[tuple[str, str]]:
+def _loop(graph: nx.DiGraph[str]) -> list[tuple[str, str]]:
     try:
         return [(a, b) for a, b, *_ in nx.find_cycle(graph)]
     except nx.NetworkXNoCycle:

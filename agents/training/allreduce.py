@@ -100,7 +100,7 @@ class _Exchange:
         poller = select.poll()
         poller.register(self.inp, select.POLLIN)
         poller.register(self.out, select.POLLIN)
-        listening, wanted = True, select.POLLIN
+        listening, events = True, select.POLLIN
         self._skip_empty()
         while self.send_step < self.steps or self.receive_step < self.steps:
             if self.receive_step < self.steps:
@@ -109,8 +109,8 @@ class _Exchange:
                 # What comes now belongs to the next iteration, or is the end of the ring.
                 poller.unregister(self.inp)
                 listening = False
-            if wanted != (wanted := self._wanted_of_next()):
-                poller.modify(self.out, wanted)
+            if events != (events := self._events_of_next()):
+                poller.modify(self.out, events)
             for descriptor, event in poller.poll():
                 if descriptor == self.inp.fileno():
                     self._receive()
@@ -128,7 +128,7 @@ class _Exchange:
             self._skip_empty()
         return self.sent_bytes
 
-    def _wanted_of_next(self) -> int:
+    def _events_of_next(self) -> int:
         """What to wait for on the way to the next worker: its word, room to send, or nothing."""
         if not self.clear:
             return select.POLLIN
@@ -174,10 +174,10 @@ class _Exchange:
     def _set_low_water(self) -> None:
         """Have the kernel wake us for whole pieces only, yet never wait past a chunk's end."""
         remaining = self.chunk(self.receive_step + 1)[1] - self.receive_at
-        wanted = min(self.piece, remaining)
-        if wanted != self.low_water:
-            self.inp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
-            self.low_water = wanted
+        low_water = min(self.piece, remaining)
+        if low_water != self.low_water:
+            self.inp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
+            self.low_water = low_water
 
     def _receive(self) -> None:
         try:

@@ -91,7 +91,30 @@ class EmulatedGpu:
             raise TrainingError(f"{doing} the emulated GPU {self._path}: {reply.get('error')}")
 
 
-class CudaGpu:
+class _Multiplier:
+    """Multiplies matrices for as long as the compute phase is to take."""
+
+    name = ""
+    _seconds = 0.0
+
+    def begin(self, seconds: float) -> None:
+        """Take note of how long to compute: ``finish`` does it."""
+        self._seconds = seconds
+
+    def finish(self) -> None:
+        """Compute for that time."""
+        end = time.monotonic() + self._seconds
+        while (left_s := end - time.monotonic()) > 0:
+            self._compute(left_s)
+
+    def _compute(self, left_s: float) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give the device back, if there is one."""
+
+
+class CudaGpu(_Multiplier):
     """A CUDA GPU that multiplies matrices, through PyTorch."""
 
     def __init__(self, torch: Any) -> None:
@@ -100,7 +123,6 @@ class CudaGpu:
         self._a = torch.randn(2048, 2048, device="cuda", dtype=torch.float16)
         self._b = torch.randn(2048, 2048, device="cuda", dtype=torch.float16)
         self._out = torch.empty_like(self._a)
-        self._seconds = 0.0
         self._multiply(3)  # the first ones also load kernels
         began = time.monotonic()
         self._multiply(50)
@@ -111,43 +133,25 @@ class CudaGpu:
             self._torch.mm(self._a, self._b, out=self._out)
         self._torch.cuda.synchronize()
 
-    def begin(self, seconds: float) -> None:
-        """Start computing for so many seconds."""
-        self._seconds = seconds
-
-    def finish(self) -> None:
-        """Return when that time is over."""
-        end = time.monotonic() + self._seconds
-        while (left := end - time.monotonic()) > 0:
-            # Batches of at most 20 ms, so that the calibration may drift with the clocks.
-            self._multiply(max(1, int(min(left, 0.02) / self._one_s)))
+    def _compute(self, left_s: float) -> None:
+        # Batches of at most 20 ms, so that the calibration may drift with the clocks.
+        self._multiply(max(1, int(min(left_s, 0.02) / self._one_s)))
 
     def close(self) -> None:
-        """Give the device back."""
+        """Give the GPU's memory back."""
         self._torch.cuda.empty_cache()
 
 
-class Processor:
+class Processor(_Multiplier):
     """No GPU: the processor multiplies matrices."""
 
     name = "cpu: numpy"
 
     def __init__(self) -> None:
         self._a = np.ones((128, 128), dtype=np.float32)
-        self._seconds = 0.0
 
-    def begin(self, seconds: float) -> None:
-        """Start computing for so many seconds."""
-        self._seconds = seconds
-
-    def finish(self) -> None:
-        """Return when that time is over."""
-        end = time.monotonic() + self._seconds
-        while time.monotonic() < end:
-            np.matmul(self._a, self._a)
-
-    def close(self) -> None:
-        """Nothing to give back."""
+    def _compute(self, left_s: float) -> None:
+        np.matmul(self._a, self._a)
 
 
 class Sleeper:
@@ -167,7 +171,7 @@ class Sleeper:
         time.sleep(max(0.0, self._end - time.monotonic()))
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """There is no device to give back."""
 
 
 def open_device(task: TrainingTask) -> Device:

@@ -162,14 +162,14 @@ def _accept_previous(
             continue
         try:
             connection.settimeout(_ATTEMPT_S * 5)
-            said = _read_line(connection)
-            if said == expected:
+            hello = _read_line(connection)
+            if hello == expected:
                 _tune(connection)
                 _send_line(connection, {"ok": True})
                 return connection
             # A stranger, or a worker of a job that is ending: let it go and wait for ours.
-            last = f"{address} said {said}, expected {expected}"
-            _send_line(connection, {"ok": False, "error": f"expected {expected}, got {said}"})
+            last = f"{address} said {hello}, expected {expected}"
+            _send_line(connection, {"ok": False, "error": f"expected {expected}, got {hello}"})
         except (OSError, ValueError) as exc:
             last = f"{address}: {exc}"
         connection.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,10 +50,6 @@ class WorkerHandle:
     started: int | None = None
     container: str | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """For the lease's file."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class ExitInfo:
@@ -67,7 +63,7 @@ class RunningWorker(Protocol):
     """A worker that was launched."""
 
     @property
-    def trace(self) -> WorkerHandle:
+    def handle(self) -> WorkerHandle:
         """How to find it again."""
 
     async def ended(self) -> ExitInfo:
@@ -88,10 +84,10 @@ class Runner(Protocol):
     async def open(self) -> None:
         """Check that workers can be run here; ``LaunchError`` that says what is missing."""
 
-    async def launch(self, order: WorkerLaunch) -> RunningWorker:
+    async def launch(self, launch: WorkerLaunch) -> RunningWorker:
         """Start the worker; on return its namespace is kept. ``LaunchError`` leaves nothing."""
 
-    async def end_leftover(self, trace: WorkerHandle) -> None:
+    async def end_leftover(self, handle: WorkerHandle) -> None:
         """End and remove a worker of an agent that died. Harmless if it is gone."""
 
     async def sweep(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import docker
@@ -72,56 +73,50 @@ class DockerRunner:
                 hint=f"build it: sudo bash {deploy_file('worker-image.sh')}",
             ) from exc
 
-    async def launch(self, order: WorkerLaunch) -> DockerWorker:
+    async def launch(self, launch: WorkerLaunch) -> DockerWorker:
         """Create and start the container, and keep its network namespace."""
-        return DockerWorker(await asyncio.to_thread(self._launch, order))
+        return DockerWorker(await asyncio.to_thread(self._launch, launch))
 
-    def _launch(self, order: WorkerLaunch) -> Container:
-        order.write_task(_GPU_SOCKET if order.gpu_socket else None)
+    def _launch(self, launch: WorkerLaunch) -> Container:
+        launch.write_task(_GPU_SOCKET if launch.gpu_socket else None)
         try:
-            container: Container = self._client.containers.create(**self._settings(order))
+            container: Container = self._client.containers.create(**self._settings(launch))
         except ImageNotFound:
             self._check_image()
             raise
         except _REFUSED as exc:
-            raise LaunchError(f"creating the container of worker {order.worker}: {exc}") from exc
+            raise LaunchError(f"creating the container of worker {launch.worker}: {exc}") from exc
         try:
             container.start()
             container.reload()
             pid = container.attrs["State"]["Pid"]
             if not pid:
                 raise LaunchError(
-                    f"worker {order.worker} ended at once: {' | '.join(_log_tail(container))}"
+                    f"worker {launch.worker} ended at once: {' | '.join(_log_tail(container))}"
                 )
-            namespaces.keep(order.namespace, pid)
+            namespaces.keep(launch.namespace, pid)
         except (*_REFUSED, PatchlightError) as exc:
             _remove(container)
             if isinstance(exc, PatchlightError):
                 raise
-            raise LaunchError(f"starting the container of worker {order.worker}: {exc}") from exc
+            raise LaunchError(f"starting the container of worker {launch.worker}: {exc}") from exc
         return container
 
-    def _settings(self, order: WorkerLaunch) -> dict[str, Any]:
+    def _settings(self, launch: WorkerLaunch) -> dict[str, Any]:
         mounts = {
             str(TRAINING): {"bind": f"{_CODE}/patchlight/agents/training", "mode": "ro"},
-            str(order.directory): {"bind": _FOLDER, "mode": "rw"},
+            str(launch.directory): {"bind": _FOLDER, "mode": "rw"},
         }
-        if order.gpu_socket is not None:
-            mounts[str(order.gpu_socket)] = {"bind": _GPU_SOCKET, "mode": "rw"}
+        if launch.gpu_socket is not None:
+            mounts[str(launch.gpu_socket)] = {"bind": _GPU_SOCKET, "mode": "rw"}
         settings: dict[str, Any] = {
             "image": self._image,
-            "name": order.namespace,
-            "command": [
-                "python3",
-                "-m",
-                "patchlight.agents.training",
-                "--task",
-                f"{_FOLDER}/task.json",
-            ],
+            "name": launch.namespace,
+            "command": f"python3 -m patchlight.agents.training --task {_FOLDER}/task.json".split(),
             "labels": {
                 **self._labels,
-                "patchlight.worker": order.worker,
-                "patchlight.job": order.job,
+                "patchlight.worker": launch.worker,
+                "patchlight.job": launch.job,
             },
             "environment": {
                 "PYTHONPATH": _CODE,
@@ -137,22 +132,22 @@ class DockerRunner:
             "read_only": True,
             "tmpfs": {"/tmp": "size=64m"},
             "pids_limit": 256,
-            "mem_limit": 1024 * _MIB + 8 * int(order.task["gradient_bytes"]),
+            "mem_limit": 1024 * _MIB + 8 * int(launch.task["gradient_bytes"]),
             "log_config": LogConfig(type="json-file", config={"max-size": "1m", "max-file": "1"}),
             "working_dir": _FOLDER,
         }
-        if order.gpu_uuid is not None:
+        if launch.gpu_uuid is not None:
             # By UUID: indices differ inside. PyTorch wants far more memory than the gradient.
             settings["device_requests"] = [
-                DeviceRequest(device_ids=[order.gpu_uuid], capabilities=[["gpu"]])
+                DeviceRequest(device_ids=[launch.gpu_uuid], capabilities=[["gpu"]])
             ]
             del settings["mem_limit"]
         return settings
 
-    async def end_leftover(self, trace: WorkerHandle) -> None:
+    async def end_leftover(self, handle: WorkerHandle) -> None:
         """Kill and remove the container of that id."""
-        if trace.container is not None:
-            await asyncio.to_thread(self._remove_id, trace.container)
+        if handle.container is not None:
+            await asyncio.to_thread(self._remove_id, handle.container)
 
     def _remove_id(self, container: str) -> None:
         try:
@@ -166,10 +161,10 @@ class DockerRunner:
 
     def _sweep(self) -> None:
         labels = [f"{key}={value}" for key, value in self._labels.items()]
-        found = self._client.containers.list(
+        leftovers = self._client.containers.list(
             all=True, filters={"label": labels}, ignore_removed=True
         )
-        for container in found:
+        for container in leftovers:
             _remove(container)
 
     async def close(self) -> None:
@@ -185,7 +180,7 @@ class DockerWorker:
         self._container = container
 
     @property
-    def trace(self) -> WorkerHandle:
+    def handle(self) -> WorkerHandle:
         """The container's id."""
         return WorkerHandle(container=self._container.id)
 
@@ -239,24 +234,14 @@ def _log_tail(container: Container) -> tuple[str, ...]:
 
 async def _in_own_thread(function: Callable[[], T]) -> T:
     """Like ``asyncio.to_thread``, but for waits of hours: those would use up its few threads."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
+    future = Future[T]()
+    future.set_running_or_notify_cancel()  # who waits may be cancelled, the thread may not
 
     def run() -> None:
         try:
-            outcome: tuple[T | None, BaseException | None] = (function(), None)
+            future.set_result(function())
         except Exception as exc:
-            outcome = (None, exc)
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, *outcome)
+            future.set_exception(exc)
 
     threading.Thread(target=run, daemon=True, name="docker-wait").start()
-    return await future
+    return await asyncio.wrap_future(future)

@@ -42,44 +42,42 @@ class ProcessRunner:
                 "workers need network namespaces, and those need root", hint="run the agent as root"
             )
 
-    async def launch(self, order: WorkerLaunch) -> ProcessWorker:
+    async def launch(self, launch: WorkerLaunch) -> ProcessWorker:
         """Make the namespace and start Python in it."""
-        process = await asyncio.to_thread(self._launch, order)
-        return ProcessWorker(process, order.directory / "output.log")
+        process = await asyncio.to_thread(self._launch, launch)
+        return ProcessWorker(process, launch.directory / "output.log")
 
-    def _launch(self, order: WorkerLaunch) -> subprocess.Popen[bytes]:
-        order.write_task(str(order.gpu_socket) if order.gpu_socket else None)
-        namespace = namespaces.create(order.namespace)
-        command = [
-            "nsenter", f"--net={namespace}", "--",
-            sys.executable, "-s", "-m", "patchlight.agents.training",
-            "--task", str(order.directory / "task.json"), "--lifeline",
-        ]  # fmt: skip
+    def _launch(self, launch: WorkerLaunch) -> subprocess.Popen[bytes]:
+        launch.write_task(str(launch.gpu_socket) if launch.gpu_socket else None)
+        namespace = namespaces.create(launch.namespace)
+        command = ["nsenter", f"--net={namespace}", "--", sys.executable, "-s"]
+        command += ["-m", "patchlight.agents.training", "--lifeline"]
+        command += ["--task", str(launch.directory / "task.json")]
         try:
-            with (order.directory / "output.log").open("ab") as output:
+            with (launch.directory / "output.log").open("ab") as output:
                 return subprocess.Popen(
                     command,
-                    cwd=order.directory,
-                    env=_environment(order),
+                    cwd=launch.directory,
+                    env=_environment(launch),
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C is for the agent, which stops its workers
                 )
         except OSError as exc:
-            namespaces.delete(order.namespace)
-            raise LaunchError(f"starting worker {order.worker}: {exc}") from exc
+            namespaces.delete(launch.namespace)
+            raise LaunchError(f"starting worker {launch.worker}: {exc}") from exc
 
-    async def end_leftover(self, trace: WorkerHandle) -> None:
+    async def end_leftover(self, handle: WorkerHandle) -> None:
         """Kill the process if it is still the one that was started."""
-        if trace.pid is not None and trace.started is not None:
-            await asyncio.to_thread(_kill_leftover, trace.pid, trace.started)
+        if handle.pid is not None and handle.started is not None:
+            await asyncio.to_thread(_kill_leftover, handle.pid, handle.started)
 
     async def sweep(self) -> None:
-        """Nothing: processes without a lease ended with their agent."""
+        """Processes without a lease ended with their agent: there are none to remove."""
 
     async def close(self) -> None:
-        """Nothing is held open."""
+        """The runner holds nothing open itself."""
 
 
 class ProcessWorker:
@@ -100,7 +98,7 @@ class ProcessWorker:
         self._gone.set()
 
     @property
-    def trace(self) -> WorkerHandle:
+    def handle(self) -> WorkerHandle:
         """Its process number and start."""
         return WorkerHandle(pid=self._process.pid, started=self._started)
 
@@ -126,7 +124,7 @@ class ProcessWorker:
             self._process.stdin.close()
 
 
-def _environment(order: WorkerLaunch) -> dict[str, str]:
+def _environment(launch: WorkerLaunch) -> dict[str, str]:
     keep = {name: os.environ[name] for name in ("PATH", "LANG", "HOME") if name in os.environ}
     return {
         **keep,
@@ -135,17 +133,23 @@ def _environment(order: WorkerLaunch) -> dict[str, str]:
         # One worker is one GPU's process; threads of a linear algebra library would fight.
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
-        **({"CUDA_VISIBLE_DEVICES": order.gpu_uuid} if order.gpu_uuid else {}),
+        **({"CUDA_VISIBLE_DEVICES": launch.gpu_uuid} if launch.gpu_uuid else {}),
     }
 
 
 def _start_time(pid: int) -> int | None:
     """Clock ticks from boot to the start of the process (proc(5), stat field 22)."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the program's name; none if the process is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
-    return int(text.rpartition(")")[2].split()[19])
+        return []
+    return text.rpartition(")")[2].split()
 
 
 def _kill_leftover(pid: int, started: int) -> None:
@@ -153,17 +157,9 @@ def _kill_leftover(pid: int, started: int) -> None:
     while _start_time(pid) == started and time.monotonic() < deadline:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        if _is_zombie(pid):
+        if _stat(pid)[:1] in ([], ["Z"]):
             return
         time.sleep(0.01)
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return True
-    return text.rpartition(")")[2].split()[0] == "Z"
 
 
 def _tail(path: Path) -> tuple[str, ...]:

@@ -48,8 +48,8 @@ def create_app(controller: Controller) -> FastAPI:
     @app.get("/v1/jobs/{job_id}/iterations")
     async def iterations(job_id: str, after: int = 0) -> Answer:
         controller.scheduler.job(job_id)
-        found, last = controller.store.iterations(job_id, after)
-        return {"iterations": found, "next": last}
+        reports, last = controller.store.iterations(job_id, after)
+        return {"iterations": reports, "next": last}
 
     @app.delete("/v1/jobs/{job_id}")
     async def stop(job_id: str) -> Answer:

@@ -7,7 +7,7 @@ talks to the devices directly.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -15,13 +15,12 @@ from fastapi.responses import JSONResponse
 
 from patchlight.controller.api.caller import caller_of
 from patchlight.controller.api.models import (
-    AdoptRequest,
     BaselinesRequest,
     ChangeRequest,
     LockRequest,
+    PresentMapsRequest,
     ReconfigurationRequest,
     RepairRequest,
-    SaveRequest,
     StopRequest,
     UnlockRequest,
 )
@@ -77,13 +76,9 @@ async def _run(
     why: str,
     reverts: int | None = None,
 ) -> Answer:
-    options = ChangeOptions(
-        by=caller.by,
-        origin=caller.origin,
-        spare_jobs=request.spare_jobs,
-        planned_from=request.planned_from,
-        adopts=adopts,
-        reverts=reverts,
+    shown, spare_jobs = request.planned_from, request.spare_jobs
+    options = replace(
+        caller, spare_jobs=spare_jobs, planned_from=shown, adopts=adopts, reverts=reverts
     )
     if request.dry_run:
         plan, objections = await operations.transactions.preview(decide, options)
@@ -172,7 +167,7 @@ def _look(routes: APIRouter, operations: CircuitOperations) -> None:
 
     @routes.get("/links")
     async def links() -> Answer:
-        present = await operations.transactions.links()
+        present = parts.maps.links(await parts.maps.read())
         return {
             # Links through these are not known; they are left out.
             "unread": parts.devices.unread,
@@ -270,7 +265,7 @@ def _change(routes: APIRouter, operations: CircuitOperations) -> None:
         )
 
     @routes.post("/drift/adopt")
-    async def adopt(request: AdoptRequest, caller: Caller) -> Answer:
+    async def adopt(request: PresentMapsRequest, caller: Caller) -> Answer:
         maps = await parts.maps.read()
         adopts = {name: maps[name] for name in operations.named(request.ocs)}
         asked = ChangeRequest(why=request.why)
@@ -289,7 +284,7 @@ def _operate(routes: APIRouter, operations: CircuitOperations) -> None:
         return {"maps": list(parts.store.saved_maps().values())}
 
     @routes.put("/maps/{name}")
-    async def save(name: str, request: SaveRequest, caller: Caller) -> Answer:
+    async def save(name: str, request: PresentMapsRequest, caller: Caller) -> Answer:
         return await operations.save(name, request.ocs, caller.by, request.why)
 
     @routes.delete("/maps/{name}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
@@ -21,34 +21,22 @@ class _State:
 
     def collect(self) -> Iterator[Metric]:
         controller = self._controller
-        jobs = GaugeMetricFamily("patchlight_jobs", "Jobs by state.", labels=["state"])
-        for state, count in Counter(str(j.state) for j in controller.scheduler.jobs()).items():
-            jobs.add_metric([state], count)
-        yield jobs
-        changes = GaugeMetricFamily(
-            "patchlight_reconfigurations", "Changes of circuits by outcome.", labels=["state"]
-        )
-        for state, count in controller.store.reconfiguration_counts().items():
-            changes.add_metric([state], count)
-        yield changes
-        gpus = GaugeMetricFamily(
-            "patchlight_gpu_utilization_ratio", "Busy share of the last second.", labels=["gpu"]
-        )
-        for gpu, share in controller.fleet.latest_utilization().items():
-            gpus.add_metric([gpu], share)
-        yield gpus
-        up = GaugeMetricFamily(
-            "patchlight_agent_up", "Whether an agent answers.", labels=["server"]
-        )
-        for server, reachable in controller.fleet.reachable.items():
-            up.add_metric([server], reachable)
-        yield up
-        answers = GaugeMetricFamily(
-            "patchlight_ocs_up", "Whether a circuit switch answers.", labels=["ocs"]
-        )
-        for row in controller.circuits.devices.status():
-            answers.add_metric([row["name"]], row["reachable"])
-        yield answers
+        jobs = Counter(str(job.state) for job in controller.scheduler.jobs())
+        changes = controller.store.reconfiguration_counts()
+        gpus = controller.fleet.latest_utilization()
+        devices = {row["name"]: row["reachable"] for row in controller.circuits.devices.status()}
+        yield _gauge("jobs", "Jobs by state.", "state", jobs)
+        yield _gauge("reconfigurations", "Changes of circuits by outcome.", "state", changes)
+        yield _gauge("gpu_utilization_ratio", "Busy share of the last second.", "gpu", gpus)
+        yield _gauge("agent_up", "Whether an agent answers.", "server", controller.fleet.reachable)
+        yield _gauge("ocs_up", "Whether a circuit switch answers.", "ocs", devices)
+
+
+def _gauge(name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:
+    gauge = GaugeMetricFamily(f"patchlight_{name}", about, labels=[label])
+    for key, value in values.items():
+        gauge.add_metric([key], value)
+    return gauge
 
 
 def registry_of(controller: Controller) -> CollectorRegistry:

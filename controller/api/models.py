@@ -45,15 +45,15 @@ class RepairRequest(ChangeRequest):
     ocs: list[str] = []
 
 
-class AdoptRequest(_Strict):
-    """Circuit switches whose present maps are to be the committed ones; all if none are named."""
+class PresentMapsRequest(_Strict):
+    """Circuit switches whose present maps are to be saved, or committed; all if none are named."""
 
     ocs: list[str] = []
     why: str = ""
 
 
 class BaselinesRequest(_Strict):
-    """Circuit switches whose light is to be the baseline from now on; all if none are named."""
+    """Circuit switches whose power is to be the baseline from now on; all if none are named."""
 
     ocs: list[str] = []
 
@@ -72,13 +72,6 @@ class UnlockRequest(_Strict):
 
     ocs: str
     ports: list[int] = Field(min_length=1)
-    why: str = ""
-
-
-class SaveRequest(_Strict):
-    """Circuit switches whose present maps are to be kept; all if none are named."""
-
-    ocs: list[str] = []
     why: str = ""
 
 

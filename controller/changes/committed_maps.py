@@ -80,15 +80,14 @@ class CommittedMaps:
         """These are committed now; the store has them already."""
         self._maps.update(maps)
 
-    def begin_with(self, present: Mapping[str, PortMap]) -> list[str]:
-        """Commit what devices that were never seen before have; their names."""
+    def begin_with(self, present: Mapping[str, PortMap]) -> None:
+        """Commit what devices that were never seen before have."""
         new = {name: m for name, m in present.items() if name not in self._maps}
         now = time.time()
         self._store.commit_maps(
             {n: {"map": as_texts(m), "reconfiguration": None, "at": now} for n, m in new.items()}
         )
         self._maps.update(new)
-        return list(new)
 
     def drift(self, present: Mapping[str, PortMap]) -> dict[str, Drift]:
         """How each device differs from its committed map."""

@@ -26,7 +26,7 @@ from patchlight.controller.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import Links, follow_light
+from patchlight.testbed.wiring import Links, trace_links
 
 log = logging.getLogger("patchlight.circuits")
 
@@ -271,7 +271,7 @@ class MapCache:
 
     def links(self, maps: Mapping[str, PortMap]) -> Links:
         """The links that these maps make."""
-        return follow_light(self._lab, maps, self._links)
+        return trace_links(self._lab, maps, self._links)
 
     def plan(self, maps: Maps, decide: Decide) -> Plan:
         """The plan that turns these maps into what ``decide`` makes of them.

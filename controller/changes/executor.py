@@ -16,7 +16,7 @@ from patchlight.controller.changes.recovery import raise_refusals
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.store import BaselineKey
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class PlanExecutor:
             with record.stage("verify"):
                 # Paths through devices that are still to change, or do not answer, are not
                 # known to be there: no power is expected over them.
-                links = follow_light(self.lab, maps) if several or unread else plan.links_new
+                links = trace_links(self.lab, maps) if several or unread else plan.links_new
                 arriving_dbm = preflight.arriving_dbm.get(name)
                 # Both at once: the device answers the one while the other is understood.
                 results = await asyncio.gather(
@@ -71,7 +71,7 @@ class PlanExecutor:
                         readings |= self.power_check.baselines.with_readings(name, result.good)
         if several:
             with record.stage("verify"):
-                links = follow_light(self.lab, maps) if unread else plan.links_new
+                links = trace_links(self.lab, maps) if unread else plan.links_new
                 for name, change in plan.changes.items():
                     verified = await self.power_check.verify(
                         links, self.drivers[name], change.makes

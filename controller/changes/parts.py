@@ -9,13 +9,13 @@ from patchlight.controller.changes.device_maps import DeviceMonitor, MapCache
 from patchlight.controller.changes.executor import PlanExecutor
 from patchlight.controller.changes.hooks import NO_HOOKS, FlowHook, TrafficHook
 from patchlight.controller.changes.locks import Locks, StopButton
-from patchlight.controller.changes.power_budget import DEFAULT_TOLERANCES, Tolerances
-from patchlight.controller.changes.power_check import Baselines, PowerCheck
-from patchlight.controller.changes.preflight import (
+from patchlight.controller.changes.power_budget import (
+    DEFAULT_TOLERANCES,
     POWER_CEILING_DBM,
-    PortStates,
-    PreflightChecks,
+    Tolerances,
 )
+from patchlight.controller.changes.power_check import Baselines, PowerCheck
+from patchlight.controller.changes.preflight import PortStates, PreflightChecks
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.store import Store
 from patchlight.testbed.lab import Lab

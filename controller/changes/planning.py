@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from patchlight.testbed.lab import Endpoint, Lab
 from patchlight.testbed.portmap import PortMap, PortMapChange
-from patchlight.testbed.wiring import Links, follow_light
+from patchlight.testbed.wiring import Links, trace_links
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ def plan(
     after = {**before, **wanted}
     changes = {name: before[name].diff(after[name]) for name in before}
     if links_before is None:
-        links_before = follow_light(lab, before, earlier)
-    links_after = follow_light(lab, after, links_before)
+        links_before = trace_links(lab, before, earlier)
+    links_after = trace_links(lab, after, links_before)
     earlier_paths, later_paths = links_before.paths, links_after.paths
     staying = {end: path for end, path in earlier_paths.items() if later_paths.get(end) is path}
     moved = (earlier_paths.keys() - staying.keys()) | (later_paths.keys() - staying.keys())

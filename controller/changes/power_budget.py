@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from patchlight.testbed.lab import Endpoint, Lab, PacketSwitch, Server
 from patchlight.testbed.portmap import CrossConnect
-from patchlight.testbed.wiring import Links, fibre_ends
+from patchlight.testbed.wiring import Links
 
 VerdictKind = Literal["ok", "degraded", "unverified", "failed"]
 
@@ -30,6 +30,9 @@ class Tolerances:
 
 
 DEFAULT_TOLERANCES = Tolerances()
+
+POWER_CEILING_DBM = 13.0
+"""More power than this is not sent through the mirrors, nor to a receiver behind them."""
 
 # Monitors read noise at dark ports: with less power than this at an input, and none expected, its
 # loss through the switch says nothing.
@@ -60,7 +63,7 @@ def expected_powers(
 
     With ``asked`` only along paths that pass one of these.
     """
-    ends = fibre_ends(lab)
+    ends = lab.fibre_ends
     loss_of = {c.name: c.insertion_loss_db for c in lab.circuit_switches}
     expected: dict[tuple[str, CrossConnect], Expected] = {}
     for path in links.paths.values():

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from patchlight.controller.changes.locks import Locks, StopButton
 from patchlight.controller.changes.planning import Plan
+from patchlight.controller.changes.power_budget import POWER_CEILING_DBM
 from patchlight.controller.changes.record import ChangeOptions
 from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort, PortState
 from patchlight.testbed.errors import PatchlightError
@@ -15,9 +16,6 @@ from patchlight.testbed.lab import Endpoint
 
 Ports = Mapping[str, Collection[int]]
 """Ports by OCS."""
-
-POWER_CEILING_DBM = 13.0
-"""More power than this is not sent through the mirrors, nor to a receiver behind them."""
 
 # Port states are a whole table to read. A port that fails within this time shows itself when
 # its circuit is made, and the change rolls back.

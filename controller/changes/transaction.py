@@ -13,7 +13,6 @@ from patchlight.controller.changes.preflight import Ports
 from patchlight.controller.changes.record import ChangeOptions, Reconfiguration, to_row
 from patchlight.controller.changes.recovery import changes_of, finish_or_undo, lock_ports
 from patchlight.testbed.errors import in_words
-from patchlight.testbed.wiring import Links
 
 NO_OPTIONS = ChangeOptions()
 
@@ -29,10 +28,6 @@ class Transactions:
     async def read_maps(self) -> Maps:
         """The present map of every circuit switch that answers, asked of the devices at once."""
         return await self._parts.maps.read()
-
-    async def links(self) -> Links:
-        """The links that the present cross-connects make, as far as the devices answer."""
-        return self._parts.maps.links(await self.read_maps())
 
     def unseen_hosts(self) -> dict[str, str]:
         """The hosts that are plugged into a circuit switch that does not answer, and why not."""

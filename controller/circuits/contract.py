@@ -43,22 +43,10 @@ class DirectedPort:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a device can do beyond making and breaking one cross-connect at a time.
+    """What a device has beyond what each has: power monitors on that side of its ports."""
 
-    ``bulk``: several cross-connects in one command. ``duplex``: it also knows two-way
-    circuits, whose directions come and go together. ``any_to_any``: a port can be joined to
-    any port, its own included. ``power_in``/``power_out``: power monitors on that side.
-    ``atomic_replace``: the whole map replaced in one command. ``port_enable``: single ports
-    can be switched off.
-    """
-
-    bulk: bool = False
-    duplex: bool = False
-    any_to_any: bool = False
     power_in: bool = False
     power_out: bool = False
-    atomic_replace: bool = False
-    port_enable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

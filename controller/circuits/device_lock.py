@@ -1,6 +1,6 @@
-"""One program at a time commands a device: a claim on its address, held while it runs.
+"""One program at a time commands a device: a lock on its address, held while it runs.
 
-A claim is a locked file named after the address. The kernel lets go of it with the process
+The lock is a locked file named after the address. The kernel lets go of it with the process
 that holds it, however that ends. It keeps apart what runs on one machine; two machines that
 command one device have to be kept apart by whoever runs them.
 """
@@ -21,13 +21,16 @@ from patchlight.testbed.lab import CircuitSwitch
 _LOCK_DIR = Path("/run/lock")
 _LOOPBACK = ("127.", "localhost", "[::1]", "::1")
 
-
 CONTROLLER, DIRECT = "the controller of lab", "patchlight ocs --direct"
-"""How the holders of devices call themselves."""
+"""The kinds of programs that hold devices: what such a holder calls itself begins with this."""
 
 
 class DeviceLocked(PatchlightError):
-    """Somebody else commands the device."""
+    """Another program commands the device; ``holder`` is what it calls itself."""
+
+    def __init__(self, message: str, *, holder: str = "", hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.holder = holder
 
 
 @contextlib.contextmanager
@@ -38,25 +41,30 @@ def device_lock(switches: Iterable[CircuitSwitch], holder: str) -> Iterator[None
     """
     with contextlib.ExitStack() as stack:
         for switch in switches:
-            # A rehearsal commands no device.
-            if switch.driver != "dry-run":
-                stack.enter_context(_claim(switch, holder))
+            descriptor = stack.enter_context(_locked(switch))
+            if descriptor is not None:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{holder} (pid {os.getpid()})\n".encode(), 0)
         yield
 
 
 def refuse_beside(switches: Iterable[CircuitSwitch], kind: str) -> None:
-    """``DeviceLocked`` if one of these devices is held by this kind of holder."""
+    """``DeviceLocked`` if one of these devices is held by this kind of program."""
     for switch in switches:
         try:
-            with device_lock([switch], ""):
+            with _locked(switch):
                 continue
         except DeviceLocked as error:
-            if f"is held by {kind}" in error.message:
+            if error.holder.startswith(kind):
                 raise
 
 
 @contextlib.contextmanager
-def _claim(switch: CircuitSwitch, holder: str) -> Iterator[None]:
+def _locked(switch: CircuitSwitch) -> Iterator[int | None]:
+    """The switch's lock file, locked; ``None`` for a rehearsal, which commands no device."""
+    if switch.driver == "dry-run":
+        yield None
+        return
     path = _path(switch.address)
     try:
         descriptor = _open(path)
@@ -66,14 +74,14 @@ def _claim(switch: CircuitSwitch, holder: str) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            who = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "another one"
+            text = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip()
+            holder = text or "another program"
             raise DeviceLocked(
-                f"{switch.name} at {switch.address} is held by {who}",
+                f"{switch.name} at {switch.address} is held by {holder}",
+                holder=holder,
                 hint="stop that first; commands without --direct go through the controller",
             ) from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{holder} (pid {os.getpid()})\n".encode(), 0)
-        yield
+        yield descriptor
     finally:
         # The file stays: removing it while somebody waits for it would let two hold it.
         os.close(descriptor)

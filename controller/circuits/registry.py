@@ -1,4 +1,4 @@
-"""Drivers by name: ours, and those that other packages add.
+"""Drivers by name: ours (``testbed/ocs_drivers.py``), and those that other packages add.
 
 A package adds one with an entry point in the group ``patchlight.ocs_drivers``: its name is
 the driver's, and it loads a callable ``(CircuitSwitch, password) -> CircuitDriver``.
@@ -8,37 +8,60 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable
-from importlib import import_module
-from importlib.metadata import entry_points
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 from typing import cast
 
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
-
-ENTRY_POINT_GROUP = "patchlight.ocs_drivers"
+from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 
 DriverFactory = Callable[[CircuitSwitch, str], CircuitDriver]
 
-# Loaded when first asked for: a driver's libraries need not be there for the others.
-_OURS = {
-    "calient-tl1": "patchlight.controller.circuits.drivers.calient.tl1:CalientTl1",
-    "calient-rest": "patchlight.controller.circuits.drivers.calient.rest:CalientRest",
-    "polatis-scpi": "patchlight.controller.circuits.drivers.polatis.scpi:PolatisScpi",
-    "polatis-tl1": "patchlight.controller.circuits.drivers.polatis.tl1:PolatisTl1",
-    "polatis-restconf": "patchlight.controller.circuits.drivers.polatis.restconf:PolatisRestconf",
-    "glimmerglass-tl1": "patchlight.controller.circuits.drivers.glimmerglass:GlimmerglassTl1",
-    "polatis-netconf": "patchlight.controller.circuits.drivers.polatis.netconf:PolatisNetconf",
-    "telescent-ssh": "patchlight.controller.circuits.drivers.telescent:TelescentSsh",
-    "openflow": "patchlight.controller.circuits.drivers.openflow:OpenFlowSwitch",
-    "dry-run": "patchlight.controller.circuits.drivers.dry_run:DryRun",
-}
+
+@dataclass(frozen=True)
+class PlugIns:
+    """Factories by name: ours (``module:name``), and those that packages add to ``group``.
+
+    Loaded when first asked for: the libraries of one need not be there for the others.
+    """
+
+    group: str
+    ours: Mapping[str, str]
+
+    def names(self) -> tuple[str, ...]:
+        """All of them, ours first."""
+        return tuple(dict.fromkeys((*self.ours, *sorted(self._theirs()))))
+
+    def load(self, name: str) -> object:
+        """The factory; ``KeyError`` if there is none of that name.
+
+        ``PatchlightError`` if it is another package's and cannot be loaded.
+        """
+        if name in self.ours:
+            return resolve_name(self.ours[name])
+        theirs = self._theirs()[name]
+        try:
+            return theirs.load()
+        except Exception as error:
+            raise PatchlightError(
+                f"loading {name!r}: {error}",
+                hint=f"it comes from an entry point in the group {self.group}: "
+                "check that package's installation",
+            ) from error
+
+    def _theirs(self) -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group=self.group)}
 
 
-def driver_names() -> tuple[str, ...]:
-    """Every driver that ``open_driver`` knows, ours first."""
-    return tuple(dict.fromkeys((*_OURS, *sorted(_theirs()))))
+_DRIVERS = PlugIns(
+    "patchlight.ocs_drivers",
+    {d.name: f"patchlight.controller.circuits.drivers.{d.driver}" for d in OCS_DRIVERS.values()},
+)
+driver_names = _DRIVERS.names
 
 
 def open_driver(circuit_switch: CircuitSwitch, password: str = "") -> CircuitDriver:
@@ -46,7 +69,17 @@ def open_driver(circuit_switch: CircuitSwitch, password: str = "") -> CircuitDri
 
     ``BadInput`` if no driver has that name, ``PatchlightError`` if it cannot be loaded.
     """
-    return _factory(circuit_switch)(circuit_switch, password)
+    name = circuit_switch.driver
+    try:
+        factory = cast(DriverFactory, _DRIVERS.load(name))
+    except KeyError:
+        known = driver_names()
+        near = difflib.get_close_matches(name, known, n=1)
+        raise BadInput(
+            f"{circuit_switch.name}: no driver is called {name!r}: "
+            + (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
+        ) from None
+    return factory(circuit_switch, password)
 
 
 def password_of(circuit_switch: CircuitSwitch) -> str:
@@ -61,30 +94,3 @@ def password_of(circuit_switch: CircuitSwitch) -> str:
             hint=f"export {variable}=… before starting",
         )
     return os.environ[variable]
-
-
-def _factory(circuit_switch: CircuitSwitch) -> DriverFactory:
-    name = circuit_switch.driver
-    if name in _OURS:
-        module, _, attribute = _OURS[name].partition(":")
-        return cast(DriverFactory, getattr(import_module(module), attribute))
-    theirs = _theirs()
-    if name not in theirs:
-        known = driver_names()
-        near = difflib.get_close_matches(name, known, n=1)
-        raise BadInput(
-            f"{circuit_switch.name}: no driver is called {name!r}: "
-            + (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
-        )
-    try:
-        return cast(DriverFactory, theirs[name]())
-    except Exception as error:
-        raise PatchlightError(
-            f"loading the driver {name!r} for {circuit_switch.name}: {error}",
-            hint=f"it comes from an entry point in the group {ENTRY_POINT_GROUP}: "
-            "check that package's installation",
-        ) from error
-
-
-def _theirs() -> dict[str, Callable[[], object]]:
-    return {point.name: point.load for point in entry_points(group=ENTRY_POINT_GROUP)}

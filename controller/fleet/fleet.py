@@ -25,7 +25,7 @@ class Fleet:
             if server.management
         }
         self.reachable: dict[str, bool] = dict.fromkeys(self.clients, False)
-        self._gpus_of = {server.name: [g.name for g in server.gpus] for server in lab.servers}
+        self._gpu_count = sum(len(server.gpus) for server in lab.servers)
         self.gpu_samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES_KEPT)
 
     def agent_of(self, server: str) -> AgentClient:
@@ -65,8 +65,7 @@ class Fleet:
     def latest_utilization(self) -> dict[str, float]:
         """The newest sample of each GPU, by its full name (0…1)."""
         newest: dict[str, float] = {}
-        gpus = sum(len(names) for names in self._gpus_of.values())
-        for sample in itertools.islice(reversed(self.gpu_samples), 2 * gpus):
+        for sample in itertools.islice(reversed(self.gpu_samples), 2 * self._gpu_count):
             newest.setdefault(sample["gpu"], sample["utilization"])
         return newest
 

@@ -18,7 +18,7 @@ from patchlight.controller.policies.regroup import NO_PORTS, Ports
 from patchlight.testbed.jobs import JobStatus
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class WiredLab:
     @cached_property
     def shape(self) -> ClusterShape:
         """A rack is a packet switch; a host that no circuit joins to one is in no rack."""
-        links = follow_light(self.lab, self.maps)
+        links = trace_links(self.lab, self.maps)
         servers = {server.name: number for number, server in enumerate(self.lab.servers)}
         racks = {switch.name: number for number, switch in enumerate(self.lab.packet_switches)}
         sites = []

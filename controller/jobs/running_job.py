@@ -52,15 +52,10 @@ class Worker:
     spec: WorkerSpec
     host: Host
     agent: AgentClient
-    status: WorkerStatus
+    status: WorkerStatus = field(init=False)  # from its creation on
     reports_seen: int = 0
     last_iteration: int = -1
     restarts: int = 0
-
-    @property
-    def id(self) -> str:
-        """The name that its agent knows it by."""
-        return self.spec.id
 
     @property
     def state(self) -> WorkerState:
@@ -73,11 +68,11 @@ class Worker:
 
     async def refresh(self) -> None:
         """Ask the agent how the worker is."""
-        self.status = await self.agent.worker(self.id)
+        self.status = await self.agent.worker(self.spec.id)
 
     async def new_reports(self) -> list[Report]:
         """What it reported since the last call. One that begins anew was started again."""
-        answer = await self.agent.reports(self.id, self.reports_seen)
+        answer = await self.agent.reports(self.spec.id, self.reports_seen)
         self.reports_seen = answer.next
         for report in answer.reports:
             self.restarts += report.index <= self.last_iteration
@@ -103,16 +98,10 @@ class RunningJob:
 
     async def prepare(self, lab: Lab, fleet: Fleet) -> None:
         """Have the agents make the workers, and wait until the ring is closed."""
+        specs = worker_specs(self.id, self.spec, self.hosts, lab)
         self.workers = [
-            Worker(
-                spec,
-                host,
-                fleet.agent_of(host.server.name),
-                WorkerStatus(id=spec.id, state=WorkerState.STARTING),
-            )
-            for spec, host in zip(
-                worker_specs(self.id, self.spec, self.hosts, lab), self.hosts, strict=True
-            )
+            Worker(spec, host, fleet.agent_of(host.server.name))
+            for spec, host in zip(specs, self.hosts, strict=True)
         ]
         await run_all(worker.create() for worker in self.workers)
         await self._until(WorkerState.READY, _PREPARE_DEADLINE_S)
@@ -135,7 +124,7 @@ class RunningJob:
 
     async def start(self) -> None:
         """Let every worker train."""
-        await run_all(worker.agent.start(worker.id) for worker in self.workers)
+        await run_all(worker.agent.start(worker.spec.id) for worker in self.workers)
         self.on_state(JobState.RUNNING)
 
     async def refresh(self) -> None:
@@ -178,7 +167,8 @@ class RunningJob:
             alive = [worker for worker in self.workers if not worker.state.is_final]
             target = 1 + max((w.status.iterations_done for w in alive), default=0)
             answers = await asyncio.gather(
-                *(worker.agent.hold(worker.id, target) for worker in alive), return_exceptions=True
+                *(worker.agent.hold(worker.spec.id, target) for worker in alive),
+                return_exceptions=True,
             )
             if not any(isinstance(answer, BaseException) for answer in answers):
                 break
@@ -194,13 +184,15 @@ class RunningJob:
     async def release(self) -> None:
         """Let held workers go on; a worker that ended meanwhile is no error."""
         await asyncio.gather(
-            *(worker.agent.release(worker.id) for worker in self.workers), return_exceptions=True
+            *(worker.agent.release(worker.spec.id) for worker in self.workers),
+            return_exceptions=True,
         )
 
     async def give_back(self) -> list[str]:
         """Stop whatever workers there are; who could not be stopped, in words."""
         answers = await asyncio.gather(
-            *(worker.agent.delete(worker.id) for worker in self.workers), return_exceptions=True
+            *(worker.agent.delete(worker.spec.id) for worker in self.workers),
+            return_exceptions=True,
         )
         return [str(answer) for answer in answers if isinstance(answer, AgentError)]
 

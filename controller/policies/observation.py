@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from patchlight.controller.policies.contract import ClusterView, JobView
+from patchlight.controller.policies.sets import members
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs.model import ComputationGraph
 
@@ -28,8 +29,12 @@ UNIT_S = 1000.0
 """Times are in units of this many seconds."""
 LONGEST = 100.0
 """No time is more than this, in these units: nor one that nobody knows, or of a broken server."""
-MAX_NODES, NODE_FEATURES = 128, 6
-MAX_EDGES = 256
+MAX_NODES, MAX_EDGES = 128, 256
+_SCALED = ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
+"""What of an operation is seen, each as its part of the graph's sum."""
+NODE_DEPTH, IS_NODE = len(_SCALED), len(_SCALED) + 1
+"""Further features of a node: its depth in the graph, and 1 where there is one, 0 in padding."""
+NODE_FEATURES = len(_SCALED) + 2
 JOB_FEATURES, OPTION_FEATURES = 4, 4
 RECENT_BINS, RECENT_JOBS = 10, 64
 RECENT_FEATURES = RECENT_BINS + 4
@@ -123,15 +128,14 @@ def graph_features(graph: ComputationGraph) -> tuple[Array, Array]:
             f"policy sees at most {MAX_NODES} and {MAX_EDGES}"
         )
     nodes, links = np.zeros((MAX_NODES, NODE_FEATURES), np.float32), np.zeros((MAX_EDGES, 3))
-    columns = ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
-    for column, name in enumerate(columns):
+    for column, name in enumerate(_SCALED):
         values = np.array([float(getattr(operation, name)) for operation in operations])
         nodes[: len(values), column] = values / max(float(values.sum()), 1e-30)
     depth = [0] * len(operations)
-    for place in graph.order:
-        depth[place] = 1 + max((depth[parent] for parent in graph.parents[place]), default=-1)
-    nodes[: len(depth), 4] = np.array(depth) / max(1, *depth)
-    nodes[: len(depth), 5] = 1.0
+    for node in graph.order:
+        depth[node] = 1 + max((depth[parent] for parent in graph.parents[node]), default=-1)
+    nodes[: len(depth), NODE_DEPTH] = np.array(depth) / max(1, *depth)
+    nodes[: len(depth), IS_NODE] = 1.0
     for row, (source, target) in enumerate(edges):
         links[row] = source, target, 1.0
     return nodes, links.astype(np.float32)
@@ -168,12 +172,12 @@ class Observer:
         row = [0.0] * size
         for running in cluster.running:
             left = _units(running.ends_s - now_s)
-            for server in _members(running.gpus):
+            for server in members(running.gpus):
                 row[server] = left
         known = 0
         for running in cluster.running:
             known |= running.gpus
-        for server in _members((cluster.occupied & ~known) | cluster.broken):
+        for server in members((cluster.occupied & ~known) | cluster.broken):
             row[server] = LONGEST
         remaining[:] = row
         options[:] = 0.0
@@ -193,7 +197,7 @@ class Observer:
                 continue
             mask[action] = 1.0
             options[action, 3] = servers.bit_count() / size
-            remaining[action, _members(servers)] = _units(expected_s)
+            remaining[action, members(servers)] = _units(expected_s)
         features = found["job"]
         features[0] = min(job.requirement, 1.0)
         features[1] = _units(job.sequential_s)
@@ -218,15 +222,6 @@ class Observer:
 def _units(seconds: float) -> float:
     """Seconds in ``UNIT_S``, within 0 and ``LONGEST``; what nobody knows is ``LONGEST``."""
     return min(max(seconds / UNIT_S, 0.0), LONGEST) if seconds == seconds else LONGEST
-
-
-def _members(servers: int) -> list[int]:
-    found = []
-    while servers:
-        lowest = servers & -servers
-        found.append(lowest.bit_length() - 1)
-        servers ^= lowest
-    return found
 
 
 def written(ramp: Sequence[int]) -> str:

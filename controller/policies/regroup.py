@@ -15,13 +15,13 @@ from types import MappingProxyType
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Endpoint, Lab
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import circuit_ports, fibre_ends
+from patchlight.testbed.wiring import circuit_ports
 
 # The search for an assignment of groups to switches stops after this many tries and takes
 # the best one found; the first one it finds is the largest-group-first greedy one.
 _SEARCH_LIMIT = 4096
 
-_Place = tuple[str, str]  # OCS, packet switch
+_Uplinks = tuple[str, str]  # an OCS and the packet switch that some of its ports lead to
 _Port = tuple[str, int]  # OCS, port number
 
 Ports = Mapping[str, Collection[int]]
@@ -35,11 +35,11 @@ class CannotRegroup(PatchlightError):
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """What the policy sees: who can be lit onto what, and who is lit where now."""
+    """What the policy sees: which NIC can be joined to which switch, and to which it is now."""
 
-    ports: Mapping[_Place, tuple[int, ...]]  # the usable OCS ports that lead to a packet switch
+    ports: Mapping[_Uplinks, tuple[int, ...]]  # the usable ones of these
     nics: Mapping[Endpoint, _Port]  # a NIC's OCS and its port there
-    lit: Mapping[Endpoint, tuple[str, int]]  # the packet switch and OCS port a NIC is lit onto
+    joined: Mapping[Endpoint, tuple[str, int]]  # a NIC's packet switch, and the OCS port there
     pinned: frozenset[Endpoint]  # NICs whose circuit may be neither broken nor made
 
     def need(self, group: Sequence[Endpoint]) -> Counter[str]:
@@ -48,11 +48,11 @@ class _Site:
 
     def moves(self, group: Sequence[Endpoint], switch: str) -> int:
         """How many NICs of the group are not under ``switch`` yet."""
-        return sum(self.lit.get(nic, ("", 0))[0] != switch for nic in group)
+        return sum(self.joined.get(nic, ("", 0))[0] != switch for nic in group)
 
     def reaches(self, group: Sequence[Endpoint], switch: str) -> bool:
         """Whether those of the group that cannot move are under ``switch`` already."""
-        return all(self.lit[nic][0] == switch for nic in group if nic in self.pinned)
+        return all(self.joined[nic][0] == switch for nic in group if nic in self.pinned)
 
 
 def regroup(
@@ -87,7 +87,7 @@ def regroup(
                 "known",
                 hint="wait until that circuit switch answers, or use hosts of another one",
             )
-        if nic in site.pinned and nic not in site.lit:
+        if nic in site.pinned and nic not in site.joined:
             raise CannotRegroup(
                 f"cannot regroup {name}: {ocs}.{port}, where its NIC is plugged in, is locked or "
                 "failed, and no packet switch is lit from there",
@@ -98,7 +98,7 @@ def regroup(
 
 def _survey(lab: Lab, maps: Mapping[str, PortMap], locked: Ports, failed: Ports) -> _Site:
     switches = {s.name for s in lab.packet_switches}
-    facing = circuit_ports(lab, [e for e in fibre_ends(lab) if e.device in switches])
+    facing = circuit_ports(lab, [e for e in lab.fibre_ends if e.device in switches])
     broken = {(ocs, port) for ocs, ports in failed.items() for port in ports}
     fixed = {(ocs, port) for ocs, ports in locked.items() for port in ports}
     for ocs, present in maps.items():
@@ -106,29 +106,29 @@ def _survey(lab: Lab, maps: Mapping[str, PortMap], locked: Ports, failed: Ports)
         ends = [((ocs, c.inp), (ocs, c.out)) for c in present]
         fixed |= {port for pair in ends if not fixed.isdisjoint(pair) for port in pair}
     closed = fixed | broken
-    ports: dict[_Place, list[int]] = {}
+    ports: dict[_Uplinks, list[int]] = {}
     switch_at: dict[_Port, str] = {}
     for end, (ocs, port) in facing.items():
         usable = (ocs, port) not in closed
         ports.setdefault((ocs, end.device), []).extend([port] if usable else [])
         switch_at[ocs, port] = end.device
     nics = circuit_ports(lab, [host.endpoint for host in lab.hosts])
-    lit: dict[Endpoint, tuple[str, int]] = {}
+    joined: dict[Endpoint, tuple[str, int]] = {}
     for nic, (ocs, port) in nics.items():
         out_of = maps.get(ocs, PortMap()).out_of
         out = out_of.get(port)
         if out is None or out_of.get(out) != port or (ocs, out) not in switch_at:
             continue
         if (ocs, out) not in broken or (ocs, port) in closed:
-            lit[nic] = (switch_at[ocs, out], out)
+            joined[nic] = (switch_at[ocs, out], out)
     pinned = frozenset(nic for nic, port in nics.items() if port in closed)
-    return _Site({place: tuple(sorted(p)) for place, p in ports.items()}, nics, lit, pinned)
+    return _Site({uplinks: tuple(sorted(p)) for uplinks, p in ports.items()}, nics, joined, pinned)
 
 
 def _choose_switches(site: _Site, members: Sequence[tuple[Endpoint, ...]]) -> list[str]:
     """A packet switch for each group: fewest NICs moved, then fewest groups sharing one."""
     switches = sorted({switch for _, switch in site.ports})
-    free = Counter({place: len(ports) for place, ports in site.ports.items()})
+    free = Counter({uplinks: len(ports) for uplinks, ports in site.ports.items()})
     order = sorted(range(len(members)), key=lambda i: -len(members[i]))
     best: tuple[tuple[int, int], dict[int, str]] | None = None
     tries = 0
@@ -153,10 +153,10 @@ def _choose_switches(site: _Site, members: Sequence[tuple[Endpoint, ...]]) -> li
             cost_so_far = moved + site.moves(group, switch)
             if tries >= _SEARCH_LIMIT or (best is not None and cost_so_far > best[0][0]):
                 return
-            places = Counter({(ocs, switch): count for ocs, count in need.items()})
-            free.subtract(places)
+            needed = Counter({(ocs, switch): count for ocs, count in need.items()})
+            free.subtract(needed)
             search(depth + 1, {**chosen, order[depth]: switch}, cost_so_far)
-            free.update(places)
+            free.update(needed)
 
     search(0, {}, 0)
     if best is None:
@@ -176,11 +176,11 @@ def _rewire(
 ) -> dict[str, PortMap]:
     """Give each NIC a port of its group's switch; whoever stood in the way moves aside."""
     target = {nic: switch for group, switch in switch_of.items() for nic in group}
-    port_of = {n: p for n, (s, p) in site.lit.items() if target.get(n, s) == s}
-    free: dict[_Place, list[int]] = {}
-    for place, ports in site.ports.items():
-        held = {p for n, p in port_of.items() if site.nics[n][0] == place[0]}
-        free[place] = [port for port in ports if port not in held]
+    port_of = {n: p for n, (s, p) in site.joined.items() if target.get(n, s) == s}
+    free: dict[_Uplinks, list[int]] = {}
+    for uplinks, ports in site.ports.items():
+        held = {p for n, p in port_of.items() if site.nics[n][0] == uplinks[0]}
+        free[uplinks] = [port for port in ports if port not in held]
     displaced: list[Endpoint] = []
     for nic, switch in target.items():
         if nic in port_of:
@@ -208,8 +208,8 @@ def _with_circuits(
     site: _Site, ocs: str, present: PortMap, port_of: Mapping[Endpoint, int]
 ) -> PortMap:
     nics = {nic: port for nic, (at, port) in site.nics.items() if at == ocs}
-    wanted = [(port, port_of[nic]) for nic, port in nics.items() if nic in port_of]
-    moving = {p for nic, p in nics.items() if nic in port_of or nic in site.lit}
-    touched = moving | {port for pair in wanted for port in pair}
+    circuits = [(port, port_of[nic]) for nic, port in nics.items() if nic in port_of]
+    moving = {p for nic, p in nics.items() if nic in port_of or nic in site.joined}
+    touched = moving | {port for pair in circuits for port in pair}
     kept = [(c.inp, c.out) for c in present if c.inp not in touched and c.out not in touched]
-    return PortMap.of([*kept, *((c.inp, c.out) for c in PortMap.duplex(wanted))])
+    return PortMap.of([*kept, *((c.inp, c.out) for c in PortMap.duplex(circuits))])

@@ -45,7 +45,7 @@ class RegroupPlacement:
         self._otherwise = Consolidated()
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
-        """As ``PlacementPolicy``."""
+        """GPUs under one packet switch if they can be; ``None`` lets the job wait."""
         free = cluster.free_for(job)
         if free.bit_count() < workers:
             return None
@@ -57,9 +57,8 @@ class RegroupPlacement:
             held = site.held(cluster.occupied)
             racks = range(len(cluster.shape.racks))
             choices = [site.under(rack, held, workers) for rack in racks]
-            found = [choice for choice in choices if choice is not None]
-            if found:
-                return min(found).gpus
+            if possible := [choice for choice in choices if choice is not None]:
+                return min(possible).gpus
         return self._otherwise.place(cluster, job, workers)
 
     def _look(self, cluster: ClusterView, lab: Lab) -> _Wiring:
@@ -74,8 +73,8 @@ class RegroupPlacement:
                 facing.setdefault((ocs, end.device), set()).add(port)
             self._wiring = _Wiring(
                 lab,
-                {numbers[ends[end]]: place for end, place in at.items()},
-                {place: frozenset(ports) for place, ports in facing.items()},
+                {numbers[ends[end]]: port for end, port in at.items()},
+                {uplinks: frozenset(ports) for uplinks, ports in facing.items()},
             )
         return self._wiring
 
@@ -103,7 +102,7 @@ class _Site(NamedTuple):
         room = here.bit_count() - workers
         if room >= 0:
             return _Choice(0, room, rack, lowest(here, workers))
-        wanted, taken = -room, held | self.held(here)
+        missing, taken = -room, held | self.held(here)
         movable = self._movable(self.free & ~here)
         movers: list[int] = []
         room = 0
@@ -113,18 +112,18 @@ class _Site(NamedTuple):
                 spare = sum((ocs, port) not in taken and port not in barred for port in ports)
                 room += spare
                 movers += movable.get(ocs, [])[:spare]
-        if len(movers) < wanted:
+        if len(movers) < missing:
             return None
-        return _Choice(wanted, room - wanted, rack, members(here) + movers[:wanted])
+        return _Choice(missing, room - missing, rack, members(here) + movers[:missing])
 
     def _movable(self, gpus: int) -> dict[str, list[int]]:
         """Those of the GPUs whose circuits may change, by OCS; the dark ones first."""
-        found: dict[str, list[int]] = {}
+        movable: dict[str, list[int]] = {}
         shape = self.cluster.shape
-        for gpu in sorted(members(gpus), key=lambda each: shape.gpus[each].rack >= 0):
+        for gpu in sorted(members(gpus), key=lambda number: shape.gpus[number].rack >= 0):
             ocs, port = self.wiring.nics.get(gpu, ("", 0))
             barred = self.cluster.barred.get(ocs, frozenset())
             lit_to = self.tables.get(ocs, {}).get(port)
             if ocs and port not in barred and lit_to not in barred:
-                found.setdefault(ocs, []).append(gpu)
-        return found
+                movable.setdefault(ocs, []).append(gpu)
+        return movable

@@ -17,7 +17,12 @@ def lowest(gpus: int, count: int) -> list[int]:
 
 def members(gpus: int) -> list[int]:
     """All GPUs of a set, ascending."""
-    return lowest(gpus, gpus.bit_count())
+    found: list[int] = []
+    while gpus:
+        last = gpus & -gpus
+        found.append(last.bit_length() - 1)
+        gpus ^= last
+    return found
 
 
 def joined(gpus: Iterable[int]) -> int:

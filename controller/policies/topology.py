@@ -16,7 +16,7 @@ class Keep:
     def circuits(
         self, cluster: ClusterView, groups: Sequence[Sequence[int]]
     ) -> Mapping[str, PortMap]:
-        """As ``TopologyPolicy``: always empty."""
+        """No map changes."""
         return {}
 
 
@@ -29,11 +29,11 @@ class Regroup:
     def circuits(
         self, cluster: ClusterView, groups: Sequence[Sequence[int]]
     ) -> Mapping[str, PortMap]:
-        """As ``TopologyPolicy``; ``CannotRegroup`` where a group fits under no switch."""
+        """The maps that change; ``CannotRegroup`` where a group fits under no switch."""
         if cluster.lab is None:
             raise BadInput("cannot regroup: this cluster has no circuit switches")
         names = [[cluster.shape.gpus[gpu].name for gpu in group] for group in groups]
         failed = cluster.failed
         locked = {ocs: p - failed.get(ocs, frozenset()) for ocs, p in cluster.barred.items()}
-        wanted = regroup(cluster.lab, cluster.circuits, names, locked=locked, failed=failed)
-        return {ocs: found for ocs, found in wanted.items() if found != cluster.circuits[ocs]}
+        maps = regroup(cluster.lab, cluster.circuits, names, locked=locked, failed=failed)
+        return {ocs: m for ocs, m in maps.items() if m != cluster.circuits[ocs]}

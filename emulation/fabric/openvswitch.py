@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchlight.emulation.fabric.plan import FabricPlan, PlannedBridge
-from patchlight.emulation.fabric.processes import Service, Supervisor
+from patchlight.emulation.fabric.processes import Service, Starter
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.netlink import KernelRefused, Netlink, Request, attribute
 from patchlight.testbed.linux.sockets import unix_socket_answers
@@ -39,25 +39,23 @@ class OpenVSwitch:
     @property
     def environment(self) -> dict[str, str]:
         """The variables that point Open vSwitch's tools at this one."""
-        place = str(self.directory)
-        return {"OVS_RUNDIR": place, "OVS_LOGDIR": place, "OVS_DBDIR": place}
+        return dict.fromkeys(("OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR"), str(self.directory))
 
     @property
     def _database(self) -> str:
         return f"unix:{self.directory}/db.sock"
 
-    def start(self, supervisor: Supervisor) -> None:
+    def start(self, supervisor: Starter) -> None:
         """Start the database and the switch daemon, and wait until both answer."""
         self.directory.mkdir(parents=True, exist_ok=True)
         database = self.directory / "conf.db"
         self._tool(["ovsdb-tool", "create", str(database), str(_schema())])
-        supervisor.start([self._daemon("ovsdb-server", [
-            str(database), f"--remote=punix:{self.directory}/db.sock",
-        ], self.directory / "db.sock")])  # fmt: skip
+        socket = self.directory / "db.sock"
+        arguments = [str(database), f"--remote=punix:{socket}"]
+        supervisor.start([self._daemon("ovsdb-server", arguments, socket)])
         # One thread of each kind: labs are many small switches on few cores.
-        settings = ["n-handler-threads=1", "n-revalidator-threads=1"]
-        self._vsctl(["init", "--", "set", "Open_vSwitch", ".",
-                     *(f"other_config:{setting}" for setting in settings)], wait=False)  # fmt: skip
+        threads = [f"other_config:n-{kind}-threads=1" for kind in ("handler", "revalidator")]
+        self.vsctl(["init", "--", "set", "Open_vSwitch", ".", *threads], wait=False)
         control = self.directory / "ovs-vswitchd.ctl"
         supervisor.start([self._daemon("ovs-vswitchd", [self._database], control)])
 
@@ -88,10 +86,12 @@ class OpenVSwitch:
             command = ["--id=@noop", "create", "QoS", "type=linux-noop"]
             for bridge, ports, is_first in calls:
                 if is_first:
-                    command += _new_bridge(bridge, datapath, learning=learning)
+                    command += new_bridge(
+                        bridge.name, bridge.datapath_id, datapath, learning=learning
+                    )
                 for number, interface in ports:
                     command += _new_port(bridge.name, interface, number)
-            self._vsctl(command)
+            self.vsctl(command)
         self._check_ports(plan)
 
     def set_controller(self, plan: FabricPlan, target: str) -> None:
@@ -105,11 +105,11 @@ class OpenVSwitch:
             command += ["--", "set-controller", bridge.name, target]
             command += ["--", "set", "Controller", bridge.name]
             command += ["connection_mode=out-of-band", "max_backoff=1000"]
-        self._vsctl(command[1:])
+        self.vsctl(command[1:])
 
     def _check_ports(self, plan: FabricPlan) -> None:
-        said = self._vsctl(["--format=json", "--columns=name,ofport,error", "list", "Interface"])
-        have = {row[0]: row[1:] for row in json.loads(said)["data"]}
+        table = self.vsctl(["--format=json", "--columns=name,ofport,error", "list", "Interface"])
+        have = {row[0]: row[1:] for row in json.loads(table)["data"]}
         for bridge in plan.bridges:
             for number, interface in bridge.ports:
                 got, error = have.get(interface, (None, "it is not in the database"))
@@ -120,7 +120,8 @@ class OpenVSwitch:
                         hint=f"See {self.directory}/ovs-vswitchd.log.",
                     )
 
-    def _vsctl(self, command: Sequence[str], *, wait: bool = True) -> str:
+    def vsctl(self, command: Sequence[str], *, wait: bool = True) -> str:
+        """What ``ovs-vsctl`` prints; ``OpenVSwitchFailed`` if it refuses."""
         options = ["--timeout=60", *([] if wait else ["--no-wait"])]
         return self._tool(["ovs-vsctl", f"--db={self._database}", *options, *command])
 
@@ -159,37 +160,37 @@ def _in_calls(
     return calls
 
 
-def _new_bridge(bridge: PlannedBridge, datapath: str, *, learning: bool) -> list[str]:
-    mode = "standalone" if learning else "secure"
-    return [
-        "--", "add-br", bridge.name,
-        "--", "set", "Bridge", bridge.name, f"datapath_type={datapath}", f"fail_mode={mode}",
-        "protocols=OpenFlow13", f"other-config:datapath-id={bridge.datapath_id:016x}",
+def new_bridge(name: str, datapath_id: int, datapath: str, *, learning: bool) -> list[str]:
+    """The part of an ``ovs-vsctl`` call that makes a bridge; see ``OpenVSwitch.add_bridges``."""
+    settings = [
+        f"datapath_type={datapath}",
+        f"fail_mode={'standalone' if learning else 'secure'}",
+        "protocols=OpenFlow13",
+        f"other-config:datapath-id={datapath_id:016x}",
         "other-config:disable-in-band=true",
-    ]  # fmt: skip
+    ]
+    return ["--", "add-br", name, "--", "set", "Bridge", name, *settings]
 
 
 def _new_port(bridge: str, interface: str, number: int) -> list[str]:
+    command = ["--", "add-port", bridge, interface]
+    command += ["--", "set", "Interface", interface, f"ofport_request={number}"]
     # Open vSwitch takes the queue off every port it configures, again at each change, except
     # from ports whose QoS is of this type.
-    return [
-        "--", "add-port", bridge, interface,
-        "--", "set", "Interface", interface, f"ofport_request={number}",
-        "--", "set", "Port", interface, "qos=@noop",
-    ]  # fmt: skip
+    return [*command, "--", "set", "Port", interface, "qos=@noop"]
 
 
 def executable(name: str) -> str:
     """The full path of one of Open vSwitch's programs; ``OpenVSwitchFailed`` if missing."""
     # sudo and cron may leave the sbin directories out of PATH.
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", "/sbin"])
-    found = shutil.which(name, path=path)
-    if found is None:
+    program = shutil.which(name, path=path)
+    if program is None:
         raise OpenVSwitchFailed(
             f"this lab's packet switches are Open vSwitch, but there is no {name} here",
             hint="Install it with: sudo apt-get install openvswitch-switch",
         )
-    return found
+    return program
 
 
 def _schema() -> Path:

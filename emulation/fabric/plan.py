@@ -14,7 +14,7 @@ from ipaddress import IPv4Interface
 from patchlight.emulation.fabric import names
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Endpoint, Fibre, Lab, Nic, PacketSwitch, Server
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 
 # Indexes are given, not asked for: a namespace is new, and the kernel's own stay below.
 _FIRST_INDEX = 100
@@ -188,7 +188,7 @@ def check_without_controller(lab: Lab) -> None:
 
 def _switch_links(lab: Lab, switches: set[str]) -> Iterator[tuple[Endpoint, Endpoint]]:
     if lab.circuit_switches:
-        pairs = follow_light(lab, lab.initial_maps).pairs()
+        pairs = trace_links(lab, lab.initial_maps).pairs()
     else:
         pairs = tuple((fibre.a, fibre.b) for fibre in lab.fibres)
     return ((a, b) for a, b in pairs if a.device in switches and b.device in switches)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from patchlight.emulation.fabric.lab_state import MARK, LabState, ProcessRecord, process_start
 from patchlight.testbed.errors import PatchlightError
@@ -40,6 +40,13 @@ class Service:
     environment: Mapping[str, str] = field(default_factory=dict)
     deadline_s: float = 30.0
     abrupt: bool = False
+
+
+class Starter(Protocol):
+    """Whatever starts services and waits until they are ready."""
+
+    def start(self, services: Sequence[Service]) -> None:
+        """Start these and wait until all are ready."""
 
 
 # A lab keeps real time: what else runs on the machine should disturb its switches and its
@@ -86,9 +93,9 @@ class Supervisor:
         }
         # A process begins in the namespace of the thread that makes it. In a session of its
         # own, Ctrl-C at the terminal reaches the builder alone.
-        place = entered(service.namespace) if service.namespace else nullcontext()
+        inside = entered(service.namespace) if service.namespace else nullcontext()
         try:
-            with log.open("ab") as output, place:
+            with log.open("ab") as output, inside:
                 process = subprocess.Popen(
                     service.argv,
                     stdin=subprocess.DEVNULL,

@@ -10,9 +10,8 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
-from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
 from patchlight.emulation.fabric import build
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.plan import (
@@ -25,7 +24,7 @@ from patchlight.emulation.fabric.processes import Supervisor
 from patchlight.emulation.fabric.runtime import runtime_lab
 from patchlight.emulation.lab.hostnames import write_hosts_file
 from patchlight.emulation.lab.hosts import EmulatedHost
-from patchlight.emulation.lab.services import Choices, LabServices
+from patchlight.emulation.lab.services import LabKeywords, LabOptions, LabServices
 from patchlight.emulation.lab.teardown import is_there, remove_lab
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
@@ -53,14 +52,14 @@ class EmulatedLab:
         lab: Lab,
         *,
         source: str,
-        choices: Choices,
+        options: LabOptions,
         replace: bool = False,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.lab = lab
         self.run_dir = states.run_dir(lab.name)
         self._source = source
-        self._choices = choices
+        self._options = options
         self._replace = replace
         self._say = progress or (lambda _: None)
         self._plan: FabricPlan | None = None
@@ -74,34 +73,24 @@ class EmulatedLab:
         *,
         name: str | None = None,
         replace: bool = False,
-        controller: bool = True,
-        agents: bool | None = None,
-        workers: str = "auto",
-        engine: str | None = None,
-        fabric: str | None = None,
-        policies: PolicyChoice = DEFAULT_POLICIES,
         progress: Callable[[str], None] | None = None,
+        **options: Unpack[LabKeywords],
     ) -> Self:
         """The lab of a file or of that built-in name; ``BadInput`` if it cannot be emulated.
 
         ``scale`` divides every rate; ``name`` calls the emulated lab otherwise than the file
-        does; ``replace`` removes a lab of that name first; the rest as in ``Choices``.
+        does; ``replace`` removes a lab of that name first; ``progress`` hears of every step; the
+        rest as in ``LabOptions``.
         """
         if not scale > 0:
             raise BadInput(f"scale {scale:g} is not possible: expected more than 0, like 1000")
-        if engine not in (None, "ryu", "os-ken"):
-            raise BadInput(f"engine {engine!r}: expected ryu or os-ken")
-        if workers not in ("auto", "docker", "process"):
-            raise BadInput(f"workers {workers!r}: expected auto, docker or process")
-        if fabric not in (None, "openvswitch", "bridge"):
-            raise BadInput(f"fabric {fabric!r}: expected openvswitch or bridge")
+        chosen = LabOptions(**options)
         source = find_lab(str(path))
-        choices = Choices(controller, agents, workers, engine, fabric, policies)
         lab = read_lab(source)
         lab = lab.with_changes(
-            name=name or lab.name, scale=float(scale), fabric=fabric or lab.fabric
+            name=name or lab.name, scale=float(scale), fabric=chosen.fabric or lab.fabric
         )
-        return cls(lab, source=str(path), choices=choices, replace=replace, progress=progress)
+        return cls(lab, source=str(path), options=chosen, replace=replace, progress=progress)
 
     @classmethod
     def attach(cls, name: str, *, half_there: bool = False) -> Self:
@@ -118,7 +107,9 @@ class EmulatedLab:
             )
         if state.phase != "up" and not half_there:
             raise AlreadyThere(*_half_there(state))
-        emulated = cls(read_lab(state.run_dir / "lab.yaml"), source=state.source, choices=Choices())
+        emulated = cls(
+            read_lab(state.run_dir / "lab.yaml"), source=state.source, options=LabOptions()
+        )
         emulated._state = state
         return emulated
 
@@ -166,7 +157,7 @@ class EmulatedLab:
         with_openflow = self.lab.fabric == "openvswitch"
         if not with_openflow:
             check_bridge_fabric(self.lab)
-        elif not self._choices.controller:
+        elif not self._options.controller:
             check_without_controller(self.lab)
         with states.lab_lock(self.lab.name):
             self._refuse_or_replace()
@@ -197,7 +188,7 @@ class EmulatedLab:
     def _make(self) -> None:
         state = states.new_state(self.lab.name, self._source, self.lab.scale)
         self.lab = runtime_lab(self.lab)
-        services = LabServices(self.lab, state, self._choices, self._say)
+        services = LabServices(self.lab, state, self._options, self._say)
         services.check_requirements()
         state.fabric = self.lab.fabric
         state.datapath = services.datapath

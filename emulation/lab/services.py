@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
 from patchlight.emulation.fabric import build, names, openvswitch
 from patchlight.emulation.fabric.lab_state import LabState
 from patchlight.emulation.fabric.plan import FabricPlan
 from patchlight.emulation.fabric.processes import Service, Supervisor, get_json
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.linux import deploy_file, docker_engine, namespaces
 from patchlight.testbed.linux.sockets import unix_socket_answers
@@ -28,9 +29,20 @@ _CONNECT_S = 20.0
 _NETDEV_BPS = 400e6
 
 
+class LabKeywords(TypedDict, total=False):
+    """The fields of ``LabOptions`` as keyword arguments."""
+
+    controller: bool
+    agents: bool | None
+    workers: str
+    engine: str | None
+    fabric: str | None
+    policies: PolicyChoice
+
+
 @dataclass(frozen=True, slots=True)
-class Choices:
-    """What ``up`` may choose besides the lab.
+class LabOptions:
+    """What ``up`` may choose besides the lab; ``BadInput`` for a choice that there is not.
 
     ``controller``: run one, with OpenFlow. ``agents``: run one per server (``None``: for a
     controller, where there are 16 servers at most). ``workers``: ``docker``, ``process``, or
@@ -45,23 +57,34 @@ class Choices:
     fabric: str | None = None
     policies: PolicyChoice = DEFAULT_POLICIES
 
+    def __post_init__(self) -> None:
+        for option, value, expected in (
+            ("engine", self.engine or "ryu", ("ryu", "os-ken")),
+            ("workers", self.workers, ("auto", "docker", "process")),
+            ("fabric", self.fabric or "bridge", ("openvswitch", "bridge")),
+        ):
+            if value not in expected:
+                raise BadInput(
+                    f"{option} {value!r}: expected {', '.join(expected[:-1])} or {expected[-1]}"
+                )
+
 
 class LabServices:
     """The processes of one lab."""
 
     def __init__(
-        self, lab: Lab, state: LabState, choices: Choices, say: Callable[[str], None]
+        self, lab: Lab, state: LabState, options: LabOptions, say: Callable[[str], None]
     ) -> None:
         self._lab = lab
         self._state = state
-        self._choices = choices
+        self._options = options
         self._say = say
         self._run_dir = state.run_dir
         with_openflow = lab.fabric == "openvswitch"
-        self.has_controller = with_openflow and choices.controller
+        self.has_controller = with_openflow and options.controller
         few = len(lab.servers) <= _MOST_SERVERS_WITH_AGENTS
         by_default = few and self.has_controller
-        self._has_agents = by_default if choices.agents is None else choices.agents
+        self._has_agents = by_default if options.agents is None else options.agents
         self.datapath = openvswitch.datapath_type() if with_openflow else "bridge"
 
     def check_requirements(self) -> None:
@@ -132,18 +155,18 @@ class LabServices:
             )  # fmt: skip
 
     def _gpus(self) -> Iterator[Service]:
-        wanted = [
+        sockets = [
             self._run_dir / "gpus" / f"{server.name}.{gpu.name}.sock"
             for server in self._lab.servers
             for gpu in server.gpus
         ]
-        if self._has_agents and wanted:
+        if self._has_agents and sockets:
             yield self._module(
                 "gpus",
                 "patchlight.emulation.lab.gpus",
                 "--dir",
                 str(self._run_dir / "gpus"),
-                ready=lambda: all(unix_socket_answers(path) for path in wanted),
+                ready=lambda: all(unix_socket_answers(path) for path in sockets),
             )
 
     def _agents(self) -> Iterator[Service]:
@@ -165,8 +188,8 @@ class LabServices:
 
     def _workers(self) -> str:
         """What ``auto`` means here: Docker where it has the workers' image, else processes."""
-        if self._choices.workers != "auto":
-            return self._choices.workers
+        if self._options.workers != "auto":
+            return self._options.workers
         from patchlight.agents.workers.choice import DEFAULT_IMAGE
 
         if docker_engine.has_image(DEFAULT_IMAGE):
@@ -180,26 +203,26 @@ class LabServices:
 
     def _controller(self) -> Service:
         fabric = _path(names.fabric_namespace(self._lab.name))
-        engine = ("--engine", self._choices.engine) if self._choices.engine else ()
-        chosen = self._choices.policies
-        policies = [f"--{kind}={name}" for kind, name in chosen.words.items() if name]
+        engine = ("--engine", self._options.engine) if self._options.engine else ()
+        choice = self._options.policies
+        policies = [f"--{kind}={name}" for kind, name in choice.words.items() if name]
         return self._module(
-            "controller", "patchlight.controller", "--state", str(self._run_dir / "controller"),
+            "controller", "patchlight controller run", "--state", str(self._run_dir / "controller"),
             "--openflow-netns", str(fabric), "--api", self._lab.controller_api, *engine,
-            *policies, f"--policy-deadline={chosen.deadline_s}",
+            *policies, f"--policy-deadline={choice.deadline_s}",
             ready=lambda: self._controller_status() is not None,
         )  # fmt: skip
 
     def _module(
         self,
         name: str,
-        module: str,
+        command: str,
         *arguments: str,
         ready: Callable[[], bool],
         namespace: Path | None = None,
     ) -> Service:
         lab_file = str(self._run_dir / "lab.yaml")
-        argv = [sys.executable, "-m", module, "--lab", lab_file, *arguments]
+        argv = [sys.executable, "-m", *command.split(), "--lab", lab_file, *arguments]
         return Service(name=name, argv=argv, ready=ready, namespace=namespace)
 
 

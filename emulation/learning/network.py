@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from patchlight.controller.policies.observation import (
+    IS_NODE,
     JOB_FEATURES,
     NODE_FEATURES,
     OPTION_FEATURES,
@@ -66,8 +67,8 @@ class GraphEncoder(nn.Module):
 
     def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
         """Batch × nodes × features, batch × edges × 3 → batch × width."""
-        there = nodes[..., 5:6]
-        state = torch.relu(self.enter(nodes)) * there
+        is_node = nodes[..., IS_NODE : IS_NODE + 1]
+        state = torch.relu(self.enter(nodes)) * is_node
         width = state.shape[-1]
         source = edges[..., 0:1].long().expand(-1, -1, width)
         target = edges[..., 1:2].long().expand(-1, -1, width)
@@ -80,8 +81,8 @@ class GraphEncoder(nn.Module):
             parents = torch.zeros_like(state).scatter_add(1, target, down) / into.clamp(min=1.0)
             children = torch.zeros_like(state).scatter_add(1, source, up) / out_of.clamp(min=1.0)
             mixed = each(torch.cat([state, parents, children], dim=-1))
-            state = (state + torch.relu(mixed)) * there
-        return state.sum(1) / there.sum(1).clamp(min=1.0)
+            state = (state + torch.relu(mixed)) * is_node
+        return state.sum(1) / is_node.sum(1).clamp(min=1.0)
 
 
 class OptionScorer(nn.Module):

@@ -28,7 +28,6 @@ from patchlight.testbed.linux.netlink import (
     attribute,
     attributes,
 )
-from patchlight.testbed.wiring import fibre_ends
 
 _OCS_LAUNCH_DBM = 0.0
 
@@ -40,7 +39,7 @@ def arriving_dbm(lab: Lab, switch: CircuitSwitch) -> dict[int, float]:
     see: it is counted as 0 dBm less one insertion loss.
     """
     powers = {}
-    for end, (other, fibre) in fibre_ends(lab).items():
+    for end, (other, fibre) in lab.fibre_ends.items():
         if end.device == switch.name and end.port.isdigit():
             powers[int(end.port)] = launch_dbm(lab, other) - fibre.loss_db
     return powers

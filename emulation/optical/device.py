@@ -1,6 +1,6 @@
-"""An emulated OCS behind its vendor's protocol: mirrors, light, optical power, memory.
+"""An emulated OCS behind its vendor's protocol: switch matrix, optical power, memory.
 
-A front calls what changes it (plain methods), then awaits ``settle`` before it answers:
+A protocol server calls what changes it (plain methods), then awaits ``settle`` before it answers:
 then the crossbar has done what the answer says. It awaits ``settle`` before reading, too.
 """
 
@@ -82,7 +82,7 @@ class EmulatedOcs:
     ) -> None:
         self.switch = switch
         self.faults = Faults()
-        self.mirrors = SwitchMatrix(switch.ports, switch.switching_time_s)
+        self.matrix = SwitchMatrix(switch.ports, switch.switching_time_s)
         self.seed = switch.name
         self._viewers = frozenset(u.name for u in switch.emulated.users if u.read_only)
         self._arriving_dbm = dict(arriving_dbm)
@@ -105,7 +105,7 @@ class EmulatedOcs:
         self.apply_faults()
         async with self._lock:
             # The mirrors were where they are before we began to count time.
-            await self._move(self.mirrors.take(float("inf")))
+            await self._move(self.matrix.take(float("inf")))
             self._save()
 
     async def close(self) -> None:
@@ -131,33 +131,33 @@ class EmulatedOcs:
         self._changed = True
         directions, conflict_s = tuple(directions), self.switch.emulated.conflict_time_s
         if conflict_s is None:
-            return self.mirrors.enter(directions, name, group)
-        in_the_way = self.mirrors.in_the_way(directions)
+            return self.matrix.enter(directions, name, group)
+        in_the_way = self.matrix.in_the_way(directions)
         for there in in_the_way:
             self.remove(there)
-        circuit = self.mirrors.enter(directions, name, group)
+        circuit = self.matrix.enter(directions, name, group)
         circuit.switching_time_s = conflict_s if in_the_way else None
         return circuit
 
     def activate(self, circuit: Circuit) -> None:
         """Turn the mirrors to it. Raises ``RequestRefused``."""
         self._changed = True
-        self.mirrors.activate(circuit, self._clock.now())
+        self.matrix.activate(circuit, self._clock.now())
 
     def deactivate(self, circuit: Circuit) -> None:
         """Make it dark; the ports stay taken."""
         self._changed = True
-        self.mirrors.deactivate(circuit)
+        self.matrix.deactivate(circuit)
 
     def remove(self, circuit: Circuit) -> None:
         """Make it dark and free the ports."""
         self._changed = True
-        self.mirrors.remove(circuit)
+        self.matrix.remove(circuit)
 
     async def settle(self) -> None:
         """Let the crossbar catch up with the mirrors, and the file with the circuits."""
         async with self._lock:
-            change = self.mirrors.take(self._clock.now())
+            change = self.matrix.take(self._clock.now())
             if change:
                 await self._move(change)
             if self._changed:
@@ -165,7 +165,7 @@ class EmulatedOcs:
                 self._save()
             if self._timer is not None:
                 self._timer.cancel()
-            due = self.mirrors.next_due()
+            due = self.matrix.next_due()
             self._timer = None if due is None else self._clock.call_at(due, self._on_due)
 
     async def light(self, pairs: Iterable[CrossConnect]) -> list[Circuit]:
@@ -190,21 +190,21 @@ class EmulatedOcs:
         """Wait until no mirror turns any more."""
         while True:
             await self.settle()
-            due = self.mirrors.next_due()
+            due = self.matrix.next_due()
             if due is None:
                 return
             await asyncio.sleep(max(due - self._clock.now(), 0.0))
 
     async def lose(self, cross_connect: CrossConnect) -> None:
         """Let a cross-connect be gone without a word, with its whole circuit if it has one."""
-        circuit = self.mirrors.find(cross_connect)
+        circuit = self.matrix.find(cross_connect)
         if circuit is not None:
             self.remove(circuit)
             await self.settle()
 
     async def reboot(self, *, keep_map: bool) -> None:
         """Power off and on: everything dark, then what was active turns anew, or nothing."""
-        for circuit in tuple(self.mirrors):
+        for circuit in tuple(self.matrix):
             active = circuit.phase is not Phase.PARKED
             self.deactivate(circuit)
             if not keep_map:
@@ -222,8 +222,8 @@ class EmulatedOcs:
 
     def apply_faults(self) -> None:
         """The same at once; what it is for the light follows with ``settle``."""
-        self.mirrors.locked = set(self.faults.refuse_ports)
-        self.mirrors.failed = set(self.faults.fail_ports)
+        self.matrix.locked = set(self.faults.refuse_ports)
+        self.matrix.failed = set(self.faults.fail_ports)
 
     # --- readings: await settle, then call --------------------------------------------------
 
@@ -231,7 +231,7 @@ class EmulatedOcs:
     def map(self) -> PortMap:
         """The cross-connects that are lit now."""
         outputs = range(1, self.switch.ports + 1)
-        lit = ((self.mirrors.lights(out), out) for out in outputs)
+        lit = ((self.matrix.lights(out), out) for out in outputs)
         return PortMap.of((inp, out) for inp, out in lit if inp is not None)
 
     def loss_db(self, cross_connect: CrossConnect) -> float:
@@ -242,7 +242,7 @@ class EmulatedOcs:
     async def power(self, ports: Iterable[int]) -> dict[int, tuple[float | None, float | None]]:
         """Power in dBm at ``in:n`` and ``out:n`` of these ports, ``None`` where it is dark."""
         ports = tuple(ports)
-        sources = {out: self.mirrors.lights(out) for out in ports}
+        sources = {out: self.matrix.lights(out) for out in ports}
         inputs = {*ports, *(inp for inp in sources.values() if inp is not None)}
         on = await self._crossbar.receiving(inputs)
         arriving = {inp: self._arriving_dbm.get(inp) if inp in on else None for inp in inputs}
@@ -264,7 +264,7 @@ class EmulatedOcs:
         except PatchlightError as error:
             log.error("%s: %s", self.switch.name, error)
             for c in change.light:
-                self.mirrors.fail(c)
+                self.matrix.fail(c)
 
     def _on_due(self) -> None:
         task = asyncio.get_running_loop().create_task(self.settle())
@@ -281,7 +281,7 @@ class EmulatedOcs:
                 "group": circuit.group,
                 "active": circuit.phase is not Phase.PARKED,
             }
-            for circuit in self.mirrors
+            for circuit in self.matrix
         ]
         beside = self._state_file.with_name(self._state_file.name + ".new")
         beside.write_text(json.dumps({"version": 1, "circuits": circuits}))

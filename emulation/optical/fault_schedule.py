@@ -13,34 +13,34 @@ from patchlight.testbed.errors import BadInput
 log = logging.getLogger("patchlight.optical")
 
 
-class Schedule:
-    """Takes the faults to ``wishes``: at once, after a time, or before the change after so many."""
+class FaultSchedule:
+    """Requests the faults: at once, after a time, or before the change after so many."""
 
-    def __init__(self, faults: Iterable[OcsFault], wishes: FaultRequest) -> None:
-        self._faults, self._wishes = tuple(faults), wishes
+    def __init__(self, faults: Iterable[OcsFault], requests: FaultRequest) -> None:
+        self._faults, self._requests = tuple(faults), requests
         self._counted = [fault for fault in self._faults if fault.after_changes]
         self._tasks: list[asyncio.Task[None]] = []
 
     async def begin(self) -> None:
-        """Time begins; what comes at once is there on return."""
-        self._wishes.faults.before_change = self._before_change
+        """Start the clock; faults that are to be there from the start are there on return."""
+        self._requests.faults.before_change = self._before_change
         for fault in self._faults:
             if fault.after_changes:
                 continue
             if fault.after_s:
                 self._tasks.append(asyncio.create_task(self._later(fault)))
             else:
-                await self._wishes.take(fault.control)
+                await self._requests.take(fault.control)
 
     def end(self) -> None:
-        """Nothing comes any more."""
+        """Cancel the faults that are still to come."""
         for task in self._tasks:
             task.cancel()
 
     async def _later(self, fault: OcsFault) -> None:
         await asyncio.sleep(fault.after_s)
         try:
-            await self._wishes.take(fault.control)
+            await self._requests.take(fault.control)
         except BadInput as error:
             log.warning("the fault %s of the lab file: %s", fault.control, error.message)
 
@@ -48,4 +48,4 @@ class Schedule:
         due = [fault for fault in self._counted if fault.after_changes <= changes]
         for fault in due:
             self._counted.remove(fault)
-            self._wishes.take_now(fault.control)
+            self._requests.take_now(fault.control)

@@ -68,18 +68,18 @@ class Faults:
         self.changes = 0
         self.before_change: Callable[[int], None] = lambda changes: None
 
-    def update(self, wanted: dict[str, Any]) -> None:
+    def update(self, request: dict[str, Any]) -> None:
         """Replace fields; ``BadInput`` names the first that is not one or has a wrong type."""
         known = {f.name: getattr(self, f.name) for f in fields(self)}
-        for key, value in wanted.items():
+        for key, value in request.items():
             if key not in known:
                 raise BadInput(f"no fault is called {key!r}: known are {', '.join(known)}")
             if not _fits(value, known[key]):
                 raise BadInput(f"{key} cannot be {value!r}: like {known[key]!r}")
         for key, choices in _CHOICES.items():
-            if key in wanted and wanted[key] not in choices:
-                raise BadInput(f"{key} cannot be {wanted[key]!r}: one of {choices}")
-        for key, value in wanted.items():
+            if key in request and request[key] not in choices:
+                raise BadInput(f"{key} cannot be {request[key]!r}: one of {choices}")
+        for key, value in request.items():
             setattr(self, key, value)
 
     def mishap(self, *, changes: bool) -> Mishap:
@@ -145,35 +145,35 @@ class FaultRequest:
         self._applied, self._settled, self._actions = applied, settled, actions
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def take(self, wanted: dict[str, Any]) -> None:
+    async def take(self, request: dict[str, Any]) -> None:
         """Bring it about; ``BadInput`` if there is no such thing."""
-        await self._act(self._begin(wanted))
+        await self._act(self._begin(request))
 
-    def take_now(self, wanted: dict[str, Any]) -> None:
+    def take_now(self, request: dict[str, Any]) -> None:
         """The same for who cannot wait: faults stand on return, actions come soon after."""
-        task = asyncio.get_running_loop().create_task(self._act(self._begin(wanted)))
+        task = asyncio.get_running_loop().create_task(self._act(self._begin(request)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _begin(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        asked = {name: value for name, value in wanted.items() if name in self._actions}
-        self.faults.update({name: value for name, value in wanted.items() if name not in asked})
+    def _begin(self, request: dict[str, Any]) -> dict[str, Any]:
+        actions = {name: value for name, value in request.items() if name in self._actions}
+        self.faults.update({name: value for name, value in request.items() if name not in actions})
         self._applied()
-        return asked
+        return actions
 
-    async def _act(self, asked: dict[str, Any]) -> None:
+    async def _act(self, actions: dict[str, Any]) -> None:
         await self._settled()
-        for name, value in asked.items():
+        for name, value in actions.items():
             done = self._actions[name](value)
             if inspect.isawaitable(done):
                 await done
 
 
 class ControlSocket:
-    """Serves wishes on a Unix socket."""
+    """Takes fault requests on a Unix socket."""
 
-    def __init__(self, wishes: FaultRequest) -> None:
-        self._wishes = wishes
+    def __init__(self, requests: FaultRequest) -> None:
+        self._requests = requests
         self._server: asyncio.Server | None = None
 
     async def open(self, path: Path) -> None:
@@ -201,10 +201,10 @@ class ControlSocket:
 
     async def _answer(self, line: bytes) -> dict[str, Any]:
         try:
-            wanted = json.loads(line)
-            if not isinstance(wanted, dict):
+            request = json.loads(line)
+            if not isinstance(request, dict):
                 raise BadInput("expected a JSON object")
-            await self._wishes.take(wanted)
+            await self._requests.take(request)
         except (BadInput, ValueError) as error:
             return {"ok": False, "error": str(error)}
-        return {"ok": True, "faults": asdict(self._wishes.faults)}
+        return {"ok": True, "faults": asdict(self._requests.faults)}

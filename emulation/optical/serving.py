@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.fault_schedule import Schedule
+from patchlight.emulation.optical.fault_schedule import FaultSchedule
 from patchlight.emulation.optical.faults import Action, ControlSocket, FaultRequest
-from patchlight.emulation.optical.vendors.registry import ProtocolServer, dials, tls_of
+from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.linux.sockets import free_ports, listen, split_address
 from patchlight.testbed.portmap import parse_cross_connects
@@ -20,7 +20,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Clients:
-    """Stands between the socket and a front's ``serve``."""
+    """Stands between the socket and a protocol server's ``serve``."""
 
     def __init__(self, serve: Serve) -> None:
         self._serve = serve
@@ -47,7 +47,7 @@ _DIALS_AGAIN_S = 0.1
 
 async def serve_until_stopped(
     device: EmulatedOcs,
-    front: ProtocolServer,
+    protocol: ProtocolServer,
     address: str,
     *,
     control: Path | None = None,
@@ -59,14 +59,14 @@ async def serve_until_stopped(
     host and port once it answers, or begins to connect. Raises ``PortTaken`` or ``PatchlightError``
     if it cannot listen.
     """
-    clients = Clients(front.serve)
+    clients = Clients(protocol.serve)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await device.open()
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(device.close)
-        if dials(front):
+        if protocol.dials:
             host, port = split_address(address)
             port = port or free_ports(1)[0]
             dialling = asyncio.create_task(_dial(clients, host, port))
@@ -74,18 +74,18 @@ async def serve_until_stopped(
             stack.callback(dialling.cancel)
         else:
             opened = await asyncio.to_thread(listen, address)
-            server = await asyncio.start_server(clients.serve, sock=opened, ssl=tls_of(front))
+            server = await asyncio.start_server(clients.serve, sock=opened, ssl=protocol.tls)
             stack.callback(clients.cut)
             stack.callback(server.close)
             host, port = server.sockets[0].getsockname()[:2]
-        wishes = FaultRequest(
-            device.faults, device.apply_faults, device.settle, _actions(device, front, clients)
+        requests = FaultRequest(
+            device.faults, device.apply_faults, device.settle, _actions(device, protocol, clients)
         )
         if control is not None:
-            control_socket = ControlSocket(wishes)
+            control_socket = ControlSocket(requests)
             await control_socket.open(control)
             stack.push_async_callback(control_socket.close)
-        schedule = Schedule(device.switch.emulated.faults, wishes)
+        schedule = FaultSchedule(device.switch.emulated.faults, requests)
         await schedule.begin()
         stack.callback(schedule.end)
         await ready(host, port)
@@ -100,9 +100,9 @@ async def _dial(clients: Clients, host: str, port: int) -> None:
         await asyncio.sleep(_DIALS_AGAIN_S)
 
 
-def _actions(device: EmulatedOcs, front: ProtocolServer, clients: Clients) -> dict[str, Action]:
+def _actions(device: EmulatedOcs, protocol: ProtocolServer, clients: Clients) -> dict[str, Action]:
     def report(text: object) -> None:
-        front.report(str(text))
+        protocol.report(str(text))
 
     async def lose(text: object) -> None:
         for c in parse_cross_connects(str(text)):

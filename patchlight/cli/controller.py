@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from patchlight.cli.connection import connect, controller_options
 from patchlight.cli.policy.options import chosen_policies, policy_options
+from patchlight.controller.changes.power_budget import (
+    DEFAULT_TOLERANCES,
+    POWER_CEILING_DBM,
+    Tolerances,
+)
 
 
 @click.group()
@@ -51,21 +54,21 @@ def controller() -> None:
 )
 @click.option(
     "--power-ceiling",
-    default=13.0,
+    default=POWER_CEILING_DBM,
     show_default=True,
     metavar="DBM",
-    help="Stronger light at an OCS input is not switched.",
+    help="More optical power than this at an OCS input is not switched.",
 )
 @click.option(
     "--loss-tolerance",
-    default=3.0,
+    default=DEFAULT_TOLERANCES.budget_db,
     show_default=True,
     metavar="DB",
-    help="How far from the loss budget light is still good.",
+    help="How far from the loss budget the power at an output may be.",
 )
 @click.option(
     "--baseline-tolerance",
-    default=1.5,
+    default=DEFAULT_TOLERANCES.baseline_db,
     show_default=True,
     metavar="DB",
     help="How much less than before makes a circuit degraded.",
@@ -85,9 +88,8 @@ def run(
     **policies: Any,
 ) -> None:
     """Run the controller of LAB until Ctrl-C; circuits and flows outlive it."""
-    from patchlight.controller.__main__ import serve
-    from patchlight.controller.changes.power_budget import Tolerances
     from patchlight.controller.parts import Settings
+    from patchlight.controller.service import serve
     from patchlight.testbed.labfile.reader import load_lab
 
     lab = load_lab(lab_name)
@@ -126,6 +128,9 @@ def status(lab_name: str | None, address: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(answer, indent=2))
         return
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=f"lab {answer['lab']}, engine {answer['engine']}")
     for heading in ("device", "kind", "state"):
         table.add_column(heading)

@@ -18,6 +18,7 @@ import yaml
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import FileIssues, Located, nearest
+from patchlight.testbed.units import Units, pattern
 
 
 class Fields(dict[str, Located[Any]]):
@@ -105,10 +106,6 @@ class FieldType(ABC):
     def schema(self) -> dict[str, Any]:
         """The JSON Schema (draft 2020-12) of what ``read`` takes."""
 
-    @abstractmethod
-    def sample(self) -> str:
-        """A value of the type, as it stands in YAML."""
-
     def expected(self) -> str:
         """What the type takes, for messages."""
         return self.what
@@ -118,14 +115,12 @@ class FieldType(ABC):
 class Text(FieldType):
     """A text that ``take`` turns into a value; ``take`` raises ``BadInput`` for a wrong one.
 
-    ``units`` are what may stand behind its number. ``quotable`` says whether a bare number would
-    do if it stood in quotes; with ``numbers`` it does without them.
+    ``units`` are what may stand behind its number; with ``numbers``, a bare one is a text too.
     """
 
     what: str
     take: Callable[[str], object]
     json: Mapping[str, Any] = field(default_factory=dict)
-    quotable: bool = True
     numbers: bool = False
     example: str = ""
     units: tuple[str, ...] = ()
@@ -136,7 +131,7 @@ class Text(FieldType):
         if shown.startswith("the text ") or (is_number and self.numbers):
             return locate(node, self.take(str(node.value)))
         quote = is_number or shown in ("true", "false")
-        hint = ": put it in quotes" if quote and self.quotable else ""
+        hint = ": put it in quotes" if quote and not self.units else ""
         raise BadInput(f"expected {self.expected()}, found {shown}{hint}")
 
     def schema(self) -> dict[str, Any]:
@@ -145,25 +140,21 @@ class Text(FieldType):
         kind: Any = ["string", "number"] if self.numbers else "string"
         return {"type": kind, **examples, **self.json}
 
-    def sample(self) -> str:
-        """The example, or the first of some words."""
-        return self.example or str(self.json.get("enum", [""])[0])
-
     def expected(self) -> str:
         """What it is, and an example."""
         return f"{self.what}, like {self.example!r}" if self.example else self.what
 
 
-def matching(pattern: str, what: str, expected: str, example: str, longest: int = 255) -> Text:
+def matching(regex: str, what: str, expected: str, example: str, longest: int = 255) -> Text:
     """A text of at most ``longest`` characters that matches a pattern; ``what`` is its noun."""
-    compiled = re.compile(pattern)
+    compiled = re.compile(regex)
 
     def take(text: str) -> str:
         if compiled.fullmatch(text) and len(text) <= longest:
             return text
         raise BadInput(f"{short(text)!r} is not {what}: expected {expected}, like {example!r}")
 
-    return Text(what, take, {"pattern": f"^{pattern}$", "maxLength": longest}, example=example)
+    return Text(what, take, {"pattern": f"^{regex}$", "maxLength": longest}, example=example)
 
 
 def choice(what: str, *choices: str) -> Text:
@@ -175,6 +166,12 @@ def choice(what: str, *choices: str) -> Text:
         raise BadInput(f"{short(text)!r} is not {what}: {nearest(text, choices)}")
 
     return Text(f"{what}: {' or '.join(choices)}", take, {"enum": list(choices)})
+
+
+def quantity(parse: Callable[[str], object], known: Units, what: str, example: str) -> Text:
+    """A number with one of the ``known`` units."""
+    json, names = {"pattern": pattern(known)}, tuple(known)
+    return Text(f"{what} with its unit", parse, json, example=example, units=names)
 
 
 @dataclass(frozen=True)
@@ -205,10 +202,6 @@ class Whole(FieldType):
     def schema(self) -> dict[str, Any]:
         """An integer between the bounds."""
         return {"type": "integer", "minimum": self.lowest, "maximum": self.highest}
-
-    def sample(self) -> str:
-        """The smallest."""
-        return str(self.lowest)
 
 
 @dataclass(frozen=True)
@@ -253,10 +246,6 @@ class Number(FieldType):
         }
         return {"type": "number", **{key: b for key, b in bounds.items() if b is not None}}
 
-    def sample(self) -> str:
-        """The largest, or a small one."""
-        return f"{1.5 if self.highest is None else self.highest:g}"
-
 
 @dataclass(frozen=True)
 class YesNo(FieldType):
@@ -272,10 +261,6 @@ class YesNo(FieldType):
     def schema(self) -> dict[str, Any]:
         """A boolean."""
         return {"type": "boolean"}
-
-    def sample(self) -> str:
-        """Yes."""
-        return "true"
 
 
 @dataclass(frozen=True)
@@ -300,10 +285,6 @@ class ListOf(FieldType):
         """An array of the item's schema."""
         bounds = {} if self.count is None else {"minItems": self.count, "maxItems": self.count}
         return {"type": "array", "items": self.item.schema(), **bounds}
-
-    def sample(self) -> str:
-        """As few items as there may be, but one at least."""
-        return f"[{', '.join([self.item.sample()] * (self.count or 1))}]"
 
     def expected(self) -> str:
         """What the items are."""
@@ -331,12 +312,8 @@ class MapOf(FieldType):
 
     def schema(self) -> dict[str, Any]:
         """An object with the key's pattern for its keys."""
-        pattern = {self.key.json.get("pattern", ".*"): self.item.schema()}
-        return {"type": "object", "patternProperties": pattern, "additionalProperties": False}
-
-    def sample(self) -> str:
-        """The example."""
-        return self.example
+        values = {self.key.json.get("pattern", ".*"): self.item.schema()}
+        return {"type": "object", "patternProperties": values, "additionalProperties": False}
 
 
 @dataclass(frozen=True)
@@ -357,7 +334,7 @@ class Key:
     @property
     def sample(self) -> str:
         """A value of the key, as it stands in YAML."""
-        return self.example or self.type.sample()
+        return self.example or sample(self.type)
 
 
 @dataclass(frozen=True)
@@ -410,12 +387,28 @@ class Group(FieldType):
             "additionalProperties": False,
         }
 
-    def sample(self) -> str:
-        """The keys that it cannot do without."""
-        keys = (f"{key.name}: {key.sample}" for key in self.keys if key.required)
-        return f"{{{', '.join(keys)}}}"
-
     def expected(self) -> str:
         """What it is, and the keys that it cannot do without."""
         names = ", ".join(key.name for key in self.keys if key.required)
         return f"{self.what} with keys {names}" if names else self.what
+
+
+def sample(type: FieldType) -> str:
+    """A value of the type, as it stands in YAML: its example, or the simplest there is."""
+    match type:
+        case Text():
+            return type.example or str(type.json.get("enum", [""])[0])
+        case Whole():
+            return str(type.lowest)
+        case Number():
+            return f"{1.5 if type.highest is None else type.highest:g}"
+        case YesNo():
+            return "true"
+        case ListOf():
+            return f"[{', '.join([sample(type.item)] * (type.count or 1))}]"
+        case MapOf():
+            return type.example
+        case Group():
+            required = (f"{key.name}: {key.sample}" for key in type.keys if key.required)
+            return f"{{{', '.join(required)}}}"
+    raise TypeError(f"no sample of {type.what}")

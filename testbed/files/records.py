@@ -46,10 +46,6 @@ class Record(FieldType):
         """That of the group of keys."""
         return self.group.schema()
 
-    def sample(self) -> str:
-        """That of the group of keys."""
-        return self.group.sample()
-
     def expected(self) -> str:
         """What it is, and the keys that it cannot do without."""
         return self.group.expected()

@@ -58,6 +58,6 @@ def _file(client: httpx.Client, url: str) -> bytes:
     except httpx.TimeoutException as error:
         raise PatchlightError(f"downloading {url}: no answer in time", hint=_HINT) from error
     except httpx.HTTPError as error:
-        said = str(error) or type(error).__name__
-        raise PatchlightError(f"downloading {url}: {said}", hint=_HINT) from error
+        reason = str(error) or type(error).__name__
+        raise PatchlightError(f"downloading {url}: {reason}", hint=_HINT) from error
     return bytes(content)

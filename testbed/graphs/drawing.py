@@ -7,6 +7,7 @@ next row is a line; one that passes rows by goes around them on the right.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
@@ -94,20 +95,15 @@ class _Drawing:
         for index, operation in enumerate(self.graph.operations):
             x, y = self._at(index)
             part = times[index] / longest
-            self.axes.add_patch(
-                FancyBboxPatch(
-                    (x - _BOX_WIDTH / 2, y - _BOX_HEIGHT / 2),
-                    _BOX_WIDTH,
-                    _BOX_HEIGHT,
-                    boxstyle="round,pad=0,rounding_size=0.06",
-                    zorder=3.0,
-                    edgecolor=_INK,
-                    facecolor=tuple(1 - part * (1 - each) for each in _HOT),
-                    linewidth=1.8 if index == self.graph.loss else 0.7,
-                )
-            )
-            said = operation.kind or operation.name
-            self._text(x, y + 0.075, said if len(said) <= _LETTERS else said[: _LETTERS - 1] + "…")
+            corner = (x - _BOX_WIDTH / 2, y - _BOX_HEIGHT / 2)
+            shape = "round,pad=0,rounding_size=0.06"
+            box = FancyBboxPatch(corner, _BOX_WIDTH, _BOX_HEIGHT, shape, zorder=3.0)
+            fill = tuple(1 - part * (1 - channel) for channel in _HOT)
+            border = 1.8 if index == self.graph.loss else 0.7
+            box.set(facecolor=fill, edgecolor=_INK, linewidth=border)
+            self.axes.add_patch(box)
+            name = operation.kind or operation.name
+            self._text(x, y + 0.075, name if len(name) <= _LETTERS else name[: _LETTERS - 1] + "…")
             details = f"{operation.forward_ms:.3g} + {operation.backward_ms:.3g} ms"
             details += f", {format_size(operation.activation_bytes)}"
             if operation.parameter_bytes:
@@ -126,17 +122,10 @@ class _Drawing:
                 points = self._around(source, target, r2 - r1)
             curved = c1 == c2 and len(points) == 4
             codes = [Curve.MOVETO, *[Curve.CURVE4 if curved else Curve.LINETO] * (len(points) - 1)]
-            self.axes.add_patch(
-                FancyArrowPatch(
-                    path=Curve(points, codes),
-                    arrowstyle="-|>",
-                    mutation_scale=6,
-                    color=_EDGE,
-                    linewidth=0.9,
-                    fill=False,
-                    zorder=2.0,
-                )
-            )
+            curve = Curve(points, codes)
+            arrow = FancyArrowPatch(path=curve, arrowstyle="-|>", mutation_scale=6, fill=False)
+            arrow.set(color=_EDGE, linewidth=0.9, zorder=2.0)
+            self.axes.add_patch(arrow)
 
     def _around(self, source: int, target: int, span: int) -> list[_Point]:
         """Right of all boxes between, the further the longer the way."""
@@ -170,7 +159,7 @@ class _Drawing:
         how = "measured" if graph.origin == "profiled" else "computed"
         how += f" on {graph.device}" if graph.device != "unknown" else ""
         how += f", batch {graph.batch}" if graph.batch else ""
-        self._text(0.0, 0.66, graph.name, size=13, ha="left", bold=True)
+        self._text(0.0, 0.66, graph.name, size=13, ha="left", fontweight="bold")
         self._text(0.0, 0.44, how, size=7, ha="left")
         totals = (
             f"{len(graph.operations)} operations: forward {graph.forward_ms:.3f} ms + backward "
@@ -179,25 +168,7 @@ class _Drawing:
         )
         self._text(0.0, 0.28, totals, size=7, ha="left")
 
-    def _text(
-        self,
-        x: float,
-        y: float,
-        text: str,
-        *,
-        size: float = 6.5,
-        ha: str = "center",
-        bold: bool = False,
-    ) -> None:
-        self.axes.text(
-            x,
-            y,
-            text,
-            fontsize=size,
-            color=_INK,
-            ha=ha,
-            va="center",
-            zorder=6.0,
-            fontweight="bold" if bold else "normal",
-            parse_math=False,
-        )
+    def _text(self, x: float, y: float, text: str, size: float = 6.5, **style: Any) -> None:
+        style = {"ha": "center", "va": "center", "color": _INK, **style}
+        drawn = self.axes.text(x, y, text, fontsize=size, **style)
+        drawn.set(zorder=6.0, parse_math=False)

@@ -74,10 +74,12 @@ class _Reader:
         if number in self.indices:
             self.issues.add(line, match.start(1) - 3, f"node{number} is there twice")
         start = match.start(3)
-        found = {m[1]: (m[2], start + m.start(2) + 1) for m in _VALUE.finditer(match[3])}
-        for key in found.keys() - set(_KEYS):
-            self.issues.add(line, found[key][1], f"{key!r} is unknown: expected {', '.join(_KEYS)}")
-        values = [self._value(line, start + 1, key, found.get(key)) for key in _KEYS]
+        fields = {m[1]: (m[2], start + m.start(2) + 1) for m in _VALUE.finditer(match[3])}
+        for key in fields.keys() - set(_KEYS):
+            self.issues.add(
+                line, fields[key][1], f"{key!r} is unknown: expected {', '.join(_KEYS)}"
+            )
+        values = [self._value(line, start + 1, key, fields.get(key)) for key in _KEYS]
         self.indices.setdefault(number, len(self.operations))
         self.operations.append(
             Operation(
@@ -85,11 +87,11 @@ class _Reader:
             )
         )
 
-    def _value(self, line: int, column: int, key: str, found: tuple[str, int] | None) -> float:
-        if found is None:
+    def _value(self, line: int, column: int, key: str, field: tuple[str, int] | None) -> float:
+        if field is None:
             self.issues.add(line, column, f"{key} is missing")
             return 0.0
-        written, column = found
+        written, column = field
         listed = written.startswith("[")
         parts = written.strip("[]").split(";") if listed and written != "[]" else [written]
         try:
@@ -102,10 +104,10 @@ class _Reader:
         self.issues.add(line, column, f"{key} is {written!r}: expected a number, 0 to {most:.3g}")
         return 0.0
 
-    def _edges(self, found: list[tuple[int, re.Match[str]]]) -> dict[tuple[int, int], int]:
+    def _edges(self, matches: list[tuple[int, re.Match[str]]]) -> dict[tuple[int, int], int]:
         """Edges between indices, with the line where each stands."""
         lines: dict[tuple[int, int], int] = {}
-        for line, match in found:
+        for line, match in matches:
             ends = [int(match[1]), int(match[2])]
             absent = [end for end in ends if end not in self.indices]
             for end in dict.fromkeys(absent):

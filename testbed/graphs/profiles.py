@@ -59,8 +59,8 @@ def profile_cache() -> Path:
 def profile_in(folder: Path, name: str) -> Path | None:
     """The file of this profile in a folder: ``NAME.txt``, or as in a clone of PipeDream."""
     path = SOURCES[name][0]
-    found = (folder / f"{name}.txt", folder / path, folder / "profiler" / path)
-    return next((each for each in found if each.is_file()), None)
+    candidates = (folder / f"{name}.txt", folder / path, folder / "profiler" / path)
+    return next((file for file in candidates if file.is_file()), None)
 
 
 def is_published(path: Path, name: str) -> bool:
@@ -102,14 +102,14 @@ def download_profiles(base_url: str | None = None, cache: Path | None = None) ->
     return _keep(contents, cache or profile_cache())
 
 
-def _others(contents: Mapping[str, bytes], places: Mapping[str, str]) -> list[str]:
-    """What is said of each content that is not the profile of that name."""
+def _others(contents: Mapping[str, bytes], sources: Mapping[str, str]) -> list[str]:
+    """What is wrong with each content that is not the profile of that name."""
     wrong = []
     for name, content in contents.items():
-        found, expected = hashlib.sha256(content).hexdigest(), SOURCES[name][1]
-        if found != expected:
+        checksum, expected = hashlib.sha256(content).hexdigest(), SOURCES[name][1]
+        if checksum != expected:
             wrong.append(
-                f"{places[name]} is not PipeDream's {name}: its SHA-256 is {found}, "
+                f"{sources[name]} is not PipeDream's {name}: its SHA-256 is {checksum}, "
                 f"expected {expected}"
             )
     return wrong

@@ -13,13 +13,8 @@ from typing import Any
 from patchlight.testbed.files.fields import Fields
 from patchlight.testbed.files.issues import FileIssues, Located, nearest
 from patchlight.testbed.lab import Endpoint, default_mac
-from patchlight.testbed.labfile.schema import KNOWN_DRIVERS
+from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
-
-WITHOUT_USERS = ("polatis-scpi", "openflow", "dry-run")
-"""Drivers of protocols in which nobody logs in."""
-MAKE_ROOM = ("calient-tl1", "calient-rest")
-"""Drivers of devices that may take busy ports from their circuits."""
 
 
 def _check_emulated(switch: Fields, issues: FileIssues) -> None:
@@ -30,7 +25,8 @@ def _check_emulated(switch: Fields, issues: FileIssues) -> None:
     driver = switch["driver"].value if "driver" in switch else None
     if "users" in emulated:
         _check_users(driver, emulated["users"], issues)
-    if driver is not None and driver not in MAKE_ROOM and "conflict_time" in emulated:
+    known = OCS_DRIVERS.get(driver or "")
+    if driver is not None and not (known and known.makes_room) and "conflict_time" in emulated:
         message = f"an emulated {driver} has no conflict_time: expected it with a Calient's driver"
         issues.at(emulated["conflict_time"], message)
     if "ports" in switch and "faults" in emulated:
@@ -43,7 +39,8 @@ def _check_emulated(switch: Fields, issues: FileIssues) -> None:
 
 
 def _check_users(driver: str | None, users: Located[Any], issues: FileIssues) -> None:
-    if driver in WITHOUT_USERS and users.value:
+    known = OCS_DRIVERS.get(driver or "")
+    if known is not None and not known.has_users and users.value:
         issues.at(users, f"nobody logs in to a {driver}: expected no users")
     first: dict[str, Located[Any]] = {}
     for user in (item.value for item in users.value):
@@ -194,12 +191,16 @@ def _check_address(nic: Fields, network: IPv4Network, issues: FileIssues) -> Non
 def _check_datapath_id(switch: Fields, issues: FileIssues) -> None:
     if "driver" not in switch or "datapath_id" in switch.broken:
         return
-    driver = switch["driver"]
-    if driver.value == "openflow" and "datapath_id" not in switch:
-        message = "a switch with driver openflow lacks 'datapath_id'"
-        issues.at(driver, f"{message}: expected the id that it says, like 0x51")
-    elif driver.value in KNOWN_DRIVERS and driver.value != "openflow" and "datapath_id" in switch:
-        message = f"driver {driver.value} knows no datapath id: expected one with driver openflow"
+    name = switch["driver"]
+    driver = OCS_DRIVERS.get(name.value)
+    if driver is None:
+        return
+    if driver.dials_in and "datapath_id" not in switch:
+        message = f"a switch with driver {driver.name} lacks 'datapath_id'"
+        issues.at(name, f"{message}: expected the id that it says, like 0x51")
+    # A rehearsal may be of any switch.
+    elif driver.device and not driver.dials_in and "datapath_id" in switch:
+        message = f"driver {driver.name} knows no datapath id: expected one with driver openflow"
         issues.at(switch["datapath_id"], message)
 
 

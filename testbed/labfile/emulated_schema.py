@@ -24,6 +24,7 @@ from patchlight.testbed.files.fields import (
     Whole,
     YesNo,
     choice,
+    quantity,
     short,
 )
 from patchlight.testbed.files.issues import FileIssues, Located, nearest
@@ -52,12 +53,6 @@ class _Fault(Group):
     def schema(self) -> dict[str, Any]:
         """That of the group, of which one key at least must be there."""
         return {**super().schema(), "minProperties": 1}
-
-
-def _time(example: str) -> Text:
-    json = {"pattern": units.pattern(units.TIME)}
-    what, known = "a time with its unit", tuple(units.TIME)
-    return Text(what, units.parse_time, json, quotable=False, example=example, units=known)
 
 
 def _words(text: str) -> str:
@@ -137,7 +132,12 @@ FAULT = _Fault(
             choice("what becomes of the map", "keep", "forget"),
             "restart, with or without its map",
         ),
-        Key("after", _time("30s"), "so long after the device began to answer", default="at once"),
+        Key(
+            "after",
+            quantity(units.parse_time, units.TIME, "a time", "30s"),
+            "so long after the device began to answer",
+            default="at once",
+        ),
         Key("after_changes", _COUNT, "once so many commands that change something have come"),
     ),
 )
@@ -175,7 +175,7 @@ def emulated_group(name: FieldType, variable: FieldType) -> Group:
             Key("users", ListOf(user, "users"), "who may log in besides 'user'"),
             Key(
                 "conflict_time",
-                _time("500ms"),
+                quantity(units.parse_time, units.TIME, "a time", "500ms"),
                 "a Calient that takes busy ports from their circuits, and how long that takes",
                 default="such a circuit is refused",
             ),

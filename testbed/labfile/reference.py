@@ -58,8 +58,8 @@ def _sections(path: str, group: Group) -> Iterator[str]:
     for key in group.keys:
         inner = group_of(key.type)
         if inner is not None:
-            each = "[]" if isinstance(key.type, ListOf) else ""
-            yield from _sections(f"{path}.{key.name}{each}".lstrip("."), inner)
+            brackets = "[]" if isinstance(key.type, ListOf) else ""
+            yield from _sections(f"{path}.{key.name}{brackets}".lstrip("."), inner)
 
 
 def _row(key: Key) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import AddressValueError, IPv4Address, IPv4Network
 from typing import Any
@@ -19,10 +18,12 @@ from patchlight.testbed.files.fields import (
     Whole,
     choice,
     matching,
+    quantity,
     short,
 )
 from patchlight.testbed.lab import Endpoint
 from patchlight.testbed.labfile.emulated_schema import emulated_group
+from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
 
 # An OpenFlow 1.3 switch numbers its ports below OFPP_MAX; Open vSwitch ends at 65279.
@@ -30,17 +31,7 @@ MOST_PACKET_PORTS = 65279
 MOST_CIRCUIT_PORTS = 4096
 FABRICS = ("openvswitch", "bridge")
 # What ships with Patchlight, for editors; others come by entry point, so any name is taken here.
-KNOWN_DRIVERS = (
-    "calient-tl1",
-    "calient-rest",
-    "polatis-scpi",
-    "polatis-tl1",
-    "polatis-restconf",
-    "glimmerglass-tl1",
-    "polatis-netconf",
-    "telescent-ssh",
-    "openflow",
-)
+KNOWN_DRIVERS = tuple(driver.name for driver in OCS_DRIVERS.values() if driver.device)
 
 _NAME = "[A-Za-z][A-Za-z0-9_-]*"
 _MAC = "(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}"
@@ -50,18 +41,6 @@ _HOST_PORT = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?):([0
 def _name(what: str, example: str, longest: int) -> Text:
     expected = f"a letter, then letters, digits, '-' or '_', at most {longest} in all"
     return matching(_NAME, what, expected, example, longest)
-
-
-def _quantity(parse: Callable[[object], Any], known: units.Units, what: str, example: str) -> Text:
-    json = {"pattern": units.pattern(known)}
-    return Text(
-        f"{what} with its unit",
-        parse,
-        json,
-        quotable=False,
-        example=example,
-        units=tuple(known),
-    )
 
 
 def _address(text: str) -> IPv4Address:
@@ -135,10 +114,10 @@ def _cross_connects(text: str) -> tuple[CrossConnect, ...]:
 LAB_NAME = _name("a lab's name", "ofc2022", 24)
 DEVICE_NAME = _name("a device name", "server1", 31)
 PART_NAME = _name("a GPU's or NIC's name", "nic0", 15)
-RATE = _quantity(units.parse_rate, units.RATE, "a rate", "40Gbps")
-TIME = _quantity(units.parse_time, units.TIME, "a time", "25ms")
-LOSS = _quantity(units.parse_loss, units.LOSS, "a loss", "1.5dB")
-POWER = _quantity(units.parse_power, units.POWER, "a power", "-3dBm")
+RATE = quantity(units.parse_rate, units.RATE, "a rate", "40Gbps")
+TIME = quantity(units.parse_time, units.TIME, "a time", "25ms")
+LOSS = quantity(units.parse_loss, units.LOSS, "a loss", "1.5dB")
+POWER = quantity(units.parse_power, units.POWER, "a power", "-3dBm")
 ADDRESS = Text("an IPv4 address", _address, example="192.168.10.11")
 HOST_PORT = Text(
     "a TCP address", _host_port, {"pattern": f"^{_HOST_PORT}$"}, example="10.0.0.5:3082"

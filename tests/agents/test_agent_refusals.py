@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.agent_bench import ROOT, Agent, Bench
+from tests.support.agent_bench import ROOT, Agent, Bench, ip
 
 pytestmark = pytest.mark.root
 
@@ -55,11 +55,7 @@ def test_a_gpu_and_a_nic_serve_one_worker_at_a_time(agent: Agent) -> None:
 
 def test_a_nic_with_a_queue_that_cannot_be_carried_over_is_refused(agent: Agent) -> None:
     space = agent.bench.namespace("server1")
-    subprocess.run(
-        ["ip", "netns", "exec", space, "tc", "qdisc", "replace", "dev", "nic0", "root", "handle",
-         "7:", "htb"],
-        check=True,
-    )  # fmt: skip
+    ip(*f"netns exec {space} tc qdisc replace dev nic0 root handle 7: htb".split())
     answer = agent.client.post("/workers", json=agent.bench.spec(0, 1))
     assert answer.status_code == 500
     assert "htb" in answer.json()["error"]
@@ -68,9 +64,11 @@ def test_a_nic_with_a_queue_that_cannot_be_carried_over_is_refused(agent: Agent)
     assert agent.client.get("/status").json()["nics"][0]["state"] == "idle"
 
 
-def run_agent(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_agent(
+    *arguments: str, command: tuple[str, ...] = ("patchlight.agents",)
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "patchlight.agents", *arguments],
+        [sys.executable, "-m", *command, *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -96,25 +94,24 @@ def test_wrong_options_are_said(agent: Agent) -> None:
     bench = agent.bench
     lab, state = ("--lab", str(bench.lab_file)), ("--state", str(bench.directory / "s"))
     listen = ("--listen", f"unix:{bench.directory}/c.sock")
+    server = ("--server", "server1")
+    process = ("--gpus", "nvml", "--workers", "process")
     for options, code, words in [
         ((*lab, *state, *listen, "--server", "server9"), 2, "no device called 'server9'"),
-        ((*lab, *state, "--listen", "nowhere", "--server", "server1"), 2, "expected unix:PATH"),
-        ((*lab, *state, "--listen", "0.0.0.0:0", "--server", "server1"), 2, "needs a token"),
-        ((*lab, *state, *listen, "--server", "server1", "--gpus", "x"), 2, "socket:DIR"),
-        ((*lab, *state, *listen, "--server", "server1", "--gpus", "nvml", "--workers", "process"),
-         1, "NVIDIA driver"),
-    ]:  # fmt: skip
+        ((*lab, *state, *server, "--listen", "nowhere"), 2, "expected unix:PATH"),
+        ((*lab, *state, *server, "--listen", "0.0.0.0:0"), 2, "needs a token"),
+        ((*lab, *state, *server, *listen, "--gpus", "x"), 2, "socket:DIR"),
+        ((*lab, *state, *server, *listen, *process), 1, "NVIDIA driver"),
+    ]:
         done = run_agent(*options)
         assert (done.returncode, words in done.stderr) == (code, True), done.stderr
 
 
 def test_the_operators_command_runs_the_same_agent(agent: Agent) -> None:
     bench = agent.bench
-    done = subprocess.run(
-        [sys.executable, "-m", "patchlight", "agent", "run", "--lab", str(bench.lab_file),
-         "--server", "server1", "--listen", f"unix:{bench.directory}/b.sock",
-         "--state", str(bench.directory / "state-server1")],
-        cwd=ROOT, capture_output=True, text=True, timeout=30, check=False,
-    )  # fmt: skip
+    options = ["--lab", str(bench.lab_file), "--server", "server1"]
+    options += ["--listen", f"unix:{bench.directory}/b.sock"]
+    options += ["--state", str(bench.directory / "state-server1")]
+    done = run_agent(*options, command=("patchlight", "agent", "run"))
     assert done.returncode == 1
     assert "another agent is using the state folder" in done.stderr

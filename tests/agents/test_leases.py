@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.leases import Holders, Lease, LeaseBook
 from patchlight.agents.nics import NicState
-from patchlight.agents.workerfiles import LastReport, verdict
+from patchlight.agents.worker_folder import LastReport, final_report
 from patchlight.agents.workers.contract import ExitInfo, WorkerHandle
 from patchlight.testbed.linux.rate_limits import SavedLimit
 from patchlight.testbed.worker_api import WorkerSpec, WorkerState
@@ -29,25 +30,31 @@ def lease(worker: str) -> Lease:
         }
     )
     state = NicState(
-        interface="nic0", mac="02:00:00:00:00:01", mtu=9000, up=True,
-        addresses=(("10.0.0.1", 24),), neighbours=(("10.0.0.2", "02:00:00:00:00:02"),),
-        routes=({"dst": "0.0.0.0/0", "table": 254},), shaping=SavedLimit("0400017f"),
-        tx_checksum=False, sysctls={"arp_ignore": "1"},
-    )  # fmt: skip
+        interface="nic0",
+        mac="02:00:00:00:00:01",
+        mtu=9000,
+        up=True,
+        addresses=(("10.0.0.1", 24),),
+        neighbours=(("10.0.0.2", "02:00:00:00:00:02"),),
+        routes=({"dst": "0.0.0.0/0", "table": 254},),
+        shaping=SavedLimit("0400017f"),
+        tx_checksum=False,
+        sysctls={"arp_ignore": "1"},
+    )
     return Lease(spec, f"pl.lab.server1.w-{worker}", state, "process")
 
 
 def test_a_lease_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     book = LeaseBook(tmp_path / "leases")
     first = lease("a")
-    second = lease("b").with_trace(WorkerHandle(pid=17, started=12345))
+    second = replace(lease("b"), handle=WorkerHandle(pid=17, started=12345))
     for one in (second, first):
         book.write(one)
     assert LeaseBook(tmp_path / "leases").read() == [first, second]
-    book.write(first.with_trace(WorkerHandle(container="abc")))
-    assert book.read()[0].trace == WorkerHandle(container="abc")
-    book.strike("a")
-    book.strike("a")
+    book.write(replace(first, handle=WorkerHandle(container="abc")))
+    assert book.read()[0].handle == WorkerHandle(container="abc")
+    book.end("a")
+    book.end("a")
     assert book.read() == [second]
 
 
@@ -74,7 +81,7 @@ def test_a_gpu_and_its_nic_have_one_holder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "stopping", "state", "words"),
+    ("last", "code", "stopping", "state", "message"),
     [
         (LastReport(WorkerState.DONE, 5), 0, False, WorkerState.DONE, ""),
         (LastReport(WorkerState.DONE, 5), 0, True, WorkerState.DONE, ""),
@@ -93,9 +100,9 @@ def test_a_gpu_and_its_nic_have_one_holder() -> None:
     ],
 )
 def test_what_became_of_a_worker(
-    said: LastReport, code: int, stopping: bool, state: WorkerState, words: str
+    last: LastReport, code: int, stopping: bool, state: WorkerState, message: str
 ) -> None:
-    result = verdict(said, ExitInfo(code), stopping)
+    result = final_report(last, ExitInfo(code), stopping)
     assert result.state is state
-    assert words in result.message
-    assert result.iterations_done == said.iterations_done
+    assert message in result.message
+    assert result.iterations_done == last.iterations_done

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from functools import partial
 
@@ -47,6 +46,10 @@ def training_pid(bench: Bench, worker: str) -> int:
     return int(pids[0])
 
 
+def qdiscs(namespace: str) -> str:
+    return ip("netns", "exec", namespace, "tc", "qdisc", "show", "dev", "nic0")
+
+
 def test_a_job_trains_and_gives_everything_back(make_bench: MakeBench, runner: str) -> None:
     bench = make_bench(2)
     agents = run_job(bench, runner, 2)
@@ -55,12 +58,7 @@ def test_a_job_trains_and_gives_everything_back(make_bench: MakeBench, runner: s
         inside = bench.namespace(f"server{rank + 1}.w-job-{rank}")
         assert f"10.77.0.{11 + rank}/24" in ip("-n", inside, "addr", "show", "nic0")
         assert "PERMANENT" in ip("-n", inside, "neigh")
-        shaped = subprocess.run(
-            ["ip", "netns", "exec", inside, "tc", "qdisc", "show", "dev", "nic0"],
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
+        shaped = qdiscs(inside)
         assert "tbf" in shaped
         assert "rate 40Mbit" in shaped
         until(partial(bench.reaches, rank + 1), "an answer from the worker's address")
@@ -130,13 +128,7 @@ def test_an_agent_that_was_killed_puts_things_right_when_it_starts_again(
     assert bench.namespace("server1.w-job-0") not in ip("netns", "list")
     overview = agent.client.get("/status").json()
     assert overview["nics"][0]["state"] == "idle"
-    shaped = subprocess.run(
-        ["ip", "netns", "exec", bench.namespace("server1"), "tc", "qdisc", "show", "dev", "nic0"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    assert "rate 40Mbit" in shaped
+    assert "rate 40Mbit" in qdiscs(bench.namespace("server1"))
 
 
 def test_an_agent_told_to_stop_stops_its_workers_first(make_bench: MakeBench, runner: str) -> None:

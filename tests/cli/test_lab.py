@@ -200,6 +200,15 @@ def test_init_writes_to_standard_output() -> None:
     assert parse_lab(run("init").stdout) == parse_lab(run("init", "--output", "-").stdout)
 
 
-def test_init_refuses_more_than_an_ocs_can_take() -> None:
-    refused = run("init", "--servers", "1366")
-    assert "1366 hosts of an OCS: expected a number from 1 to 1365" in str(refused.exception)
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--servers", "1366", "1366 hosts of an OCS: expected a number from 1 to 1365"),
+        ("--name", "my lab", "'my lab' is not a lab's name"),
+        ("--gpu-model", " ", "' ' is not a GPU model"),
+    ],
+)
+def test_init_refuses_what_no_lab_can_have(option: str, value: str, message: str) -> None:
+    refused = run("init", option, value)
+    assert isinstance(refused.exception, BadInput)
+    assert message in str(refused.exception)

@@ -21,10 +21,10 @@ from click.testing import CliRunner
 from patchlight.cli.ocs.group import ocs
 from patchlight.controller.circuits.contract import LoginRefused
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.emulation.optical.vendors.registry import PROTOCOL_SERVERS
+from patchlight.emulation.optical.vendors.registry import emulated_drivers
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.labfile.check import WITHOUT_USERS
+from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.portmap import CrossConnect, PortMap
 
 COMMAND = (sys.executable, "-m", "patchlight", "ocs", "emulate")
@@ -73,7 +73,7 @@ def _own_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state-home"))
 
 
-@pytest.mark.parametrize("driver", PROTOCOL_SERVERS)
+@pytest.mark.parametrize("driver", emulated_drivers())
 def test_every_driver_drives_its_device(driver: str) -> None:
     async def drive(where: str) -> None:
         device = open_driver(switch_at(driver, where), "whatever")
@@ -160,7 +160,7 @@ def test_circuits_outlive_it_and_faults_are_taken(tmp_path: Path) -> None:
             assert process.wait(10) == 0
 
 
-@pytest.mark.parametrize("driver", [d for d in PROTOCOL_SERVERS if d not in WITHOUT_USERS])
+@pytest.mark.parametrize("driver", [d for d in emulated_drivers() if OCS_DRIVERS[d].has_users])
 def test_a_wrong_password_is_refused(driver: str) -> None:
     async def drive(where: str) -> None:
         device = open_driver(switch_at(driver, where), "wrong-one")

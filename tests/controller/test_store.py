@@ -11,7 +11,7 @@ from patchlight.testbed.errors import PatchlightError
 def test_everything_written_is_there_when_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "controller.db"
     store = Store(path)
-    number = store.begin_reconfiguration({"why": "test"})
+    number = store.prepared_intent(0, {"why": "test"})()
     store.save_job("b", "queued", {"id": "b"})
     store.save_job("a", "queued", {"id": "a"})
     store.save_job("b", "done", {"id": "b", "state": "done"})

@@ -17,7 +17,7 @@ from patchlight import EmulatedLab
 from patchlight.controller.client import ControllerClient
 from patchlight.controller.policies.regroup import regroup
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 from tests.support.lab_jobs import (
     PAIR,
     SPREAD,
@@ -86,9 +86,7 @@ def test_regroup_lights_each_job_onto_one_tor(lab: EmulatedLab, client: Controll
     jobs = client.submit([spec("four", SPREAD, 2), spec("two", PAIR, 2)], "regroup")
     for job in jobs:
         assert ended(client, job["id"])["state"] == "done"
-    links = follow_light(
-        lab.lab, {n: PortMap.parse(a["map"]) for n, a in client.circuits().items()}
-    )
+    links = trace_links(lab.lab, {n: PortMap.parse(a["map"]) for n, a in client.circuits().items()})
     for hosts in (SPREAD, PAIR):
         tors = {links.switch_of(lab.lab, lab.lab.host(name).endpoint) for name in hosts}
         assert len(tors) == 1

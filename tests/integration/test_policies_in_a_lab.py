@@ -14,7 +14,7 @@ from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 from tests.support.lab_jobs import connected, ended, wait
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
@@ -114,10 +114,10 @@ def test_a_users_placement_and_topology_decide(lab: EmulatedLab, client: Control
     # Spread over both ToRs at first: the topology policy brought them under one.
     changes = client.reconfigurations()
     assert [change["state"] for change in changes] == ["committed"]
-    after = follow_light(lab.lab, present_maps(client))
+    after = trace_links(lab.lab, present_maps(client))
     hosts = [lab.lab.host(name).endpoint for name in job["hosts"]]
     assert len({after.switch_of(lab.lab, host) for host in hosts}) == 1
-    before = follow_light(lab.lab, lab.lab.initial_maps)
+    before = trace_links(lab.lab, lab.lab.initial_maps)
     assert len({before.switch_of(lab.lab, host) for host in hosts}) == 2
 
 
@@ -166,7 +166,7 @@ def test_a_placement_of_no_use_is_reported_and_the_default_decides(mine: Path) -
             assert job["state"] == "done", job["message"]
             # All under one ToR, as the default has it; which one hangs on whether the job
             # before has given its GPUs back.
-            lit = follow_light(lab.lab, lab.lab.initial_maps)
+            lit = trace_links(lab.lab, lab.lab.initial_maps)
             ends = [lab.lab.host(host).endpoint for host in job["hosts"]]
             assert len({lit.switch_of(lab.lab, end) for end in ends}) == 1
         faults = [e for e in client.events() if e["kind"] == "policy-fault"]

@@ -61,17 +61,14 @@ class Agent:
 
     def start(self) -> Agent:
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [
-                    "nsenter", f"--net=/run/netns/{self.bench.namespace(self.server)}", "--",
-                    sys.executable, "-m", "patchlight.agents",
-                    "--lab", str(self.bench.lab_file), "--server", self.server,
-                    "--listen", f"unix:{self.socket}", "--workers", self.workers,
-                    "--gpus", f"socket:{self.bench.directory / 'gpus'}",
-                    "--state", str(self.bench.directory / f"state-{self.server}"),
-                ],
-                cwd=ROOT, stdout=log, stderr=log,
-            )  # fmt: skip
+            folder = self.bench.directory
+            namespace = f"/run/netns/{self.bench.namespace(self.server)}"
+            command = ["nsenter", f"--net={namespace}", "--", sys.executable, "-m"]
+            command += ["patchlight.agents", "--lab", str(self.bench.lab_file)]
+            command += ["--server", self.server, "--listen", f"unix:{self.socket}"]
+            command += ["--workers", self.workers, "--gpus", f"socket:{folder / 'gpus'}"]
+            command += ["--state", str(folder / f"state-{self.server}")]
+            self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
         until(self._answers, f"the agent of {self.server} ({self.log.read_text()})", 30)
         return self
 
@@ -109,8 +106,8 @@ class Agent:
                 pytest.fail(f"{self.server}: {status}")
             return status if status["state"] in states else None
 
-        found: dict[str, Any] = until(reached, f"{name} to be {states}", deadline_s)
-        return found
+        status: dict[str, Any] = until(reached, f"{name} to be {states}", deadline_s)
+        return status
 
 
 class Bench:
@@ -156,20 +153,15 @@ class Bench:
         for server in self.lab.servers:
             space, port = self.namespace(server.name), f"{server.name}-1"
             ip("netns", "add", space)
-            ip("-n", space, "link", "add", "nic0", "type", "veth", "peer", "name", port,
-               "netns", fabric)  # fmt: skip
+            veth = f"link add nic0 type veth peer name {port} netns {fabric}"
+            ip("-n", space, *veth.split())
             ip("-n", fabric, "link", "set", port, "master", "br0", "up")
             ip("-n", space, "link", "set", "nic0", "up")
-            subprocess.run(
-                ["ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", "nic0", "root", "tbf",
-                 "rate", "40mbit", "burst", "16k", "latency", "50ms"],
-                check=True,
-            )  # fmt: skip
-        self.gpus = subprocess.Popen(
-            [sys.executable, "-m", "patchlight.emulation.lab.gpus", "--lab", str(self.lab_file),
-             "--dir", str(self.directory / "gpus")],
-            cwd=ROOT,
-        )  # fmt: skip
+            shaping = "tc qdisc add dev nic0 root tbf rate 40mbit burst 16k latency 50ms"
+            ip("netns", "exec", space, *shaping.split())
+        command = [sys.executable, "-m", "patchlight.emulation.lab.gpus"]
+        command += ["--lab", str(self.lab_file), "--dir", str(self.directory / "gpus")]
+        self.gpus = subprocess.Popen(command, cwd=ROOT)
 
     def agent(self, server: str, workers: str = "process") -> Agent:
         agent = Agent(self, server, workers)

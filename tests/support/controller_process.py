@@ -68,8 +68,8 @@ class ControllerProcess:
         self.log = folder / "controller.log"
 
     def command(self, state: Path) -> list[str]:
-        module = [sys.executable, "-m", "patchlight.controller"]
-        return [*module, "--lab", str(self.lab), "--state", str(state)]
+        command = [sys.executable, "-m", "patchlight", "controller", "run"]
+        return [*command, "--lab", str(self.lab), "--state", str(state)]
 
     def start(self) -> None:
         with self.log.open("ab") as log:

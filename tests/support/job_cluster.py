@@ -20,7 +20,7 @@ from patchlight.controller.store import Store
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import Links, follow_light
+from patchlight.testbed.wiring import Links, trace_links
 from tests.support.fake_agents import FakeFleet
 
 LAB = read_lab(builtin_lab("ofc2022"))
@@ -87,7 +87,7 @@ class Cluster:
 
     async def switches_of(self, hosts: Sequence[str]) -> set[str | None]:
         """The packet switches that circuits join these hosts to."""
-        links = follow_light(self.lab, {"ocs1": await self.ocs.read_map()})
+        links = trace_links(self.lab, {"ocs1": await self.ocs.read_map()})
         return {links.switch_of(self.lab, self.lab.host(name).endpoint) for name in hosts}
 
 

@@ -45,18 +45,18 @@ def campaign(folder: Path, count: int, seed: int) -> Counter[str]:
         old, _ = asyncio.run(_restart(lab, journal))
         for number in range(count):
             new = _random_map(rng)
-            kind, faults, kill_after_s = _trouble(rng, old, new)
+            kind, faults, kill_after_s = _random_fault(rng, old, new)
             before = _count(journal)
 
             def work(begun: Callable[[], None], new: PortMap = new, faults: Any = faults) -> None:
-                def trouble() -> None:
-                    device.fault(**_CALM | faults)
+                def inject() -> None:
+                    device.fault(**_NO_FAULTS | faults)
                     begun()
 
-                asyncio.run(_change(lab, journal, new, trouble))
+                asyncio.run(_change(lab, journal, new, inject))
 
             died = _in_a_child(work, kill_after_s)
-            device.fault(**_CALM)
+            device.fault(**_NO_FAULTS)
             now, records = asyncio.run(_restart(lab, journal))
             state = records[-1]["state"] if len(records) > before else "never begun"
             if now != (new if state == "committed" else old) or state in ("intent", "unknown"):
@@ -69,7 +69,7 @@ def campaign(folder: Path, count: int, seed: int) -> Counter[str]:
     return ended
 
 
-_CALM: dict[str, Any] = {
+_NO_FAULTS: dict[str, Any] = {
     "refuse_ports": [],
     "fail_ports": [],
     "refuse_next": "",
@@ -80,7 +80,7 @@ _CALM: dict[str, Any] = {
 }
 
 
-def _trouble(
+def _random_fault(
     rng: random.Random, old: PortMap, new: PortMap
 ) -> tuple[str, dict[str, Any], float | None]:
     """What goes wrong: its name, the device's faults, when to kill the controller if at all."""
@@ -134,14 +134,14 @@ def _in_a_child(work: Callable[[Callable[[], None]], None], kill_after_s: float 
     return os.WIFSIGNALED(status)
 
 
-async def _change(lab: Lab, journal: Path, new: PortMap, trouble: Callable[[], None]) -> None:
+async def _change(lab: Lab, journal: Path, new: PortMap, inject: Callable[[], None]) -> None:
     store, driver = Store(journal), open_driver(lab.circuit_switches[0])
     await driver.open()
     parts = CircuitParts(lab, {driver.name: driver}, store)
-    # Port states are read before the trouble begins: else a port that will not do is seen in
+    # Port states are read before the fault begins: else a port that will not do is seen in
     # the checks, and nothing ever has to be undone for it.
     await parts.port_states.of(driver.name)
-    trouble()
+    inject()
     await Transactions(parts).change(lambda _: {driver.name: new}, "campaign")
     await driver.close()
 

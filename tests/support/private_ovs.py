@@ -1,7 +1,4 @@
-"""A private Open vSwitch in a network namespace of its own, for benchmarks and tests.
-
-Own database, own sockets, userspace datapath: the host's Open vSwitch is never spoken to.
-"""
+"""The private Open vSwitch of emulated labs, alone in a namespace, for benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -9,13 +6,14 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from patchlight.emulation.fabric.openvswitch import OpenVSwitch, new_bridge
+from patchlight.emulation.fabric.processes import Service
 from patchlight.testbed.errors import PatchlightError
-
-_SCHEMA = "/usr/share/openvswitch/vswitch.ovsschema"
+from patchlight.testbed.linux.namespaces import entered
 
 
 class PrivateOvs:
@@ -24,6 +22,7 @@ class PrivateOvs:
     def __init__(self, namespace: str, directory: Path) -> None:
         self.namespace = namespace
         self.directory = directory
+        self._ovs = OpenVSwitch(directory, Path(self.netns))
         self._daemons: list[subprocess.Popen[bytes]] = []
         self._namespaces: list[str] = []
 
@@ -50,11 +49,15 @@ class PrivateOvs:
 
     def _start(self) -> None:
         self.add_namespace(self.namespace)
-        database = self.directory / "conf.db"
-        _run("ovsdb-tool", "create", str(database), _SCHEMA)
-        self._daemon("ovsdb-server", str(database), f"--remote=punix:{self.directory}/db.sock")
-        self.vsctl("--no-wait", "init")
-        self._daemon("ovs-vswitchd", f"unix:{self.directory}/db.sock")
+        self._ovs.start(self)
+
+    def start(self, services: Sequence[Service]) -> None:
+        """Start these daemons and wait until each answers."""
+        for service in services:
+            with entered(self._ovs.namespace):
+                environment = {**os.environ, **service.environment}
+                self._daemons.append(subprocess.Popen(service.argv, env=environment))
+            until(service.ready, f"{service.name} answers")
 
     def stop(self) -> None:
         """End the daemons and take the namespaces away."""
@@ -76,49 +79,31 @@ class PrivateOvs:
         self._namespaces.append(name)
         _run("ip", "-n", name, "link", "set", "lo", "up")
 
-    def _daemon(self, name: str, *arguments: str) -> None:
-        control = self.directory / f"{name}.ctl"
-        command = [
-            "ip", "netns", "exec", self.namespace, name, "-vconsole:off", "-vsyslog:off",
-            *arguments, f"--unixctl={control}", f"--log-file={self.directory}/{name}.log",
-        ]  # fmt: skip
-        environment = {**os.environ, "OVS_RUNDIR": str(self.directory)}
-        daemon = subprocess.Popen(command, env=environment)
-        self._daemons.append(daemon)
-        until(lambda: control.exists() or daemon.poll() is not None, f"{name} answers")
-        if daemon.poll() is not None:
-            raise PatchlightError(f"{name} ended at once with status {daemon.returncode}")
-
     def vsctl(self, *arguments: str) -> str:
         """Run ovs-vsctl on this Open vSwitch's database."""
-        database = f"--db=unix:{self.directory}/db.sock"
-        return _run("ovs-vsctl", database, "--timeout=30", *arguments)
+        return self._ovs.vsctl(arguments)
 
     def ofctl(self, command: str, bridge: str, *arguments: str) -> str:
         """Run ovs-ofctl on one of its bridges, past any controller."""
-        where = f"unix:{self.directory}/{bridge}.mgmt"
-        return _run("ovs-ofctl", "-O", "OpenFlow13", command, where, *arguments)
+        socket = f"unix:{self.directory}/{bridge}.mgmt"
+        return _run("ovs-ofctl", "-O", "OpenFlow13", command, socket, *arguments)
 
     def flows(self, bridge: str) -> list[str]:
         """The bridge's flow entries as ovs-ofctl prints them, without counters, sorted."""
-        said = self.ofctl("dump-flows", bridge, "--no-stats", "--no-names")
-        return sorted(line.strip() for line in said.splitlines() if "actions=" in line)
+        lines = self.ofctl("dump-flows", bridge, "--no-stats", "--no-names").splitlines()
+        return sorted(line.strip() for line in lines if "actions=" in line)
 
     def add_bridge(self, name: str, datapath_id: int, controller: str) -> None:
         """A bridge that drops everything until a controller (``host:port``) says otherwise."""
-        self.vsctl(
-            "add-br", name, "--", "set", "Bridge", name, "datapath_type=netdev",
-            "fail_mode=secure", "protocols=OpenFlow13",
-            f"other-config:datapath-id={datapath_id:016x}", "other-config:disable-in-band=true",
-            "--", "set-controller", name, f"tcp:{controller}",
-        )  # fmt: skip
+        bridge = new_bridge(name, datapath_id, "netdev", learning=False)
+        self.vsctl(*bridge, "--", "set-controller", name, f"tcp:{controller}")
 
     def add_host(self, bridge: str, port: int, address: str, mac: str) -> str:
         """A namespace with one interface that is plugged into a port; its name."""
         name, outer = f"{self.namespace}-{bridge}-{port}", f"{bridge}-{port}"
         self.add_namespace(name)
-        _run("ip", "-n", self.namespace, "link", "add", outer, "type", "veth",
-             "peer", "name", "nic0", "address", mac, "netns", name)  # fmt: skip
+        peer = ["peer", "name", "nic0", "address", mac, "netns", name]
+        _run("ip", "-n", self.namespace, "link", "add", outer, "type", "veth", *peer)
         _run("ip", "-n", name, "address", "add", address, "dev", "nic0")
         for namespace, interface in ((name, "nic0"), (self.namespace, outer)):
             _run("ip", "-n", namespace, "link", "set", interface, "up")
@@ -149,6 +134,6 @@ def _run(*command: str) -> str:
         )
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip()
-        raise PatchlightError(f"`{' '.join(command)[:200]}` ended with {done.returncode}: {said}")
+        output = (done.stderr or done.stdout).strip()
+        raise PatchlightError(f"`{' '.join(command)[:200]}` ended with {done.returncode}: {output}")
     return done.stdout

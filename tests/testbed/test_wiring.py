@@ -1,11 +1,11 @@
-"""Where the light goes."""
+"""Links through circuit switches."""
 
 import pytest
 
 from patchlight.testbed.lab import Endpoint, Lab
 from patchlight.testbed.labfile.reader import load_lab, parse_lab
 from patchlight.testbed.portmap import CrossConnect, PortMap
-from patchlight.testbed.wiring import circuit_ports, follow_light
+from patchlight.testbed.wiring import circuit_ports, trace_links
 
 TWO_OCSES = """
 name: two
@@ -36,7 +36,7 @@ def end(text: str) -> Endpoint:
 
 def test_the_papers_rack_starts_server_centric() -> None:
     lab = load_lab("ofc2022")
-    links = follow_light(lab, lab.initial_maps)
+    links = trace_links(lab, lab.initial_maps)
     lit_onto = {host.name: links.switch_of(lab, host.endpoint) for host in lab.hosts}
     assert {n: s for n, s in lit_onto.items() if n.startswith(("server1", "server3"))} == {
         "server1.gpu0": "tor1",
@@ -50,13 +50,13 @@ def test_every_nic_can_be_lit_onto_either_tor() -> None:
     lab = load_lab("ofc2022")
     for first_port, tor in ((7, "tor1"), (13, "tor2")):
         maps = {"ocs1": PortMap.duplex((n, first_port + n - 1) for n in range(1, 7))}
-        links = follow_light(lab, maps)
+        links = trace_links(lab, maps)
         assert {links.switch_of(lab, host.endpoint) for host in lab.hosts} == {tor}
 
 
 def test_light_through_two_switches_has_the_slowest_rate_and_every_loss(two: Lab) -> None:
     maps = {"o1": PortMap.duplex([(1, 2)]), "o2": PortMap.duplex([(1, 2)])}
-    links = follow_light(two, maps)
+    links = trace_links(two, maps)
     path = links.paths[end("a.n")]
     assert path.sink == end("t.1")
     assert path.hops == (("o1", CrossConnect(1, 2)), ("o2", CrossConnect(1, 2)))
@@ -69,7 +69,7 @@ def test_light_through_two_switches_has_the_slowest_rate_and_every_loss(two: Lab
 
 def test_one_way_light_is_a_path_but_no_link(two: Lab) -> None:
     maps = {"o1": PortMap.of([(1, 2)]), "o2": PortMap.duplex([(1, 2)])}
-    links = follow_light(two, maps)
+    links = trace_links(two, maps)
     assert links.paths[end("a.n")].sink == end("t.1")
     assert end("t.1") not in links.paths
     assert links.peer(end("a.n")) is None
@@ -78,7 +78,7 @@ def test_one_way_light_is_a_path_but_no_link(two: Lab) -> None:
 
 def test_light_that_leaves_by_another_port_is_no_link() -> None:
     lab = load_lab("ofc2022")
-    links = follow_light(lab, {"ocs1": PortMap.of([(1, 7), (7, 2), (2, 8), (8, 1)])})
+    links = trace_links(lab, {"ocs1": PortMap.of([(1, 7), (7, 2), (2, 8), (8, 1)])})
     assert links.paths[end("server1.nic0")].sink == end("tor1.1")
     assert links.paths[end("tor1.1")].sink == end("server1.nic1")
     assert links.peer(end("server1.nic0")) is None
@@ -86,13 +86,13 @@ def test_light_that_leaves_by_another_port_is_no_link() -> None:
 
 def test_without_circuits_only_plain_fibres_are_lit(two: Lab) -> None:
     for maps in ({}, {"o1": PortMap.duplex([(1, 3)]), "o2": PortMap()}):
-        links = follow_light(two, maps)
+        links = trace_links(two, maps)
         assert set(links.paths) == {end("b.n"), end("t.2")}
 
 
 def test_a_nic_lit_onto_a_nic_is_on_no_switch() -> None:
     lab = load_lab("ofc2022")
-    links = follow_light(lab, {"ocs1": PortMap.duplex([(1, 2)])})
+    links = trace_links(lab, {"ocs1": PortMap.duplex([(1, 2)])})
     assert links.peer(end("server1.nic0")) == end("server1.nic1")
     assert links.switch_of(lab, end("server1.nic0")) is None
 

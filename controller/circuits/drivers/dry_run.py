@@ -22,6 +22,8 @@ from patchlight.testbed.portmap import CrossConnect, PortMap, PortMapChange
 class DryRun:
     """An OCS that exists only in memory; begins with the lab file's cross-connects."""
 
+    capabilities = Capabilities()
+
     def __init__(self, switch: CircuitSwitch, password: str = "") -> None:
         self._switch = switch
         self._map = switch.initial
@@ -35,11 +37,6 @@ class DryRun:
     def ports(self) -> int:
         """How many ports it has on each side."""
         return self._switch.ports
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """It has no power monitors; everything is one command."""
-        return Capabilities(bulk=True, any_to_any=True)
 
     async def open(self) -> None:
         """Nothing to reach."""
@@ -92,5 +89,5 @@ class DryRun:
         return {}
 
     async def alarms(self) -> tuple[Alarm, ...]:
-        """Nothing ever happens."""
+        """There are none."""
         return ()

@@ -11,36 +11,40 @@ from collections.abc import Iterable, Mapping
 
 from patchlight.controller.circuits.contract import Capabilities, DirectedPort, Identity, PortState
 from patchlight.controller.circuits.dialects import corrected
-from patchlight.controller.circuits.drivers.one_step import Held, lit_dbm
-from patchlight.controller.circuits.drivers.tl1_patching import ListingDriver, matching
+from patchlight.controller.circuits.drivers.base import Row, power_dbm
+from patchlight.controller.circuits.drivers.tl1_lists import Tl1ListDriver, matching
 from patchlight.controller.circuits.numbering import Numbering
+from patchlight.controller.circuits.protocols.session import DEFAULT_TIMEOUTS, Timeouts
 from patchlight.controller.circuits.protocols.tl1.dialects import GLIMMERGLASS, GlimmerglassDialect
 from patchlight.testbed.lab import CircuitSwitch
 
-_CAPABILITIES = Capabilities(bulk=True, power_in=True, power_out=True)
 
-
-class GlimmerglassTl1(ListingDriver[GlimmerglassDialect]):
+class GlimmerglassTl1(Tl1ListDriver[GlimmerglassDialect]):
     """A Glimmerglass OCS. See ``CircuitDriver`` for what the methods do."""
 
     def __init__(
-        self, switch: CircuitSwitch, password: str, dialect: GlimmerglassDialect | None = None
+        self,
+        switch: CircuitSwitch,
+        password: str,
+        dialect: GlimmerglassDialect | None = None,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         dialect = dialect or corrected(switch.driver, GLIMMERGLASS)
-        super().__init__(switch, password, dialect, _CAPABILITIES)
+        super().__init__(switch, password, dialect, timeouts)
+        self._capabilities = Capabilities(power_in=True, power_out=True)
 
     async def identify(self) -> Identity:
         """From ``rtrv-system-info``, which has a line for each item."""
-        reply = await self._client.command(self._dialect.identity, paged=True)
-        said = {"model": "", "serial": "", "software": ""}
+        reply = await self.client.command(self._dialect.identity, paged=True)
+        items = {"model": "", "serial": "", "software": ""}
         for line in matching(self._dialect.identity_item, reply):
-            said.update((item, value) for item, value in line.groupdict().items() if value)
-        return Identity(self._dialect.vendor, **said)
+            items.update((item, value) for item, value in line.groupdict().items() if value)
+        return Identity(self._dialect.vendor, **items)
 
     async def port_states(self) -> Mapping[DirectedPort, PortState]:
         """From ``rtrv-cfg-fiber``: the port's health."""
-        numbering = await self._known()
-        reply = await self._client.command(self._dialect.ports, paged=True)
+        numbering = await self._numbering()
+        reply = await self.client.command(self._dialect.ports, paged=True)
         states: dict[DirectedPort, PortState] = {}
         for line in matching(self._dialect.port_line, reply):
             port = numbering.to_port(int(line["port"]))
@@ -51,26 +55,26 @@ class GlimmerglassTl1(ListingDriver[GlimmerglassDialect]):
 
     async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
         """From ``rtrv-crs-fiber``, which tells the power at both ends of each circuit."""
-        wanted = self._wanted_ports(ports)
-        if not wanted:
+        asked = self._checked_ports(ports)
+        if not asked:
             return {}
-        numbering = await self._known()
-        found: dict[DirectedPort, float | None] = {}
+        numbering = await self._numbering()
+        powers: dict[DirectedPort, float | None] = {}
         for line in await self._circuit_lines():
             for number, power in ((line["in"], line["inpwr"]), (line["out"], line["outpwr"])):
                 if port := numbering.to_port(int(number)):
-                    found[port] = lit_dbm(power, self._dialect.dark_dbm)
+                    powers[port] = power_dbm(power, self._dialect.dark_dbm)
         # An output that no line tells of is joined to nothing: no light leaves there.
-        return {port: found.get(port) for port in wanted}
+        return {port: powers.get(port) for port in asked}
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _held(self, line: re.Match[str]) -> Held:
+    def _row(self, line: re.Match[str]) -> Row:
         state = f"{line['state']},{line['cause']}"
         words = f"CONNSTATE={line['state']},CONNCAUSE={line['cause']}"
         if re.fullmatch(self._dialect.up, state):
-            return Held("up", words)
-        return Held("failed" if re.fullmatch(self._dialect.failed, state) else "coming", words)
+            return Row("up", words)
+        return Row("failed" if re.fullmatch(self._dialect.failed, state) else "coming", words)
 
     async def _learn(self) -> Numbering:
         return Numbering(*await self._size(), self._dialect.in_base, self._dialect.out_base)

@@ -23,11 +23,11 @@ from patchlight.controller.circuits.contract import (
     DirectedPort,
     Identity,
     PortState,
-    Severity,
 )
 from patchlight.controller.circuits.dialects import Dialect, corrected
-from patchlight.controller.circuits.drivers.one_step import Held, PatchingDriver
-from patchlight.controller.circuits.drivers.openflow_connection import OpenFlowLine
+from patchlight.controller.circuits.drivers.base import Row, TableDriver
+from patchlight.controller.circuits.drivers.openflow_connection import OpenFlowConnection
+from patchlight.controller.circuits.numbering import SIDES
 from patchlight.controller.openflow.client import SpeakerRefused
 from patchlight.controller.openflow.flowtable import FlowEntry, Match
 from patchlight.testbed.errors import BadInput
@@ -58,8 +58,21 @@ class OpenFlowDialect(Dialect):
     connect_timeout_s: float = 15.0
 
 
-class OpenFlowSwitch(PatchingDriver):
-    """An OCS that speaks OpenFlow 1.3. See ``CircuitDriver`` for what the methods do."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowRow(Row):
+    """A cross-connect and its flow entry."""
+
+    entry: FlowEntry
+
+
+class OpenFlowSwitch(TableDriver[FlowRow]):
+    """An OCS that speaks OpenFlow 1.3. See ``CircuitDriver`` for what the methods do.
+
+    Opening it means to listen for the switch, and to wait until it has connected.
+    """
+
+    client: OpenFlowConnection
+    capabilities = Capabilities()
 
     def __init__(
         self, switch: CircuitSwitch, password: str = "", dialect: OpenFlowDialect | None = None
@@ -71,57 +84,43 @@ class OpenFlowSwitch(PatchingDriver):
             )
         self._dialect = dialect or corrected(switch.driver, OpenFlowDialect())
         super().__init__(switch, self._dialect.list_limit)
-        self._line = OpenFlowLine(
+        self.client = OpenFlowConnection(
             switch.name,
             switch.address,
             switch.datapath_id,
             engine=self._dialect.engine or None,
             timeout_s=self._dialect.timeout_s,
             connect_timeout_s=self._dialect.connect_timeout_s,
-            heard=self._heard,
+            on_event=self._heard,
         )
-        self._entries: dict[CrossConnect, FlowEntry] = {}
         self._foreign: tuple[FlowEntry, ...] = ()
         self._alarms = AlarmLog()
         self._look_again_at = 0.0
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """Many flows in one go; OpenFlow 1.3 knows nothing of optical power."""
-        return Capabilities(bulk=True, any_to_any=True)
-
-    async def open(self) -> None:
-        """Listen for the switch, and wait until it has connected."""
-        await self._line.open()
-
-    async def close(self) -> None:
-        """Stop listening; flow entries stay in the switch."""
-        await self._line.close()
-
     async def identify(self) -> Identity:
         """From the switch's description."""
-        said = await self._line.ask("describe")
+        description = await self.client.ask("describe")
         return Identity(
-            said["vendor"] or self._dialect.vendor,
-            said["hardware"] or f"datapath {self._switch.datapath_id:#x}",
-            said["serial"],
-            said["software"],
-            said["name"],
+            description["vendor"] or self._dialect.vendor,
+            description["hardware"] or f"datapath {self._switch.datapath_id:#x}",
+            description["serial"],
+            description["software"],
+            description["name"],
         )
 
     async def port_states(self) -> Mapping[DirectedPort, PortState]:
         """From the description of the ports: switched off, blocked, or not there at all."""
-        described = {int(port["port"]): port for port in await self._line.ask("ports")}
-        states = {}
-        for n in range(1, self.ports + 1):
-            for side, base in (("in", self._dialect.in_base), ("out", self._dialect.out_base)):
-                port = DirectedPort.parse(f"{side}:{n}")
-                states[port] = _state(described.get(base + n))
-        return states
+        described = {int(port["port"]): port for port in await self.client.ask("ports")}
+        base = {"in": self._dialect.in_base, "out": self._dialect.out_base}
+        return {
+            DirectedPort(side, n): _state(described.get(base[side] + n))
+            for n in range(1, self.ports + 1)
+            for side in SIDES
+        }
 
     async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
-        """Nothing: OpenFlow 1.3 has no words for it."""
-        self._wanted_ports(ports)
+        """No power: OpenFlow 1.3 does not tell of it."""
+        self._checked_ports(ports)
         return {}
 
     async def alarms(self) -> tuple[Alarm, ...]:
@@ -142,24 +141,24 @@ class OpenFlowSwitch(PatchingDriver):
             self._alarms.stands(now)
         return self._alarms.all
 
-    # --- what a patching driver needs -------------------------------------------------------
+    # --- what the base needs ----------------------------------------------------------------
 
-    async def _table(self) -> Mapping[CrossConnect, Held]:
-        self._entries, self._foreign = await self._flows()
-        return dict.fromkeys(self._entries, Held())
+    async def _table(self) -> Mapping[CrossConnect, FlowRow]:
+        table, self._foreign = await self._flows()
+        return table
 
-    async def _flows(self) -> tuple[dict[CrossConnect, FlowEntry], tuple[FlowEntry, ...]]:
+    async def _flows(self) -> tuple[dict[CrossConnect, FlowRow], tuple[FlowEntry, ...]]:
         """Our entries, and those of others."""
-        said = await self._line.ask("read_flows")
-        entries: dict[CrossConnect, FlowEntry] = {}
+        flows = (await self.client.ask("read_flows"))["flows"]
+        table: dict[CrossConnect, FlowRow] = {}
         foreign = []
-        for entry in (FlowEntry.from_json(item) for item in said["flows"]):
+        for entry in (FlowEntry.from_json(flow) for flow in flows):
             cross_connect = self._cross_connect(entry) if entry.is_ours else None
             if cross_connect is None or not self._is_on(cross_connect):
                 foreign.append(entry)
             else:
-                entries[cross_connect] = entry
-        return entries, tuple(foreign)
+                table[cross_connect] = FlowRow(entry=entry)
+        return table, tuple(foreign)
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
         free, words = [], []
@@ -174,8 +173,10 @@ class OpenFlowSwitch(PatchingDriver):
         if words:
             raise DeviceRefused(f"{self.name}: {words[0]}", words=words[0])
 
-    async def _break(self, pairs: Sequence[CrossConnect]) -> None:
-        words = await self._apply(removes=[self._entries[c] for c in pairs if c in self._entries])
+    async def _break(
+        self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, FlowRow]
+    ) -> None:
+        words = await self._apply(removes=[table[c].entry for c in pairs])
         if words:
             raise DeviceRefused(f"{self.name}: {words[0]}", words=words[0])
 
@@ -184,7 +185,7 @@ class OpenFlowSwitch(PatchingDriver):
     ) -> list[str]:
         """Have the switch do it, and wait until it has; its words for what it refused."""
         try:
-            await self._line.tell(
+            await self.client.tell(
                 "apply",
                 removes=[entry.to_json() for entry in removes],
                 adds=[entry.to_json() for entry in adds],
@@ -194,7 +195,7 @@ class OpenFlowSwitch(PatchingDriver):
                 raise DeviceRefused(f"{self.name}: {refused.message}", words=refused.message) from (
                     refused
                 )
-            return [str(one["error"]) for one in refused.failed]
+            return [str(failure["error"]) for failure in refused.failed]
         return []
 
     # --- flows and cross-connects -----------------------------------------------------------
@@ -231,16 +232,13 @@ class OpenFlowSwitch(PatchingDriver):
         kind = event["event"]
         if kind == "port":
             state = _state(event).words if event["change"] != "removed" else "removed"
-            self._note("minor", f"port {event['port']}", f"{event['change']}: {state}")
+            self._alarms.note("minor", f"port {event['port']}", f"{event['change']}: {state}")
         elif kind == "unknown-switch":
-            self._note("minor", "switch", f"datapath id {event['datapath_id']:#x} connected")
+            self._alarms.note("minor", "switch", f"datapath id {event['datapath_id']:#x} connected")
         elif kind == "switch-up":
-            self._note("notice", "switch", f"connected from {event['address']}")
+            self._alarms.note("notice", "switch", f"connected from {event['address']}")
         elif kind in ("switch-down", "speaker-down"):
-            self._note("major", "switch", str(event.get("error", "the connection ended")))
-
-    def _note(self, severity: Severity, subject: str, words: str) -> None:
-        self._alarms.note(severity, subject, words)
+            self._alarms.note("major", "switch", str(event.get("error", "the connection ended")))
 
 
 def _state(port: Mapping[str, Any] | None) -> PortState:

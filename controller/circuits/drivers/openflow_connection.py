@@ -1,4 +1,4 @@
-"""The line to one OpenFlow switch: a speaker process that listens for it, and questions to it."""
+"""The connection to one OpenFlow switch: a speaker process that listens for it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ _YOUNG_S = 60.0  # a folder of this age may be about to be held
 _NO_ANSWER = ("SwitchGone", "DeadlinePassed")
 
 
-class OpenFlowLine:
-    """Made closed. ``heard`` is called with each event about the switch; it must not wait."""
+class OpenFlowConnection:
+    """Made closed; while it is open there is a ``speaker``.
+
+    ``on_event`` is called with each event about the switch; it must not wait.
+    """
 
     def __init__(
         self,
@@ -37,13 +40,13 @@ class OpenFlowLine:
         engine: str | None,
         timeout_s: float,
         connect_timeout_s: float,
-        heard: Callable[[Message], None],
+        on_event: Callable[[Message], None],
     ) -> None:
         self._name, self._address, self._datapath_id = name, address, datapath_id
         self._engine = engine
         self._timeout_s, self._connect_timeout_s = timeout_s, connect_timeout_s
-        self._heard = heard
-        self._speaker: Speaker | None = None
+        self._listener = on_event
+        self.speaker: Speaker | None = None
         self._folder: Path | None = None
         self._held: int | None = None
         self._strangers: set[int] = set()
@@ -56,15 +59,15 @@ class OpenFlowLine:
         Until ``close`` it may still come: who is refused once may take long to try again.
         """
         async with self._opening:
-            if self._speaker is None:
+            if self.speaker is None:
                 await self._listen()
             await self._until_connected()
 
     async def _listen(self) -> None:
         self._strangers.clear()
-        await asyncio.to_thread(_sweep)
+        await asyncio.to_thread(sweep_folders)
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self._held = _hold(self._folder)
+        self._held = hold(self._folder)
         speaker = Speaker(
             SpeakerOptions(
                 socket=self._folder / "speaker.sock",
@@ -85,7 +88,7 @@ class OpenFlowLine:
         except BaseException:
             await self._end()
             raise
-        self._speaker = speaker
+        self.speaker = speaker
 
     async def close(self) -> None:
         """Stop listening, and waiting for the switch. Idempotent."""
@@ -134,20 +137,20 @@ class OpenFlowLine:
             ) from error
 
     async def _request(self, operation: str, **fields: Any) -> Any:
-        if self._speaker is None:
+        if self.speaker is None:
             raise DeviceUnreachable(f"{self._name}: the driver is not open, or was closed")
-        return await self._speaker.request(
+        return await self.speaker.request(
             operation, datapath_id=self._datapath_id, deadline_s=self._timeout_s, **fields
         )
 
     async def _until_connected(self) -> None:
-        assert self._speaker is not None
+        assert self.speaker is not None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._connect_timeout_s
         while True:
             # The speaker itself may just be starting again.
             with contextlib.suppress(SpeakerFailed, OutcomeUnknown, SpeakerRefused):
-                switches = await self._speaker.request("switches")
+                switches = await self.speaker.request("switches")
                 if any(int(s["datapath_id"]) == self._datapath_id for s in switches):
                     return
             if self._closing:
@@ -165,16 +168,16 @@ class OpenFlowLine:
     def _who_did(self) -> str:
         if not self._strangers:
             return ""
-        ids = ", ".join(f"{one:#x}" for one in sorted(self._strangers))
+        ids = ", ".join(f"{datapath_id:#x}" for datapath_id in sorted(self._strangers))
         return f"; what did is datapath id {ids}, not {self._datapath_id:#x}"
 
     def _on_event(self, event: Message) -> None:
         if event["event"] == "unknown-switch":
             self._strangers.add(int(event["datapath_id"]))
-        self._heard(event)
+        self._listener(event)
 
     async def _end(self) -> None:
-        speaker, self._speaker = self._speaker, None
+        speaker, self.speaker = self.speaker, None
         folder, self._folder = self._folder, None
         held, self._held = self._held, None
         if speaker is not None:
@@ -186,21 +189,21 @@ class OpenFlowLine:
             os.close(held)
 
 
-def _hold(folder: Path) -> int:
+def hold(folder: Path) -> int:
     """Keep others from sweeping the folder away, until what this gives is closed."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor
 
 
-def _sweep() -> None:
+def sweep_folders() -> None:
     """Remove what processes of ours that were killed left behind; the kernel let go of it."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                found = os.fstat(descriptor)
-                if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _YOUNG_S:
+                status = os.fstat(descriptor)
+                if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _YOUNG_S:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(folder, ignore_errors=True)
             finally:

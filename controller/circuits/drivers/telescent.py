@@ -20,8 +20,8 @@ from patchlight.controller.circuits.contract import (
     PortState,
 )
 from patchlight.controller.circuits.dialects import Pattern, Template, corrected
-from patchlight.controller.circuits.drivers.one_step import Held, PatchingDriver
-from patchlight.controller.circuits.protocols.session import Session
+from patchlight.controller.circuits.drivers.base import Row, TableDriver
+from patchlight.controller.circuits.protocols.session import DEFAULT_TIMEOUTS, Session, Timeouts
 from patchlight.controller.circuits.protocols.ssh.shell import ShellClient, ShellDialect
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
@@ -72,30 +72,28 @@ class Cell:
     inp: int
 
 
-class TelescentSsh(PatchingDriver):
+class TelescentSsh(TableDriver[Row]):
     """A Telescent OCS. See ``CircuitDriver`` for what the methods do."""
 
+    client: ShellClient
+    capabilities = Capabilities()
+
     def __init__(
-        self, switch: CircuitSwitch, password: str, dialect: TelescentDialect | None = None
+        self,
+        switch: CircuitSwitch,
+        password: str,
+        dialect: TelescentDialect | None = None,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         super().__init__(switch, list_limit=1)
         self._dialect = dialect or corrected(switch.driver, TELESCENT)
-        self._client = ShellClient(Session.of(switch, password), self._dialect)
+        self.client = ShellClient(Session.of(switch, password, timeouts), self._dialect)
         self._base = 0 if self._dialect.zero_based else 1
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """It has no power monitors, and makes one cross-connect at a time."""
-        return Capabilities()
 
     async def open(self) -> None:
         """Log in, and see that it has as many ports as the lab file says."""
-        await self._client.open()
+        await super().open()
         await self._cells()
-
-    async def close(self) -> None:
-        """Log out; circuits stay."""
-        await self._client.close()
 
     async def identify(self) -> Identity:
         """Vendor and model from the dialect: no command is known that tells more."""
@@ -104,8 +102,8 @@ class TelescentSsh(PatchingDriver):
 
     async def alarms(self) -> tuple[Alarm, ...]:
         """What it said unasked; it is asked for its state to hear that."""
-        await self._client.command(self._dialect.keep_alive)
-        return self._client.alarms
+        await self.client.command(self._dialect.keep_alive)
+        return self.client.alarms
 
     async def port_states(self) -> Mapping[DirectedPort, PortState]:
         """From ``switchstate``, which tells of outputs; an input is ready where that is."""
@@ -119,14 +117,14 @@ class TelescentSsh(PatchingDriver):
 
     async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
         """Nothing: it has no power monitors."""
-        self._wanted_ports(ports)
+        self._checked_ports(ports)
         return {}
 
-    # --- what a patching driver needs -------------------------------------------------------
+    # --- what the base needs ----------------------------------------------------------------
 
-    async def _table(self) -> Mapping[CrossConnect, Held]:
+    async def _table(self) -> Mapping[CrossConnect, Row]:
         return {
-            CrossConnect(cell.inp, out): Held("up", cell.status)
+            CrossConnect(cell.inp, out): Row("up", cell.status)
             for out, cell in (await self._cells()).items()
             if re.fullmatch(self._dialect.joined, cell.status)
         }
@@ -134,7 +132,9 @@ class TelescentSsh(PatchingDriver):
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
         await self._tell(self._dialect.connect, pairs)
 
-    async def _break(self, pairs: Sequence[CrossConnect]) -> None:
+    async def _break(
+        self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, Row]
+    ) -> None:
         await self._tell(self._dialect.disconnect, pairs)
 
     # --- inside -----------------------------------------------------------------------------
@@ -144,32 +144,32 @@ class TelescentSsh(PatchingDriver):
         for c in pairs:
             numbers = {"inp": c.inp - 1 + self._base, "out": c.out - 1 + self._base}
             for command in template.format(**numbers).splitlines():
-                await self._client.command(command, changes=True, timeout_s=timeout_s)
+                await self.client.command(command, changes=True, timeout_s=timeout_s)
                 # Of several commands the first ones stay done if a later one is refused.
-                self._writing.told = True
+                self._writes.told = True
 
     async def _cells(self) -> dict[int, Cell]:
         """Every output by its canonical number."""
-        found: dict[int, Cell] = {}
-        lines = await self._client.command(self._dialect.read_map)
+        outputs: dict[int, Cell] = {}
+        lines = await self.client.command(self._dialect.read_map)
         rows = [row for line in lines if (row := re.fullmatch(self._dialect.row, line))]
         for row in rows:
             cells = list(re.finditer(self._dialect.cell, row["cells"]))
             first = int(row["row"]) * len(cells)
-            for at, cell in enumerate(cells, 1):
+            for column, cell in enumerate(cells, 1):
                 number = int(cell["inp"]) - self._base + 1
-                found[first + at] = Cell(cell["status"], number)
+                outputs[first + column] = Cell(cell["status"], number)
         if len({len(re.findall(self._dialect.cell, row["cells"])) for row in rows}) > 1:
             raise self._nonsense(self._dialect.read_map, "rows of different length")
-        missing = [number for number in range(1, self.ports + 1) if number not in found]
-        if not found:
+        missing = [number for number in range(1, self.ports + 1) if number not in outputs]
+        if not outputs:
             raise self._nonsense(self._dialect.read_map, "; ".join(lines)[:200] or "nothing")
         if missing:
             raise PatchlightError(
-                f"{self.name} tells of {len(found)} ports, not of port {missing[0]}",
+                f"{self.name} tells of {len(outputs)} ports, not of port {missing[0]}",
                 hint="correct 'ports' of the circuit switch in the lab file",
             )
-        return found
+        return outputs
 
     def _condition(self, status: str) -> Condition:
         dialect = self._dialect

@@ -32,6 +32,10 @@ class Framer(Protocol[M]):
     def take_telnet_replies(self) -> bytes:
         """What to send back to a telnet server that tried to negotiate."""
 
+    @property
+    def buffered(self) -> int:
+        """Bytes held of what is not yet complete."""
+
 
 class ConnectionLost(Exception):
     """The connection ended; what that means depends on the command in flight."""
@@ -66,6 +70,11 @@ class Connection(Generic[M]):
         """Connect; raises ``OSError``. ``unasked`` takes what answers nothing, and says so."""
         reader, writer = await asyncio.open_connection(host, port)
         return cls(reader, writer, framer, unasked)
+
+    @property
+    def buffered(self) -> int:
+        """Bytes held of a message that is not yet complete; never more than the limit."""
+        return self._framer.buffered
 
     async def send(self, text: str) -> None:
         """Send a command; ``ConnectionLost`` if it cannot be known to be on its way."""

@@ -37,7 +37,7 @@ _PAUSE_AFTER_LOGIN_REFUSED_S = 300.0  # before an idle session tries again
 _LOGIN_SETTLES_S = 0.5  # some units answer "not logged in" for a moment after the login
 
 
-class Line(Protocol):
+class AnyConnection(Protocol):
     """What a session talks over. ``trouble`` says why it ended; empty while it lives."""
 
     @property
@@ -48,35 +48,47 @@ class Line(Protocol):
         """Let go of it."""
 
 
-L = TypeVar("L", bound=Line)
+C = TypeVar("C", bound=AnyConnection)
 M = TypeVar("M")
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
+class Timeouts:
+    """How long to wait for an answer and for a connection, and before a sign of life."""
+
+    answer_s: float = 10.0
+    connect_s: float = 5.0
+    keep_alive_s: float = 60.0
+
+
+DEFAULT_TIMEOUTS = Timeouts()
+
+
+@dataclass(frozen=True)
 class Session:
-    """Whom to log in where, and how long to wait (seconds)."""
+    """Whom to log in where, and how long to wait."""
 
     name: str
     host: str
     port: int
     user: str
     password: str
-    timeout_s: float = 10.0
-    connect_timeout_s: float = 5.0
-    keep_alive_s: float = 60.0
+    timeouts: Timeouts = DEFAULT_TIMEOUTS
 
     @classmethod
-    def of(cls, switch: CircuitSwitch, password: str) -> Session:
+    def of(
+        cls, switch: CircuitSwitch, password: str, timeouts: Timeouts = DEFAULT_TIMEOUTS
+    ) -> Session:
         """The session with an OCS of the lab; ``BadInput`` if its address is none."""
         host, _, port = switch.address.rpartition(":")
         if not host or not port.isdigit():
             raise BadInput(f"{switch.name}: {switch.address!r} is no address: expected host:port")
-        return cls(switch.name, host.strip("[]"), int(port), switch.user, password)
+        return cls(switch.name, host.strip("[]"), int(port), switch.user, password, timeouts)
 
 
-class KeptSession(ABC, Generic[L]):
-    """One login on one device, over whatever line. All methods belong to one event loop."""
+class KeptSession(ABC, Generic[C]):
+    """One login on one device, over whatever connection. All methods belong to one event loop."""
 
     protocol: ClassVar[str]
     log: ClassVar[logging.Logger]
@@ -84,7 +96,7 @@ class KeptSession(ABC, Generic[L]):
     def __init__(self, session: Session) -> None:
         self._session = session
         self._lock = asyncio.Lock()
-        self._connection: L | None = None
+        self._connection: C | None = None
         self._keep_alive_task: asyncio.Task[None] | None = None
         self._last_used = 0.0
         self._logged_in_at = 0.0
@@ -93,8 +105,8 @@ class KeptSession(ABC, Generic[L]):
     # --- what a protocol adds ---------------------------------------------------------------
 
     @abstractmethod
-    async def _connect(self) -> L:
-        """A new line to the device; raises ``OSError``, or ``LoginRefused`` if that comes first."""
+    async def _connect(self) -> C:
+        """Connect to the device; raises ``OSError``, or ``LoginRefused`` if that comes first."""
 
     @abstractmethod
     async def _log_in(self) -> None:
@@ -147,7 +159,7 @@ class KeptSession(ABC, Generic[L]):
 
     async def _run(
         self,
-        exchange: Callable[[L], Awaitable[R]],
+        exchange: Callable[[C], Awaitable[R]],
         shown: str,
         timeout_s: float,
         *,
@@ -188,11 +200,15 @@ class KeptSession(ABC, Generic[L]):
                     else:
                         await self._disconnect()
 
-    async def _ensure_session(self) -> L:
+    async def _ensure_session(self) -> C:
         if self._connection is not None and not self._connection.trouble:
             return self._connection
         await self._disconnect()
-        host, port, wait_s = self._session.host, self._session.port, self._session.connect_timeout_s
+        host, port, wait_s = (
+            self._session.host,
+            self._session.port,
+            self._session.timeouts.connect_s,
+        )
         try:
             async with asyncio.timeout(wait_s):
                 self._connection = await self._connect()
@@ -205,7 +221,7 @@ class KeptSession(ABC, Generic[L]):
         try:
             await self._log_in()
         except (ConnectionLost, TimeoutError, FramingError) as error:
-            reason = self._reason(error, self._session.timeout_s)
+            reason = self._reason(error, self._session.timeouts.answer_s)
             await self._disconnect()
             raise DeviceUnreachable(
                 f"logging in to {self._session.name} at {host}:{port}: {reason}",
@@ -217,7 +233,7 @@ class KeptSession(ABC, Generic[L]):
         self._logged_in_at = asyncio.get_running_loop().time()
         return self._connection
 
-    def _connected(self) -> L:
+    def _connected(self) -> C:
         if self._connection is None:
             raise ConnectionLost
         return self._connection
@@ -231,8 +247,8 @@ class KeptSession(ABC, Generic[L]):
         loop = asyncio.get_running_loop()
         while True:
             idle = loop.time() - self._last_used
-            if idle < self._session.keep_alive_s:
-                await asyncio.sleep(self._session.keep_alive_s - idle)
+            if idle < self._session.timeouts.keep_alive_s:
+                await asyncio.sleep(self._session.timeouts.keep_alive_s - idle)
                 continue
             self._last_used = loop.time()
             try:
@@ -262,6 +278,11 @@ class DeviceSession(KeptSession[Connection[M]], Generic[M]):
     @abstractmethod
     def _framer(self) -> Framer[M]:
         """A new parser for a new connection."""
+
+    @property
+    def buffered(self) -> int:
+        """Bytes held of a message that is not yet complete."""
+        return 0 if self._connection is None else self._connection.buffered
 
     def _unasked(self, message: M) -> bool:
         """Take a message that answers nothing; ``False`` if it may be an answer."""

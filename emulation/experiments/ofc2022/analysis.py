@@ -39,11 +39,10 @@ class LiveFigures:
 
     ``longest_gap_s`` is the longest time between two iterations of the first job ending;
     ``iteration_before_s`` and ``iteration_after_s`` are means over the iterations that lie
-    wholly before and after the change; ``restarts`` counts workers of all jobs.
+    wholly before and after the change.
     """
 
     longest_gap_s: float
-    restarts: int
     iteration_before_s: float
     iteration_after_s: float
     iterations_before: int
@@ -143,7 +142,6 @@ def live_figures(run: CaseRun) -> LiveFigures:
     start, end = training_window(run.jobs[0])
     return LiveFigures(
         longest_gap_s=max(b - a for a, b in gaps),
-        restarts=sum(job.status.restarts for job in run.jobs),
         iteration_before_s=fmean(before),
         iteration_after_s=fmean(after),
         iterations_before=len(before),
@@ -165,3 +163,8 @@ def the_change(run: CaseRun) -> Reconfiguration:
 def reduction(static: CaseFigures, optical: CaseFigures) -> float:
     """By what share the completion time is lower with the rewired network, 0…1."""
     return 1 - optical.completion_s / static.completion_s
+
+
+def utilization_ratio(static: CaseFigures, optical: CaseFigures) -> float:
+    """How many times as busy the GPUs are with the rewired network."""
+    return optical.gpu_utilization / static.gpu_utilization

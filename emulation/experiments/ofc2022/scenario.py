@@ -13,7 +13,7 @@ from types import MappingProxyType
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab import Host, Lab
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 
 # VGG16: 138.36 million parameters in float32.
 GRADIENT_BYTES = 138_360_000 * 4
@@ -62,7 +62,7 @@ def jobs_of(case: str, lab: Lab, iterations: int) -> tuple[JobSpec, ...]:
 
 def _tors(lab: Lab) -> dict[str, str]:
     """The ToR that each GPU's NIC is lit onto at the start, by host name."""
-    links = follow_light(lab, lab.initial_maps)
+    links = trace_links(lab, lab.initial_maps)
     found: dict[str, str] = {}
     for host in lab.hosts:
         if host.gpu is None:

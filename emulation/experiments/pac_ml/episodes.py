@@ -1,4 +1,4 @@
-"""The tasks that the experiment consists of. A result hangs on nothing but its task."""
+"""The tasks that the experiment consists of. A result depends on nothing but its task."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.graphs import ComputationGraph
 
 
-class Place(NamedTuple):
+class Cell(NamedTuple):
     """A placement rule and a law: the column of the table that an episode counts for."""
 
     rule: str
     law: str
 
 
-class Run(NamedTuple):
+class EpisodeTask(NamedTuple):
     """One episode to run."""
 
-    place: Place
+    cell: Cell
     policy: str
     seed: int
     look: LookAhead | None = None
 
 
-class Tuning(NamedTuple):
+class TuningTask(NamedTuple):
     """One choice of how to look ahead to make."""
 
-    place: Place
+    cell: Cell
     futures: int
     arrivals: int
 
 
-class Bound(NamedTuple):
+class BoundTask(NamedTuple):
     """One hindsight bound to compute."""
 
-    place: Place
+    cell: Cell
     seed: int
 
 
-class Ran(NamedTuple):
+class EpisodeOutcome(NamedTuple):
     """An episode's result, the processor's time it took, and what the policy did wrong.
 
     ``faults`` is how often it did, ``first_fault`` says how at first. ``latencies_s`` are how long
@@ -64,12 +64,12 @@ class Ran(NamedTuple):
     latencies_s: Sequence[float] = ()
 
 
-Task = Run | Tuning | Bound
-Done = Ran | LookAhead | HindsightBound
+Task = EpisodeTask | TuningTask | BoundTask
+Done = EpisodeOutcome | LookAhead | HindsightBound
 
 
 @dataclass
-class Bench:
+class TaskRunner:
     """The models and the horizon that all episodes share; keeps what was computed for them.
 
     ``variation`` is what else is other than in the paper.
@@ -79,30 +79,30 @@ class Bench:
     horizon_s: float
     variation: Variation = field(default_factory=Variation)
     _workloads: Workloads | None = None
-    _scenarios: dict[Place, Scenario] = field(default_factory=dict)
+    _scenarios: dict[Cell, Scenario] = field(default_factory=dict)
 
-    def scenario(self, place: Place) -> Scenario:
+    def scenario(self, cell: Cell) -> Scenario:
         """The scenario of a rule and a law."""
         if self._workloads is None:
             self._workloads = self.variation.workloads(self.graphs)
-        if place not in self._scenarios:
+        if cell not in self._scenarios:
             varied = replace(self.variation, horizon_s=self.horizon_s)
-            self._scenarios[place] = varied.scenario(self._workloads, place.law, place.rule)
-        return self._scenarios[place]
+            self._scenarios[cell] = varied.scenario(self._workloads, cell.law, cell.rule)
+        return self._scenarios[cell]
 
-    def do(self, task: Task) -> Done:
-        """Run one task."""
-        scenario = self.scenario(task.place)
+    def run(self, task: Task) -> Done:
+        """EpisodeTask one task."""
+        scenario = self.scenario(task.cell)
         match task:
-            case Run(_, name, seed, look):
+            case EpisodeTask(_, name, seed, look):
                 faults = Faults()
                 policy = make_policy(name, scenario, seed, look, faults)
                 started = time.process_time()
                 latencies_s = array("d")
                 result = run_episode(scenario, policy, seed, latencies_s)
                 cpu_s = time.process_time() - started
-                return Ran(result, cpu_s, faults.count, faults.first, latencies_s)
-            case Tuning(_, futures, arrivals):
+                return EpisodeOutcome(result, cpu_s, faults.count, faults.first, latencies_s)
+            case TuningTask(_, futures, arrivals):
                 return tuned(scenario, candidates(scenario, futures, arrivals))
-            case Bound(_, seed):
+            case BoundTask(_, seed):
                 return hindsight_bound(scenario, seed)

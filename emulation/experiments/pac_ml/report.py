@@ -9,26 +9,9 @@ from typing import Any
 from rich.table import Table
 
 from patchlight.emulation.experiments.pac_ml import paper
-from patchlight.testbed.errors import PatchlightError
+from patchlight.emulation.output_folder import cannot_write
 
 _BOUND = "bound in hindsight"
-
-
-def check_output(output: Path) -> None:
-    """``PatchlightError`` if results could not be written there; found before the work.
-
-    The folder is made to try, and taken away again if it was not there.
-    """
-    there = output.exists()
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        probe = output / ".writable"
-        probe.touch()
-        probe.unlink()
-        if not there:
-            output.rmdir()
-    except OSError as error:
-        raise _cannot_write(output, error) from error
 
 
 def write_report(result: dict[str, Any], output: Path) -> list[Path]:
@@ -44,14 +27,7 @@ def write_report(result: dict[str, Any], output: Path) -> list[Path]:
         path.write_text(text + "\n", encoding="utf-8")
         return [path, *(p for rule in result["rules"] for p in plot_rule(result, rule, output))]
     except OSError as error:
-        raise _cannot_write(output, error) from error
-
-
-def _cannot_write(output: Path, error: OSError) -> PatchlightError:
-    return PatchlightError(
-        f"cannot write the results to {output}: {error.strerror or error}",
-        hint="choose another folder with --output",
-    )
+        raise cannot_write(output, error) from error
 
 
 def tables_of(result: dict[str, Any]) -> list[Table]:

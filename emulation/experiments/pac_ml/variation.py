@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from patchlight.emulation.simulator.cluster.outages import Outages
+from patchlight.emulation.simulator.outages import Outages
 from patchlight.emulation.simulator.ramp.arrivals import Arrivals, FixedArrivals, PoissonArrivals
-from patchlight.emulation.simulator.ramp.failures import Failures
 from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, RampShape
 from patchlight.emulation.simulator.ramp.scenario import PAC_ML_HORIZON_S, Scenario, pac_ml_scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads
@@ -31,7 +30,7 @@ class Variation:
     ramp: RampShape = PAC_ML_SHAPE
     arrivals: Arrivals = field(default_factory=FixedArrivals)
     mix: tuple[tuple[str, float], ...] = ()
-    failures: Failures | None = None
+    failures: Outages | None = None
     horizon_s: float = PAC_ML_HORIZON_S
 
     @classmethod
@@ -51,7 +50,9 @@ class Variation:
             PAC_ML_SHAPE if ramp is None else _shape(ramp),
             FixedArrivals() if arrivals is None else _arrivals(arrivals, horizon_s),
             () if mix is None else _mix(mix),
-            None if failures is None else _failures(failures),
+            None
+            if failures is None
+            else Outages.parse(f"server:{failures.removeprefix('server:')}"),
             horizon_s,
         )
 
@@ -137,9 +138,3 @@ def _mix(text: str) -> tuple[tuple[str, float], ...]:
     if not any(found.values()):
         raise BadInput(f"the job mix is {text!r}: expected a share above 0")
     return tuple(found.items())
-
-
-def _failures(text: str) -> Failures:
-    written = text.removeprefix("server:")
-    outages = Outages.parse(f"server:{written}")
-    return Failures(outages.mean_up_s, outages.mean_down_s)

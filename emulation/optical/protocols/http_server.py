@@ -6,7 +6,7 @@ import asyncio
 import base64
 import binascii
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -15,12 +15,16 @@ import h11
 
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.certificate import server_context
+from patchlight.emulation.optical.protocols.server import ProtocolServer, Users
 from patchlight.emulation.optical.switch_matrix import RequestRefused
 
 _BODY_LIMIT = 1 << 20
 _READING = ("GET", "HEAD", "OPTIONS")
 
-Users = dict[str, str | None]
+
+def read_map_by_hand(path: str) -> str:
+    """A shell command that gets ``path``; see ``ProtocolServer.by_hand``."""
+    return f'curl -sk -u "{{user}}:{{password}}" "https://{{host}}:{{port}}{path}"'
 
 
 @dataclass(frozen=True)
@@ -43,14 +47,13 @@ class Response:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-class HttpFront(ABC):
-    """Speaks for one device. ``users`` maps each user to a password, ``None`` for any."""
+class HttpServer(ProtocolServer):
+    """Serves HTTP over TLS, with Basic authentication."""
 
     media_type = "application/json"
 
     def __init__(self, device: EmulatedOcs, users: Users) -> None:
-        self._device = device
-        self._users = users
+        super().__init__(device, users)
         self.tls = server_context()
 
     @abstractmethod

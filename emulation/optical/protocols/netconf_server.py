@@ -11,10 +11,15 @@ import itertools
 import re
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import ClassVar
 from xml.sax.saxutils import escape, quoteattr
 
-from patchlight.emulation.optical.faults import Faults
+from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.protocols.server import Users
+from patchlight.emulation.optical.protocols.ssh_server import SshServer
+from patchlight.emulation.optical.switch_matrix import RequestRefused
 
 BASE = "urn:ietf:params:xml:ns:netconf:base:1.0"
 _NOTIFICATION = "urn:ietf:params:xml:ns:netconf:notification:1.0"
@@ -41,32 +46,34 @@ class NetconfError(Exception):
         self.tag, self.words, self.kind = tag, words, kind
 
 
-class NetconfServer:
-    """Serves sessions. ``operations`` by local name get the element and return XML.
+class NetconfServer(SshServer):
+    """Serves NETCONF over SSH. A vendor's server adds its operations to ``_operations``.
 
-    ``module`` is the capability of the device's own YANG module. ``may_change`` says of a user
-    whether there is more than looking.
+    They go by local name, get the element and return XML. ``module`` is the capability of the
+    device's own YANG module.
     """
 
-    def __init__(
-        self,
-        operations: Mapping[str, Execute],
-        module: str,
-        faults: Faults,
-        may_change: Callable[[str], bool],
-    ) -> None:
-        self._operations, self._faults = operations, faults
-        self._may_change = may_change
-        self._capabilities = (*_CAPABILITIES, module)
+    subsystem = "netconf"
+    module: ClassVar[str]
+
+    def __init__(self, device: EmulatedOcs, users: Users) -> None:
+        super().__init__(device, users)
+        self._operations: dict[str, Execute] = {}
         self._sessions: set[_Session] = set()
         self._ids = itertools.count(1)
 
-    async def converse(
+    @abstractmethod
+    def _refusal(self, refusal: RequestRefused) -> NetconfError:
+        """The vendor's words for a refusal."""
+
+    async def _converse(
         self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """One session, from hello to its end."""
         session = _Session(user, writer)
-        listed = "".join(f"<capability>{escape(c)}</capability>" for c in self._capabilities)
+        capabilities = (*_CAPABILITIES, self.module)
+        capabilities = (*_CAPABILITIES, self.module)
+        listed = "".join(f"<capability>{escape(name)}</capability>" for name in capabilities)
         session.send(
             f'<hello xmlns="{BASE}"><capabilities>{listed}</capabilities>'
             f"<session-id>{next(self._ids)}</session-id></hello>"
@@ -83,7 +90,7 @@ class NetconfServer:
         finally:
             self._sessions.discard(session)
 
-    def notify(self, event: str) -> None:
+    def _notify(self, event: str) -> None:
         """Say this to every session that has subscribed."""
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         for session in tuple(self._sessions):
@@ -103,7 +110,7 @@ class NetconfServer:
         if kind != "rpc" or len(root) != 1:
             return False
         verb = local(root[0].tag)
-        mishap = self._faults.mishap(changes=verb in _CHANGING)
+        mishap = self._device.faults.mishap(changes=verb in _CHANGING)
         if mishap.cut == "before":
             return False
         await asyncio.sleep(mishap.stall_s)
@@ -117,12 +124,12 @@ class NetconfServer:
             )
         if mishap.cut == "after":
             return False
-        for number in range(self._faults.take_flood()):
-            self.notify(f"<system-error><message>Alarm {number}</message></system-error>")
+        for number in range(self._device.faults.take_flood()):
+            self._notify(f"<system-error><message>Alarm {number}</message></system-error>")
         # Whatever attributes a request has, its reply has.
         given = "".join(f" {name}={quoteattr(value)}" for name, value in root.attrib.items())
         reply = f'<rpc-reply xmlns="{BASE}"{given}>{answer or "<ok/>"}</rpc-reply>'
-        session.send(reply, self._faults.spoilt)
+        session.send(reply, self._device.faults.spoilt)
         with contextlib.suppress(ConnectionError):
             await session.writer.drain()
         return verb != "close-session"
@@ -137,12 +144,16 @@ class NetconfServer:
         if verb in _CHANGING:
             if refusal:
                 raise NetconfError("operation-failed", refusal)
-            if not self._may_change(session.user):
+            if not self._device.may_change(session.user):
                 raise NetconfError("access-denied", "this user may only look", "protocol")
         execute = self._operations.get(verb)
         if execute is None:
             raise NetconfError("operation-not-supported", f"no operation {verb}", "protocol")
-        return await execute(operation)
+        await self._device.settle()
+        try:
+            return await execute(operation)
+        except RequestRefused as refusal:
+            raise self._refusal(refusal) from refusal
 
 
 class _Session:

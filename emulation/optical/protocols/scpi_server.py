@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from typing import ClassVar
 
 from patchlight.controller.circuits.protocols.connection import FramingError
 from patchlight.controller.circuits.protocols.scpi.framing import LineFramer, units
-from patchlight.emulation.optical.faults import Faults
+from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.protocols.server import ProtocolServer, Users
+from patchlight.emulation.optical.switch_matrix import RequestRefused
 
 _MESSAGE_LIMIT = 65536
 _ERRORS_KEPT = 30
@@ -33,21 +37,20 @@ class ScpiError(Exception):
 Execute = Callable[[str], Awaitable[str | None]]
 
 
-class ScpiServer:
-    """Serves SCPI on a raw socket. ``commands`` by canonical header, like ``conn:stat?``.
+class ScpiServer(ProtocolServer):
+    """Serves SCPI on a raw socket. A vendor's server adds its commands to ``_commands``.
 
-    A command gets its parameters as text and returns an answer, or ``None``; it raises
-    ``ScpiError``. ``shorten`` gives the short form of each long mnemonic.
+    They go by canonical header, like ``conn:stat?``. A command gets its parameters as text and
+    returns an answer, or ``None``; it raises ``ScpiError``. ``short_forms`` gives the short form
+    of each long mnemonic. SCPI knows no users.
     """
 
-    def __init__(
-        self, commands: Mapping[str, Execute], shorten: Mapping[str, str], faults: Faults
-    ) -> None:
-        self._commands = commands
-        self._shorten = shorten
-        self._faults = faults
+    short_forms: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, device: EmulatedOcs, users: Users) -> None:
+        super().__init__(device, users)
         self._errors: deque[ScpiError] = deque()
-        self._own: dict[str, Execute] = {
+        self._commands: dict[str, Execute] = {
             "*cls": self._clear,
             "*opc?": self._complete,
             "syst:err?": self._next_error,
@@ -55,8 +58,12 @@ class ScpiServer:
             "syst:err:all?": self._all_errors,
         }
 
+    @abstractmethod
+    def _refusal(self, refusal: RequestRefused) -> ScpiError:
+        """The vendor's words for a refusal."""
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client from its connection to its end."""
+        """One client, until it goes; the circuits stay."""
         framer = LineFramer(_MESSAGE_LIMIT)
         try:
             while data := await reader.read(65536):
@@ -68,8 +75,11 @@ class ScpiServer:
         finally:
             writer.close()
 
-    def report(self, code: int, words: str) -> None:
-        """Put something that nobody asked for into the error queue."""
+    def report(self, text: str) -> None:
+        """Put it into the error queue: SCPI says nothing unasked."""
+        self._note(100, text)
+
+    def _note(self, code: int, words: str) -> None:
         if len(self._errors) >= _ERRORS_KEPT:
             self._errors[-1] = ScpiError(-350, "Queue overflow")
         else:
@@ -79,18 +89,18 @@ class ScpiServer:
         """Do one message and answer it; ``False`` ends the connection."""
         parts = list(units(message))
         changes = any("?" not in part and not part.startswith("*") for part in parts)
-        mishap = self._faults.mishap(changes=changes)
+        mishap = self._device.faults.mishap(changes=changes)
         if mishap.cut == "before":
             return False
         await asyncio.sleep(mishap.stall_s)
-        for number in range(self._faults.take_flood()):
-            self.report(100, f"Alarm {number}")
+        for number in range(self._device.faults.take_flood()):
+            self.report(f"Alarm {number}")
         answers = []
         for part in parts:
             try:
                 answer = await self._execute(part, mishap.refusal)
             except ScpiError as error:
-                self.report(error.code, error.words)
+                self._note(error.code, error.words)
                 if -199 <= error.code <= -100:
                     break
                 continue
@@ -99,7 +109,7 @@ class ScpiServer:
         if mishap.cut == "after":
             return False
         if answers:
-            writer.write(self._faults.spoilt(f"{';'.join(answers)}\n".encode()))
+            writer.write(self._device.faults.spoilt(f"{';'.join(answers)}\n".encode()))
             await writer.drain()
         return True
 
@@ -107,17 +117,21 @@ class ScpiServer:
         match = _HEADER.fullmatch(part)
         if match is None:
             raise ScpiError(-102, "Syntax error")
-        words = (self._shorten.get(word, word) for word in match[1].lower().split(":"))
+        words = (self.short_forms.get(word, word) for word in match[1].lower().split(":"))
         header = ":".join(words) + (match[2] or "")
-        command = self._own.get(header) or self._commands.get(header)
+        command = self._commands.get(header)
         if command is None:
             raise ScpiError(-113, f"Undefined header;{part[:60]}")
         if not match[2] and not header.startswith("*"):
             if refusal:
                 raise ScpiError(-200, f"Execution error;{refusal}")
-            if self._faults.read_only:
+            if self._device.faults.read_only:
                 raise ScpiError(-203, "Command protected")
-        return await command(match[3] or "")
+        await self._device.settle()
+        try:
+            return await command(match[3] or "")
+        except RequestRefused as refusal:
+            raise self._refusal(refusal) from refusal
 
     async def _clear(self, parameters: str) -> None:
         self._errors.clear()

@@ -1,7 +1,7 @@
 """SSH in front of an emulated device: logins by password, then one shell or subsystem.
 
 paramiko works in threads and on a socket of its own; here its bytes and the session's become
-asyncio streams, so that a front over SSH is served like any other.
+asyncio streams, so that what runs over SSH is served like anything else.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import hmac
 import logging
 import socket
 import threading
-from collections.abc import Awaitable, Callable
+from abc import abstractmethod
+from typing import ClassVar
 
 import paramiko
 from paramiko.common import (
@@ -23,6 +24,8 @@ from paramiko.common import (
 )
 
 from patchlight.controller.circuits.protocols.ssh.channel import streams
+from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.protocols.server import ProtocolServer, Users
 from patchlight.emulation.optical.protocols.ssh_host_key import host_key
 
 _LOG = "patchlight.optical.ssh"
@@ -30,23 +33,27 @@ _LOG = "patchlight.optical.ssh"
 # A client that hangs up in the middle is nothing to be told with a traceback.
 logging.getLogger(_LOG).setLevel(logging.CRITICAL)
 
-Users = dict[str, str | None]
-Converse = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
+class SshServer(ProtocolServer):
+    """Serves ``_converse`` to whoever logs in.
 
-class SshServer:
-    """Serves ``converse`` to whoever logs in; ``users`` maps each to a password, ``None``: any.
-
-    ``converse`` gets the user's name. ``subsystem`` is what a client must ask for; empty for a
-    shell. When ``converse`` returns, the connection ends.
+    ``subsystem`` is what a client must ask for; empty for a shell.
     """
 
-    def __init__(self, users: Users, converse: Converse, subsystem: str = "") -> None:
-        self._users, self._converse, self._subsystem = users, converse, subsystem
+    subsystem: ClassVar[str] = ""
+
+    def __init__(self, device: EmulatedOcs, users: Users) -> None:
+        super().__init__(device, users)
         self._key = host_key()
 
+    @abstractmethod
+    async def _converse(
+        self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """One session of this user; the connection ends when it returns."""
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client from its connection to its end."""
+        """One client, until it goes; the circuits stay."""
         loop = asyncio.get_running_loop()
         opened: asyncio.Future[paramiko.Channel] = loop.create_future()
         ours, theirs = socket.socketpair()
@@ -59,7 +66,7 @@ class SshServer:
             asyncio.create_task(_copy(inner[0], writer)),
             asyncio.create_task(self._session(transport, opened)),
         ]
-        door = _Door(self._users, self._subsystem, loop, opened)
+        door = _Door(self._users, self.subsystem, loop, opened)
         try:
             # With an event it returns at once; the handshake goes on in paramiko's thread.
             transport.start_server(event=threading.Event(), server=door)

@@ -1,60 +1,38 @@
-"""The TL1 side of an emulated device: commands in, replies out, as GR-831 frames them."""
+"""The TL1 side of an emulated device: users, sessions, alarms, and what goes wrong on purpose."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import re
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from patchlight.controller.circuits.protocols.tl1.telnet import TelnetFilter
-from patchlight.emulation.optical.faults import Faults
+from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.protocols.server import ProtocolServer, Users
+from patchlight.emulation.optical.protocols.tl1_messages import (
+    Answer,
+    Command,
+    autonomous,
+    deny,
+    take_commands,
+)
+from patchlight.emulation.optical.switch_matrix import RequestRefused
 
 _COMMAND_LIMIT = 65536
 _ACKNOWLEDGE_EVERY_S = 0.2
-_QUIET = re.compile(rb'(?:[^";]+|"(?:[^"\\]|\\.)*")*', re.DOTALL)
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[^"]', re.DOTALL)
 _READING = ("RTRV-", "ACT-USER", "CANC-USER", "INH-", "ALW-")
 _CTAG = re.compile(r"\w{1,6}", re.ASCII)
+_NOTIFICATIONS = {"*C": "CR", "**": "MJ", "*": "MN"}
+_NOTIFIED = re.compile(r"(CR|MJ|MN|NA|NR),")
+_OPEN_TO_ALL = ("ACT-USER", "RTRV-HDR")
 
 
-@dataclass(frozen=True)
-class Command:
-    """``VERB:TID:AID:CTAG:GB:payload``; ``params`` is the payload split at commas."""
-
-    verb: str
-    aid: str
-    ctag: str
-    params: tuple[str, ...]
-
-    @classmethod
-    def parse(cls, text: str) -> Command:
-        """What stands before the ``;``. Missing fields are empty; quotes are taken off."""
-        fields = _split(text.strip(), ":")
-        fields += [""] * (6 - len(fields))
-        # Some drivers put the payload one field early; there is no general block to miss.
-        payload = ":".join(fields[5:]).lstrip(":") or fields[4]
-        params = tuple(_unquoted(param) for param in _split(payload, ","))
-        return cls(fields[0].upper(), _unquoted(fields[2]), fields[3] or "0", params)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a command came to: a completion code, quoted lines, a comment, an error code."""
-
-    code: str = "COMPLD"
-    lines: Sequence[str] = ()
-    comment: str = ""
-    error: str = ""
-    changes: bool = False
-    bye: bool = False
-
-
-def deny(error: str, comment: str) -> Answer:
-    """A denial with a GR-831 error code and the device's words."""
-    return Answer("DENY", (), comment, error)
+def read_map_by_hand(command: str) -> str:
+    """A shell command that logs in and says ``command``; see ``ProtocolServer.by_hand``."""
+    return f'printf "ACT-USER::{{user}}:1::{{password}};{command}" | nc -q 2 {{host}} {{port}}'
 
 
 @dataclass(eq=False)
@@ -66,41 +44,44 @@ class Connection:
     inhibited: bool = False
 
 
-Execute = Callable[[Connection, Command], Awaitable[Answer]]
+Handler = Callable[[Connection, Command], Answer | Awaitable[Answer]]
 
 
-@dataclass
-class Tl1Server:
-    """Serves TL1 on TCP. ``execute`` does the commands; ``faults`` are shown on the way.
+class Tl1Server(ProtocolServer):
+    """Serves TL1 on TCP. A vendor's server adds its commands to ``_handlers``."""
 
-    ``may_change`` says of a user whether there is more than looking.
-    ``page_lines``: longer replies come in pages. ``echo`` and ``prompt`` as on a telnet port.
-    """
-
-    sid: str
-    execute: Execute
-    faults: Faults
-    may_change: Callable[[str], bool]
-    page_lines: int = 64
-    prompt: str = ""
-    echo: bool = False
-    connections: set[Connection] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
+    def __init__(self, device: EmulatedOcs, users: Users) -> None:
+        super().__init__(device, users)
+        self.connections: set[Connection] = set()
+        self._sid = device.switch.name.upper()
         self._atags = itertools.count(1)
+        self._handlers: dict[str, Handler] = {
+            "ACT-USER": self._log_in,
+            "CANC-USER": self._log_out,
+            "INH-MSG": self._inhibit,
+            "INH-MSG-ALL": self._inhibit,
+            "ALW-MSG": self._allow,
+            "ALW-MSG-ALL": self._allow,
+            "RTRV-HDR": lambda connection, command: Answer(),
+            "RTRV-ALM-ALL": self._alarms,
+            "RTRV-ALM-EQPT": self._alarms,
+        }
+        # What was reported and not cleared, by its modifier and subject.
+        self._standing: dict[tuple[str, str], str] = {}
+
+    @abstractmethod
+    def _denial(self, refusal: RequestRefused) -> Answer:
+        """The vendor's words for a refusal."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client from its connection to its end."""
+        """One client, until it goes; the circuits stay."""
         connection = Connection(writer)
         self.connections.add(connection)
         telnet, buffer = TelnetFilter(), bytearray()
         try:
-            writer.write(self.prompt.encode())
             while data := await reader.read(65536):
                 buffer += telnet.filter(data)
-                for text in _commands(buffer):
-                    if self.echo:
-                        writer.write(text.encode() + b";\r\n")
+                for text in take_commands(buffer):
                     if not await self._do(connection, Command.parse(text)):
                         return
                 if len(buffer) > _COMMAND_LIMIT:
@@ -111,91 +92,112 @@ class Tl1Server:
             self.connections.discard(connection)
             writer.close()
 
+    def report(self, text: str) -> None:
+        """Say ``"*C EQPT: 1.1.1: mirror stuck"`` as an alarm to all clients.
+
+        It stands until another one with the code ``A`` says that it has cleared.
+        """
+        code, _, rest = text.partition(" ")
+        modifier, _, line = (part.strip() for part in rest.partition(":"))
+        subject, _, condition = (part.strip() for part in line.partition(":"))
+        if code in _NOTIFICATIONS:
+            notified = _NOTIFIED.match(condition)
+            alarm = condition if notified else f"{_NOTIFICATIONS[code]},{condition}"
+            self._standing[modifier, subject] = alarm
+        else:
+            self._standing.pop((modifier, subject), None)
+        self._broadcast(code, f"REPT ALM {modifier}", (line,))
+
+    def _broadcast(self, alarm_code: str, verb: str, lines: Sequence[str]) -> None:
+        """Say this unasked to every client that is logged in and has not inhibited it."""
+        message = autonomous(self._sid, alarm_code, next(self._atags), verb, lines).encode()
+        for connection in tuple(self.connections):
+            if connection.user and not connection.inhibited:
+                connection.writer.write(message)
+
+    def _changed(self, verb: str, what: str) -> None:
+        """Tell all clients of a change of the database."""
+        self._broadcast("A", "REPT DBCHG", (f"{verb}:{what[:80]}",))
+
     async def _do(self, connection: Connection, command: Command) -> bool:
         """Do it and answer; ``False`` ends the connection."""
+        faults = self._device.faults
         if not _CTAG.fullmatch(command.ctag):
             command = Command(command.verb, command.aid, "0", command.params)
             answer = deny("IICT", "Invalid correlation tag")
         else:
             changes = not command.verb.startswith(_READING)
-            mishap = self.faults.mishap(changes=changes)
+            mishap = faults.mishap(changes=changes)
             if mishap.cut == "before":
                 return False
             left_s = mishap.stall_s
             while left_s > 0:
-                if self.faults.acknowledge:
+                if faults.acknowledge:
                     connection.writer.write(f"\r\nIP {command.ctag}\r\n<".encode())
                 await asyncio.sleep(min(left_s, _ACKNOWLEDGE_EVERY_S))
                 left_s -= _ACKNOWLEDGE_EVERY_S
             if mishap.refusal:
                 answer = deny("SROF", mishap.refusal)
-            elif changes and connection.user and not self.may_change(connection.user):
+            elif changes and connection.user and not self._device.may_change(connection.user):
                 answer = deny("PLNA", "Failed: this user may only look")
             else:
-                answer = await self.execute(connection, command)
+                answer = await self._execute(connection, command)
             if mishap.cut == "after":
                 return False
-        for number in range(self.faults.take_flood()):
-            self.report("*", "REPT ALM EQPT", (f"SYSTEM:MN,FLOOD,NSA,{number}",))
-        pages = "".join(self._pages(command.ctag, answer)).encode()
-        connection.writer.write(self.faults.spoilt(pages))
+        for number in range(faults.take_flood()):
+            self._broadcast("*", "REPT ALM EQPT", (f"SYSTEM:MN,FLOOD,NSA,{number}",))
+        pages = answer.pages(self._sid, command.ctag, repeat=faults.repeat_pages)
+        connection.writer.write(faults.spoilt(pages.encode()))
         await connection.writer.drain()
         return not answer.bye
 
-    def report(self, alarm_code: str, verb: str, lines: Sequence[str]) -> None:
-        """Say this unasked to every client that is logged in and has not inhibited it."""
-        body = "".join(f'   "{_escaped(line)}"\r\n' for line in lines)
-        head = f"{self._header()}{alarm_code:<2} {next(self._atags)} {verb}\r\n"
-        for connection in tuple(self.connections):
-            if connection.user and not connection.inhibited:
-                connection.writer.write(f"{head}{body};{self.prompt}".encode())
+    async def _execute(self, connection: Connection, command: Command) -> Answer:
+        handler = self._handlers.get(command.verb)
+        if not connection.user and command.verb not in _OPEN_TO_ALL:
+            return deny("PLNA", "Login Not Active")
+        if handler is None:
+            return deny("IICM", f"Invalid command {command.verb}")
+        await self._device.settle()
+        try:
+            answer = handler(connection, command)
+            answer = answer if isinstance(answer, Answer) else await answer
+        except RequestRefused as refusal:
+            answer = self._denial(refusal)
+        await self._device.settle()
+        return answer
 
-    def _pages(self, ctag: str, answer: Answer) -> Iterator[str]:
-        count = max(1, -(-len(answer.lines) // self.page_lines))
-        for page in range(count):
-            lines = answer.lines[page * self.page_lines : (page + 1) * self.page_lines]
-            last = page == count - 1
-            yield f"{self._header()}M  {ctag} {answer.code}\r\n"
-            if last and answer.error:
-                yield f"   {answer.error}\r\n"
-            for line in lines:
-                yield f'   "{_escaped(line)}"\r\n'
-            if last and answer.comment:
-                yield f"   /* {answer.comment.replace('*/', '* /')} */\r\n"
-            yield ";" if last or self.faults.repeat_pages else ">"
-        yield self.prompt
+    def _log_in(self, connection: Connection, command: Command) -> Answer:
+        if connection.user:
+            return deny("PICC", "Already logged in")
+        password = self._users.get(command.aid, "")
+        given = command.params[0] if command.params else ""
+        if command.aid not in self._users or (password is not None and given != password):
+            return deny("PIUI", "Failed: invalid user or password")
+        connection.user = command.aid
+        return Answer(lines=(f"{command.aid}:{command.aid},2",), comment="NOTICE emulated device")
 
-    def _header(self) -> str:
-        return f"\r\n\n   {self.sid} {time.strftime('%y-%m-%d %H:%M:%S')}\r\n"
+    def _log_out(self, connection: Connection, command: Command) -> Answer:
+        connection.user = ""
+        return Answer(bye=True)
 
+    def _alarms(self, connection: Connection, command: Command) -> Answer:
+        """What stands: ports whose mirrors are stuck, and what was reported and not cleared."""
+        lines = [
+            f"{aid},EQPT:CR,FAIL,SA,,,,:mirror stuck"
+            for port in sorted(self._device.matrix.failed)
+            for aid in self._aids(port)
+        ]
+        lines += [f"{aid},{kind}:{alarm}" for (kind, aid), alarm in self._standing.items()]
+        return Answer(lines=lines)
 
-def _commands(buffer: bytearray) -> Iterator[str]:
-    """Take the whole commands out of ``buffer``; a ``;`` in quotes does not end one."""
-    while True:
-        quiet = _QUIET.match(buffer)
-        at = quiet.end() if quiet else 0
-        if buffer[at : at + 1] != b";":
-            return
-        text = bytes(buffer[:at]).decode("utf-8", "replace").strip()
-        del buffer[: at + 1]
-        yield text
+    def _aids(self, port: int) -> tuple[str, ...]:
+        """How the vendor calls both sides of a port."""
+        return (str(port),)
 
+    def _inhibit(self, connection: Connection, command: Command) -> Answer:
+        connection.inhibited = True
+        return Answer()
 
-def _split(text: str, separator: str) -> list[str]:
-    parts = [""]
-    for token in _TOKEN.findall(text):
-        if token == separator:
-            parts.append("")
-        else:
-            parts[-1] += token
-    return [part.strip() for part in parts]
-
-
-def _unquoted(text: str) -> str:
-    if len(text) >= 2 and text[0] == text[-1] == '"':
-        return re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.DOTALL)
-    return text
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')
+    def _allow(self, connection: Connection, command: Command) -> Answer:
+        connection.inhibited = False
+        return Answer()

@@ -1,4 +1,4 @@
-"""The Calient front of an emulated OCS: its TL1 commands, states and words.
+"""The Calient side of an emulated OCS: its TL1 commands, states and words.
 
 Reply lines and the words that drivers look for ("Invalid…", "Login Not Active", "Failed",
 "Already logged in") follow sessions captured from an S162. No capture shows the code of a
@@ -11,8 +11,13 @@ from collections.abc import Callable, Iterable
 
 from patchlight.controller.circuits.drivers.calient.ports import to_aid, to_port
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.tl1_front import Tl1Front, Users
-from patchlight.emulation.optical.protocols.tl1_server import Answer, Command, Connection, deny
+from patchlight.emulation.optical.protocols.server import Users
+from patchlight.emulation.optical.protocols.tl1_messages import Answer, Command, deny
+from patchlight.emulation.optical.protocols.tl1_server import (
+    Connection,
+    Tl1Server,
+    read_map_by_hand,
+)
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.testbed.portmap import CrossConnect
 
@@ -28,8 +33,11 @@ GROUP = "SYSTEM"
 SOFTWARE = "6.0-3-emulated"
 
 
-class CalientFront(Tl1Front):
-    """Speaks for one device."""
+class CalientTl1Server(Tl1Server):
+    """TL1 with its commands."""
+
+    port = 3082
+    by_hand = read_map_by_hand("RTRV-CRS:::2::ALL;")
 
     def __init__(self, device: EmulatedOcs, users: Users) -> None:
         super().__init__(device, users)
@@ -64,17 +72,17 @@ class CalientFront(Tl1Front):
 
     def _circuits(self, connection: Connection, command: Command) -> Answer:
         if command.aid in ("", "ALL", "0"):
-            return Answer(lines=[_circuit_line(circuit) for circuit in self._device.mirrors])
+            return Answer(lines=[_circuit_line(circuit) for circuit in self._device.matrix])
         return Answer(lines=(_circuit_line(self._named(command)),))
 
     def _ports(self, connection: Connection, command: Command) -> Answer:
-        mirrors, lines = self._device.mirrors, []
+        matrix, lines = self._device.matrix, []
         for port in self._asked_ports(command):
             sides = []
-            for side, circuit in (("IN", mirrors.at_input(port)), ("OUT", mirrors.at_output(port))):
-                if port in mirrors.failed:
+            for side, circuit in (("IN", matrix.at_input(port)), ("OUT", matrix.at_output(port))):
+                if port in matrix.failed:
                     state = ("IS", "OOS", "FAIL")
-                elif port in mirrors.locked:
+                elif port in matrix.locked:
                     state = ("UMA", "OOS", "OK")
                 else:
                     lit = circuit is not None and circuit.phase is Phase.LIT
@@ -84,10 +92,10 @@ class CalientFront(Tl1Front):
         return Answer(lines=lines)
 
     async def _port_summary(self, connection: Connection, command: Command) -> Answer:
-        ports, mirrors = self._asked_ports(command), self._device.mirrors
+        ports, matrix = self._asked_ports(command), self._device.matrix
         readings, lines = await self._device.power(ports), []
         for port in ports:
-            here = dict.fromkeys((mirrors.at_input(port), mirrors.at_output(port)))
+            here = dict.fromkeys((matrix.at_input(port), matrix.at_output(port)))
             held = [circuit for circuit in here if circuit is not None]
             names = [(circuit_id(circuit), _in_use(circuit)) for circuit in held]
             names += [("NONE", "NONE")] * (2 - len(names))
@@ -100,7 +108,7 @@ class CalientFront(Tl1Front):
         return Answer(lines=lines)
 
     def _progress(self, connection: Connection, command: Command) -> Answer:
-        turning = self._device.mirrors.next_due() is not None
+        turning = self._device.matrix.next_due() is not None
         return Answer(lines=(f"STATUS={'In progress' if turning else 'Completed'}",))
 
     def _aids(self, port: int) -> tuple[str, ...]:
@@ -118,19 +126,19 @@ class CalientFront(Tl1Front):
         two_way = kind == "2WAY" and src != dst
         directions = (there, there.reverse) if two_way else (there,)
         circuit = self._device.enter(directions, given[2], given[0] or GROUP)
-        self._changed("ENT-CRS", circuit)
+        self._changed("ENT-CRS", circuit_id(circuit))
         return Answer()
 
     def _activate(self, connection: Connection, command: Command) -> Answer:
         circuit = self._named(command)
         self._device.activate(circuit)
-        self._changed("ACT-CRS", circuit)
+        self._changed("ACT-CRS", circuit_id(circuit))
         return Answer()
 
     def _deactivate(self, connection: Connection, command: Command) -> Answer:
         circuit = self._named(command)
         self._device.deactivate(circuit)
-        self._changed("CANC-CRS", circuit)
+        self._changed("CANC-CRS", circuit_id(circuit))
         return Answer()
 
     def _delete(self, connection: Connection, command: Command) -> Answer:
@@ -138,7 +146,7 @@ class CalientFront(Tl1Front):
         if circuit.phase is not Phase.PARKED:
             return deny("SNVS", f"Failed: {circuit_id(circuit)} is in service, cancel it first")
         self._device.remove(circuit)
-        self._changed("DLT-CRS", circuit)
+        self._changed("DLT-CRS", circuit_id(circuit))
         return Answer()
 
     # --- several at once --------------------------------------------------------------------
@@ -158,7 +166,7 @@ class CalientFront(Tl1Front):
     def _delete_bulk(self, connection: Connection, command: Command) -> Answer:
         def delete(conn: str) -> None:
             directions = _directions(conn)
-            circuit = self._device.mirrors.find(directions[0])
+            circuit = self._device.matrix.find(directions[0])
             if circuit is None or set(circuit.directions) != set(directions):
                 raise RequestRefused(Reason.NOT_FOUND)
             self._device.remove(circuit)
@@ -174,8 +182,7 @@ class CalientFront(Tl1Front):
             except RequestRefused as refusal:
                 failures.append(f"{conn}: {_denial(refusal).comment}")
         if len(failures) < len(conns):
-            lines = (f"{command.verb}:{len(conns) - len(failures)}",)
-            self._server.report("A", "REPT DBCHG", lines)
+            self._changed(command.verb, str(len(conns) - len(failures)))
         if not failures:
             return Answer()
         words = f"{len(failures)} connections failed: {'; '.join(failures[:8])}"
@@ -187,13 +194,13 @@ class CalientFront(Tl1Front):
         """The circuit that a command means: by its ports, else by its id or name."""
         conns = [param for param in command.params if param not in ("", GROUP)]
         if command.aid:
-            circuit = self._device.mirrors.find(CrossConnect(*_pair(command.aid)))
+            circuit = self._device.matrix.find(CrossConnect(*_pair(command.aid)))
             # An id that says one-way does not mean a two-way circuit.
             if circuit is not None and circuit_id(circuit) not in conns and any(map(_is_id, conns)):
                 circuit = None
         else:
             wanted = set(conns)
-            circuits = self._device.mirrors
+            circuits = self._device.matrix
             circuit = next((c for c in circuits if {circuit_id(c), c.name} & wanted), None)
         if circuit is None:
             raise RequestRefused(Reason.NOT_FOUND)
@@ -212,9 +219,6 @@ class CalientFront(Tl1Front):
         if not found:
             raise RequestRefused(Reason.NO_PORT)
         return found
-
-    def _changed(self, verb: str, circuit: Circuit) -> None:
-        self._server.report("A", "REPT DBCHG", (f"{verb}:{circuit_id(circuit)}",))
 
 
 def _pair(aid: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The REST front of an emulated Calient: paths and keys as its one known client uses them.
+"""The REST side of an emulated Calient: paths and keys as its one known client uses them.
 
 A circuit that is added is lit at once. A list is done as far as it can be.
 """
@@ -10,7 +10,13 @@ from typing import Any
 
 from patchlight.controller.circuits.drivers.calient.ports import to_aid, to_port
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.http_server import HttpFront, Request, Response
+from patchlight.emulation.optical.protocols.http_server import (
+    HttpServer,
+    Request,
+    Response,
+    read_map_by_hand,
+)
+from patchlight.emulation.optical.protocols.server import Users
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.emulation.optical.vendors.calient import (
     GROUP,
@@ -22,10 +28,13 @@ from patchlight.emulation.optical.vendors.calient import (
 from patchlight.testbed.portmap import CrossConnect
 
 
-class CalientRestFront(HttpFront):
-    """Speaks for one device."""
+class CalientRestServer(HttpServer):
+    """REST with its paths."""
 
-    def __init__(self, device: EmulatedOcs, users: dict[str, str | None]) -> None:
+    port = 443
+    by_hand = read_map_by_hand("/rest/crossconnects/?id=list")
+
+    def __init__(self, device: EmulatedOcs, users: Users) -> None:
         super().__init__(device, users)
         self._resources: dict[tuple[str, str, str], Callable[[Request], Awaitable[Any]]] = {
             ("GET", "crossconnects", "list"): self._circuits,
@@ -62,7 +71,7 @@ class CalientRestFront(HttpFront):
     # --- reading ----------------------------------------------------------------------------
 
     async def _circuits(self, request: Request) -> list[dict[str, Any]]:
-        circuits = tuple(self._device.mirrors)
+        circuits = tuple(self._device.matrix)
         ports = {
             port for circuit in circuits for c in circuit.directions for port in (c.inp, c.out)
         }
@@ -102,11 +111,11 @@ class CalientRestFront(HttpFront):
         }
 
     async def _ports(self, request: Request) -> list[dict[str, str]]:
-        mirrors, numbers = self._device.mirrors, range(1, self._device.switch.ports + 1)
+        matrix, numbers = self._device.matrix, range(1, self._device.switch.ports + 1)
         power = await self._device.power(numbers)
         rows = []
         for port in numbers:
-            circuit = mirrors.at_input(port) or mirrors.at_output(port)
+            circuit = matrix.at_input(port) or matrix.at_output(port)
             conn = circuit_id(circuit) if circuit else ""
             rows.append(
                 {
@@ -186,7 +195,7 @@ class CalientRestFront(HttpFront):
     def _named(self, request: Request) -> Circuit:
         """By its id, else by its name."""
         said = {request.query.get("conn", ""), request.query.get("name", "")} - {""}
-        for circuit in self._device.mirrors:
+        for circuit in self._device.matrix:
             if {circuit_id(circuit), circuit.name} & said:
                 return circuit
         raise RequestRefused(Reason.NOT_FOUND)

@@ -1,4 +1,4 @@
-"""The front of an emulated Glimmerglass: its TL1 commands, its table of all fibres.
+"""An emulated Glimmerglass: its TL1 commands, its table of all fibres.
 
 Lines follow sessions captured by others. No capture shows a denial or a stuck mirror: those
 codes are GR-831's, and that cause is ours.
@@ -10,16 +10,24 @@ from collections.abc import Sequence
 
 from patchlight.controller.circuits.numbering import SIDES, Numbering
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.tl1_front import Tl1Front, Users, port_numbers
-from patchlight.emulation.optical.protocols.tl1_server import Answer, Command, Connection, deny
+from patchlight.emulation.optical.protocols.server import Users
+from patchlight.emulation.optical.protocols.tl1_messages import Answer, Command, deny, port_numbers
+from patchlight.emulation.optical.protocols.tl1_server import (
+    Connection,
+    Tl1Server,
+    read_map_by_hand,
+)
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.testbed.portmap import CrossConnect
 
 _DARK_DBM = -49.162  # the monitors' floor
 
 
-class GlimmerglassFront(Tl1Front):
-    """Speaks for one device."""
+class GlimmerglassTl1Server(Tl1Server):
+    """TL1 with its commands."""
+
+    port = 10034
+    by_hand = read_map_by_hand("RTRV-CRS-FIBER:::2:;")
 
     def __init__(self, device: EmulatedOcs, users: Users) -> None:
         super().__init__(device, users)
@@ -60,7 +68,7 @@ class GlimmerglassFront(Tl1Front):
         for number in self._asked(command.aid):
             port = self._numbering.to_port(number)
             assert port is not None
-            health = "bad" if port.number in self._device.mirrors.failed else "good"
+            health = "bad" if port.number in self._device.matrix.failed else "good"
             lines.append(
                 f"GGN:PORTID={number},PORTNAME={port.side.upper()}{port.number},"
                 f"PORTDIR={port.side}put,PORTHEALTH={health},PORTCAT=nor,PORTPRIV=0x1"
@@ -76,12 +84,12 @@ class GlimmerglassFront(Tl1Front):
                 continue
             port = self._numbering.to_port(number)
             assert port is not None
-            mirrors = self._device.mirrors
+            matrix = self._device.matrix
             if port.side == "in":
-                circuit = mirrors.at_input(port.number)
+                circuit = matrix.at_input(port.number)
                 pairs = [c for c in circuit.directions if c.inp == port.number] if circuit else []
             else:
-                circuit = mirrors.at_output(port.number)
+                circuit = matrix.at_output(port.number)
                 pairs = [c for c in circuit.directions if c.out == port.number] if circuit else []
             inp = pairs[0].inp if pairs else port.number if port.side == "in" else 0
             out = pairs[0].out if pairs else port.number if port.side == "out" else 0
@@ -119,15 +127,15 @@ class GlimmerglassFront(Tl1Front):
 
     async def _delete(self, connection: Connection, command: Command) -> Answer:
         """By inputs alone, or by inputs and outputs; ``all`` is everything."""
-        mirrors = self._device.mirrors
+        matrix = self._device.matrix
         going: list[Circuit | None]
         if command.aid.lower() in ("all", "all,all"):
-            going = list(mirrors)
+            going = list(matrix)
         elif "," in command.aid:
-            going = [mirrors.find(c) for c in self._pairs(command.aid)]
+            going = [matrix.find(c) for c in self._pairs(command.aid)]
         else:
             inputs = [self._numbering.to_port(number) for number in self._asked(command.aid)]
-            going = [mirrors.at_input(port.number) for port in inputs if port is not None]
+            going = [matrix.at_input(port.number) for port in inputs if port is not None]
         found = [circuit for circuit in dict.fromkeys(going) if circuit is not None]
         if None in going:
             raise RequestRefused(Reason.NOT_FOUND)
@@ -164,9 +172,6 @@ class GlimmerglassFront(Tl1Front):
             if self._numbering.to_port(number) is None:
                 raise RequestRefused(Reason.NO_PORT, port=number)
         return found
-
-    def _changed(self, verb: str, aid: str) -> None:
-        self._server.report("A", "REPT DBCHG", (f"{verb}:{aid[:80]}",))
 
 
 def _state(circuit: Circuit | None, *, lit: bool) -> tuple[str, str]:

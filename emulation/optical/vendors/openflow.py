@@ -1,4 +1,4 @@
-"""The OpenFlow 1.3 front of an emulated switch whose cross-connects are flow entries.
+"""The OpenFlow 1.3 side of an emulated switch whose cross-connects are flow entries.
 
 Unlike the other devices it connects to its controller, and goes on trying. An entry takes what
 comes in by one port to another; a barrier is answered when the mirrors rest. OpenFlow knows no
@@ -22,6 +22,7 @@ from patchlight.emulation.optical.protocols.openflow_wire import (
     Part,
     Wrong,
 )
+from patchlight.emulation.optical.protocols.server import ProtocolServer, Users
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.portmap import CrossConnect
@@ -40,11 +41,17 @@ _FAULTS = {
 }
 
 
-class OpenFlowFront:
-    """Speaks for one device; ``users`` are not OpenFlow's business."""
+class OpenFlowServer(ProtocolServer):
+    """Speaks for one device; nobody logs in to it.
 
-    def __init__(self, device: EmulatedOcs, users: dict[str, str | None]) -> None:
-        self._device = device
+    Only a controller can ask for its map, and it has to come to one: there is no ``by_hand``.
+    """
+
+    port = 6654
+    dials = True
+
+    def __init__(self, device: EmulatedOcs, users: Users) -> None:
+        super().__init__(device, users)
         self._datapath_id = device.switch.datapath_id or DATAPATH_ID
         self._since = time.monotonic()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -138,7 +145,7 @@ class OpenFlowFront:
             entries = [port.to_bytes() for port in await self._ports()]
         elif part == Part.FLOWS:
             asked, age_s = wire.asked_flows(body), time.monotonic() - self._since
-            flows = (self._flow(circuit) for circuit in self._device.mirrors)
+            flows = (self._flow(circuit) for circuit in self._device.matrix)
             entries = [flow.to_bytes(age_s) for flow in flows if asked.takes(flow)]
         else:
             raise Wrong(wire.BAD_MULTIPART)
@@ -146,13 +153,13 @@ class OpenFlowFront:
 
     async def _ports(self) -> list[wire.Port]:
         numbers = range(1, self._device.switch.ports + 1)
-        light, mirrors = await self._device.power(numbers), self._device.mirrors
+        light, matrix = await self._device.power(numbers), self._device.matrix
         return [
             wire.Port(
                 n,
                 f"p{n}",
-                down=n in mirrors.locked,
-                blocked=n in mirrors.failed,
+                down=n in matrix.locked,
+                blocked=n in matrix.failed,
                 dark=light[n][0] is None,
             )
             for n in numbers
@@ -181,10 +188,10 @@ class OpenFlowFront:
             raise Wrong(wire.NO_PERMISSION)
         await self._device.settle()
         _, selection, flow = wire.read_flow_mod(message.body)
-        mirrors = self._device.mirrors
+        matrix = self._device.matrix
         try:
             if flow is None:
-                for circuit in tuple(mirrors):
+                for circuit in tuple(matrix):
                     if selection.takes(self._flow(circuit)):
                         self._device.remove(circuit)
             else:
@@ -197,12 +204,12 @@ class OpenFlowFront:
         return mishap.cut != "after"
 
     def _add(self, message: Message, flow: Flow, same: wire.Selection) -> None:
-        there = self._device.mirrors.at_input(flow.inp)
+        there = self._device.matrix.at_input(flow.inp)
         if there is not None and same.takes(self._flow(there)):
             if self._flow(there) == flow:
                 return
             # An entry with the same match and priority takes the other's place.
-            busy = self._device.mirrors.at_output(flow.out)
+            busy = self._device.matrix.at_output(flow.out)
             if busy is not None and busy is not there:
                 raise RequestRefused(Reason.BUSY, port=flow.out, circuit=busy)
             self._device.remove(there)

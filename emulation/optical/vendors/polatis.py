@@ -39,7 +39,7 @@ class PolatisSwitch:
 
     def pairs(self) -> list[tuple[int, int]]:
         """The cross-connects as numbers, in the order made."""
-        directions = (c for circuit in self.device.mirrors for c in circuit.directions)
+        directions = (c for circuit in self.device.matrix for c in circuit.directions)
         return [self._pair(c) for c in directions]
 
     def partner(self, number: int) -> int | None:
@@ -52,7 +52,7 @@ class PolatisSwitch:
 
     async def connect(self, ins: Sequence[int], outs: Sequence[int]) -> None:
         """Join each of ``ins`` to its counterpart in ``outs``, and wait for the light."""
-        mirrors = self.device.mirrors
+        matrix = self.device.matrix
         wanted = [self._cross_connect(inp, out) for inp, out in zip(ins, outs, strict=True)]
         for numbers in (ins, outs):
             twice = [number for number in numbers if numbers.count(number) > 1]
@@ -62,9 +62,9 @@ class PolatisSwitch:
             state = self.state(number)
             if state != "E":
                 raise RequestRefused(Reason.FAILED if state == "F" else Reason.LOCKED, port=number)
-        new = [c for c in wanted if mirrors.find(c) is None]
+        new = [c for c in wanted if matrix.find(c) is None]
         for c in new:
-            for there in {mirrors.at_input(c.inp), mirrors.at_output(c.out)}:
+            for there in {matrix.at_input(c.inp), matrix.at_output(c.out)}:
                 if there is not None:
                     self.device.remove(there)
         made = await self.device.light(new)
@@ -80,7 +80,7 @@ class PolatisSwitch:
             self._known(number)
         if ins and outs:
             wanted = [self._cross_connect(inp, out) for inp, out in zip(ins, outs, strict=True)]
-            going = [self.device.mirrors.find(c) for c in wanted]
+            going = [self.device.matrix.find(c) for c in wanted]
         else:
             going = [self._at(number) for number in (*ins, *outs)]
         for circuit in dict.fromkeys(going):
@@ -90,24 +90,24 @@ class PolatisSwitch:
 
     async def disconnect_all(self) -> None:
         """Break everything."""
-        for circuit in tuple(self.device.mirrors):
+        for circuit in tuple(self.device.matrix):
             self.device.remove(circuit)
         await self.device.settle()
 
     async def only(self, ins: Sequence[int], outs: Sequence[int]) -> None:
         """Replace the whole map."""
         wanted = {self._cross_connect(inp, out) for inp, out in zip(ins, outs, strict=True)}
-        for circuit in tuple(self.device.mirrors):
+        for circuit in tuple(self.device.matrix):
             if not wanted.issuperset(circuit.directions):
                 self.device.remove(circuit)
         await self.connect(ins, outs)
 
     def state(self, number: int) -> PortLetter:
         """Enabled, disabled or failed."""
-        port, mirrors = self._known(number), self.device.mirrors
-        if port in mirrors.failed:
+        port, matrix = self._known(number), self.device.matrix
+        if port in matrix.failed:
             return "F"
-        return "D" if number in self._disabled or port in mirrors.locked else "E"
+        return "D" if number in self._disabled or port in matrix.locked else "E"
 
     async def enable(self, numbers: Iterable[int], *, on: bool) -> None:
         """Open or close the shutters of these ports; a closed one lets no light through."""
@@ -115,7 +115,7 @@ class PolatisSwitch:
         for number in numbers:
             self._known(number)
         self._disabled = self._disabled - numbers if on else self._disabled | numbers
-        for circuit in tuple(self.device.mirrors):
+        for circuit in tuple(self.device.matrix):
             ends = {number for c in circuit.directions for number in self._pair(c)}
             if not ends & numbers:
                 continue
@@ -163,5 +163,5 @@ class PolatisSwitch:
         return found
 
     def _at(self, number: int) -> Circuit | None:
-        mirrors, port = self.device.mirrors, self._known(number)
-        return mirrors.at_input(port) if number <= self.numbering.ins else mirrors.at_output(port)
+        matrix, port = self.device.matrix, self._known(number)
+        return matrix.at_input(port) if number <= self.numbering.ins else matrix.at_output(port)

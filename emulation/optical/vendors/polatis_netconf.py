@@ -1,11 +1,10 @@
-"""The NETCONF front of an emulated Polatis: the YANG module ``optical-switch`` of 2018-03-22.
+"""The NETCONF side of an emulated Polatis: the YANG module ``optical-switch`` of 2018-03-22.
 
 Of it: product information, cross-connects, port configuration, optical power, port-set-state.
 """
 
 from __future__ import annotations
 
-import asyncio
 import xml.etree.ElementTree as ET
 from collections.abc import Awaitable, Callable
 
@@ -17,12 +16,11 @@ from patchlight.emulation.optical.protocols.netconf_server import (
     local,
     selected,
 )
-from patchlight.emulation.optical.protocols.ssh_server import SshServer, Users
+from patchlight.emulation.optical.protocols.server import Users
 from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
 from patchlight.emulation.optical.vendors.polatis import SOFTWARE, PolatisSwitch
 
 NAMESPACE = "http://www.polatis.com/yang/optical-switch"
-_MODULE = f"{NAMESPACE}?module=optical-switch&revision=2018-03-22"
 _STATUS = {"E": "ENABLED", "D": "DISABLED", "F": "FAILED"}
 _OPERATION = f"{{{BASE}}}operation"
 _PAIR_OPERATIONS = ("merge", "replace", "create", "delete", "remove")
@@ -30,46 +28,35 @@ _PAIR_OPERATIONS = ("merge", "replace", "create", "delete", "remove")
 ET.register_namespace("opsw", NAMESPACE)
 
 
-class PolatisNetconfFront:
-    """Speaks for one device."""
+class PolatisNetconfServer(NetconfServer):
+    """NETCONF with its operations."""
+
+    port = 830
+    by_hand = "ssh -s -p {port} {user}@{host} netconf"
+    module = f"{NAMESPACE}?module=optical-switch&revision=2018-03-22"
 
     def __init__(self, device: EmulatedOcs, users: Users) -> None:
-        self._device = device
+        super().__init__(device, users)
         self._switch = PolatisSwitch(device)
-        operations = {
+        self._operations |= {
             "get": self._get,
             "get-config": self._get_config,
             "edit-config": self._edit,
             "port-set-state": self._set_state,
         }
-        self._server = NetconfServer(
-            {name: self._worded(operation) for name, operation in operations.items()},
-            _MODULE,
-            device.faults,
-            device.may_change,
-        )
-        self._ssh = SshServer(users, self._server.converse, "netconf")
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client, until it goes; the circuits stay."""
-        await self._ssh.serve(reader, writer)
 
     def report(self, text: str) -> None:
         """Say it as a ``system-error`` to whoever has subscribed."""
-        event = _element("system-error", _element("message", text))
-        self._server.notify(_text(event))
+        self._notify(_text(_element("system-error", _element("message", text))))
 
-    def _worded(
-        self, operation: Callable[[ET.Element], Awaitable[str]]
-    ) -> Callable[[ET.Element], Awaitable[str]]:
-        async def execute(request: ET.Element) -> str:
-            await self._device.settle()
-            try:
-                return await operation(request)
-            except RequestRefused as refusal:
-                raise _error(refusal) from refusal
-
-        return execute
+    def _refusal(self, refusal: RequestRefused) -> NetconfError:
+        tag, words = {
+            Reason.NO_PORT: ("invalid-value", f"Invalid OXC port: {refusal.port}"),
+            Reason.BUSY: ("invalid-value", f"Port {refusal.port} is named twice"),
+            Reason.LOCKED: ("operation-failed", f"Port {refusal.port} is disabled"),
+            Reason.FAILED: ("operation-failed", f"Port {refusal.port} has failed"),
+        }.get(refusal.reason, ("operation-failed", "failed"))
+        return NetconfError(tag, words)
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -228,13 +215,3 @@ def _number(leaf: ET.Element) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise NetconfError("invalid-value", f"Invalid OXC port: {text[:20]}")
     return int(text)
-
-
-def _error(refusal: RequestRefused) -> NetconfError:
-    port = refusal.port
-    return {
-        Reason.NO_PORT: NetconfError("invalid-value", f"Invalid OXC port: {port}"),
-        Reason.BUSY: NetconfError("invalid-value", f"Port {port} is named twice"),
-        Reason.LOCKED: NetconfError("operation-failed", f"Port {port} is disabled"),
-        Reason.FAILED: NetconfError("operation-failed", f"Port {port} has failed"),
-    }.get(refusal.reason, NetconfError("operation-failed", "failed"))

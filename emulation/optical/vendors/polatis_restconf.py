@@ -1,4 +1,4 @@
-"""The RESTCONF front of an emulated Polatis: resources of its YANG models, as JSON.
+"""The RESTCONF side of an emulated Polatis: resources of its YANG models, as JSON.
 
 Reads carry an ETag, which changes with what they read; a change that carries ``If-Match``
 is done only if the resource is still that.
@@ -13,7 +13,13 @@ import time
 from typing import Any
 
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.http_server import HttpFront, Request, Response
+from patchlight.emulation.optical.protocols.http_server import (
+    HttpServer,
+    Request,
+    Response,
+    read_map_by_hand,
+)
+from patchlight.emulation.optical.protocols.server import Users
 from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
 from patchlight.emulation.optical.vendors.polatis import SOFTWARE, PolatisSwitch
 
@@ -21,12 +27,14 @@ _PAIR = re.compile(r"/api/data/cross-connects/pair(?:=(\d{1,9}))?")
 _STATUS = {"E": "ENABLED", "D": "DISABLED", "F": "FAILED"}
 
 
-class PolatisRestconfFront(HttpFront):
-    """Speaks for one device."""
+class PolatisRestconfServer(HttpServer):
+    """RESTCONF with its resources."""
 
+    port = 443
+    by_hand = read_map_by_hand("/api/data/cross-connects/pair")
     media_type = "application/yang-data+json"
 
-    def __init__(self, device: EmulatedOcs, users: dict[str, str | None]) -> None:
+    def __init__(self, device: EmulatedOcs, users: Users) -> None:
         super().__init__(device, users)
         self._switch = PolatisSwitch(device)
         self._alarms: list[dict[str, Any]] = []

@@ -1,14 +1,14 @@
-"""The SCPI front of an emulated Polatis. Error codes are those of SCPI-1999."""
+"""The SCPI side of an emulated Polatis. Error codes are those of SCPI-1999."""
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from patchlight.controller.circuits.protocols.scpi.framing import channels
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.scpi_server import Execute, ScpiError, ScpiServer
+from patchlight.emulation.optical.protocols.scpi_server import ScpiError, ScpiServer
+from patchlight.emulation.optical.protocols.server import Users
 from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
 from patchlight.emulation.optical.vendors.polatis import SOFTWARE, PolatisSwitch
 
@@ -22,13 +22,17 @@ _SHORT = {
 }  # fmt: skip
 
 
-class PolatisScpiFront:
-    """Speaks for one device. SCPI knows no users."""
+class PolatisScpiServer(ScpiServer):
+    """SCPI with its commands."""
 
-    def __init__(self, device: EmulatedOcs, users: dict[str, str | None]) -> None:
-        self._device = device
+    port = 5025
+    by_hand = "printf ':oxc:swit:conn:stat?\\n' | nc -q 1 {host} {port}"
+    short_forms = _SHORT
+
+    def __init__(self, device: EmulatedOcs, users: Users) -> None:
+        super().__init__(device, users)
         self._switch = PolatisSwitch(device)
-        commands: dict[str, Execute] = {
+        self._commands |= {
             "*idn?": self._identity,
             "oxc:swit:size?": self._size,
             "oxc:swit:conn:add": self._add,
@@ -42,31 +46,16 @@ class PolatisScpiFront:
             "oxc:swit:port:dis": self._disable,
             "pmon:pow?": self._power,
         }
-        self._server = ScpiServer(
-            {header: self._worded(command) for header, command in commands.items()},
-            _SHORT,
-            device.faults,
-        )
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client, until it goes; the circuits stay."""
-        await self._server.serve(reader, writer)
-
-    def report(self, text: str) -> None:
-        """Put it into the error queue: SCPI says nothing unasked."""
-        self._server.report(100, text)
-
-    def _worded(self, command: Execute) -> Execute:
-        """The command with the device's refusals as entries of the error queue."""
-
-        async def execute(parameters: str) -> str | None:
-            await self._device.settle()
-            try:
-                return await command(parameters)
-            except RequestRefused as refusal:
-                raise _error(refusal) from refusal
-
-        return execute
+    def _refusal(self, refusal: RequestRefused) -> ScpiError:
+        port = refusal.port
+        code, words = {
+            Reason.NO_PORT: (-222, f"Data out of range;port {port}"),
+            Reason.BUSY: (-221, f"Settings conflict;port {port} twice"),
+            Reason.LOCKED: (-221, f"Settings conflict;port {port} is disabled"),
+            Reason.FAILED: (-240, f"Hardware error;port {port} has failed"),
+        }.get(refusal.reason, (-200, "Execution error"))
+        return ScpiError(code, words)
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -147,16 +136,3 @@ def _channels(text: str) -> list[int]:
 
 def _listed(numbers: Iterable[int]) -> str:
     return f"(@{','.join(map(str, numbers))})"
-
-
-_WORDS: dict[Reason, Callable[[object], ScpiError]] = {
-    Reason.NO_PORT: lambda port: ScpiError(-222, f"Data out of range;port {port}"),
-    Reason.BUSY: lambda port: ScpiError(-221, f"Settings conflict;port {port} twice"),
-    Reason.LOCKED: lambda port: ScpiError(-221, f"Settings conflict;port {port} is disabled"),
-    Reason.FAILED: lambda port: ScpiError(-240, f"Hardware error;port {port} has failed"),
-}
-
-
-def _error(refusal: RequestRefused) -> ScpiError:
-    words = _WORDS.get(refusal.reason)
-    return ScpiError(-200, "Execution error") if words is None else words(refusal.port)

@@ -1,4 +1,4 @@
-"""The TL1 front of an emulated Polatis. No capture shows a denial: its codes are GR-831's."""
+"""The TL1 side of an emulated Polatis. No capture shows a denial: its codes are GR-831's."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ from collections.abc import Iterable
 
 from patchlight.controller.circuits.numbering import SIDES
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.tl1_front import Tl1Front, Users, port_numbers
-from patchlight.emulation.optical.protocols.tl1_server import Answer, Command, Connection, deny
+from patchlight.emulation.optical.protocols.server import Users
+from patchlight.emulation.optical.protocols.tl1_messages import Answer, Command, deny, port_numbers
+from patchlight.emulation.optical.protocols.tl1_server import (
+    Connection,
+    Tl1Server,
+    read_map_by_hand,
+)
 from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
 from patchlight.emulation.optical.vendors.polatis import SOFTWARE, PolatisSwitch
 
 _SHUTTER = {"E": "OPEN", "D": "CLOSED", "F": "FAILED"}
 
 
-class PolatisTl1Front(Tl1Front):
-    """Speaks for one device."""
+class PolatisTl1Server(Tl1Server):
+    """TL1 with its commands."""
+
+    port = 3082
+    by_hand = read_map_by_hand("RTRV-PATCH:::2:;")
 
     def __init__(self, device: EmulatedOcs, users: Users) -> None:
         super().__init__(device, users)
@@ -116,6 +124,3 @@ class PolatisTl1Front(Tl1Front):
             if number not in self._switch.numbers:
                 raise RequestRefused(Reason.NO_PORT, port=number)
         return found
-
-    def _changed(self, verb: str, aid: str) -> None:
-        self._server.report("A", "REPT DBCHG", (f"{verb}:{aid[:80]}",))

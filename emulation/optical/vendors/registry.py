@@ -1,72 +1,45 @@
-"""Which vendor's protocol an emulated OCS speaks, by the name of the driver that drives it."""
+"""Which protocol server stands in for a device, by the name of the driver that drives it.
+
+A package adds one with an entry point in the group ``patchlight.emulated_ocs``: its name is the
+driver's, and it loads a subclass of ``ProtocolServer``.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import ssl
-from collections.abc import Callable
-from typing import Protocol
+from typing import cast
 
+from patchlight.controller.circuits.registry import PlugIns
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.http_server import HttpFront
-from patchlight.emulation.optical.vendors.calient import CalientFront
-from patchlight.emulation.optical.vendors.calient_rest import CalientRestFront
-from patchlight.emulation.optical.vendors.glimmerglass import GlimmerglassFront
-from patchlight.emulation.optical.vendors.openflow import OpenFlowFront
-from patchlight.emulation.optical.vendors.polatis_netconf import PolatisNetconfFront
-from patchlight.emulation.optical.vendors.polatis_restconf import PolatisRestconfFront
-from patchlight.emulation.optical.vendors.polatis_scpi import PolatisScpiFront
-from patchlight.emulation.optical.vendors.polatis_tl1 import PolatisTl1Front
-from patchlight.emulation.optical.vendors.telescent import TelescentFront
+from patchlight.emulation.optical.protocols.server import ProtocolServer, Users
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 
-Users = dict[str, str | None]
+_DEVICES = PlugIns(
+    "patchlight.emulated_ocs",
+    {
+        driver.name: f"patchlight.emulation.optical.vendors.{driver.device}"
+        for driver in OCS_DRIVERS.values()
+        if driver.device
+    },
+)
+emulated_drivers = _DEVICES.names
 
 
-class ProtocolServer(Protocol):
-    """A vendor's protocol in front of a device."""
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client, until it goes."""
-
-    def report(self, text: str) -> None:
-        """Say something unasked to every client, as far as the protocol can."""
-
-
-PROTOCOL_SERVERS: dict[str, Callable[[EmulatedOcs, Users], ProtocolServer]] = {
-    "calient-tl1": CalientFront,
-    "calient-rest": CalientRestFront,
-    "polatis-scpi": PolatisScpiFront,
-    "polatis-tl1": PolatisTl1Front,
-    "polatis-restconf": PolatisRestconfFront,
-    "glimmerglass-tl1": GlimmerglassFront,
-    "polatis-netconf": PolatisNetconfFront,
-    "telescent-ssh": TelescentFront,
-    "openflow": OpenFlowFront,
-}
+def server_class(driver: str) -> type[ProtocolServer]:
+    """The server that speaks to this driver; ``BadInput`` if there is none."""
+    try:
+        return cast(type[ProtocolServer], _DEVICES.load(driver))
+    except KeyError:
+        known = nearest(driver, emulated_drivers(), "there are")
+        raise BadInput(f"no emulated switch speaks {driver!r}: {known}") from None
 
 
 def server_of(device: EmulatedOcs) -> ProtocolServer:
-    """The front of the device's driver; ``BadInput`` if no emulation speaks that protocol."""
-    make = PROTOCOL_SERVERS.get(device.switch.driver)
-    if make is None:
-        raise BadInput(
-            f"{device.switch.name}: no emulated device speaks {device.switch.driver!r}: "
-            f"there are {', '.join(PROTOCOL_SERVERS)}"
-        )
-    return make(device, users_of(device.switch))
-
-
-def tls_of(front: ProtocolServer) -> ssl.SSLContext | None:
-    """What its clients connect with; ``None`` for plain TCP."""
-    return front.tls if isinstance(front, HttpFront) else None
-
-
-def dials(front: ProtocolServer) -> bool:
-    """Whether it connects to its client, rather than wait for it."""
-    return isinstance(front, OpenFlowFront)
+    """The server of the device's driver, with the lab file's users."""
+    return server_class(device.switch.driver)(device, users_of(device.switch))
 
 
 def users_of(switch: CircuitSwitch) -> Users:

@@ -1,4 +1,4 @@
-"""The front of an emulated Telescent: a shell over SSH, and a robot that moves fibre by fibre.
+"""An emulated Telescent: a shell over SSH, and a robot that moves fibre by fibre.
 
 What ``switchstate`` prints and which commands there are follows a third party's driver; the
 prompt, the words of errors and what a status but A and U is called are ours.
@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 from patchlight.controller.circuits.contract import DirectedPort
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.ssh_server import SshServer, Users
+from patchlight.emulation.optical.protocols.server import Users
+from patchlight.emulation.optical.protocols.ssh_server import SshServer
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.testbed.portmap import CrossConnect
 
@@ -24,12 +25,14 @@ _CHANGING = ("connect", "unallocate")
 _LEVELS = {"*C": "CRITICAL", "**": "MAJOR", "*": "MINOR", "A": "NOTICE"}
 
 
-class TelescentFront:
-    """Speaks for one device. Ports count from 0."""
+class TelescentSshServer(SshServer):
+    """A shell with its commands. Ports count from 0."""
+
+    port = 9861
+    by_hand = "ssh -t -p {port} {user}@{host}, then: switchstate"
 
     def __init__(self, device: EmulatedOcs, users: Users) -> None:
-        self._device = device
-        self._ssh = SshServer(users, self._converse)
+        super().__init__(device, users)
         self._shells: set[asyncio.StreamWriter] = set()
         self._robot = asyncio.Lock()
         self._unlocked: set[DirectedPort] = set()
@@ -39,10 +42,6 @@ class TelescentFront:
             "unlock": self._unlock,
             "unallocate": self._unallocate,
         }
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client, until it goes; the circuits stay."""
-        await self._ssh.serve(reader, writer)
 
     def report(self, text: str) -> None:
         """Say ``"*C EQPT: 7: robot stuck"`` in every shell."""
@@ -148,11 +147,11 @@ class TelescentFront:
         for port in ends:
             self._check(port)
         for port in ends:
-            if port.number in self._device.mirrors.locked:
+            if port.number in self._device.matrix.locked:
                 raise RequestRefused(Reason.LOCKED, port=port.number)
             if self._is_locked(port):
                 raise RequestRefused(Reason.ACTIVE, port=port.number)
-        new = self._device.mirrors.find(c) is None
+        new = self._device.matrix.find(c) is None
         there = {circuit for port in ends if (circuit := self._circuit(port))}
         if new and there and not force:
             raise RequestRefused(Reason.BUSY, port=c.inp)
@@ -171,22 +170,22 @@ class TelescentFront:
             raise RequestRefused(Reason.NO_PORT, port=port.number)
 
     def _circuit(self, port: DirectedPort) -> Circuit | None:
-        mirrors = self._device.mirrors
-        there = mirrors.at_input if port.side == "in" else mirrors.at_output
+        matrix = self._device.matrix
+        there = matrix.at_input if port.side == "in" else matrix.at_output
         return there(port.number)
 
     def _is_locked(self, port: DirectedPort) -> bool:
         return self._circuit(port) is not None and port not in self._unlocked
 
     def _cell(self, out: int) -> str:
-        mirrors = self._device.mirrors
+        matrix = self._device.matrix
         if out > self._device.switch.ports:
             return f"N{out - 1}"
-        circuit = mirrors.at_output(out)
+        circuit = matrix.at_output(out)
         if circuit is not None:
             inp = next(c.inp for c in circuit.directions if c.out == out)
             return f"{'AL' if self._is_locked(DirectedPort('out', out)) else 'A'}{inp - 1}"
-        status = "F" if out in mirrors.failed else "D" if out in mirrors.locked else "U"
+        status = "F" if out in matrix.failed else "D" if out in matrix.locked else "U"
         return f"{status}{out - 1}"
 
 

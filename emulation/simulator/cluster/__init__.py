@@ -8,11 +8,11 @@
 from patchlight.emulation.simulator.cluster.cluster import TwoLevel
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, Training, queue_jobs
 from patchlight.emulation.simulator.cluster.labcluster import LabCluster
-from patchlight.emulation.simulator.cluster.outages import Outages
 from patchlight.emulation.simulator.cluster.results import JobRecord, QueueResult
 from patchlight.emulation.simulator.cluster.scheduling import Policies, QueueScheduler, simulate
 from patchlight.emulation.simulator.cluster.settings import Settings
 from patchlight.emulation.simulator.cluster.simulation import Simulation
+from patchlight.emulation.simulator.outages import Outages
 
 __all__ = [
     "JobRecord",

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
-from patchlight.emulation.simulator.cluster.outages import Outage
 from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
+from patchlight.emulation.simulator.outages import Outage
 from patchlight.testbed.errors import BadInput
 
 

@@ -13,7 +13,7 @@ from patchlight.emulation.simulator.cluster.sharing import Demand
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Host, Lab
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import Links, follow_light
+from patchlight.testbed.wiring import Links, trace_links
 
 # A link for which the lab file sets no limit.
 _UNLIMITED_BPS = 1e15
@@ -43,7 +43,7 @@ class LabCluster:
 
     def _look(self, earlier: Links | None = None) -> None:
         """Follow the light and write down which links there are."""
-        lab, links = self.lab, follow_light(self.lab, self.circuits, earlier)
+        lab, links = self.lab, trace_links(self.lab, self.circuits, earlier)
         self.links = links
         racks = tuple(switch.name for switch in lab.packet_switches)
         servers = tuple(server.name for server in lab.servers)

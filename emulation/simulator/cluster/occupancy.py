@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from patchlight.controller.policies.contract import ClusterShape
-
-
-def members(gpus: int) -> Iterator[int]:
-    """The GPUs of a set, lowest first."""
-    while gpus:
-        lowest = gpus & -gpus
-        yield lowest.bit_length() - 1
-        gpus ^= lowest
+from patchlight.controller.policies.sets import members
 
 
 class Occupancy:
@@ -42,17 +35,17 @@ class Occupancy:
         """
         return 1 - self._whole / self.free if self.free else 0.0
 
-    def take(self, gpus: int, each: Sequence[int]) -> None:
+    def take(self, gpus: int, ring: Sequence[int]) -> None:
         """Hold these free GPUs, given as a set and one by one."""
         self.allocated |= gpus
-        self.held += len(each)
-        self._cover(each)
+        self.held += len(ring)
+        self._cover(ring)
 
-    def give_back(self, gpus: int, each: Sequence[int]) -> None:
+    def give_back(self, gpus: int, ring: Sequence[int]) -> None:
         """Give back GPUs that are held."""
         self.allocated &= ~gpus
-        self.held -= len(each)
-        self._uncover(each)
+        self.held -= len(ring)
+        self._uncover(ring)
 
     def break_down(self, gpus: int) -> None:
         """GPUs that nobody holds break."""
@@ -60,7 +53,7 @@ class Occupancy:
             self._broken_by[gpu] = self._broken_by.get(gpu, 0) + 1
         fresh = gpus & ~self.broken
         self.broken |= fresh
-        self._cover(list(members(fresh)))
+        self._cover(members(fresh))
 
     def mend(self, gpus: int) -> None:
         """Broken GPUs are mended as often as they were broken."""
@@ -71,7 +64,7 @@ class Occupancy:
                 del self._broken_by[gpu]
                 whole |= 1 << gpu
         self.broken &= ~whole
-        self._uncover(list(members(whole)))
+        self._uncover(members(whole))
 
     def _cover(self, each: Sequence[int]) -> None:
         self.free -= len(each)

@@ -4,55 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import cast
+from typing import Any
 
-from patchlight.controller.policies.contract import (
-    OrderPolicy,
-    PlacementPolicy,
-    Policy,
-    PolicyKind,
-    TopologyPolicy,
-)
+from patchlight.controller.policies.contract import PolicyKind
 from patchlight.controller.policies.guard import (
     Fault,
     GuardedOrder,
     GuardedPlacement,
     GuardedTopology,
 )
-from patchlight.controller.policies.registry import DEFAULTS, Recipe, find
+from patchlight.controller.policies.registry import DEFAULTS, find, load_policy
+from patchlight.emulation.simulator.cluster.scheduling import Policies
 
 _SHOWN = 5
-_BUILT_IN = "built in"
+_GUARDS: dict[PolicyKind, Any] = {
+    "order": GuardedOrder,
+    "placement": GuardedPlacement,
+    "topology": GuardedTopology,
+}
 
 
-def order_named(text: str, seed: int, faults: list[str]) -> OrderPolicy:
-    """The order policy of this name; ``faults`` is told of the first few that it commits."""
-    recipe, policy = _made("order", text, seed)
-    if recipe.origin == _BUILT_IN:
-        return cast(OrderPolicy, policy)
-    default = cast(OrderPolicy, _made("order", DEFAULTS["order"], seed)[1])
-    return GuardedOrder(cast(OrderPolicy, policy), default, recipe.text, partial(_note, faults))
-
-
-def placement_named(text: str, seed: int, faults: list[str]) -> PlacementPolicy:
-    """The placement policy of this name; ``faults`` as with ``order_named``."""
-    recipe, policy = _made("placement", text, seed)
-    if recipe.origin == _BUILT_IN:
-        return cast(PlacementPolicy, policy)
-    default = cast(PlacementPolicy, _made("placement", DEFAULTS["placement"], seed)[1])
-    return GuardedPlacement(
-        cast(PlacementPolicy, policy), default, recipe.text, partial(_note, faults)
-    )
-
-
-def topology_named(text: str, seed: int, faults: list[str]) -> TopologyPolicy:
-    """The topology policy of this name; ``faults`` as with ``order_named``."""
-    recipe, policy = _made("topology", text, seed)
-    if recipe.origin == _BUILT_IN:
-        return cast(TopologyPolicy, policy)
-    default = cast(TopologyPolicy, _made("topology", DEFAULTS["topology"], seed)[1])
-    return GuardedTopology(
-        cast(TopologyPolicy, policy), default, recipe.text, partial(_note, faults)
+def load_policies(
+    order: str, placement: str, topology: str, seed: int, faults: list[str]
+) -> Policies:
+    """The policies of these names; ``faults`` is told of the first few that each commits."""
+    return Policies(
+        _load("order", order, seed, faults),
+        _load("placement", placement, seed, faults),
+        None if topology == "keep" else _load("topology", topology, seed, faults),
     )
 
 
@@ -60,19 +39,18 @@ def check_policies(
     orders: Iterable[str], placements: Iterable[str], topologies: Iterable[str]
 ) -> None:
     """``BadInput`` for the first policy that there is not, or that cannot be made."""
-    kinds: dict[PolicyKind, Iterable[str]] = {
-        "order": orders,
-        "placement": placements,
-        "topology": topologies,
-    }
-    for kind, texts in kinds.items():
-        for text in texts:
-            _made(kind, text, 0)
+    for kind, names in zip(_GUARDS, (orders, placements, topologies), strict=True):
+        for name in names:
+            load_policy(name, kind, seed=0)
 
 
-def _made(kind: PolicyKind, text: str, seed: int) -> tuple[Recipe, Policy]:
-    recipe = find(text, kind)
-    return recipe, recipe.make(seed=seed)
+def _load(kind: PolicyKind, name: str, seed: int, faults: list[str]) -> Any:
+    recipe = find(name, kind)
+    policy = recipe.make(seed=seed)
+    if recipe.origin == "built in":
+        return policy
+    default = load_policy(DEFAULTS[kind], kind, seed=seed)
+    return _GUARDS[kind](policy, default, recipe.text, partial(_note, faults))
 
 
 def _note(faults: list[str], fault: Fault) -> None:

@@ -11,38 +11,12 @@ from typing import Any
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 
+from patchlight.emulation.output_folder import cannot_write
 from patchlight.emulation.simulator.cluster.plots import plot_completion, plot_load
 from patchlight.emulation.simulator.cluster.results import QueueResult
 from patchlight.emulation.simulator.cluster.sweep import CombinationResult
-from patchlight.testbed.errors import BadInput, PatchlightError
 
 SCHEMA_VERSION = 1
-
-
-def check_output(folder: Path) -> None:
-    """``PatchlightError`` if results could not be written there; found before the work.
-
-    The folder is made to try, and taken away again if it was not there.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise BadInput(f"results cannot go to {folder}: that is a file")
-    there = folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
-        if not there:
-            folder.rmdir()
-    except OSError as error:
-        raise _cannot_write(folder, error) from error
-
-
-def _cannot_write(folder: Path, error: OSError) -> PatchlightError:
-    return PatchlightError(
-        f"cannot write the results to {folder}: {error.strerror or error}",
-        hint="choose another folder with --output",
-    )
 
 
 def result_of(outcomes: Sequence[CombinationResult], setting: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,7 +80,7 @@ def write_report(
             plot_load(named, folder / "load.png"),
         ]
     except OSError as error:
-        raise _cannot_write(folder, error) from error
+        raise cannot_write(folder, error) from error
     return [written, *tables, *pictures]
 
 

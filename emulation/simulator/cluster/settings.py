@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from patchlight.emulation.simulator.cluster.outages import Outages
+from patchlight.emulation.simulator.outages import Outages
 from patchlight.testbed.errors import BadInput
 
 

@@ -17,10 +17,10 @@ from patchlight.emulation.simulator.cluster.cluster import Cluster, Rewiring
 from patchlight.emulation.simulator.cluster.events import EventQueue
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, load_of
 from patchlight.emulation.simulator.cluster.occupancy import Occupancy
-from patchlight.emulation.simulator.cluster.outages import Outage
 from patchlight.emulation.simulator.cluster.ring_network import RingNetwork
 from patchlight.emulation.simulator.cluster.settings import Settings
 from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob, State
+from patchlight.emulation.simulator.outages import Outage
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.portmap import PortMap
 

@@ -11,13 +11,9 @@ from typing import Any, NamedTuple
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.jobs import QueueJob
 from patchlight.emulation.simulator.cluster.metrics import summary_of
-from patchlight.emulation.simulator.cluster.policy_loading import (
-    order_named,
-    placement_named,
-    topology_named,
-)
+from patchlight.emulation.simulator.cluster.policy_loading import load_policies
 from patchlight.emulation.simulator.cluster.results import QueueResult
-from patchlight.emulation.simulator.cluster.scheduling import Policies, Tell, simulate
+from patchlight.emulation.simulator.cluster.scheduling import Tell, simulate
 from patchlight.emulation.simulator.cluster.settings import Settings
 from patchlight.emulation.simulator.executors import Engine, run_all
 
@@ -58,15 +54,10 @@ class Sweep:
 
     def __call__(self, combination: Combination, tell: Tell | None = None) -> CombinationResult:
         """Run one; ``BadInput`` for a policy that there is not."""
-        order, placement, topology, seed = combination
         faults: list[str] = []
-        policies = Policies(
-            order_named(order, seed, faults),
-            placement_named(placement, seed, faults),
-            None if topology == "keep" else topology_named(topology, seed, faults),
-        )
+        policies = load_policies(*combination, faults)
         began = time.process_time()
-        settings = replace(self.settings, seed=seed)
+        settings = replace(self.settings, seed=combination.seed)
         result = simulate(self.cluster, self.jobs, policies, settings, tell)
         cpu_s = time.process_time() - began
         return CombinationResult(combination, result, summary_of(result), cpu_s, tuple(faults))

@@ -14,9 +14,9 @@ from time import perf_counter
 from typing import NamedTuple
 
 from patchlight.controller.policies.contract import ClusterView, JobView, PartitionPolicy, Running
+from patchlight.emulation.simulator.outages import Outage
 from patchlight.emulation.simulator.ramp.arrivals import Job
 from patchlight.emulation.simulator.ramp.episode_result import Accepted, EpisodeResult
-from patchlight.emulation.simulator.ramp.failures import ServerEvent
 from patchlight.emulation.simulator.ramp.placement import place
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.testbed.errors import BadInput
@@ -167,8 +167,8 @@ class Episode:
             event = events[self._next_event]
             self._next_event += 1
             self._end_jobs(event.at_s)
-            self.broken ^= 1 << event.server
-            if event.broken and self.busy >> event.server & 1:
+            self.broken ^= event.gpus
+            if event.broken and self.busy & event.gpus:
                 self._lose_job(event)
         self._end_jobs(limit)
 
@@ -183,9 +183,9 @@ class Episode:
         if ended:
             del running[:ended]
 
-    def _lose_job(self, event: ServerEvent) -> None:
+    def _lose_job(self, event: Outage) -> None:
         """The job on the server that just broke is gone; its other servers are free."""
-        lost = next(entry for entry in self._running if entry[1] >> event.server & 1)
+        lost = next(entry for entry in self._running if entry[1] & event.gpus)
         self._running.remove(lost)
         self.busy ^= lost[1]
         # Its record is the last one with these servers.

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from patchlight.controller.policies.contract import JobView
+from patchlight.emulation.simulator.outages import Outage, Outages
 from patchlight.emulation.simulator.ramp.arrivals import Arrivals, FixedArrivals, Job, draw_jobs
-from patchlight.emulation.simulator.ramp.failures import Failures, ServerEvent
 from patchlight.emulation.simulator.ramp.placement import PlacementRule
 from patchlight.emulation.simulator.ramp.requirements import RequirementLaw, law
 from patchlight.emulation.simulator.ramp.workloads import Workloads
@@ -38,7 +38,7 @@ class Scenario:
     replication: int | None = PAC_ML_REPLICATION
     reuse_first_time: bool = True
     mix: tuple[float, ...] | None = None
-    failures: Failures | None = None
+    failures: Outages | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.horizon_s) and self.horizon_s > 0):
@@ -79,13 +79,13 @@ class Scenario:
             for number, graph, beta, alone_s, limit_s, arrived_s in jobs
         )
 
-    def server_events(self, seed: int) -> tuple[ServerEvent, ...]:
+    def server_events(self, seed: int) -> tuple[Outage, ...]:
         """Which servers break and are mended in the episode with this seed."""
         if self.failures is None:
             return ()
         # Spawned after the three of the jobs, so that failures do not change these.
         rng = np.random.default_rng(np.random.SeedSequence(seed).spawn(4)[3])
-        return self.failures.events(rng, self.workloads.ramp.shape.size, self.horizon_s)
+        return self.failures.events_until(self.horizon_s, self.workloads.ramp.shape.size, rng)
 
 
 def pac_ml_scenario(

@@ -104,9 +104,6 @@ def ofc2022(output: Path | None, cases: str, **chosen: Any) -> None:
             outcome = run_experiment(wishes, bars.tell, bars.say)
     _give_to_caller([folder, *outcome.files])
     console.print(table_of(outcome.result))
-    missed = [t["name"] for t in outcome.result["targets"] if not t["met"]]
-    if missed:
-        console.print(f"[red]Not reached: {', '.join(missed)}[/red]")
     console.print(f"Report, plots and figures: {folder}/ (open {outcome.files[0]})", soft_wrap=True)
 
 

@@ -105,7 +105,6 @@ def pac_ml(
 
     from patchlight.cli.rendering import console
     from patchlight.emulation.experiments.pac_ml.report import (
-        check_output,
         faults_of,
         tables_of,
         verdicts_of,
@@ -116,9 +115,10 @@ def pac_ml(
         find_profiles,
         run_experiment,
     )
+    from patchlight.emulation.output_folder import check_output
     from patchlight.emulation.simulator.executors import Engine
 
-    wishes = ExperimentOptions(
+    options = ExperimentOptions(
         seeds=seeds,
         first_seed=first_seed,
         quick=quick,
@@ -143,7 +143,7 @@ def pac_ml(
         def tell(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total)
 
-        result = run_experiment(wishes, progress.console.print, tell)
+        result = run_experiment(options, progress.console.print, tell)
     files = write_report(result, folder)
     for table in tables_of(result):
         out.print(table)

@@ -38,20 +38,20 @@ def list_graphs(as_json: bool) -> None:
     """
     from patchlight.cli.rendering import console, new_table, print_json
 
-    found = {name: _load(name) for name in _names()}
+    graphs = {name: _load(name) for name in _names()}
     if as_json:
-        print_json([{"name": name, **_totals(each)} for name, each in found.items()])
+        print_json([{"name": name, **_totals(loaded)} for name, loaded in graphs.items()])
         return
     table = new_table("name", "from", "operations", "forward", "backward", "weights", "batch")
-    for name, each in found.items():
+    for name, loaded in graphs.items():
         table.add_row(
             name,
-            _origin(each),
-            str(len(each.operations)),
-            _ms(each.forward_ms),
-            _ms(each.backward_ms),
-            _size(each.parameter_bytes),
-            str(each.batch or ""),
+            _origin(loaded),
+            str(len(loaded.operations)),
+            _ms(loaded.forward_ms),
+            _ms(loaded.backward_ms),
+            _size(loaded.parameter_bytes),
+            str(loaded.batch or ""),
         )
     console().print(table)
 
@@ -78,24 +78,24 @@ def show(name: str, as_json: bool, backward: bool, draw: Path | None) -> None:
             raise click.UsageError("--draw draws instead: leave out --json and --backward")
         _draw(name, draw)
         return
-    found = _load(name)
+    loaded = _load(name)
     if as_json:
-        click.echo(graph_to_json(found), nl=False)
+        click.echo(graph_to_json(loaded), nl=False)
         return
     out = console()
-    made = f"{_origin(found)} on {found.device}" if found.device != "unknown" else _origin(found)
-    batch = f", batch {found.batch}" if found.batch else ""
-    out.print(f"[bold]{escape(found.name)}[/bold]: {escape(made)}{batch}")
-    if found.notes:
-        out.print(found.notes, markup=False)
-    out.print(_operations(found))
+    made = _origin(loaded) + (f" on {loaded.device}" if loaded.device != "unknown" else "")
+    batch = f", batch {loaded.batch}" if loaded.batch else ""
+    out.print(f"[bold]{escape(loaded.name)}[/bold]: {escape(made)}{batch}")
+    if loaded.notes:
+        out.print(loaded.notes, markup=False)
+    out.print(_operations(loaded))
     out.print(
-        f"{_count(len(found.operations), 'operation')}, {_count(len(found.edges), 'edge')}; "
-        f"forward {_ms(found.forward_ms)}, backward {_ms(found.backward_ms)}; activations "
-        f"{_size(found.activation_bytes)}, weights {_size(found.parameter_bytes)}"
+        f"{_count(len(loaded.operations), 'operation')}, {_count(len(loaded.edges), 'edge')}; "
+        f"forward {_ms(loaded.forward_ms)}, backward {_ms(loaded.backward_ms)}; activations "
+        f"{_size(loaded.activation_bytes)}, weights {_size(loaded.parameter_bytes)}"
     )
     if backward:
-        step = mirror(found)
+        step = mirror(loaded)
         out.print(
             f"A training step: {2 * step.half} operations, {len(step.edges)} edges, "
             f"{_ms(step.sequential_ms)} on one device"
@@ -176,13 +176,13 @@ def _load(name: str) -> ComputationGraph:
     )
 
 
-def _operations(found: ComputationGraph) -> Table:
+def _operations(loaded: ComputationGraph) -> Table:
     from rich.markup import escape
 
     from patchlight.cli.rendering import new_table
 
     table = new_table("operation", "kind", "forward", "backward", "output", "weights", "fed by")
-    for operation, parents in zip(found.operations, found.parents, strict=True):
+    for operation, parents in zip(loaded.operations, loaded.parents, strict=True):
         table.add_row(
             escape(operation.name),
             escape(operation.kind),
@@ -190,29 +190,29 @@ def _operations(found: ComputationGraph) -> Table:
             _ms(operation.backward_ms),
             _size(operation.activation_bytes),
             _size(operation.parameter_bytes),
-            escape(", ".join(found.operations[place].name for place in parents)),
+            escape(", ".join(loaded.operations[parent].name for parent in parents)),
         )
     for column in table.columns[2:6]:
         column.justify, column.no_wrap = "right", True
     return table
 
 
-def _totals(found: ComputationGraph) -> dict[str, Any]:
+def _totals(loaded: ComputationGraph) -> dict[str, Any]:
     return {
-        "origin": found.origin,
-        "device": found.device,
-        "batch": found.batch,
-        "operations": len(found.operations),
-        "edges": len(found.edges),
-        "forward_ms": found.forward_ms,
-        "backward_ms": found.backward_ms,
-        "activation_bytes": found.activation_bytes,
-        "parameter_bytes": found.parameter_bytes,
+        "origin": loaded.origin,
+        "device": loaded.device,
+        "batch": loaded.batch,
+        "operations": len(loaded.operations),
+        "edges": len(loaded.edges),
+        "forward_ms": loaded.forward_ms,
+        "backward_ms": loaded.backward_ms,
+        "activation_bytes": loaded.activation_bytes,
+        "parameter_bytes": loaded.parameter_bytes,
     }
 
 
-def _origin(found: ComputationGraph) -> str:
-    return "measured" if found.origin == "profiled" else "computed"
+def _origin(loaded: ComputationGraph) -> str:
+    return "measured" if loaded.origin == "profiled" else "computed"
 
 
 def _count(number: int, what: str) -> str:

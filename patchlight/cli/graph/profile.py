@@ -68,7 +68,7 @@ def profile(
     device = device or ("cuda" if there else "cpu")
     loaded = load_model(model, batch, device)
     with _Bar(loaded.name) as bar:
-        found = measure(
+        result = measure(
             loaded.model,
             loaded.inputs,
             loaded.name,
@@ -78,12 +78,12 @@ def profile(
             progress=bar,
         )
     if output is None:
-        click.echo(graph_to_json(found), nl=False)
+        click.echo(graph_to_json(result), nl=False)
         return
-    write_graph(found, output)
+    write_graph(result, output)
     click.echo(
-        f"wrote {output}: {len(found.operations)} operations, forward {found.forward_ms:.3f} ms, "
-        f"backward {found.backward_ms:.3f} ms on {found.device}, batch {found.batch}"
+        f"wrote {output}: {len(result.operations)} operations, forward {result.forward_ms:.3f} ms, "
+        f"backward {result.backward_ms:.3f} ms on {result.device}, batch {result.batch}"
     )
 
 

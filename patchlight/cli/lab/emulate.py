@@ -70,10 +70,18 @@ def up(
         signal.signal(number, _interrupt)
     began = time.monotonic()
     emulated = EmulatedLab.from_file(
-        lab, scale, name=name, replace=replace, controller=not no_controller, agents=agents,
-        workers=workers, engine=engine, fabric=fabric, policies=chosen_policies(policies),
+        lab,
+        scale,
+        name=name,
+        replace=replace,
+        controller=not no_controller,
+        agents=agents,
+        workers=workers,
+        engine=engine,
+        fabric=fabric,
+        policies=chosen_policies(policies),
         progress=_say,
-    )  # fmt: skip
+    )
     emulated.up()
     _say(f"up in {time.monotonic() - began:.1f} s")
     called = emulated.lab.name
@@ -111,43 +119,43 @@ def down(lab: str | None, every: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(lab: str, as_json: bool) -> None:
     """Say what of LAB is there. Exits with 0 if it is up, else with 1."""
-    found = lab_status(_known(lab))
-    found["hosts"] = []
-    if "run_dir" in found and (Path(found["run_dir"]) / "lab.yaml").exists():
-        emulated = EmulatedLab.attach(found["name"], half_there=True)
-        found["hosts"] = [{"name": h.name, "address": h.address} for h in emulated.hosts]
+    state = lab_status(_known(lab))
+    state["hosts"] = []
+    if "run_dir" in state and (Path(state["run_dir"]) / "lab.yaml").exists():
+        emulated = EmulatedLab.attach(state["name"], half_there=True)
+        state["hosts"] = [{"name": h.name, "address": h.address} for h in emulated.hosts]
     if as_json:
         from patchlight.cli.rendering import print_json
 
-        print_json(found)
+        print_json(state)
     else:
-        _print_status(found)
-    if found["state"] != "up":
+        _print_status(state)
+    if state["state"] != "up":
         click.get_current_context().exit(1)
 
 
-def _print_status(found: dict[str, Any]) -> None:
+def _print_status(state: dict[str, Any]) -> None:
     from patchlight.cli.rendering import console, new_table
 
-    if "run_dir" not in found:
-        click.echo(f"lab {found['name']} is {': '.join([found['state'], *found['missing']])}")
+    if "run_dir" not in state:
+        click.echo(f"lab {state['name']} is {': '.join([state['state'], *state['missing']])}")
         return
     click.echo(
-        f"lab {found['name']} is {found['state'].replace('-', ' ')}: {found['source']}, "
-        f"scale {found['scale']:g}, packet switches: {found['fabric']} ({found['datapath']})"
+        f"lab {state['name']} is {state['state'].replace('-', ' ')}: {state['source']}, "
+        f"scale {state['scale']:g}, packet switches: {state['fabric']} ({state['datapath']})"
     )
-    for missing in found["missing"]:
+    for missing in state["missing"]:
         click.echo(f"  gone: {missing}")
-    if found["controller_api"]:
-        click.echo(f"controller: http://{found['controller_api']}")
+    if state["controller_api"]:
+        click.echo(f"controller: http://{state['controller_api']}")
     table = new_table("process", "pid", "", "log")
-    for process in found["processes"]:
+    for process in state["processes"]:
         how = "running" if process["running"] else "gone"
         table.add_row(process["name"], str(process["pid"]), how, process["log"])
-    if found["processes"]:
+    if state["processes"]:
         console().print(table)
     hosts = new_table("host", "address")
-    for host in found["hosts"]:
+    for host in state["hosts"]:
         hosts.add_row(host["name"], host["address"])
     console().print(hosts)
 
@@ -156,15 +164,15 @@ def _print_status(found: dict[str, Any]) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_labs(as_json: bool) -> None:
     """List the labs that are here."""
-    found = [lab_status(name) for name in recorded_labs()]
+    labs = [lab_status(name) for name in recorded_labs()]
     if as_json:
         from patchlight.cli.rendering import print_json
 
-        print_json(found)
+        print_json(labs)
         return
-    for item in found:
+    for item in labs:
         click.echo(f"{item['name']}\t{item['state']}\t{item.get('source', '')}")
-    if not found:
+    if not labs:
         _say("no emulated lab is up")
 
 

@@ -44,24 +44,24 @@ def check(files: tuple[str, ...]) -> None:
         except BadInput:
             path = Path(file)
         try:
-            found = read_lab(path)
+            lab_read = read_lab(path)
         except LabFileError as error:
             wrong = True
             click.echo(str(error))
         else:
-            click.echo(f"{path}: lab {found.name} is good: {_counted(found)}")
+            click.echo(f"{path}: lab {lab_read.name} is good: {_counted(lab_read)}")
     if wrong:
         sys.exit(LabFileError.exit_code)
 
 
-def _counted(found: Lab) -> str:
-    gpus = sum(len(server.gpus) for server in found.servers)
+def _counted(lab_read: Lab) -> str:
+    gpus = sum(len(server.gpus) for server in lab_read.servers)
     counts = {
-        "server": len(found.servers),
+        "server": len(lab_read.servers),
         "GPU": gpus,
-        "packet switch": len(found.packet_switches),
-        "circuit switch": len(found.circuit_switches),
-        "fibre": len(found.fibres),
+        "packet switch": len(lab_read.packet_switches),
+        "circuit switch": len(lab_read.circuit_switches),
+        "fibre": len(lab_read.fibres),
     }
     return ", ".join(f"{count} {_plural(name, count)}" for name, count in counts.items())
 
@@ -70,15 +70,15 @@ def _plural(name: str, count: int) -> str:
     return name if count == 1 else f"{name}es" if name.endswith("ch") else f"{name}s"
 
 
-def _read_maps(found: Lab, file: str | None) -> dict[str, PortMap]:
+def _read_maps(lab_read: Lab, file: str | None) -> dict[str, PortMap]:
     if file is None:
-        return found.initial_maps
+        return lab_read.initial_maps
     try:
         with click.open_file(file, encoding="utf-8") as stream:
             text = stream.read()
     except (OSError, UnicodeError) as error:
         raise BadInput(f"the maps in {file} cannot be read: {error}") from error
-    return {**found.initial_maps, **parse_maps(text, found, file)}
+    return {**lab_read.initial_maps, **parse_maps(text, lab_read, file)}
 
 
 map_option = click.option(
@@ -113,17 +113,17 @@ def show(name: str, as_json: bool, map_file: str | None) -> None:
     from patchlight.cli.lab.view import dark_line, describe_lab, tables
     from patchlight.cli.rendering import console, print_json
 
-    found = load_lab(name)
-    maps = _read_maps(found, map_file)
+    lab_read = load_lab(name)
+    maps = _read_maps(lab_read, map_file)
     if as_json:
-        print_json(describe_lab(found, maps))
+        print_json(describe_lab(lab_read, maps))
         return
     out = console()
-    network = f", network {found.network}" if found.hosts else ""
-    out.print(f"[bold]{found.name}[/bold]{network}: {_counted(found)}\n")
-    for table in tables(found, maps):
+    network = f", network {lab_read.network}" if lab_read.hosts else ""
+    out.print(f"[bold]{lab_read.name}[/bold]{network}: {_counted(lab_read)}\n")
+    for table in tables(lab_read, maps):
         out.print(table)
-    out.print(dark_line(found, maps))
+    out.print(dark_line(lab_read, maps))
 
 
 @lab.command()
@@ -139,8 +139,8 @@ def graph(name: str, output: str, map_file: str | None) -> None:
     suffix = Path(output).suffix.lower().lstrip(".")
     if suffix not in FORMATS:
         raise BadInput(f"cannot draw {output!r}: expected a name ending in .{', .'.join(FORMATS)}")
-    found = load_lab(name)
-    figure = draw_lab(found, _read_maps(found, map_file))
+    lab_read = load_lab(name)
+    figure = draw_lab(lab_read, _read_maps(lab_read, map_file))
     try:
         figure.savefig(output, format=suffix)
     except OSError as error:

@@ -60,15 +60,15 @@ class LabShell:
             )
         for line in self._lines(interactive):
             try:
-                words = shlex.split(line)
+                arguments = shlex.split(line)
             except ValueError as error:
                 click.echo(f"cannot read that: {error}", err=True)
                 continue
-            if words and words[0] in ("exit", "quit"):
+            if arguments and arguments[0] in ("exit", "quit"):
                 return
-            if words:
+            if arguments:
                 try:
-                    self.execute(words)
+                    self.execute(arguments)
                 except PatchlightError as error:
                     click.echo(str(error), err=True)
 
@@ -83,9 +83,9 @@ class LabShell:
             except KeyboardInterrupt:
                 click.echo()
 
-    def execute(self, words: Sequence[str]) -> int:
+    def execute(self, arguments: Sequence[str]) -> int:
         """Do what one line says; the exit status of its command."""
-        first, *rest = words
+        first, *rest = arguments
         if first == "help":
             click.echo(_HELP)
         elif first == "nodes":
@@ -107,31 +107,31 @@ class LabShell:
         table = new_table("host", "GPU", "address", "NIC is in")
         for host in self._lab.hosts:
             try:
-                place = host.namespace().name
+                where = host.namespace().name
             except PatchlightError:
-                place = "nowhere"
-            if place == "net":
-                place = "a worker"
+                where = "nowhere"
+            if where == "net":
+                where = "a worker"
             gpu = host.host.gpu
-            table.add_row(host.name, gpu.model if gpu else "", host.address, place)
+            table.add_row(host.name, gpu.model if gpu else "", host.address, where)
         console().print(table)
 
     def _print_links(self) -> None:
-        from patchlight.testbed.wiring import follow_light
+        from patchlight.testbed.wiring import trace_links
 
         lab = self._lab.lab
-        for a, b in follow_light(lab, lab.initial_maps).pairs():
+        for a, b in trace_links(lab, lab.initial_maps).pairs():
             click.echo(f"{a} – {b}")
 
     def _complete_names(self) -> None:
         with contextlib.suppress(ImportError):
             import readline
 
-            words = [*self._names, *_COMMANDS]
+            names = [*self._names, *_COMMANDS]
 
             def complete(text: str, state: int) -> str | None:
-                found = [word + " " for word in words if word.startswith(text)]
-                return found[state] if state < len(found) else None
+                matches = [f"{name} " for name in names if name.startswith(text)]
+                return matches[state] if state < len(matches) else None
 
             readline.set_completer(complete)
             readline.set_completer_delims(" ")

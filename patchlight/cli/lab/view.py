@@ -12,22 +12,22 @@ from patchlight.testbed.lab import Endpoint, Host, Lab, PacketSwitch
 from patchlight.testbed.mapfile import maps_as_json
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.units import format_rate, format_time
-from patchlight.testbed.wiring import LightPath, Links, fibre_ends, follow_light
+from patchlight.testbed.wiring import LightPath, Links, trace_links
 
 
 def describe_lab(lab: Lab, maps: Mapping[str, PortMap]) -> dict[str, Any]:
-    """The lab and who lights up whom under these maps, in plain JSON values.
+    """The lab and its links under these maps, in plain JSON values.
 
     Keys: ``lab``, ``network``, ``fabric``, ``scale``; ``devices`` (``name``, ``kind`` server |
     packet-switch | circuit-switch, ``ports``, ``fibres``, and what is particular to the kind);
     ``hosts`` (``name``, ``server``, ``gpu``, ``model``, ``nic``, ``address``, ``mac``,
-    ``rate_bps``, and the light: ``peer``, ``switch``, ``link_rate_bps``, ``loss_db``, ``via``, all
-    ``null`` or empty while dark); ``links`` (``a``, ``b``, ``rate_bps``, ``loss_db``, ``via``);
-    ``circuits`` (cross-connects by OCS); ``dark`` (ports that have a fibre, or are a NIC, but no
-    two-way link). Rates are bits per second, ``null`` without a limit; ``via`` is a list of
-    ``{ocs, inp, out}`` from ``a`` (or from the host) on.
+    ``rate_bps``, and the link: ``peer``, ``switch``, ``link_rate_bps``, ``loss_db``, ``via``, all
+    ``null`` or empty while it is down); ``links`` (``a``, ``b``, ``rate_bps``, ``loss_db``,
+    ``via``); ``circuits`` (cross-connects by OCS); ``dark`` (ports that have a fibre, or are a
+    NIC, but no two-way link). Rates are bits per second, ``null`` without a limit; ``via`` is a
+    list of ``{ocs, inp, out}`` from ``a`` (or from the host) on.
     """
-    links = follow_light(lab, maps)
+    links = trace_links(lab, maps)
     return {
         "lab": lab.name,
         "network": str(lab.network),
@@ -35,7 +35,7 @@ def describe_lab(lab: Lab, maps: Mapping[str, PortMap]) -> dict[str, Any]:
         "scale": lab.scale,
         "devices": list(_devices(lab)),
         "hosts": [_host(host, links, lab) for host in lab.hosts],
-        "links": [{"a": str(a), "b": str(b), **_light(links.paths[a])} for a, b in links.pairs()],
+        "links": [{"a": str(a), "b": str(b), **_path(links.paths[a])} for a, b in links.pairs()],
         "circuits": maps_as_json(maps),
         "dark": [str(end) for end in dark_ports(lab, links)],
     }
@@ -46,7 +46,7 @@ def dark_ports(lab: Lab, links: Links) -> tuple[Endpoint, ...]:
     circuit_switches = {switch.name for switch in lab.circuit_switches}
     ends = [host.endpoint for host in lab.hosts]
     nics = set(ends)
-    ends += [end for end in fibre_ends(lab) if end not in nics]
+    ends += [end for end in lab.fibre_ends if end not in nics]
     return tuple(
         end for end in ends if end.device not in circuit_switches and links.peer(end) is None
     )
@@ -54,7 +54,7 @@ def dark_ports(lab: Lab, links: Links) -> tuple[Endpoint, ...]:
 
 def _devices(lab: Lab) -> Iterable[dict[str, Any]]:
     plugged: dict[str, int] = {}
-    for end in fibre_ends(lab):
+    for end in lab.fibre_ends:
         plugged[end.device] = plugged.get(end.device, 0) + 1
     for server in lab.servers:
         yield {
@@ -86,7 +86,7 @@ def _devices(lab: Lab) -> Iterable[dict[str, Any]]:
         }
 
 
-def _light(path: LightPath) -> dict[str, Any]:
+def _path(path: LightPath) -> dict[str, Any]:
     return {
         "rate_bps": path.rate_bps,
         "loss_db": round(path.loss_db, 3),
@@ -96,7 +96,7 @@ def _light(path: LightPath) -> dict[str, Any]:
 
 def _host(host: Host, links: Links, lab: Lab) -> dict[str, Any]:
     peer = links.peer(host.endpoint)
-    light = _light(links.paths[host.endpoint]) if peer else {"via": []}
+    path = _path(links.paths[host.endpoint]) if peer else {"via": []}
     return {
         "name": host.name,
         "server": host.server.name,
@@ -108,37 +108,37 @@ def _host(host: Host, links: Links, lab: Lab) -> dict[str, Any]:
         "rate_bps": host.nic.rate_bps,
         "peer": str(peer) if peer else None,
         "switch": links.switch_of(lab, host.endpoint),
-        "link_rate_bps": light.get("rate_bps"),
-        "loss_db": light.get("loss_db"),
-        "via": light["via"],
+        "link_rate_bps": path.get("rate_bps"),
+        "loss_db": path.get("loss_db"),
+        "via": path["via"],
     }
 
 
 def tables(lab: Lab, maps: Mapping[str, PortMap]) -> list[Table]:
     """The same as tables for a terminal."""
-    seen = describe_lab(lab, maps)
+    described = describe_lab(lab, maps)
     devices = new_table("device", "kind", "ports", "fibres", "particulars", title="Devices")
-    for found in seen["devices"]:
-        kind = found["kind"].replace("-", " ")
-        row = (found["name"], kind, found["ports"], found["fibres"], _particulars(found))
+    for device in described["devices"]:
+        kind = device["kind"].replace("-", " ")
+        row = (device["name"], kind, device["ports"], device["fibres"], _particulars(device))
         devices.add_row(*map(str, row))
     hosts = new_table(
         "host", "GPU", "NIC", "address", "rate", "lit onto", "through", "loss", title="Hosts"
     )
-    for found in seen["hosts"]:
-        lit = found["peer"] is not None
+    for host in described["hosts"]:
+        up = host["peer"] is not None
         hosts.add_row(
-            found["name"],
-            found["model"] or "none",
-            found["nic"],
-            found["address"],
-            format_rate(found["rate_bps"]),
-            found["peer"] if lit else "[red]dark[/red]",
-            _through(found["via"]) if lit else "",
-            f"{found['loss_db']:g} dB" if lit else "",
+            host["name"],
+            host["model"] or "none",
+            host["nic"],
+            host["address"],
+            format_rate(host["rate_bps"]),
+            host["peer"] if up else "[red]dark[/red]",
+            _through(host["via"]) if up else "",
+            f"{host['loss_db']:g} dB" if up else "",
         )
     shown = [devices, hosts]
-    between = [link for link in seen["links"] if _joins_switches(lab, link)]
+    between = [link for link in described["links"] if _joins_switches(lab, link)]
     if between:
         trunks = new_table("link", "rate", "through", "loss", title="Links between switches")
         for link in between:
@@ -151,7 +151,7 @@ def tables(lab: Lab, maps: Mapping[str, PortMap]) -> list[Table]:
 def dark_line(lab: Lab, maps: Mapping[str, PortMap]) -> str:
     """One line that names the dark ports, ports of one device together."""
     by_device: dict[str, list[str]] = {}
-    for end in dark_ports(lab, follow_light(lab, maps)):
+    for end in dark_ports(lab, trace_links(lab, maps)):
         by_device.setdefault(end.device, []).append(end.port)
     if not by_device:
         return "No port is dark."

@@ -15,7 +15,7 @@ from patchlight.cli.ocs.names import (
     port_number,
 )
 from patchlight.cli.ocs.options import (
-    Manner,
+    ChangeOptions,
     Target,
     change_options,
     json_option,
@@ -32,23 +32,23 @@ from patchlight.cli.rendering import print_json
 @click.option("--one-way/--duplex", help="Only A to B, or also back [default].")
 @change_options
 def connect_ports(
-    name: str, pairs: tuple[str, ...], one_way: bool, target: Target, manner: Manner
+    name: str, pairs: tuple[str, ...], one_way: bool, target: Target, options: ChangeOptions
 ) -> None:
     """Join ports: by number (3:17) or by what is plugged in (server1.nic0:tor1.1)."""
     texts = [cross_connect_text(target.lab, name, pair, one_way=one_way) for pair in pairs]
     with target.client([name]) as client:
-        carry_out(functools.partial(client.reconfigure, {name: texts}), manner)
+        carry_out(functools.partial(client.reconfigure, {name: texts}), options)
 
 
 @click.command()
 @click.argument("name", metavar="OCS", shell_complete=complete_switch)
 @click.argument("ports", nargs=-1, required=True, metavar="PORT…", shell_complete=complete_port)
 @change_options
-def disconnect(name: str, ports: tuple[str, ...], target: Target, manner: Manner) -> None:
+def disconnect(name: str, ports: tuple[str, ...], target: Target, options: ChangeOptions) -> None:
     """Break every cross-connect of these ports, in and out."""
     numbers = sorted({port_number(target.lab, name, port) for port in ports})
     with target.client([name]) as client:
-        carry_out(functools.partial(client.reconfigure, {}, disconnect={name: numbers}), manner)
+        carry_out(functools.partial(client.reconfigure, {}, disconnect={name: numbers}), options)
 
 
 _file = click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
@@ -61,7 +61,7 @@ _only = click.option(
 @_file
 @_only
 @change_options
-def apply_map(file: str, only: bool, target: Target, manner: Manner) -> None:
+def apply_map(file: str, only: bool, target: Target, options: ChangeOptions) -> None:
     """Bring about the cross-connects of FILE: YAML, JSON or CSV, ports or names.
 
     \b
@@ -70,7 +70,7 @@ def apply_map(file: str, only: bool, target: Target, manner: Manner) -> None:
     """
     maps = read_map_file(file, target.lab)
     with target.client(maps) as client:
-        carry_out(functools.partial(client.reconfigure, maps, only=only), manner)
+        carry_out(functools.partial(client.reconfigure, maps, only=only), options)
 
 
 @click.command()
@@ -106,12 +106,12 @@ def diff_map(file: str, target: Target, as_json: bool) -> None:
 @click.command("rollback")
 @click.argument("number", metavar="ID", type=int)
 @change_options
-def roll_back(number: int, target: Target, manner: Manner) -> None:
+def roll_back(number: int, target: Target, options: ChangeOptions) -> None:
     """Undo change ID and nothing that other changes did ('patchlight ocs history')."""
     with target.client(
         lambda store: (store.reconfiguration(number) or {}).get("changes", {})
     ) as client:
-        carry_out(functools.partial(client.roll_back, number), manner)
+        carry_out(functools.partial(client.roll_back, number), options)
 
 
 @click.command()
@@ -135,17 +135,17 @@ def save(name: str, switches: tuple[str, ...], why: str, target: Target, as_json
 @click.argument("name", required=False)
 @click.option("--list", "listing", is_flag=True, help="List the saved maps instead.")
 @change_options
-def restore(name: str | None, listing: bool, target: Target, manner: Manner) -> None:
+def restore(name: str | None, listing: bool, target: Target, options: ChangeOptions) -> None:
     """Bring about the maps saved as NAME, whole."""
     if name is not None and not listing:
         with target.client(
             lambda store: store.saved_maps().get(name, {}).get("maps", {})
         ) as client:
-            carry_out(functools.partial(client.restore, name), manner)
+            carry_out(functools.partial(client.restore, name), options)
         return
     with target.client(lambda _: (), talks=False) as client:
         saved = client.saved_maps()
-    if manner.as_json:
+    if options.as_json:
         print_json(saved)
         return
     from patchlight.cli.ocs.view import when
@@ -158,6 +158,4 @@ def restore(name: str | None, listing: bool, target: Target, manner: Manner) -> 
     console().print(table)
 
 
-COMMANDS = (
-    connect_ports, disconnect, apply_map, diff_map, plan, roll_back, save, restore,
-)  # fmt: skip
+COMMANDS = (connect_ports, disconnect, apply_map, diff_map, plan, roll_back, save, restore)

@@ -11,36 +11,20 @@ import click
 
 from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
+from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.emulation.optical.serving import serve_until_stopped
-from patchlight.emulation.optical.vendors.openflow import DATAPATH_ID
-from patchlight.emulation.optical.vendors.registry import PROTOCOL_SERVERS
+from patchlight.emulation.optical.vendors.registry import server_class
 from patchlight.testbed.emulated import Emulation, OcsUser
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.labfile.check import MAKE_ROOM, WITHOUT_USERS
 from patchlight.testbed.labfile.schema import MOST_CIRCUIT_PORTS
+from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.portmap import PortMap, parse_cross_connects
 from patchlight.testbed.units import parse_loss, parse_time
 
-_TL1 = 'printf "ACT-USER::{user}:1::{password};%s" | nc -q 2 {host} {port}'
-
-_HTTPS = 'curl -sk -u "{user}:{password}" "https://{host}:{port}%s"'
-
-# Where each vendor's device listens, and a command line that reads its map by hand.
-_DEVICES = {
-    "calient-tl1": (3082, _TL1 % "RTRV-CRS:::2::ALL;"),
-    "calient-rest": (443, _HTTPS % "/rest/crossconnects/?id=list"),
-    "polatis-scpi": (5025, "printf ':oxc:swit:conn:stat?\\n' | nc -q 1 {host} {port}"),
-    "polatis-tl1": (3082, _TL1 % "RTRV-PATCH:::2:;"),
-    "polatis-restconf": (443, _HTTPS % "/api/data/cross-connects/pair"),
-    "glimmerglass-tl1": (10034, _TL1 % "RTRV-CRS-FIBER:::2:;"),
-    "polatis-netconf": (830, "ssh -s -p {port} {user}@{host} netconf"),
-    "openflow": (6654, ""),  # only a controller can ask it, and it has to come to one
-    "telescent-ssh": (9861, "ssh -t -p {port} {user}@{host}, then: switchstate"),
-}
 _ARRIVING_DBM = 0.0
-_NAME = "ocs1"
+_DATAPATH_ID = 0x51
+_EMULATED = [driver for driver in OCS_DRIVERS.values() if driver.device]
 
 
 @click.command(
@@ -50,7 +34,10 @@ _NAME = "ocs1"
     '{"lose": "3>9"}, {"reboot": "keep"}.'
 )
 @click.option(
-    "--driver", required=True, metavar="DRIVER", help=f"One of {', '.join(PROTOCOL_SERVERS)}."
+    "--driver",
+    required=True,
+    metavar="DRIVER",
+    help=f"One of {', '.join(driver.name for driver in _EMULATED)}.",
 )
 @click.option(
     "--ports",
@@ -101,13 +88,13 @@ def emulate(
     Light at 0 dBm comes in at every port; no packets are carried. With driver openflow it
     connects to HOST:PORT, again and again, rather than listen there.
     """
-    if driver not in PROTOCOL_SERVERS:
-        known = nearest(driver, PROTOCOL_SERVERS, "there are")
-        raise BadInput(f"no emulated switch speaks {driver!r}: {known}")
-    if viewers and driver in WITHOUT_USERS:
+    server = server_class(driver)
+    known = OCS_DRIVERS.get(driver)
+    if viewers and known is not None and not known.has_users:
         raise BadInput(f"nobody logs in to a {driver}: leave out --viewer")
-    if conflict_time is not None and driver not in MAKE_ROOM:
-        raise BadInput(f"--conflict-time is for {' and '.join(MAKE_ROOM)}, not for {driver}")
+    if conflict_time is not None and not (known and known.makes_room):
+        names = " and ".join(d.name for d in _EMULATED if d.makes_room)
+        raise BadInput(f"--conflict-time is for {names}, not for {driver}")
     for folder in (path.parent for path in (state, control) if path is not None):
         if not folder.is_dir():
             raise BadInput(f"{folder} is no directory")
@@ -119,16 +106,30 @@ def emulate(
     )
     initial.check(ports)
     password = _password(password_env)
-    address = listen or f"127.0.0.1:{_DEVICES[driver][0]}"
     switch = CircuitSwitch(
-        _NAME, driver, address, ports, parse_time(switching_time), parse_loss(insertion_loss),
-        user, password_env, initial, DATAPATH_ID if driver == "openflow" else None,
-        Emulation(
+        name="ocs1",
+        driver=driver,
+        address=listen or f"127.0.0.1:{server.port}",
+        ports=ports,
+        switching_time_s=parse_time(switching_time),
+        insertion_loss_db=parse_loss(insertion_loss),
+        user=user,
+        password_env=password_env,
+        initial=initial,
+        datapath_id=_DATAPATH_ID if server.dials else None,
+        emulated=Emulation(
             users=tuple(OcsUser(name, read_only=True) for name in viewers),
             conflict_time_s=None if conflict_time is None else parse_time(conflict_time),
         ),
-    )  # fmt: skip
-    asyncio.run(_run(switch, {user: password, **dict.fromkeys(viewers)}, state, control))
+    )
+    arriving_dbm = dict.fromkeys(range(1, ports + 1), _ARRIVING_DBM)
+    device = EmulatedOcs(switch, arriving_dbm, NoCrossbar(), LoopClock(), state_file=state)
+    protocol = server(device, {user: password, **dict.fromkeys(viewers)})
+
+    async def ready(host: str, port: int) -> None:
+        _print_how_to_use(protocol, switch, host, port, control)
+
+    asyncio.run(serve_until_stopped(device, protocol, switch.address, control=control, ready=ready))
     click.echo("ended", err=True)
 
 
@@ -140,32 +141,20 @@ def _password(variable: str | None) -> str | None:
     return os.environ[variable]
 
 
-async def _run(
-    switch: CircuitSwitch,
-    users: dict[str, str | None],
-    state: Path | None,
-    control: Path | None,
+def _print_how_to_use(
+    protocol: ProtocolServer, switch: CircuitSwitch, host: str, port: int, control: Path | None
 ) -> None:
-    arriving = dict.fromkeys(range(1, switch.ports + 1), _ARRIVING_DBM)
-    device = EmulatedOcs(switch, arriving, NoCrossbar(), LoopClock(), state_file=state)
-
-    async def ready(host: str, port: int) -> None:
-        _say(switch, host, port, control)
-
-    front = PROTOCOL_SERVERS[switch.driver](device, users)
-    await serve_until_stopped(device, front, switch.address, control=control, ready=ready)
-
-
-def _say(switch: CircuitSwitch, host: str, port: int, control: Path | None) -> None:
     password = f", password_env: {switch.password_env}" if switch.password_env else ""
     shown = f"[{host}]" if ":" in host else host
-    where = "and connects to" if switch.driver == "openflow" else "at"
+    where = "and connects to" if protocol.dials else "at"
     click.echo(
         f"an emulated switch of {switch.ports} ports speaks {switch.driver} {where} "
         f"{shown}:{port}; Ctrl-C ends it"
     )
-    if line := by_hand(switch, host, port):
-        click.echo(f"by hand:     {line}")
+    if protocol.by_hand:
+        secret = f"${switch.password_env}" if switch.password_env else "x"
+        fields = {"host": host, "port": port, "user": switch.user, "password": secret}
+        click.echo(f"by hand:     {protocol.by_hand.format_map(fields)}")
     more = f", datapath_id: {switch.datapath_id:#x}" if switch.datapath_id else ""
     click.echo(
         f"lab file:    {{name: bench, circuit_switches: [{{name: {switch.name}, "
@@ -178,10 +167,3 @@ def _say(switch: CircuitSwitch, host: str, port: int, control: Path | None) -> N
             f"faults:      patchlight ocs fault {shlex.quote(str(control))} "
             '\'{"refuse_next": "busy"}\''
         )
-
-
-def by_hand(switch: CircuitSwitch, host: str, port: int) -> str:
-    """A command line that reads the map of such a switch; empty where none can."""
-    password = f"${switch.password_env}" if switch.password_env else "x"
-    template = _DEVICES[switch.driver][1]
-    return template.format(host=host, port=port, user=switch.user, password=password)

@@ -25,23 +25,23 @@ def fault(control: Path, fault: str) -> None:
     Prints the faults that stand then.
     """
     try:
-        wanted = json.loads(fault)
+        request = json.loads(fault)
     except ValueError as error:
         raise BadInput(f"{fault!r} is not JSON: {error}") from error
-    answer = _told(control, wanted)
+    answer = _send(control, request)
     if not answer["ok"]:
         raise BadInput(f"the emulated switch does not know that fault: {answer['error']}")
     click.echo(json.dumps(answer["faults"]))
 
 
-def _told(control: Path, wanted: object) -> dict[str, object]:
+def _send(control: Path, request: object) -> dict[str, object]:
     try:
         with socket.socket(socket.AF_UNIX) as line:
             line.settimeout(_ANSWERS_WITHIN_S)
             line.connect(str(control))
-            line.sendall(json.dumps(wanted).encode() + b"\n")
-            with line.makefile() as said:
-                answer: dict[str, object] = json.loads(said.readline())
+            line.sendall(json.dumps(request).encode() + b"\n")
+            with line.makefile() as reply:
+                answer: dict[str, object] = json.loads(reply.readline())
                 return answer
     except (OSError, ValueError) as error:
         raise PatchlightError(

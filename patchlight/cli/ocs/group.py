@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from patchlight.cli.ocs import change, emulate, fault, guard, view, watch
+from patchlight.cli.ocs import change, emulate, fault, safety, view, watch
 
 
 @click.group(
@@ -22,7 +22,7 @@ for command in (
     *view.COMMANDS,
     *watch.COMMANDS,
     *change.COMMANDS,
-    *guard.COMMANDS,
+    *safety.COMMANDS,
 ):
     ocs.add_command(command)
 ocs.add_command(emulate.emulate)

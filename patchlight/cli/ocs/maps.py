@@ -34,22 +34,22 @@ def read_map_file(path: str, lab: Lab) -> dict[str, list[str]]:
         raise BadInput(f"reading the map {path}: it is no UTF-8 text ({error.reason})") from error
     rows = _csv_rows(path, text) if path.endswith(".csv") else _yaml_rows(path, text, lab)
     mistakes: list[str] = []
-    found: dict[str, list[str]] = {}
+    maps: dict[str, list[str]] = {}
     for where, ocs, pair, one_way in rows:
         try:
             name = lab.circuit_switch(ocs or _only(lab)).name
             if pair is None:
-                found.setdefault(name, [])
+                maps.setdefault(name, [])
                 continue
             asked = cross_connect_text(lab, name, pair, one_way=one_way)
             # Together with those before it, so that the line that clashes is named.
-            PortMap.parse([*found.get(name, []), asked])
-            found.setdefault(name, []).append(asked)
+            PortMap.parse([*maps.get(name, []), asked])
+            maps.setdefault(name, []).append(asked)
         except BadInput as error:
             mistakes.append(f"{where}: {error.message}")
     if mistakes:
         raise BadInput("\n".join(mistakes))
-    return found
+    return maps
 
 
 # Where it stands, OCS (empty: the only one), pair (``None``: this OCS is to have none), one way.
@@ -58,10 +58,10 @@ _Row = tuple[str, str, str | None, bool]
 
 def _yaml_rows(path: str, text: str, lab: Lab) -> list[_Row]:
     try:
-        found: Any = yaml.safe_load(text)
+        document: Any = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise BadInput(f"{path}: {error}") from error
-    by_switch = {"": found} if isinstance(found, list) else found
+    by_switch = {"": document} if isinstance(document, list) else document
     if not isinstance(by_switch, dict):
         raise BadInput(f"{path}: expected cross-connects by OCS, like 'ocs1: [1-7, 2>8]'")
     rows: list[_Row] = []

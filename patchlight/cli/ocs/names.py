@@ -44,11 +44,11 @@ def port_anywhere(lab: Lab, text: str, default: CircuitSwitch | None = None) -> 
 
 def ports_by_switch(lab: Lab, texts: Iterable[str]) -> dict[str, list[int]]:
     """The ports that these texts mean, by OCS."""
-    found: dict[str, list[int]] = {}
+    ports: dict[str, list[int]] = {}
     for text in texts:
         name, number = port_anywhere(lab, text)
-        found.setdefault(name, []).append(number)
-    return found
+        ports.setdefault(name, []).append(number)
+    return ports
 
 
 def cross_connect_text(lab: Lab, ocs: str, text: str, *, one_way: bool = False) -> str:
@@ -58,17 +58,17 @@ def cross_connect_text(lab: Lab, ocs: str, text: str, *, one_way: bool = False) 
     ``-`` themselves, so between names only ``:`` and ``>`` are taken.
     """
     for sign in ":>":
-        left, found, right = text.partition(sign)
-        if found:
+        left, joint, right = text.partition(sign)
+        if joint:
             break
     else:
-        left, found, right = text.partition("-")
-        if not (found and left.strip().isdigit() and right.strip().isdigit()):
+        left, joint, right = text.partition("-")
+        if not (joint and left.strip().isdigit() and right.strip().isdigit()):
             raise BadInput(
                 f"{text!r} is not a pair: expected A:B, like 3:17 or server1.nic0:tor1.1"
             )
     a, b = port_number(lab, ocs, left.strip()), port_number(lab, ocs, right.strip())
-    return f"{a}{'>' if one_way or found == '>' else '-'}{b}"
+    return f"{a}{'>' if one_way or joint == '>' else '-'}{b}"
 
 
 def plugged_in(lab: Lab, ocs: str, port: int) -> str:
@@ -103,17 +103,17 @@ def _complete(candidates: Callable[[Lab, click.Context, str], Iterable[str]]) ->
             lab = running_lab(context.params.get("lab_name"))
         except PatchlightError:
             return []  # no lab, no names; an error would land in the user's prompt
-        found = dict.fromkeys(candidates(lab, context, incomplete))
-        return [CompletionItem(text) for text in found if text.startswith(incomplete)]
+        names = dict.fromkeys(candidates(lab, context, incomplete))
+        return [CompletionItem(text) for text in names if text.startswith(incomplete)]
 
     return complete
 
 
 def _port_names(lab: Lab, ocs: str | None) -> Iterator[str]:
-    """What is plugged into this OCS (or any), each by its own name."""
-    wanted = {ocs} if ocs else {c.name for c in lab.circuit_switches}
+    """What is plugged into this OCS (or any), by its own name."""
+    switches = {ocs} if ocs else {c.name for c in lab.circuit_switches}
     for end, (other, _) in lab.fibre_ends.items():
-        if other.device in wanted:
+        if other.device in switches:
             yield str(end)
 
 

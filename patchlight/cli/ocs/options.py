@@ -75,7 +75,7 @@ def _state_of(lab: Lab) -> Path:
 
 
 @dataclass(frozen=True)
-class Manner:
+class ChangeOptions:
     """How a change is to be made: rehearsed or not, confirmed how, and why."""
 
     dry_run: bool
@@ -116,17 +116,17 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command that changes circuits ``--dry-run``, ``--yes``, ``--why``, ``--json`` as
-    ``manner``, and the options of ``target_options``."""
+    ``options``, and the options of ``target_options``."""
 
     @functools.wraps(command)
-    def with_manner(
-        *args: Any, dry_run: bool, yes: int, why: str, as_json: bool, **options: Any
+    def with_options(
+        *args: Any, dry_run: bool, yes: int, why: str, as_json: bool, **others: Any
     ) -> Any:
-        return command(*args, manner=Manner(dry_run, yes, why, as_json), **options)
+        return command(*args, options=ChangeOptions(dry_run, yes, why, as_json), **others)
 
     wrapped = click.option(
         "--dry-run", is_flag=True, help="Show what would change, change nothing."
-    )(with_manner)
+    )(with_options)
     wrapped = click.option(
         "-y",
         "--yes",

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from patchlight.cli.ocs.options import Manner
+from patchlight.cli.ocs.options import ChangeOptions
 from patchlight.cli.rendering import print_json
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 
@@ -17,38 +17,38 @@ BULK = 8
 """Who frees more circuits than this without others in their place is asked twice."""
 
 
-def carry_out(ask: Callable[..., Answer], manner: Manner) -> None:
+def carry_out(ask: Callable[..., Answer], options: ChangeOptions) -> None:
     """Show, confirm where something in use would break, change, and say what became of it.
 
     ``ask`` takes ``dry_run``, ``why``, ``spare_jobs`` and ``planned_from``.
     """
-    preview = ask(dry_run=True, why=manner.why)
-    if manner.dry_run:
-        print_preview(preview, as_json=manner.as_json)
+    preview = ask(dry_run=True, why=options.why)
+    if options.dry_run:
+        print_preview(preview, as_json=options.as_json)
         return
-    shown = confirm(preview, manner)
+    shown = confirm(preview, options)
     record = ask(
-        why=manner.why,
+        why=options.why,
         # Agreed to what was shown: then neither the maps nor who uses them may have changed.
         planned_from=preview["planned_from"] if shown else "",
         spare_jobs=not preview["jobs"],
     )
-    print_record(record, as_json=manner.as_json)
+    print_record(record, as_json=options.as_json)
 
 
-def confirm(preview: Answer, manner: Manner) -> bool:
+def confirm(preview: Answer, options: ChangeOptions) -> bool:
     """Ask as often as the change deserves; whether somebody was shown it and agreed."""
     lost = sum(preview["lost"].values())
     bulk = lost > BULK or (bool(preview["cleared"]) and lost > 2)
     if preview["objections"] or not (preview["jobs"] or bulk):
         return False  # nothing to lose, or it will be refused anyway
     asked = False
-    if not manner.yes:
+    if not options.yes:
         for line in _lines(preview):
             click.echo(line, err=True)
         _agree(lambda: click.confirm("Go on?", err=True))
         asked = True
-    if bulk and manner.yes < 2:
+    if bulk and options.yes < 2:
         names = ", ".join(preview["lost"])
         words = f"{lost} cross-connects of {names} go without others in their place"
         _agree(

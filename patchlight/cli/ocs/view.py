@@ -1,8 +1,9 @@
-"""``patchlight ocs`` commands that look: maps, light, history, alarms, events."""
+"""``patchlight ocs`` commands that look: maps, optical power, history."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
@@ -43,15 +44,12 @@ def list_switches(target: Target, as_json: bool) -> None:
 
     If no controller answers: as the lab file has them.
     """
+    columns = ("name", "driver", "address", "ports", "switching_time_s", "insertion_loss_db")
+    state = {"reachable": None, "since": None, "words": "", "identity": None}
     rows: list[Answer] = [
-        {
-            "name": s.name, "driver": s.driver, "address": s.address, "ports": s.ports,
-            "switching_time_s": s.switching_time_s, "insertion_loss_db": s.insertion_loss_db,
-            "reachable": None, "since": None, "words": "", "identity": None,
-            "standing_alarms": None,
-        }
-        for s in target.lab.circuit_switches
-    ]  # fmt: skip
+        {**{name: getattr(switch, name) for name in columns}, **state, "standing_alarms": None}
+        for switch in target.lab.circuit_switches
+    ]
     try:
         with target.client() as client:
             rows = client.circuit_switches()
@@ -94,11 +92,11 @@ def show(switches: tuple[str, ...], with_power: bool, target: Target, as_json: b
     """The present cross-connects, and which devices they join."""
     names = named_switches(target.lab, switches)
     if with_power:
-        say_unreachable(_show_light(target, names, as_json=as_json))
+        say_unreachable(_show_power(target, names, as_json=as_json))
         return
     with target.client(names) as client:
-        found, locks = client.circuits(), client.locks()
-    circuits = {name: found[name] for name in names}
+        answers, locks = client.circuits(), client.locks()
+    circuits = {name: answers[name] for name in names}
     if as_json:
         print_json(circuits)
         say_unreachable(circuits)
@@ -127,45 +125,38 @@ def power(places: tuple[str, ...], target: Target, as_json: bool) -> None:
     ports = {port_anywhere(target.lab, text) for text in places if text not in whole}
     names = [p for p in places if p in whole] + [ocs for ocs, _ in sorted(ports)]
     asked = list(dict.fromkeys(names)) or named_switches(target.lab, ())
-    say_unreachable(_show_light(target, asked, ports, as_json=as_json))
+    say_unreachable(_show_power(target, asked, ports, as_json=as_json))
 
 
-def _show_light(
+def _show_power(
     target: Target,
     names: list[str],
-    ports: set[tuple[str, int]] | None = None,
+    ports: Collection[tuple[str, int]] = (),
     *,
     as_json: bool,
 ) -> dict[str, Answer]:
-    asked = {ocs for ocs, _ in ports or ()}
+    """Print the power of these switches; of those of which ``ports`` are named, only theirs."""
     with target.client(names) as client:
-        found = {name: client.light(name) for name in names}
-    return _print_light(found, asked, ports, as_json=as_json)
+        answers = {name: client.light(name) for name in names}
+    for name in {ocs for ocs, _ in ports}:
+        rows = answers[name]["circuits"]
+        answers[name]["circuits"] = [
+            row
+            for row in rows
+            if any((name, int(port)) in ports for port in row["cross_connect"].split(">"))
+        ]
+    _print_power(answers, as_json=as_json)
+    return answers
 
 
-def _print_light(
-    found: dict[str, Answer],
-    asked: set[str],
-    ports: set[tuple[str, int]] | None,
-    *,
-    as_json: bool,
-) -> dict[str, Answer]:
-    for name, answer in found.items():
-        if name in asked:
-            answer["circuits"] = [
-                row
-                for row in answer["circuits"]
-                if any(
-                    (name, int(port)) in (ports or ()) for port in row["cross_connect"].split(">")
-                )
-            ]
+def _print_power(answers: dict[str, Answer], *, as_json: bool) -> None:
     if as_json:
-        print_json(found)
-        return found
+        print_json(answers)
+        return
     table = new_table(
         "OCS", "cross-connect", "in", "out", "budget", "baseline", "verdict", "light from"
     )
-    for name, answer in found.items():
+    for name, answer in answers.items():
         for row in answer["circuits"]:
             table.add_row(
                 name,
@@ -178,10 +169,9 @@ def _print_light(
                 row["source"] or "",
             )
     console().print(table)
-    for name, answer in found.items():
+    for name, answer in answers.items():
         for port, state in answer["ports"].items():
             click.echo(f"{name} {port} is {state['condition']} ({state['words']})")
-    return found
 
 
 def _dbm(value: float | None) -> str:
@@ -203,14 +193,14 @@ def verify(switches: tuple[str, ...], accept: bool, target: Target, as_json: boo
     names = named_switches(target.lab, switches)
     with target.client(names) as client:
         drift = client.drift()
-        found = {name: client.light(name) for name in names}
+        answers = {name: client.light(name) for name in names}
         if accept:
             client.accept_light(names)
-            found = {name: client.light(name) for name in names}
-    _print_light(found, set(), None, as_json=as_json)
+            answers = {name: client.light(name) for name in names}
+    _print_power(answers, as_json=as_json)
     wrong = [
         f"{name}: {row['words']}"
-        for name, answer in found.items()
+        for name, answer in answers.items()
         for row in answer["circuits"]
         if row["verdict"] == "failed"
     ]
@@ -218,14 +208,14 @@ def verify(switches: tuple[str, ...], accept: bool, target: Target, as_json: boo
         differs = drift.get(name, {})
         wrong += [f"{name}: {text} is missing" for text in differs.get("missing", ())]
         wrong += [f"{name}: {text} was not made here" for text in differs.get("unknown", ())]
-        broken = {p for p, s in found[name]["ports"].items() if s["condition"] == "failed"}
+        broken = {p for p, s in answers[name]["ports"].items() if s["condition"] == "failed"}
         wrong += [f"{name}: {port} has failed" for port in sorted(broken)]
-        if found[name]["unreachable"]:
-            wrong.append(f"{name} does not answer: {found[name]['unreachable']}")
+        if answers[name]["unreachable"]:
+            wrong.append(f"{name} does not answer: {answers[name]['unreachable']}")
     if wrong:
         raise PatchlightError("\n".join(wrong))
     if not as_json:
-        kinds = Counter(row["verdict"] for answer in found.values() for row in answer["circuits"])
+        kinds = Counter(row["verdict"] for answer in answers.values() for row in answer["circuits"])
         degraded = f", {kinds['degraded']} degraded" if kinds["degraded"] else ""
         what = "circuit" if kinds["ok"] == 1 else "circuits"
         click.echo(

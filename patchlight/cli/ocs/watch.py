@@ -20,9 +20,19 @@ Answer = dict[str, Any]
 
 _POLL_S = 0.5
 _CIRCUIT_EVENTS = {
-    "circuits", "alarm", "drift", "resumed", "locked", "unlocked", "stopped", "stop-cleared",
-    "unreachable", "reachable", "baselines", "map",
-}  # fmt: skip
+    "circuits",
+    "alarm",
+    "drift",
+    "resumed",
+    "locked",
+    "unlocked",
+    "stopped",
+    "stop-cleared",
+    "unreachable",
+    "reachable",
+    "baselines",
+    "map",
+}
 
 
 @click.command()
@@ -119,17 +129,17 @@ def _followed(target: Target, names: set[str] | None, since: int | None) -> Iter
         away = False
         while True:
             try:
-                found = client.events(seen)
+                events = client.events(seen)
             except ControllerError as error:
                 # Its journal goes on where it was, so nothing is missed when it is back.
                 if not away:
                     click.echo(f"waiting for the controller: {error.message}", err=True)
-                found, away = [], True
+                events, away = [], True
             else:
                 if away:
                     click.echo("the controller answers again", err=True)
                 away = False
-            for event in found:
+            for event in events:
                 seen = event["number"]
                 yield event
             time.sleep(_POLL_S)

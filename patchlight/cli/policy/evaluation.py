@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def of_partition(
     from patchlight.emulation.experiments.pac_ml.variation import Variation
     from patchlight.emulation.simulator.executors import Engine
 
-    wishes = ExperimentOptions(
+    options = ExperimentOptions(
         seeds=len(seeds),
         first_seed=seeds.start,
         laws=tuple(laws) or ("A",),
@@ -42,19 +43,19 @@ def of_partition(
         engine=Engine("processes", processes),
         variation=Variation.parse(ramp, arrivals, mix, failures),
     )
-    found = run_policies(wishes)
+    found = run_policies(options)
     given = {"ramp": ramp, "arrivals": arrivals, "mix": mix, "failures": failures}
     varied = {what: text for what, text in given.items() if text is not None}
     return [
         {
             "policy": name,
-            "law": place.law,
-            "rule": place.rule,
+            "law": cell.law,
+            "rule": cell.rule,
             "seeds": list(seeds),
             "varied": varied,
-            **figures,
+            **asdict(figures),
         }
-        for place, policies in found.items()
+        for cell, policies in found.items()
         for name, figures in policies.items()
     ]
 

@@ -54,14 +54,14 @@ def _processor() -> str:
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """All tensors in a value: itself, or those in its tuples, lists and dictionaries."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     mapped(value, note)
-    return found
+    return tensors
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -69,9 +69,9 @@ def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):
-        return {key: mapped(each, change) for key, each in value.items()}
+        return {key: mapped(item, change) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        parts = [mapped(each, change) for each in value]
+        parts = [mapped(item, change) for item in value]
         # A tuple with named fields is made from its fields.
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value

@@ -114,8 +114,8 @@ class _Profiler:
             if node.op == "placeholder":
                 self._values[node] = self._input(node, waiting)
             elif node.op == "get_attr":
-                found = operator.attrgetter(str(node.target))(self.traced)
-                self._values[node] = _Value(found, (), getattr(found, "requires_grad", False))
+                value = operator.attrgetter(str(node.target))(self.traced)
+                self._values[node] = _Value(value, (), getattr(value, "requires_grad", False))
             elif node.op == "output":
                 self.loss = max(self._sources(node), default=-1)
             else:
@@ -171,10 +171,10 @@ class _Profiler:
             arguments = self._arguments(node, leaves)
             output, took = self.clock(partial(call, *arguments))
             forward.append(took)
-            ends = [each for each in tensors_in(output) if each.requires_grad]
+            ends = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
             starts = [*leaves, *parameters]
             if ends and starts:
-                ones = [torch.ones_like(each) for each in ends]
+                ones = [torch.ones_like(end) for end in ends]
                 back = partial(torch.autograd.grad, ends, starts, ones, allow_unused=True)
                 backward.append(self.clock(back)[1])
         return (
@@ -232,7 +232,7 @@ class _Profiler:
         learnt: bool,
     ) -> _Value:
         index = len(self.operations)
-        held = sum(each.numel() * each.element_size() for each in tensors_in(output))
+        held = sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(output))
         self.operations.append(
             Operation(
                 self._name(node),
@@ -247,7 +247,7 @@ class _Profiler:
         return _Value(output, (index,), learnt)
 
     def _inputs(self, node: fx.Node) -> list[_Value]:
-        return [self._values[each] for each in node.all_input_nodes]
+        return [self._values[used] for used in node.all_input_nodes]
 
     def _sources(self, node: fx.Node) -> tuple[int, ...]:
         return tuple(dict.fromkeys(s for value in self._inputs(node) for s in value.sources))
@@ -255,12 +255,12 @@ class _Profiler:
     def _name(self, node: fx.Node) -> str:
         """The module's path in the model or the step's name; numbered if it comes again."""
         name = str(node.target) if node.op == "call_module" else node.name
-        found, number = name, 1
-        while found in self._names:
+        numbered, number = name, 1
+        while numbered in self._names:
             number += 1
-            found = f"{name}#{number}"
-        self._names.add(found)
-        return found
+            numbered = f"{name}#{number}"
+        self._names.add(numbered)
+        return numbered
 
 
 def _kind(node: fx.Node, module: nn.Module | None) -> str:

@@ -18,8 +18,8 @@ class Add(nn.Module):
 
     def forward(self, first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         """All of one shape."""
-        for each in others:
-            first = first + each
+        for other in others:
+            first = first + other
         return first
 
 
@@ -61,8 +61,8 @@ class Lookup(nn.Module):
             rows = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         else:
             rows = tokens if self.of == "tokens" else torch.zeros_like(tokens)
-        found: torch.Tensor = self.table(rows)
-        return found
+        output: torch.Tensor = self.table(rows)
+        return output
 
 
 class Recurrent(nn.Module):
@@ -75,8 +75,8 @@ class Recurrent(nn.Module):
     def forward(self, first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         """Each of shape (batch, length, features)."""
         joined = torch.cat((first, *others), dim=2) if others else first
-        found: torch.Tensor = self.lstm(joined)[0]
-        return found
+        output: torch.Tensor = self.lstm(joined)[0]
+        return output
 
 
 class BahdanauAttention(nn.Module):

@@ -57,17 +57,17 @@ def load_model(name: str, batch: int | None, device: str = "cpu") -> Loaded:
 
 def _from_function(file: Path, function: str, batch: int | None) -> Loaded:
     what = f"{file}:{function}"
-    found = _function(file, function)
-    takes = inspect.signature(found).parameters
+    make = _function(file, function)
+    takes = inspect.signature(make).parameters
     if batch is not None and "batch" not in takes:
         raise BadInput(f"{what} takes no batch: it cannot be told to take {batch}", hint=_EXPECTED)
-    given = _guarded(lambda: found() if batch is None else found(batch=batch), f"calling {what}")
+    given = _guarded(lambda: make() if batch is None else make(batch=batch), f"calling {what}")
     model, inputs = given if isinstance(given, tuple) and len(given) == 2 else (None, None)
     inputs = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
     if not isinstance(model, nn.Module) or not (
         isinstance(inputs, tuple | list)
         and inputs
-        and all(isinstance(each, torch.Tensor) for each in inputs)
+        and all(isinstance(tensor, torch.Tensor) for tensor in inputs)
     ):
         raise BadInput(
             f"{what} gave {type(given).__name__}, not a model and inputs", hint=_EXPECTED
@@ -91,13 +91,13 @@ def _function(file: Path, name: str) -> Callable[..., Any]:
     # Where the file's own imports and pickles of its classes look.
     sys.modules[spec.name] = module
     _guarded(lambda: spec.loader.exec_module(module), f"loading the model from {file}")  # type: ignore[union-attr]
-    found = getattr(module, name, None)
-    if not callable(found):
+    make = getattr(module, name, None)
+    if not callable(make):
         functions = [n for n, value in vars(module).items() if inspect.isfunction(value)]
         raise BadInput(
             f"{file} has no function {name!r}: {nearest(name, functions)}", hint=_EXPECTED
         )
-    return found  # type: ignore[no-any-return]
+    return make  # type: ignore[no-any-return]
 
 
 def _guarded(call: Callable[[], Any], doing: str) -> Any:

@@ -15,9 +15,9 @@ class Walker:
     """Walks through a gate as a trainer does, and notes what the gate says."""
 
     def __init__(self, iterations: int) -> None:
-        self.said: list[str] = []
+        self.states: list[str] = []
         self.done = 0
-        self.gate = Gate(iterations, lambda state, _k: self.said.append(state))
+        self.gate = Gate(iterations, lambda state, _k: self.states.append(state))
         self.thread = threading.Thread(target=self._walk, args=(iterations,), daemon=True)
         self.thread.start()
 
@@ -27,10 +27,10 @@ class Walker:
             self.gate.pass_through(iteration)
             self.done = iteration + 1
 
-    def until(self, *said: str) -> None:
+    def until(self, *states: str) -> None:
         end = time.monotonic() + 5
-        while self.said != list(said):
-            assert time.monotonic() < end, self.said
+        while self.states != list(states):
+            assert time.monotonic() < end, self.states
             time.sleep(0.005)
 
 
@@ -71,5 +71,5 @@ def test_a_held_worker_can_be_sent_on_to_a_later_hold(walker: Walker) -> None:
 
 
 def test_nothing_moves_before_the_start(walker: Walker) -> None:
-    assert walker.said == []
+    assert walker.states == []
     assert walker.done == 0

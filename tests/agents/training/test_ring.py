@@ -41,7 +41,7 @@ def test_peers_may_come_late_and_strangers_do_not_matter() -> None:
     results: dict[int, Neighbours | RingError] = {}
     threads = [join(parts[0], results)]
     # A stranger, and a worker of another job, knock before the right ones come.
-    for words in (b"GET / HTTP/1.1\r\n\r\n", json.dumps({"job": "other"}).encode() + b"\n"):
+    for hello in (b"GET / HTTP/1.1\r\n\r\n", json.dumps({"job": "other"}).encode() + b"\n"):
         end = time.monotonic() + 5
         while True:
             try:
@@ -50,7 +50,7 @@ def test_peers_may_come_late_and_strangers_do_not_matter() -> None:
             except OSError:
                 assert time.monotonic() < end
         with stranger:
-            stranger.sendall(words)
+            stranger.sendall(hello)
             stranger.shutdown(socket.SHUT_WR)
             stranger.settimeout(10)
             stranger.recv(100)
@@ -72,8 +72,8 @@ def test_peers_may_come_late_and_strangers_do_not_matter() -> None:
 
 def test_a_peer_that_never_comes_is_named() -> None:
     parts = tasks(2, deadline_s=0.5)
-    words = r"rank 0 could not join rank 1 at 127\.0\.0\.1:\d+ within 0\.5 s: .*; rank 0 waited"
-    with pytest.raises(RingError, match=words):
+    message = r"rank 0 could not join rank 1 at 127\.0\.0\.1:\d+ within 0\.5 s: .*; rank 0 waited"
+    with pytest.raises(RingError, match=message):
         join_ring(parts[0])
 
 
@@ -88,7 +88,7 @@ def test_a_peer_of_another_job_is_refused_with_what_it_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"rank": 2}, "rank 2 is not in a ring of 2"),
         ({"iterations": 0}, "must be positive"),
@@ -97,7 +97,7 @@ def test_a_peer_of_another_job_is_refused_with_what_it_said() -> None:
         ({"ring": [{"rank": 0}]}, "not complete"),
     ],
 )
-def test_a_wrong_task_is_refused(change: dict[str, object], words: str) -> None:
+def test_a_wrong_task_is_refused(change: dict[str, object], message: str) -> None:
     right = {
         "id": "w",
         "job": "j",
@@ -108,5 +108,5 @@ def test_a_wrong_task_is_refused(change: dict[str, object], words: str) -> None:
         "ring": [{"rank": r, "address": "127.0.0.1", "port": 1 + r} for r in range(2)],
     }
     assert TrainingTask.parse(right).elements == 3
-    with pytest.raises(TrainingError, match=words):
+    with pytest.raises(TrainingError, match=message):
         TrainingTask.parse({**right, **change})

@@ -31,12 +31,15 @@ class Worker:
         folder.mkdir()
         (folder / "task.json").write_text(json.dumps(task))
         with (folder / "output.log").open("wb") as output:
+            command = [sys.executable, "-s", "-m", "patchlight.agents.training", "--lifeline"]
             self.process = subprocess.Popen(
-                [sys.executable, "-s", "-m", "patchlight.agents.training", "--task",
-                 str(folder / "task.json"), "--lifeline"],
-                cwd=folder, env={"PYTHONPATH": str(code), "PATH": os.environ["PATH"]},
-                stdin=subprocess.PIPE, stdout=output, stderr=output,
-            )  # fmt: skip
+                [*command, "--task", str(folder / "task.json")],
+                cwd=folder,
+                env={"PYTHONPATH": str(code), "PATH": os.environ["PATH"]},
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+            )
 
     def tell(self, **request: Any) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX) as control:
@@ -82,13 +85,11 @@ def make_job(tmp_path: Path) -> Iterator[MakeJob]:
             {"rank": r, "address": "127.0.0.1", "port": port}
             for r, port in enumerate(free_ports(ranks))
         ]
-        for rank in range(ranks):
-            usual = {
-                "id": f"w{rank}", "job": "j", "rank": rank, "ring": ring, "iterations": 4,
-                "gradient_bytes": 400_002, "compute_s": 0.02, "device": "sleep",
-                "seed": seeds[rank] if seeds else 5,
-            }  # fmt: skip
-            made.append(Worker(tmp_path / f"w{rank}", code, {**usual, **task}))
+        usual = {"job": "j", "ring": ring, "iterations": 4, "gradient_bytes": 400_002}
+        usual |= {"compute_s": 0.02, "device": "sleep", **task}
+        for rank, seed in zip(range(ranks), seeds or (5,) * ranks, strict=True):
+            own = {"id": f"w{rank}", "rank": rank, "seed": seed}
+            made.append(Worker(tmp_path / f"w{rank}", code, {**usual, **own}))
         return made
 
     yield make

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.changes.record import Refused
+from patchlight.controller.changes.record import Reconfiguration, Refused, to_row
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.client import ControllerError
 from patchlight.controller.openflow.forwarding import flow_tables
@@ -19,7 +19,7 @@ from patchlight.controller.store import Store
 from patchlight.testbed.lab import CircuitSwitch, Endpoint, Fibre
 from patchlight.testbed.labfile.reader import builtin_lab
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 from tests.support.change_bench import LAB, START, CircuitsOf, joined, kill_a_change
 from tests.support.controller_process import ControllerProcess, free_port, wait_until
 from tests.support.emulated_devices import Running, lab_file, running
@@ -106,7 +106,7 @@ async def test_flows_over_a_switch_that_does_not_answer_stay_as_committed(
         assert "connecting to ocs1" in status["words"]
         assert circuits.network.tables == tables, "what worked before goes on"
         # For what is decided anew its circuits are down, and nothing may be written to it.
-        links = await circuits.transactions.links()
+        links = circuits.parts.maps.links(await circuits.parts.maps.read())
         assert not [h for h in LAB.hosts if links.peer(h.endpoint)]
         assert {h.name for h in LAB.hosts} == set(circuits.transactions.unseen_hosts())
         with pytest.raises(Refused, match="the map of ocs1 is not known: connecting to ocs1"):
@@ -138,7 +138,7 @@ async def test_a_switch_that_comes_back_is_compared_with_its_committed_map(
         drift = circuits.store.events()[-1]
         assert (drift["missing"], drift["unknown"]) == (["1>7", "7>1"], [])
         maps = {"ocs1": await circuits.drivers["ocs1"].read_map()}
-        after = flow_tables(LAB, follow_light(LAB, maps))
+        after = flow_tables(LAB, trace_links(LAB, maps))
         await until(lambda: circuits.network.tables == after)
         assert after != tables
         assert (await circuits.change(lambda maps: maps, "x")).state == "committed"
@@ -166,15 +166,9 @@ async def test_an_unfinished_change_closes_its_other_switches_until_it_is_ended(
     lab = replace(LAB, circuit_switches=switches, fibres=fibres)
     store = Store(tmp_path / "state.db")
     both = {"o1": ["1>2"], "o2": ["3>4"]}
-    store.begin_reconfiguration(
-        {
-            "why": "x",
-            "started_at": 1.0,
-            "changes": {name: {"breaks": [], "makes": texts} for name, texts in both.items()},
-            "before": {"o1": [], "o2": []},
-            "wanted": both,
-        }
-    )
+    changes = {name: {"breaks": [], "makes": texts} for name, texts in both.items()}
+    record = Reconfiguration("x", 1.0, changes=changes, before={"o1": [], "o2": []}, wanted=both)
+    store.prepared_intent(0, to_row(record))()
     only_o1 = CircuitsOf(lab, {"o1": open_driver(switches[0])}, store)
     await only_o1.watch.begin()
     record = await only_o1.change(lambda _: {"o1": PortMap.parse(["5>6"])}, "x")

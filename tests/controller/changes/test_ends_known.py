@@ -17,7 +17,7 @@ from patchlight.controller.store import Store
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab import CircuitSwitch, Endpoint, Fibre
 from patchlight.testbed.portmap import CrossConnect, PortMap
-from patchlight.testbed.wiring import Links, follow_light
+from patchlight.testbed.wiring import Links, trace_links
 from tests.support.change_bench import LAB, ChangeBench, CircuitsOf, joined
 from tests.support.ocs_faults import campaign
 
@@ -74,7 +74,7 @@ async def test_a_change_that_cannot_be_undone_locks_its_ports(
 async def test_a_plan_from_old_maps_that_is_then_refused_leaves_the_flows_as_they_were(
     bench: ChangeBench,
 ) -> None:
-    tables = flow_tables(LAB, follow_light(LAB, await bench.parts.maps.read()))
+    tables = flow_tables(LAB, trace_links(LAB, await bench.parts.maps.read()))
     await bench.transactions.settle_flows()
     assert bench.network.tables == tables
     # Somebody else takes a port, of which the memory knows nothing yet.
@@ -166,8 +166,8 @@ async def test_several_devices_change_one_after_the_other_and_go_back_together(
     circuits = CircuitsOf(lab, drivers, Store(":memory:"))
     wanted = {name: PortMap.duplex([(1, 2)]) for name in drivers}
     record = await circuits.change(lambda _: wanted, "test")
-    pairs = (await circuits.transactions.links()).pairs()
     maps = await circuits.parts.maps.read()
+    pairs = circuits.parts.maps.links(maps).pairs()
     assert order == ["o1", "o2"]
     if not on_fire:
         assert record.state == "committed"

@@ -7,7 +7,7 @@ from patchlight.controller.changes.power_budget import Tolerances, expected_powe
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.portmap import CrossConnect, PortMap
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 
 LAB = read_lab(builtin_lab("ofc2022"))
 LOSS_DB = 1.5
@@ -45,7 +45,7 @@ def test_a_port_outside_the_switch_or_an_unknown_switch_is_bad_input() -> None:
 
 
 def test_expected_power_is_launch_power_less_the_losses_on_the_way() -> None:
-    expected = expected_powers(LAB, follow_light(LAB, START))
+    expected = expected_powers(LAB, trace_links(LAB, START))
     out = expected["ocs1", CrossConnect(1, 7)]
     # 0 dBm − 0.3 dB of fibre − 1.5 dB of insertion loss
     assert out.power_dbm == pytest.approx(-1.8)
@@ -55,7 +55,7 @@ def test_expected_power_is_launch_power_less_the_losses_on_the_way() -> None:
 
 def test_power_says_verified_degraded_unverified_or_failed() -> None:
     made = CrossConnect(1, 7)
-    expected = expected_powers(LAB, follow_light(LAB, START))["ocs1", made]
+    expected = expected_powers(LAB, trace_links(LAB, START))["ocs1", made]
     assert judge(expected, None, made, -0.3, -1.8, LOSS_DB) == ("ok", "")
     assert judge(expected, None, made, -0.3, -1.8 - 3.1, LOSS_DB).kind == "failed"
     assert judge(expected, -1.9, made, -0.3, -1.8 - 1.5, LOSS_DB).kind == "ok"

@@ -1,84 +1,74 @@
-"""The Calient driver against the emulated device, where things go wrong."""
+"""What is particular to Calient: two-way and parked circuits, and TL1's acknowledgements."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+import pytest_asyncio
 
-from patchlight.controller.circuits.contract import DeviceUnreachable, LoginRefused
+from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort
 from patchlight.controller.circuits.drivers.calient.ports import to_aid, to_port
-from patchlight.controller.circuits.drivers.calient.tl1 import CalientTl1
-from patchlight.controller.circuits.protocols.session import Session
+from patchlight.controller.circuits.drivers.calient.rest import CalientRest
+from patchlight.controller.circuits.protocols.http.dialects import CALIENT as REST
+from patchlight.controller.circuits.protocols.session import Session, Timeouts
 from patchlight.controller.circuits.protocols.tl1.client import Tl1Client
 from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT
+from patchlight.emulation.optical.crossbar import NoCrossbar
+from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
+from patchlight.emulation.optical.protocols.http_server import Request
+from patchlight.emulation.optical.switch_matrix import Circuit, Reason, RequestRefused
+from patchlight.emulation.optical.vendors.calient_rest import CalientRestServer
 from patchlight.testbed.errors import OutcomeUnknown
+from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import CrossConnect, PortMap
-from tests.support.emulated_devices import Running, lab_file, running
+from tests.support.emulated_devices import Running
+from tests.support.ocs_drivers import (
+    FIRST_MAP,
+    PASSWORD,
+    circuit,
+    circuits,
+    driver_of,
+    listening,
+    opened,
+)
 
-SECRET = 'pa;ss"word:1'
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("ocs")
-    lab = lab_file(folder, ports=96, initial=("1-7",), extra=", password_env: OCS1_PASSWORD")
-    with running(folder, lab, "--no-fabric", OCS1_PASSWORD=SECRET) as device:
-        yield device
-
-
-@pytest.fixture
-def device(shared: Running) -> Iterator[Running]:
-    """The shared device with its first map and without faults, before and after."""
-    calm = {"refuse_ports": [], "fail_ports": [], "refuse_next": "", "cut": "", "stall_s": 0.0}
-    shared.fault(**calm, acknowledge=False)
-
-    async def first_map(driver: CalientTl1) -> None:
-        change = (await driver.read_map()).diff(PortMap.duplex([(1, 7)]))
-        assert (await driver.disconnect(change.breaks)).complete
-        assert (await driver.connect(change.makes)).complete
-
-    drive(shared, first_map)
-    yield shared
-    shared.fault(**calm, acknowledge=False)
+THERE, BACK = circuits("17>18", "18>17")
+over_tl1 = pytest.mark.parametrize("shared", ["calient-tl1"], indirect=True)
+over_rest = pytest.mark.parametrize("shared", ["calient-rest"], indirect=True)
 
 
-def drive(device: Running, act: Callable[[CalientTl1], Awaitable[None]]) -> None:
-    async def go() -> None:
-        driver = CalientTl1(device.switch, SECRET)
-        await driver.open()
-        try:
-            await act(driver)
-        finally:
-            await driver.close()
-
-    asyncio.run(go())
+@pytest_asyncio.fixture
+async def client(device: Running) -> AsyncIterator[Tl1Client]:
+    """Somebody else's TL1 session with the device."""
+    session = Session.of(device.switch, PASSWORD, Timeouts(answer_s=0.4))
+    tl1 = Tl1Client(session, CALIENT)
+    await tl1.open()
+    yield tl1
+    await tl1.close()
 
 
-def drive_client(
-    device: Running, act: Callable[[Tl1Client], Awaitable[None]], timeout_s: float = 5.0
-) -> None:
-    async def go() -> None:
-        host, _, port = device.switch.address.rpartition(":")
-        session = Session("ocs1", host, int(port), "admin", SECRET, timeout_s=timeout_s)
-        client = Tl1Client(session, CALIENT)
-        await client.open()
-        try:
-            await act(client)
-        finally:
-            await client.close()
-
-    asyncio.run(go())
+@pytest_asyncio.fixture
+async def rest(device: Running) -> AsyncIterator[httpx.AsyncClient]:
+    """Somebody else's HTTP client."""
+    async with httpx.AsyncClient(
+        base_url=f"https://{device.switch.address}/rest",
+        auth=("admin", PASSWORD),
+        verify=False,
+        trust_env=False,
+    ) as http:
+        yield http
 
 
-def one(text: str) -> CrossConnect:
-    inp, _, out = text.partition(">")
-    return CrossConnect(int(inp), int(out))
+async def until_held(driver: CircuitDriver, *pairs: CrossConnect) -> None:
+    deadline = time.monotonic() + 5
+    while not set(pairs) <= set(await driver.read_map()):
+        assert time.monotonic() < deadline
 
 
 def test_port_numbers_go_both_ways() -> None:
@@ -89,197 +79,180 @@ def test_port_numbers_go_both_ways() -> None:
     assert [to_port(aid) for aid in ("1.9.1", "0.1.1", "1.1", "1.1.1.1", "x", "NONE")] == [None] * 6
 
 
-def test_a_refusal_is_in_the_device_s_own_words(device: Running) -> None:
-    device.fault(refuse_ports=[9])
-
-    async def act(driver: CalientTl1) -> None:
-        for pairs in ([one("3>9")], [one("3>9"), one("4>10"), one("5>1")]):
-            outcome = await driver.connect(pairs)
-            words = {str(r.cross_connect): r.words for r in outcome.refused}
-            assert "Failed: port 1.2.1 is locked" in words["3>9"]
-        assert "1.1.1 is in use: 1.1.7>1.1.1" in words["5>1"]
-        assert outcome.done == (one("4>10"),)
-        assert await driver.read_map() == PortMap.of([(1, 7), (7, 1), (4, 10)])
-        states = await driver.port_states()
-        assert {p.number for p, state in states.items() if state.condition == "locked"} == {9}
-
-    drive(device, act)
-
-
-def test_a_stuck_mirror_is_refused_and_cleared(device: Running) -> None:
-    device.fault(fail_ports=[10])
-
-    async def act(driver: CalientTl1) -> None:
-        for pairs in ([one("4>10")], [one("4>10"), one("5>11")]):
-            outcome = await driver.connect(pairs)
-            assert [str(r.cross_connect) for r in outcome.refused] == ["4>10"]
-            assert "OC=FAIL" in outcome.refused[0].words
-        assert await driver.read_map() == PortMap.of([(1, 7), (7, 1), (5, 11)])
-        # What failed holds no port.
-        assert (await driver.connect([one("4>12")])).complete
-
-    drive(device, act)
-
-
-def test_a_whole_list_refused_is_tried_singly(device: Running) -> None:
-    device.fault(refuse_next="Failed: busy saving")
-
-    async def act(driver: CalientTl1) -> None:
-        outcome = await driver.connect([one("3>9"), one("4>10")])
-        assert outcome.complete
-        assert len(await driver.read_map()) == 4
-
-    drive(device, act)
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_lost_connection_is_an_unknown_outcome(device: Running, when: str) -> None:
-    device.fault(cut=when)
-
-    async def act(driver: CalientTl1) -> None:
-        with pytest.raises(OutcomeUnknown, match=r"ENT-CRS::1\.1\.3,1\.2\.1.*closed") as caught:
-            await driver.connect([one("3>9")])
-        assert caught.value.exit_code == 3
-        # The driver is usable at once: it logs in again, and tells what is so.
-        assert one("3>9") not in await driver.read_map()
-        assert (await driver.connect([one("3>9")])).complete
-
-    drive(device, act)
-
-
-def test_losing_the_connection_after_a_bulk_was_done(device: Running) -> None:
-    device.fault(cut="after")
-
-    async def act(driver: CalientTl1) -> None:
-        pairs = [one("3>9"), one("4>10")]
-        with pytest.raises(OutcomeUnknown):
-            await driver.connect(pairs)
-        assert (await driver.connect(pairs)).complete
-        assert set(pairs) <= set(await driver.read_map())
-
-    drive(device, act)
-
-
-def test_silence_is_an_unknown_outcome_and_acknowledgements_extend_it(device: Running) -> None:
-    enter = {"src": "1.1.3", "dst": "1.2.1", "group": "SYSTEM", "kind": "1WAY"}
-
-    async def act(client: Tl1Client) -> None:
-        device.fault(stall_s=0.6)
-        with pytest.raises(OutcomeUnknown, match=r"nothing came back within 0\.4 s"):
-            await client.command(CALIENT.enter, enter, changes=True)
-        deadline = time.monotonic() + 5
-        while "1.1.3>1.2.1" not in "".join((await client.command(CALIENT.retrieve_all)).lines):
-            assert time.monotonic() < deadline
-        device.fault(stall_s=0.6, acknowledge=True)
-        delete = {**enter, "connname": "1.1.3>1.2.1"}
-        assert (await client.command(CALIENT.delete, delete, changes=True)).code == "COMPLD"
-
-    drive_client(device, act, timeout_s=0.4)
-
-
-def test_a_device_that_went_is_unreachable_and_its_return_is_noticed(tmp_path: Path) -> None:
-    lab = lab_file(tmp_path, initial=("1-7",))
-    state = ("--state", str(tmp_path / "state"), "--no-fabric")
-
-    async def act() -> None:
-        with running(tmp_path, lab, *state) as first:
-            driver = CalientTl1(first.switch, "")
-            await driver.open()
-            assert (await driver.connect([one("3>9")])).complete
-            first.kill()
-        with pytest.raises(DeviceUnreachable, match=r"ocs1 at 127\.0\.0\.1"):
-            await driver.read_map()
-        with pytest.raises(DeviceUnreachable):
-            await driver.connect([one("4>10")])
-        with running(tmp_path, lab, *state, listen=first.switch.address):
-            # It kept its circuits over its own restart, too.
-            assert await driver.read_map() == PortMap.of([(1, 7), (7, 1), (3, 9)])
-            await driver.close()
-
-    asyncio.run(act())
-
-
-def test_a_wrong_password_is_said_without_the_password(
-    device: Running, caplog: pytest.LogCaptureFixture
+@over_tl1
+async def test_silence_is_an_unknown_outcome_and_acknowledgements_extend_it(
+    device: Running, client: Tl1Client
 ) -> None:
-    async def act() -> None:
-        driver = CalientTl1(device.switch, "wrong-secret")
-        with pytest.raises(LoginRefused, match="invalid user or password") as caught:
-            await driver.open()
-        assert "wrong-secret" not in str(caught.value)
+    enter = {"src": "1.1.3", "dst": "1.2.1", "group": "SYSTEM", "kind": "1WAY"}
+    device.fault(stall_s=0.6)
+    with pytest.raises(OutcomeUnknown, match=r"nothing came back within 0\.4 s"):
+        await client.command(CALIENT.enter, enter, changes=True)
+    deadline = time.monotonic() + 5
+    while "1.1.3>1.2.1" not in "".join((await client.command(CALIENT.retrieve_all)).lines):
+        assert time.monotonic() < deadline
+    device.fault(stall_s=0.6, acknowledge=True)
+    delete = {**enter, "connname": "1.1.3>1.2.1"}
+    assert (await client.command(CALIENT.delete, delete, changes=True)).code == "COMPLD"
+
+
+@over_tl1
+async def test_two_way_circuits_of_others_are_read_and_break_whole(
+    driver: CircuitDriver, client: Tl1Client
+) -> None:
+    await client.command("ENT-CRS::1.3.1,1.3.2:{ctag}::DSTRAUB,2WAY,my lab,,;", changes=True)
+    await client.command("ACT-CRS::1.3.1,1.3.2:{ctag}::1.3.1-1.3.2,DSTRAUB;", changes=True)
+    await until_held(driver, THERE, BACK)
+    outcome = await driver.disconnect([THERE])
+    assert "two-way circuit" in outcome.refused[0].words
+    assert (await driver.connect([THERE])).complete
+    assert (await driver.disconnect([THERE, BACK])).complete
+    assert await driver.read_map() == FIRST_MAP
+
+
+@over_tl1
+async def test_what_others_entered_is_activated_when_it_is_asked_for(
+    driver: CircuitDriver, client: Tl1Client
+) -> None:
+    await client.command("ENT-CRS::1.3.1,1.3.2:{ctag}::DSTRAUB,1WAY,my lab,,;", changes=True)
+    await client.command("ENT-CRS::1.3.3,1.3.4:{ctag}::DSTRAUB,2WAY,my lab,,;", changes=True)
+    assert await driver.read_map() == FIRST_MAP
+    (refusal,) = (await driver.connect(circuits("21>18"))).refused
+    assert "1.3.2 is in use: 1.3.1>1.3.2" in refusal.words
+    assert (await driver.connect([THERE])).complete
+    # Half of a two-way circuit cannot be activated alone.
+    assert not (await driver.connect(circuits("19>20"))).complete
+    assert (await driver.connect(circuits("19>20", "20>19"))).complete
+    lines = "".join((await client.command(CALIENT.retrieve_all)).lines)
+    assert lines.count("GRPNAME=DSTRAUB") == 2
+    assert (await driver.disconnect([THERE, *circuits("19>20", "20>19")])).complete
+    assert await driver.read_map() == FIRST_MAP
+
+
+@over_tl1
+async def test_alarms_between_replies_are_kept_apart(
+    device: Running, driver: CircuitDriver
+) -> None:
+    for n in range(20):
+        device.fault(report=f"*C EQPT: 1.1.{n % 8 + 1}:CR;PWR > limit")
+        assert len(await driver.read_map()) == 2
+    critical = [alarm for alarm in await driver.alarms() if alarm.severity == "critical"]
+    assert len(critical) == 20
+    assert critical[0].subject == "1.1.1"
+    assert "REPT ALM EQPT: 1.1.1:CR;PWR > limit" in critical[0].words
+    assert 0 <= time.time() - critical[0].at < 60
+
+
+@over_tl1
+async def test_a_client_that_goes_leaves_the_map(device: Running) -> None:
+    async def connect_and_go() -> None:
+        driver = driver_of(device.switch)
+        await driver.open()
+        assert (await driver.connect(circuits("3>9"))).complete
+
+    # Gone without a word, as a killed controller goes: its event loop ends with the session open.
+    await asyncio.to_thread(asyncio.run, connect_and_go())
+    async with opened(device.switch) as driver:
+        assert circuit("3>9") in await driver.read_map()
+
+
+@over_rest
+async def test_two_way_and_parked_circuits_of_others(
+    driver: CircuitDriver, rest: httpx.AsyncClient
+) -> None:
+    row = {"in": "1.3.1", "out": "1.3.2", "group": "their lab", "conn": "a & b", "dir": "bi"}
+    added = await rest.post("/crossconnects/", params={"id": "add"}, json=row)
+    added.raise_for_status()
+    await until_held(driver, THERE, BACK)
+    outcome = await driver.disconnect([THERE, circuit("7>1")])
+    assert "two-way circuit" in outcome.refused[0].words
+    assert outcome.done == (circuit("7>1"),)
+    assert (await driver.connect([THERE])).complete
+    named = {"id": "deactivate", "conn": "1.3.1-1.3.2", "group": "their lab", "name": "a & b"}
+    (await rest.post("/crossconnects/", params=named)).raise_for_status()
+    # Parked, it carries nothing, and is lit when it is asked for whole.
+    assert THERE not in await driver.read_map()
+    (refusal,) = (await driver.connect([THERE])).refused
+    assert "device does not hold it" in refusal.words
+    assert (await driver.connect([THERE, BACK])).complete
+    listed = (await rest.get("/crossconnects/", params={"id": "list"})).json()
+    assert "a & b" in [each["name"] for each in listed]
+    assert (await driver.disconnect([THERE, BACK])).complete
+
+
+@over_rest
+async def test_alarms_of_circuits_are_told_as_they_appear(
+    device: Running, driver: CircuitDriver, rest: httpx.AsyncClient
+) -> None:
+    assert await driver.alarms() == ()
+    device.fault(fail_ports=[20])
+    row = {"in": "1.1.4", "out": "1.3.4", "conn": "theirs", "dir": "uni"}
+    (await rest.post("/crossconnects/", params={"id": "add"}, json=row)).raise_for_status()
+    for _ in range(2):
+        (alarm,) = await driver.alarms()
+        assert (alarm.severity, alarm.subject) == ("critical", "4>20")
+    assert (await driver.disconnect(circuits("4>20"))).complete
+
+
+class ParkingFront(CalientRestServer):
+    """Firmware that leaves dark what is added until it is told to activate it."""
+
+    def _added(self, wanted: Any) -> Circuit:
+        added = super()._added(wanted)
+        self._device.deactivate(added)
+        return added
+
+    async def _activate(self, request: Request) -> dict[str, str]:
+        if request.query["conn"] == "1.1.5>1.2.3":
+            raise RequestRefused(Reason.FAILED, port=5)
+        return await super()._activate(request)
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+async def test_a_unit_that_parks_what_is_added(bulk: bool) -> None:
+    pairs = circuits("3>9", "4>10", "5>11")
+    switch = CircuitSwitch("ocs1", "calient-rest", "", 16, 0.005, initial=FIRST_MAP)
+    emulated = EmulatedOcs(switch, {1: 0.0}, NoCrossbar(), LoopClock())
+    await emulated.open()
+    front = ParkingFront(emulated, {"admin": None})
+    async with listening(front.serve, front.tls) as address:
+        driver = CalientRest(replace(switch, address=address), "", replace(REST, bulk=bulk))
+        outcome = await driver.connect(pairs)
+        assert outcome.done == (pairs[0], pairs[1])
+        assert outcome.refused[0].words == "409: Failed: port 1.1.5"
+        # What could not be activated was ours: nothing of it is left.
+        assert PortMap.of(c for held in emulated.matrix for c in held.directions) == (
+            PortMap.of([*FIRST_MAP, *pairs[:2]])
+        )
+        assert await driver.read_map() == emulated.map
         await driver.close()
-
-    caplog.set_level(logging.DEBUG)
-    asyncio.run(act())
-    assert "ACT-USER::admin:1::****;" in caplog.text
-    assert "wrong-secret" not in caplog.text
+    await emulated.close()
 
 
-def test_two_way_circuits_of_others_are_read_and_break_whole(device: Running) -> None:
-    async def by_hand(client: Tl1Client) -> None:
-        await client.command("ENT-CRS::1.3.1,1.3.2:{ctag}::DSTRAUB,2WAY,my lab,,;", changes=True)
-        await client.command("ACT-CRS::1.3.1,1.3.2:{ctag}::1.3.1-1.3.2,DSTRAUB;", changes=True)
-
-    async def act(driver: CalientTl1) -> None:
-        there, back = one("17>18"), one("18>17")
-        deadline = time.monotonic() + 5
-        while not {there, back} <= set(await driver.read_map()):
-            assert time.monotonic() < deadline
-        outcome = await driver.disconnect([there])
-        assert "two-way circuit" in outcome.refused[0].words
-        assert (await driver.connect([there])).complete
-        assert (await driver.disconnect([there, back])).complete
-        assert await driver.read_map() == PortMap.duplex([(1, 7)])
-
-    drive_client(device, by_hand)
-    drive(device, act)
+@over_rest
+async def test_a_unit_that_is_deactivated_first_and_takes_short_lists(device: Running) -> None:
+    deactivate = REST.activate.replace("activate", "deactivate")
+    dialect = replace(REST, deactivate=deactivate, bulk_limit=2)
+    driver = CalientRest(device.switch, PASSWORD, dialect)
+    await driver.open()
+    pairs = [CrossConnect(n, n) for n in range(10, 15)]
+    assert (await driver.connect(pairs)).complete
+    assert (await driver.disconnect(pairs)).complete
+    assert await driver.read_map() == FIRST_MAP
+    assert await driver.alarms() == ()
+    await driver.close()
 
 
-def test_alarms_between_replies_are_kept_apart(device: Running) -> None:
-    async def act(driver: CalientTl1) -> None:
-        for n in range(20):
-            device.fault(report=f"*C EQPT: 1.1.{n % 8 + 1}:CR;PWR > limit")
-            assert len(await driver.read_map()) == 2
-        found = [alarm for alarm in await driver.alarms() if alarm.severity == "critical"]
-        assert len(found) == 20
-        assert found[0].subject == "1.1.1"
-        assert "REPT ALM EQPT: 1.1.1:CR;PWR > limit" in found[0].words
-        assert 0 <= time.time() - found[0].at < 60
-
-    drive(device, act)
-
-
-def test_a_client_that_goes_leaves_the_map(device: Running) -> None:
-    async def act(driver: CalientTl1) -> None:
-        assert (await driver.connect([one("3>9")])).complete
-        # Gone without a word, as a killed controller goes.
-        connection = driver._client._connection
-        assert connection is not None
-        connection._writer.transport.abort()
-
-    async def again(driver: CalientTl1) -> None:
-        assert one("3>9") in await driver.read_map()
-
-    drive(device, act)
-    drive(device, again)
-
-
-def test_what_answers_but_speaks_no_tl1(device: Running) -> None:
-    async def chatter(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                writer.write(b"x" * 65536)
-                await writer.drain()
-        except ConnectionError:
-            writer.close()
-
-    async def go() -> None:
-        server = await asyncio.start_server(chatter, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        driver = CalientTl1(replace(device.switch, address=f"127.0.0.1:{port}"), SECRET)
-        with pytest.raises(DeviceUnreachable, match="without the end of a message"):
-            await driver.open()
-        await driver.close()
-        server.close()
-
-    asyncio.run(go())
+@pytest.mark.parametrize("shared", ["calient-rest", "polatis-restconf"], indirect=True)
+async def test_power_goes_through_a_circuit(driver: CircuitDriver) -> None:
+    asked = [DirectedPort("in", 1), DirectedPort("out", 7), DirectedPort("out", 8)]
+    deadline = time.monotonic() + 5
+    while (powers := await driver.power(asked))[asked[1]] is None:
+        assert time.monotonic() < deadline
+    arriving, leaving = powers[asked[0]], powers[asked[1]]
+    assert arriving is not None
+    assert leaving is not None
+    assert powers[asked[2]] is None
+    assert 0.5 < arriving - leaving < 2.5
+    assert (await driver.disconnect(circuits("1>7"))).complete
+    powers = await driver.power(asked)
+    assert powers == {asked[0]: arriving, asked[1]: None, asked[2]: None}

@@ -1,7 +1,7 @@
-"""Random faulty sessions: a line to the emulated device that garbles, cuts and repeats.
+"""Random faulty sessions: a connection to the emulated device that garbles, cuts and repeats.
 
 Whatever comes over it: a driver ends within its deadlines, raises nothing but our errors,
-keeps at most the bound of bytes, and works again as soon as the line does.
+keeps at most the bound of bytes, and works again as soon as the connection does.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from typing import Any
 import pytest
 
 from patchlight.controller.circuits.contract import DirectedPort
+from patchlight.controller.circuits.drivers.base import TableDriver
 from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT
-from patchlight.controller.circuits.registry import open_driver
+from patchlight.controller.circuits.protocols.session import DeviceSession
 from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
-from patchlight.emulation.optical.vendors.registry import PROTOCOL_SERVERS, tls_of
+from patchlight.emulation.optical.vendors.registry import server_class
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import CrossConnect, PortMap
+from tests.support.ocs_drivers import driver_of, listening, opened
 
 SESSIONS = 100
 TIMEOUT_S = 0.15
@@ -33,7 +35,7 @@ LONGEST_S = 60 * TIMEOUT_S
 
 
 @dataclass
-class BadLine:
+class BadConnection:
     """Between a client and a front: what the front says is spoilt as long as ``bad``."""
 
     front: Any
@@ -73,7 +75,7 @@ class BadLine:
             writer.close()
 
     def _spoil(self, data: bytes) -> bytes | None:
-        """The bytes as they arrive; ``None`` cuts the line."""
+        """The bytes as they arrive; ``None`` cuts the connection."""
         rng, at = self.rng, self.rng.randrange(len(data) + 1)
         match rng.randrange(9):
             case 0:
@@ -97,16 +99,27 @@ class BadLine:
 
 
 async def session(driver_name: str, seed: int) -> str:
-    """One session: operations over the bad line, then over the good one. How it went."""
+    """Operations over the bad connection, then over the good one. How it went."""
     rng = random.Random(seed)
     switch = CircuitSwitch("ocs1", driver_name, "", 16, 0.0, initial=PortMap.of([(1, 7)]))
     device = EmulatedOcs(switch, {1: 0.0}, NoCrossbar(), LoopClock())
     await device.open()
-    line = BadLine(PROTOCOL_SERVERS[driver_name](device, {"admin": None}), rng)
-    server = await asyncio.start_server(line.serve, "127.0.0.1", 0, ssl=tls_of(line.front))
-    port = server.sockets[0].getsockname()[1]
-    driver: Any = open_driver(replace(switch, address=f"127.0.0.1:{port}"), "pw")
-    driver._client._session = replace(driver._client._session, timeout_s=TIMEOUT_S)
+    connection = BadConnection(server_class(driver_name)(device, {"admin": None}), rng)
+    async with listening(connection.serve, connection.front.tls) as address:
+        ended = await over_the_bad_connection(connection, replace(switch, address=address))
+        # Only what was learnt on the bad connection may be wrong: a new driver sees what is so.
+        async with opened(replace(switch, address=address), answer_s=10.0) as fresh:
+            assert await fresh.read_map() == device.map
+    await asyncio.gather(*connection.tasks)
+    await device.close()
+    return ended
+
+
+async def over_the_bad_connection(connection: BadConnection, switch: CircuitSwitch) -> str:
+    rng = connection.rng
+    driver = driver_of(switch, answer_s=TIMEOUT_S)
+    assert isinstance(driver, TableDriver)
+    client = driver.client
     ended = "well"
     for _ in range(4):
         pairs = [CrossConnect(n, rng.randrange(1, 17)) for n in rng.sample(range(1, 17), 1)]
@@ -126,18 +139,9 @@ async def session(driver_name: str, seed: int) -> str:
         except PatchlightError:
             ended = "badly"
         assert time.monotonic() - began < LONGEST_S
-        connection = getattr(driver._client, "_connection", None)
-        assert connection is None or connection._framer.buffered <= BUFFER_LIMIT
-    line.bad = False
-    # Only what was learnt on the bad line may be wrong: a new driver sees what is so.
+        assert not isinstance(client, DeviceSession) or client.buffered <= BUFFER_LIMIT
+    connection.bad = False
     await driver.close()
-    fresh = open_driver(replace(switch, address=f"127.0.0.1:{port}"), "pw")
-    await fresh.open()
-    assert await fresh.read_map() == device.map
-    await fresh.close()
-    server.close()
-    await asyncio.gather(*line.tasks)
-    await device.close()
     return ended
 
 
@@ -152,14 +156,10 @@ async def session(driver_name: str, seed: int) -> str:
         "polatis-restconf",
     ],
 )
-def test_faulty_sessions_end_in_time_and_in_our_errors(driver: str) -> None:
-    async def go() -> list[str]:
-        ended: list[str] = []
-        for start in range(0, SESSIONS, AT_ONCE):
-            seeds = range(start, min(start + AT_ONCE, SESSIONS))
-            ended += await asyncio.gather(*(session(driver, seed) for seed in seeds))
-        return ended
-
-    ended = asyncio.run(go())
-    # The line is bad enough to matter, and not so bad that nothing passes.
+async def test_faulty_sessions_end_in_time_and_in_our_errors(driver: str) -> None:
+    ended: list[str] = []
+    for start in range(0, SESSIONS, AT_ONCE):
+        seeds = range(start, min(start + AT_ONCE, SESSIONS))
+        ended += await asyncio.gather(*(session(driver, seed) for seed in seeds))
+    # The connection is bad enough to matter, and not so bad that nothing passes.
     assert min(ended.count("well"), ended.count("badly")) > SESSIONS // 20

@@ -4,61 +4,52 @@ from __future__ import annotations
 
 import asyncio
 
-from patchlight.controller.circuits.writing import JustRead
+from patchlight.controller.circuits.drivers.serial_writes import JustRead
 
 
-def test_a_table_is_used_again_for_a_moment_and_not_after_something_was_told() -> None:
-    async def go() -> None:
-        asked = 0
+async def test_a_table_is_used_again_for_a_moment_and_not_after_something_was_told() -> None:
+    asked = 0
 
-        async def ask() -> int:
-            nonlocal asked
-            asked += 1
-            return asked
+    async def ask() -> int:
+        nonlocal asked
+        asked += 1
+        return asked
 
-        loop, just_read = asyncio.get_running_loop(), JustRead[int]()
-        assert just_read.table is None
+    loop, just_read = asyncio.get_running_loop(), JustRead[int]()
+    assert just_read.table is None
+    assert await just_read.again(ask) == 1
+    read_at = loop.time()
+    if loop.time() - read_at < 0.005:  # else this machine is too busy to tell
         assert await just_read.again(ask) == 1
-        read_at = loop.time()
-        if loop.time() - read_at < 0.005:  # else this machine is too busy to tell
-            assert await just_read.again(ask) == 1
-        just_read.forget()
-        assert just_read.table is None
-        assert await just_read.again(ask) == 2
-        assert await just_read.read(ask) == 3
-        await asyncio.sleep(0.011)
-        assert just_read.table is None
-        assert await just_read.again(ask) == 4
-
-    asyncio.run(go())
+    just_read.forget()
+    assert just_read.table is None
+    assert await just_read.again(ask) == 2
+    assert await just_read.read(ask) == 3
+    await asyncio.sleep(0.011)
+    assert just_read.table is None
+    assert await just_read.again(ask) == 4
 
 
-def test_a_table_that_took_long_to_come_is_old_when_it_is_here() -> None:
-    async def go() -> None:
-        async def ask() -> str:
-            await asyncio.sleep(0.02)
-            return "table"
+async def test_a_table_that_took_long_to_come_is_old_when_it_is_here() -> None:
+    async def ask() -> str:
+        await asyncio.sleep(0.02)
+        return "table"
 
-        just_read = JustRead[str]()
-        assert await just_read.read(ask) == "table"
-        assert just_read.table is None
-
-    asyncio.run(go())
+    just_read = JustRead[str]()
+    assert await just_read.read(ask) == "table"
+    assert just_read.table is None
 
 
-def test_a_table_that_was_asked_for_before_something_was_told_is_not_kept() -> None:
-    async def go() -> None:
-        just_read, told = JustRead[str](), asyncio.Event()
+async def test_a_table_that_was_asked_for_before_something_was_told_is_not_kept() -> None:
+    just_read, told = JustRead[str](), asyncio.Event()
 
-        async def ask() -> str:
-            await told.wait()
-            return "old"
+    async def ask() -> str:
+        await told.wait()
+        return "old"
 
-        reading = asyncio.create_task(just_read.read(ask))
-        await asyncio.sleep(0)
-        just_read.forget()
-        told.set()
-        assert await reading == "old"
-        assert just_read.table is None
-
-    asyncio.run(go())
+    reading = asyncio.create_task(just_read.read(ask))
+    await asyncio.sleep(0)
+    just_read.forget()
+    told.set()
+    assert await reading == "old"
+    assert just_read.table is None

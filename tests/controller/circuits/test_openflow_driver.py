@@ -8,28 +8,27 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from patchlight.controller.circuits.contract import DeviceUnreachable, DirectedPort
 from patchlight.controller.circuits.drivers.openflow import OpenFlowDialect, OpenFlowSwitch
-from patchlight.controller.circuits.drivers.openflow_connection import OpenFlowLine, _hold, _sweep
+from patchlight.controller.circuits.drivers.openflow_connection import (
+    OpenFlowConnection,
+    hold,
+    sweep_folders,
+)
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
-from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.portmap import PortMap
 from tests.support.emulated_devices import Running, lab_file, running
+from tests.support.ocs_drivers import FIRST_MAP, circuit, circuits, restore
 
-Act = Callable[[OpenFlowSwitch], Awaitable[None]]
-FIRST_MAP = PortMap.of([(1, 7), (7, 1)])
 SOON = OpenFlowDialect(timeout_s=3.0, connect_timeout_s=5.0)
-
-
-def one(text: str) -> CrossConnect:
-    inp, _, out = text.partition(">")
-    return CrossConnect(int(inp), int(out))
 
 
 @pytest.fixture(scope="module")
@@ -46,132 +45,108 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running_device
 
 
-def drive(device: Running, act: Act, dialect: OpenFlowDialect = SOON) -> None:
-    async def go() -> None:
-        driver = OpenFlowSwitch(device.switch, dialect=dialect)
-        await driver.open()
-        try:
-            # Whatever an earlier test left there.
-            change = (await driver.read_map()).diff(FIRST_MAP)
-            await driver.disconnect(change.breaks)
-            await driver.connect(change.makes)
-            await act(driver)
-        finally:
-            await driver.close()
-
-    asyncio.run(go())
+@pytest_asyncio.fixture
+async def driver(device: Running) -> AsyncIterator[OpenFlowSwitch]:
+    opened = OpenFlowSwitch(device.switch, dialect=SOON)
+    await opened.open()
+    try:
+        await restore(opened)  # whatever an earlier test left there
+        yield opened
+    finally:
+        await opened.close()
 
 
-def test_it_says_who_it_is_and_its_refusals_are_openflow_s(device: Running) -> None:
-    async def act(driver: OpenFlowSwitch) -> None:
-        said = await driver.identify()
-        assert (said.vendor, said.serial, said.name) == ("Patchlight", "EMU-ocs1", "ocs1")
-        assert device.fault(refuse_ports=[5], fail_ports=[6])["ok"]
-        outcome = await driver.connect([one("5>10"), one("6>11"), one("8>12"), one("3>1")])
-        words = {str(r.cross_connect): r.words for r in outcome.refused}
-        assert "OFPFMFC_EPERM" in words["5>10"]
-        assert "OFPFMFC_UNKNOWN" in words["6>11"]
-        assert "in use" in words["3>1"]
-        assert outcome.done == (one("8>12"),)
-        assert await driver.read_map() == PortMap.of([*FIRST_MAP, one("8>12")])
-        states = await driver.port_states()
-        assert states[DirectedPort("in", 5)].condition == "locked"
-        assert states[DirectedPort("out", 6)].condition == "failed"
-        assert states[DirectedPort("in", 8)].condition == "ready"
-        standing = {a.subject: a.words for a in await driver.alarms() if a.standing}
-        assert standing.keys() == {"in:5", "out:5", "in:6", "out:6"}
-        assert device.fault(refuse_ports=[], fail_ports=[])["ok"]
-        assert device.fault(refuse_next="busy")["ok"]
-        (refusal,) = (await driver.connect([one("9>9")])).refused
-        assert "OFPFMFC_EPERM" in refusal.words
-        assert (await driver.connect([one("9>9")])).complete
-        assert one("9>9") in await driver.read_map()
-
-    drive(device, act)
-
-
-def test_a_cut_or_stalled_change_is_an_unknown_outcome_and_read_again(device: Running) -> None:
-    async def act(driver: OpenFlowSwitch) -> None:
-        for cut, there in (("after", True), ("before", False)):
-            assert device.fault(cut=cut)["ok"]
-            with pytest.raises(OutcomeUnknown, match="was told to change"):
-                await driver.connect([one("3>9")])
-            # It connects again by itself, and its map says what became of it.
-            assert (one("3>9") in await driver.read_map()) is there
-            assert (await driver.disconnect([one("3>9")])).complete
-        assert device.fault(stall_s=4.5)["ok"]
-        with pytest.raises(OutcomeUnknown):
-            await driver.connect([one("3>9")])
-        assert (await driver.connect([one("4>10")])).complete
-        assert await driver.read_map() == PortMap.of([*FIRST_MAP, one("3>9"), one("4>10")])
-
-    drive(device, act)
+async def test_it_says_who_it_is_and_its_refusals_are_openflow_s(
+    device: Running, driver: OpenFlowSwitch
+) -> None:
+    said = await driver.identify()
+    assert (said.vendor, said.serial, said.name) == ("Patchlight", "EMU-ocs1", "ocs1")
+    assert device.fault(refuse_ports=[5], fail_ports=[6])["ok"]
+    outcome = await driver.connect(circuits("5>10", "6>11", "8>12", "3>1"))
+    words = {str(r.cross_connect): r.words for r in outcome.refused}
+    assert "OFPFMFC_EPERM" in words["5>10"]
+    assert "OFPFMFC_UNKNOWN" in words["6>11"]
+    assert "in use" in words["3>1"]
+    assert outcome.done == (circuit("8>12"),)
+    assert await driver.read_map() == PortMap.of([*FIRST_MAP, circuit("8>12")])
+    states = await driver.port_states()
+    assert states[DirectedPort("in", 5)].condition == "locked"
+    assert states[DirectedPort("out", 6)].condition == "failed"
+    assert states[DirectedPort("in", 8)].condition == "ready"
+    standing = {a.subject: a.words for a in await driver.alarms() if a.standing}
+    assert standing.keys() == {"in:5", "out:5", "in:6", "out:6"}
+    assert device.fault(refuse_ports=[], fail_ports=[])["ok"]
+    assert device.fault(refuse_next="busy")["ok"]
+    (refusal,) = (await driver.connect(circuits("9>9"))).refused
+    assert "OFPFMFC_EPERM" in refusal.words
+    assert (await driver.connect(circuits("9>9"))).complete
+    assert circuit("9>9") in await driver.read_map()
 
 
-def test_circuits_that_go_by_themselves_and_reboots_show_in_the_map(device: Running) -> None:
-    async def act(driver: OpenFlowSwitch) -> None:
-        assert device.fault(lose="1>7")["ok"]
-        assert await driver.read_map() == PortMap.of([(7, 1)])
-        assert device.fault(reboot="keep")["ok"]
-        assert await driver.read_map() == PortMap.of([(7, 1)])
-        assert device.fault(flood=30, report="port 3 is dark")["ok"]
-        await driver.read_map()
-        alarms = [alarm.words for alarm in await driver.alarms()]
-        assert "the connection ended" in alarms
-        assert sum("link down" in words for words in alarms) == 31
-        assert device.fault(reboot="forget")["ok"]
-        assert await driver.read_map() == PortMap()
-
-    drive(device, act)
-
-
-def test_a_speaker_that_dies_takes_no_circuit_with_it(device: Running) -> None:
-    async def act(driver: OpenFlowSwitch) -> None:
-        speaker = driver._line._speaker
-        assert speaker is not None
-        assert speaker.pid is not None
-        os.kill(speaker.pid, signal.SIGKILL)
-        assert (await driver.connect([one("3>9")])).complete
-        assert await driver.read_map() == PortMap.of([*FIRST_MAP, one("3>9")])
-        assert speaker.restarts == 1
-
-    drive(device, act)
+async def test_a_cut_or_stalled_change_is_an_unknown_outcome_and_read_again(
+    device: Running, driver: OpenFlowSwitch
+) -> None:
+    for cut, there in (("after", True), ("before", False)):
+        assert device.fault(cut=cut)["ok"]
+        with pytest.raises(OutcomeUnknown, match="was told to change"):
+            await driver.connect(circuits("3>9"))
+        # It connects again by itself, and its map says what became of it.
+        assert (circuit("3>9") in await driver.read_map()) is there
+        assert (await driver.disconnect(circuits("3>9"))).complete
+    assert device.fault(stall_s=4.5)["ok"]
+    with pytest.raises(OutcomeUnknown):
+        await driver.connect(circuits("3>9"))
+    assert (await driver.connect(circuits("4>10"))).complete
+    assert await driver.read_map() == PortMap.of([*FIRST_MAP, circuit("3>9"), circuit("4>10")])
 
 
-def test_ports_may_be_numbered_apart(device: Running) -> None:
+async def test_circuits_that_go_by_themselves_and_reboots_show_in_the_map(
+    device: Running, driver: OpenFlowSwitch
+) -> None:
+    assert device.fault(lose="1>7")["ok"]
+    assert await driver.read_map() == PortMap.of([(7, 1)])
+    assert device.fault(reboot="keep")["ok"]
+    assert await driver.read_map() == PortMap.of([(7, 1)])
+    assert device.fault(flood=30, report="port 3 is dark")["ok"]
+    await driver.read_map()
+    alarms = [alarm.words for alarm in await driver.alarms()]
+    assert "the connection ended" in alarms
+    assert sum("link down" in words for words in alarms) == 31
+    assert device.fault(reboot="forget")["ok"]
+    assert await driver.read_map() == PortMap()
+
+
+async def test_a_speaker_that_dies_takes_no_circuit_with_it(driver: OpenFlowSwitch) -> None:
+    speaker = driver.client.speaker
+    assert speaker is not None
+    assert speaker.pid is not None
+    os.kill(speaker.pid, signal.SIGKILL)
+    assert (await driver.connect(circuits("3>9"))).complete
+    assert await driver.read_map() == PortMap.of([*FIRST_MAP, circuit("3>9")])
+    assert speaker.restarts == 1
+
+
+async def test_ports_may_be_numbered_apart(device: Running, driver: OpenFlowSwitch) -> None:
     """Inputs from 1, outputs from 17 on, as some vendors count: 16 ports of the 32."""
-
-    async def act(driver: OpenFlowSwitch) -> None:
-        assert (await driver.connect([one("3>3")])).complete
-        assert await driver.read_map() == PortMap.of([(3, 3)])
-
-    async def go() -> None:
-        switch = replace(device.switch, ports=16)
-        driver = OpenFlowSwitch(switch, dialect=replace(SOON, out_base=16))
-        await driver.open()
-        try:
-            # 1>7 and 7>1 lead from inputs to inputs here: no cross-connects of such a switch.
-            assert await driver.read_map() == PortMap()
-            await act(driver)
-            # What is no cross-connect keeps its ports.
-            (refusal,) = (await driver.connect([one("1>5")])).refused
-            assert "another application" in refusal.words
-        finally:
-            await driver.close()
-
-    async def nothing(driver: OpenFlowSwitch) -> None:
-        return None
-
-    drive(device, nothing)
-    asyncio.run(go())
-
-    async def looks(driver: OpenFlowSwitch) -> None:
-        assert (await driver.connect([one("3>19")])).done == (one("3>19"),)
-
-    drive(device, looks)
+    await driver.close()
+    switch = replace(device.switch, ports=16)
+    apart = OpenFlowSwitch(switch, dialect=replace(SOON, out_base=16))
+    await apart.open()
+    try:
+        # 1>7 and 7>1 lead from inputs to inputs here: no cross-connects of such a switch.
+        assert await apart.read_map() == PortMap()
+        assert (await apart.connect(circuits("3>3"))).complete
+        assert await apart.read_map() == PortMap.of([(3, 3)])
+        # What is no cross-connect keeps its ports.
+        (refusal,) = (await apart.connect(circuits("1>5"))).refused
+        assert "another application" in refusal.words
+    finally:
+        await apart.close()
+    await driver.open()
+    assert await driver.read_map() == PortMap.of([*FIRST_MAP, (3, 19)])
 
 
-def test_who_does_not_come_is_told_of_with_what_to_do(device: Running, tmp_path: Path) -> None:
+async def test_who_does_not_come_is_told_of_with_what_to_do(device: Running) -> None:
     async def refused(driver: OpenFlowSwitch) -> DeviceUnreachable:
         with pytest.raises(DeviceUnreachable) as caught:
             await driver.open()
@@ -182,13 +157,13 @@ def test_who_does_not_come_is_told_of_with_what_to_do(device: Running, tmp_path:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         switch = replace(device.switch, address=address)
-        error = asyncio.run(refused(OpenFlowSwitch(switch, dialect=quick)))
+        error = await refused(OpenFlowSwitch(switch, dialect=quick))
         assert f"(pid {os.getpid()})" in error.message
-    error = asyncio.run(refused(OpenFlowSwitch(switch, dialect=quick)))
+    error = await refused(OpenFlowSwitch(switch, dialect=quick))
     assert f"did not connect to {address} within 1 s" in error.message
     assert f"tcp:{address}" in str(error.hint)
     other = replace(device.switch, datapath_id=0x52)
-    error = asyncio.run(refused(OpenFlowSwitch(other, dialect=quick)))
+    error = await refused(OpenFlowSwitch(other, dialect=quick))
     assert "what did is datapath id 0x51, not 0x52" in error.message
     with pytest.raises(BadInput, match="needs the switch's datapath id"):
         open_driver(replace(device.switch, datapath_id=None))
@@ -207,36 +182,32 @@ def test_folders_that_killed_processes_left_are_swept_and_others_are_not(
         (folder / "speaker.sock").touch()
     for folder in (left, held, foreign):
         os.utime(folder, (1, 1))
-    descriptor = _hold(held)
-    _sweep()
+    descriptor = hold(held)
+    sweep_folders()
     assert sorted(tmp_path.iterdir()) == sorted([held, young, foreign])
     os.close(descriptor)
-    _sweep()
+    sweep_folders()
     assert sorted(tmp_path.iterdir()) == sorted([young, foreign])
 
 
-def test_closing_does_not_wait_for_a_switch_that_does_not_come() -> None:
+async def test_closing_does_not_wait_for_a_switch_that_does_not_come() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-
-    async def go() -> None:
-        line = OpenFlowLine(
-            "ocs1",
-            address,
-            0x51,
-            engine=None,
-            timeout_s=3.0,
-            connect_timeout_s=60.0,
-            heard=lambda event: None,
-        )
-        opening = asyncio.create_task(line.open())
-        deadline = time.monotonic() + 30
-        while line._speaker is None:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.02)
-        await line.close()
-        with pytest.raises(DeviceUnreachable, match="being closed"):
-            await opening
+    connection = OpenFlowConnection(
+        "ocs1",
+        address,
+        0x51,
+        engine=None,
+        timeout_s=3.0,
+        connect_timeout_s=60.0,
+        on_event=lambda event: None,
+    )
+    opening = asyncio.create_task(connection.open())
+    deadline = time.monotonic() + 30
+    while connection.speaker is None:
         assert time.monotonic() < deadline
-
-    asyncio.run(go())
+        await asyncio.sleep(0.02)
+    await connection.close()
+    with pytest.raises(DeviceUnreachable, match="being closed"):
+        await opening
+    assert time.monotonic() < deadline

@@ -16,6 +16,7 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.linux.namespaces import entered
 from patchlight.testbed.portmap import CrossConnect, PortMap
+from tests.support.ocs_drivers import circuits
 from tests.support.private_ovs import PrivateOvs, in_namespace
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
@@ -53,9 +54,6 @@ def test_flows_are_cross_connects_and_carry_packets(ovs: PrivateOvs) -> None:
     foreign = "cookie=0x7,table=0,priority=5,in_port=3,actions=output:2"
     ovs.ofctl("add-flow", "ocs", foreign)
 
-    def pairs(*texts: str) -> list[CrossConnect]:
-        return [CrossConnect(*map(int, text.split(">"))) for text in texts]
-
     async def drive() -> None:
         driver = OpenFlowSwitch(SWITCH)
         await driver.open()
@@ -67,20 +65,20 @@ def test_flows_are_cross_connects_and_carry_packets(ovs: PrivateOvs) -> None:
             assert states[DirectedPort("out", 4)].condition == "absent"
 
             assert not await asyncio.to_thread(pings, hosts[1], "10.9.0.2")
-            outcome = await driver.connect(pairs("1>3", "3>1"))
+            outcome = await driver.connect(circuits("1>3", "3>1"))
             assert [str(r.cross_connect) for r in outcome.refused] == ["3>1"]
             assert "priority 5 in_port=3" in outcome.refused[0].words
-            assert (await driver.disconnect(pairs("1>3"))).complete
+            assert (await driver.disconnect(circuits("1>3"))).complete
 
             # Its output is the foreign entry's too: light of two inputs would meet there.
-            (refusal,) = (await driver.connect(pairs("1>2"))).refused
+            (refusal,) = (await driver.connect(circuits("1>2"))).refused
             assert "another application" in refusal.words
             standing = [a.words for a in await driver.alarms() if a.standing]
             assert len(standing) == 1
             assert "a flow entry of another application" in standing[0]
             ovs.ofctl("del-flows", "ocs", "cookie=0x7/-1")
 
-            assert (await driver.connect(pairs("1>2", "2>1", "3>3"))).complete
+            assert (await driver.connect(circuits("1>2", "2>1", "3>3"))).complete
             assert await asyncio.to_thread(soon_pings, hosts[1], "10.9.0.2")
             assert not await asyncio.to_thread(pings, hosts[3], "10.9.0.1")
             said = [line.partition("priority=")[2] for line in ovs.flows("ocs")]

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from patchlight.controller.circuits.contract import DirectedPort
+from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort
 from patchlight.controller.circuits.dialects import DIRECTORY_VARIABLE, Dialect, corrected
 from patchlight.controller.circuits.drivers import telescent
 from patchlight.controller.circuits.drivers.calient.tl1 import CalientTl1
@@ -17,13 +17,14 @@ from patchlight.controller.circuits.protocols.scpi import dialects as scpi
 from patchlight.controller.circuits.protocols.tl1 import dialects as tl1
 from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT
 from patchlight.controller.circuits.registry import (
-    ENTRY_POINT_GROUP,
     driver_names,
     open_driver,
     password_of,
 )
-from patchlight.testbed.errors import BadInput
+from patchlight.emulation.optical.vendors.registry import emulated_drivers, server_class
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.ocs_drivers import OCS_DRIVERS, OcsDriver
 
 
 def switch(driver: str, password_env: str | None = None) -> CircuitSwitch:
@@ -37,18 +38,45 @@ def test_drivers_by_name() -> None:
         open_driver(switch("calient-tll"), "")
 
 
-def test_another_package_adds_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package that adds a driver and its emulated device."""
     info = tmp_path / "theirs-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\ntheirs-x = theirs_x:Driver\n")
+    (info / "entry_points.txt").write_text(
+        "[patchlight.ocs_drivers]\ntheirs-x = theirs_x:Driver\nbroken-x = theirs_x:NoDriver\n"
+        "[patchlight.emulated_ocs]\ntheirs-x = theirs_x:Device\n"
+    )
     (tmp_path / "theirs_x.py").write_text(
-        "from patchlight.controller.circuits.drivers.dry_run import DryRun\n\n"
-        "class Driver(DryRun):\n    pass\n"
+        "from patchlight.controller.circuits.drivers.polatis.scpi import PolatisScpi\n"
+        "from patchlight.emulation.optical.vendors.polatis_scpi import PolatisScpiServer\n\n"
+        "class Driver(PolatisScpi):\n    pass\n\n"
+        "class Device(PolatisScpiServer):\n    port = 5999\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("other_package")
+def test_another_package_adds_a_driver_and_its_emulated_device() -> None:
     assert "theirs-x" in driver_names()
     assert type(open_driver(switch("theirs-x"), "")).__module__ == "theirs_x"
+    assert "theirs-x" in emulated_drivers()
+    assert server_class("theirs-x").port == 5999
+    with pytest.raises(PatchlightError, match="loading 'broken-x'"):
+        open_driver(switch("broken-x"), "")
+    with pytest.raises(BadInput, match="did you mean 'theirs-x'"):
+        server_class("their-x")
+
+
+@pytest.mark.parametrize("driver", OCS_DRIVERS.values(), ids=lambda driver: driver.name)
+def test_every_row_names_a_driver_and_a_device(driver: OcsDriver) -> None:
+    described = replace(switch(driver.name), datapath_id=0x51 if driver.dials_in else None)
+    assert isinstance(open_driver(described), CircuitDriver)
+    if driver.device:
+        server = server_class(driver.name)
+        assert server.dials == driver.dials_in
+        assert server.port
 
 
 def test_the_password_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

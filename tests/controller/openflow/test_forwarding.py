@@ -22,7 +22,7 @@ from patchlight.testbed.lab import (
     default_mac,
 )
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import Links, follow_light
+from patchlight.testbed.wiring import Links, trace_links
 from tests.support.fake_network import FakeNetwork, arp_request, unicast
 
 
@@ -107,7 +107,7 @@ def test_all_that_light_joins_reach_each_other(lab: Lab, data: st.DataObject) ->
     crossings = sorted(lab.initial_maps["ocs"], key=str)
     lit = data.draw(st.lists(st.sampled_from(crossings), unique=True)) if crossings else []
     for maps in ({"ocs": lab.initial_maps["ocs"]}, {"ocs": PortMap.of(lit)}, {}):
-        check(lab, follow_light(lab, maps))
+        check(lab, trace_links(lab, maps))
 
 
 def fat_tree(k: int) -> Lab:
@@ -127,18 +127,18 @@ def fat_tree(k: int) -> Lab:
 def test_a_fat_tree_with_its_many_loops() -> None:
     lab = fat_tree(4)
     assert (len(lab.hosts), len(lab.packet_switches)) == (16, 20)
-    assert check(lab, follow_light(lab, {})) == 16 * 15
+    assert check(lab, trace_links(lab, {})) == 16 * 15
 
 
 def test_destinations_are_spread_over_equal_links_and_stay_there() -> None:
     lab = make_lab([(0, 1)] * 4, [0] + [1] * 40)
-    table = flow_tables(lab, follow_light(lab, {}))["sw0"]
+    table = flow_tables(lab, trace_links(lab, {}))["sw0"]
     ports = {e.match["eth_dst"]: e.outputs[0] for e in table if "eth_dst" in e.match}
     towards = [ports[host.nic.mac] for host in lab.hosts[1:]]
     assert all(towards.count(port) >= 4 for port in (1, 2, 3, 4))
     # A link less: only what went over it moves.
     fewer = lab.with_changes(fibres=tuple(f for f in lab.fibres if str(f.a) != "sw0.2"))
-    table = flow_tables(fewer, follow_light(fewer, {}))["sw0"]
+    table = flow_tables(fewer, trace_links(fewer, {}))["sw0"]
     later = {e.match["eth_dst"]: e.outputs[0] for e in table if "eth_dst" in e.match}
     assert {mac for mac in ports if later[mac] != ports[mac]} == {
         mac for mac, port in ports.items() if port == 2
@@ -165,7 +165,7 @@ def two_tors() -> Lab:
 
 
 def tables_with(lab: Lab, pairs: list[tuple[int, int]]) -> dict[str, FlowTable]:
-    return flow_tables(lab, follow_light(lab, {"ocs": PortMap.duplex(pairs)}))
+    return flow_tables(lab, trace_links(lab, {"ocs": PortMap.duplex(pairs)}))
 
 
 def outputs(tables: dict[str, FlowTable], switch: str, host: Host) -> tuple[int, ...]:
@@ -186,7 +186,7 @@ def test_flows_follow_the_light() -> None:
 def test_what_is_dark_or_lit_one_way_has_no_entry() -> None:
     lab = two_tors()
     dark = tables_with(lab, [(1, 11)])
-    one_way = flow_tables(lab, follow_light(lab, {"ocs": PortMap.of([(1, 11), (11, 1), (2, 13)])}))
+    one_way = flow_tables(lab, trace_links(lab, {"ocs": PortMap.of([(1, 11), (11, 1), (2, 13)])}))
     assert dark == one_way
     assert len(dark["tor1"]) == len(dark["tor2"]) == 3
     assert all(TABLE_MISS in table for table in dark.values())
@@ -207,11 +207,11 @@ def test_no_packet_meets_a_switch_twice_while_flows_change(data: st.DataObject) 
     cuts = [data.draw(st.integers(0, size - 1)) for _ in range(2)]
     old, new = (
         flow_tables(
-            lab, follow_light(lab, {"ocs": PortMap.duplex(lit[: 2 * cut] + lit[2 * cut + 2 :])})
+            lab, trace_links(lab, {"ocs": PortMap.duplex(lit[: 2 * cut] + lit[2 * cut + 2 :])})
         )
         for cut in cuts
     )
-    links = follow_light(lab, lab.initial_maps)
+    links = trace_links(lab, lab.initial_maps)
     names = dict(enumerate(old))
     have = {i: old[name] for i, name in names.items()}
     changes = {i: diff(have[i], new[name]) for i, name in names.items()}

@@ -17,7 +17,7 @@ from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to, flow
 from patchlight.controller.openflow.protocol import VERSION, Message
 from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 from tests.support.openflow_bench import OpenFlowBench, eventually
 from tests.support.private_ovs import in_namespace
 
@@ -86,7 +86,7 @@ async def test_hosts_talk_over_two_switches_and_are_counted(
     bench: OpenFlowBench, two_switch_lab: Lab
 ) -> None:
     lab = two_switch_lab
-    tables = flow_tables(lab, follow_light(lab, {}))
+    tables = flow_tables(lab, trace_links(lab, {}))
 
     async with bench.speaker(1, 2) as (speaker, events):
         one, two = bench.bridge(1), bench.bridge(2)

@@ -28,7 +28,7 @@ from patchlight.controller.policies.sets import joined, lowest, members, pack
 from patchlight.controller.policies.topology import Keep, Regroup
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 
 
 def cluster(
@@ -174,7 +174,7 @@ def test_regroup_takes_gpus_that_can_be_lit_onto_one_switch_with_few_moves() -> 
     assert joined(four) & racks[0] == racks[0]  # One move, to a switch that has the port.
     maps = Regroup().circuits(view, [four])
     assert len(view.circuits["ocs1"].diff(maps["ocs1"]).breaks) <= 4
-    lit = follow_light(LAB, {**view.circuits, **maps})
+    lit = trace_links(LAB, {**view.circuits, **maps})
     hosts = [LAB.host(view.shape.gpus[gpu].name).endpoint for gpu in four]
     assert len({lit.switch_of(LAB, host) for host in hosts}) == 1
 

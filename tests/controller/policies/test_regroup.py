@@ -14,7 +14,7 @@ from patchlight.controller.policies.regroup import CannotRegroup, regroup
 from patchlight.controller.policies.topology import Keep, Regroup
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 
 Maps = Mapping[str, PortMap]
 LAB = read_lab(builtin_lab("ofc2022"))
@@ -24,7 +24,7 @@ TWO = ["gpu1", "gpu3"]
 
 
 def switches_of(maps: Maps, names: Iterable[str]) -> set[str | None]:
-    links = follow_light(LAB, maps)
+    links = trace_links(LAB, maps)
     return {links.switch_of(LAB, LAB.host(name).endpoint) for name in names}
 
 
@@ -70,7 +70,7 @@ def test_a_displaced_nic_moves_aside_instead_of_going_dark() -> None:
     assert len(facing) == len(LAB.fibres) - 3
     start = {"ocs1": PortMap.duplex([(1, 7), (2, 8), (3, 9), (4, 10), (5, 13), (6, 14)])}
     maps = regroup(small, start, [["gpu0", "gpu1", "gpu2", "gpu4"]])
-    links = follow_light(small, maps)
+    links = trace_links(small, maps)
     lit = {h.name: links.switch_of(small, h.endpoint) for h in small.hosts}
     assert {lit[small.host(n).name] for n in ("gpu0", "gpu1", "gpu2", "gpu4")} == {"tor1"}
     assert None not in lit.values()

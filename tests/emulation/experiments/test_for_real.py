@@ -43,11 +43,10 @@ def test_all_cases_with_processes(tmp_path: Path) -> None:
     assert result["workers"] == "process"
     # How near the paper it comes is for benchmarks/experiment.py to say, on a quiet machine. This
     # much must hold on a busy one too.
-    assert len(result["targets"]) == 5
+    assert len(result["comparisons"]) == 3
     assert result["cases"]["a"]["reduction"] > 0.6
     assert result["cases"]["b"]["reduction"] > 0.45
     assert result["cases"]["a"]["gpu_utilization_ratio"] > 2.5
-    assert result["live"]["restarts"] == 0
     assert result["live"]["longest_gap_s"] < result["live"]["iteration_before_s"] + 2
     assert result["live"]["iteration_after_s"] < result["live"]["iteration_before_s"] / 2
     # It is the network that changed, and nothing else: computing took as long.

@@ -17,7 +17,13 @@ from click.testing import CliRunner
 from patchlight.cli.experiment.group import experiment
 from patchlight.controller.policies.partition import Constant
 from patchlight.emulation.experiments.pac_ml import paper, run
-from patchlight.emulation.experiments.pac_ml.episodes import Bench, Bound, Place, Ran, Run
+from patchlight.emulation.experiments.pac_ml.episodes import (
+    BoundTask,
+    Cell,
+    EpisodeOutcome,
+    EpisodeTask,
+    TaskRunner,
+)
 from patchlight.emulation.experiments.pac_ml.policies import NAMES, ROLL_OUT, check_names
 from patchlight.emulation.experiments.pac_ml.report import tables_of, verdicts_of, write_report
 from patchlight.emulation.experiments.pac_ml.run import (
@@ -48,12 +54,12 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A roll-out that is quick and no good."""
-    monkeypatch.setattr(run, "_QUICK_FUTURES", 2)
-    monkeypatch.setattr(run, "_AHEAD", 5)
+    monkeypatch.setattr(run, "QUICK_FUTURES", 2)
+    monkeypatch.setattr(run, "AHEAD", 5)
 
 
-def quietly(wishes: ExperimentOptions) -> dict[str, Any]:
-    return run_experiment(wishes, lambda words: None, lambda done, total: None)
+def quietly(options: ExperimentOptions) -> dict[str, Any]:
+    return run_experiment(options, lambda words: None, lambda done, total: None)
 
 
 def without_clocks(result: dict[str, Any]) -> dict[str, Any]:
@@ -82,8 +88,8 @@ def test_results_are_the_same_on_any_number_of_processes() -> None:
 def test_figures_are_those_of_the_episodes() -> None:
     result = quietly(SHORT)
     cell = result["rules"]["ramp-block"]["A"]
-    bench = Bench([builtin_graph(name) for name in result["profiles"]["models"]], 6e4)
-    scenario = bench.scenario(Place("ramp-block", "A"))
+    runner = TaskRunner([builtin_graph(name) for name in result["profiles"]["models"]], 6e4)
+    scenario = runner.scenario(Cell("ramp-block", "A"))
     episodes = [run_episode(scenario, Constant(8), seed) for seed in range(2)]
     figures = cell["policies"]["constant-8"]
     rates = [each.blocking_rate() for each in episodes]
@@ -119,9 +125,9 @@ def test_the_report_is_json_tables_and_pictures(tmp_path: Path) -> None:
 def test_published_figures_stand_beside_only_with_the_published_profiles(
     tmp_path: Path, pipedream: Path
 ) -> None:
-    wishes = replace(SHORT, policies=("maximum",), seeds=1, horizon_s=1e6, laws=("A",))
-    assert not quietly(wishes)["comparable"]
-    result = quietly(replace(wishes, profiles=pipedream))
+    options = replace(SHORT, policies=("maximum",), seeds=1, horizon_s=1e6, laws=("A",))
+    assert not quietly(options)["comparable"]
+    result = quietly(replace(options, profiles=pipedream))
     assert result["comparable"]
     figures = result["rules"]["ramp-block"]["A"]["policies"]["maximum"]
     assert figures["published"] == {"blocking_rate": 0.2624, "source": paper.NOTEBOOK}
@@ -130,59 +136,59 @@ def test_published_figures_stand_beside_only_with_the_published_profiles(
     assert verdicts_of(result) == [(False, words)]
 
 
-class _DiesOnce(Bench):
+class _DiesOnce(TaskRunner):
     """Kills the process that first does a task, unless it is the one it was made in."""
 
     marker = ""
     home = 0
 
-    def do(self, task: Any) -> Any:
+    def run(self, task: Any) -> Any:
         if os.getpid() != self.home:
             try:
                 Path(self.marker).touch(exist_ok=False)
                 os.kill(os.getpid(), signal.SIGKILL)
             except FileExistsError:
                 pass
-        return super().do(task)
+        return super().run(task)
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench([builtin_graph("alexnet"), builtin_graph("gnmt")], 2e4)
+def runner() -> TaskRunner:
+    return TaskRunner([builtin_graph("alexnet"), builtin_graph("gnmt")], 2e4)
 
 
-def test_a_process_that_dies_loses_no_result(bench: Bench, tmp_path: Path) -> None:
-    tasks = [Run(Place("ramp-block", "A"), "random", seed) for seed in range(6)]
-    dying = _DiesOnce(bench.graphs, bench.horizon_s)
+def test_a_process_that_dies_loses_no_result(runner: TaskRunner, tmp_path: Path) -> None:
+    tasks = [EpisodeTask(Cell("ramp-block", "A"), "random", seed) for seed in range(6)]
+    dying = _DiesOnce(runner.graphs, runner.horizon_s)
     dying.marker, dying.home = str(tmp_path / "died"), os.getpid()
     told: list[int] = []
-    found = run_all(tasks, dying.do, Engine("processes", 2), lambda: told.append(1))
+    found = run_all(tasks, dying.run, Engine("processes", 2), lambda: told.append(1))
     assert (tmp_path / "died").exists()
-    alone = run_all(tasks, bench.do, Engine("serial"))
+    alone = run_all(tasks, runner.run, Engine("serial"))
     assert [_result(each) for each in found] == [_result(each) for each in alone]
     assert len(told) == len(tasks)
 
 
 def _result(done: Any) -> Any:
-    assert isinstance(done, Ran)
+    assert isinstance(done, EpisodeOutcome)
     return done.result
 
 
-class _DiesAlways(Bench):
+class _DiesAlways(TaskRunner):
     home = 0
 
-    def do(self, task: Any) -> Any:
+    def run(self, task: Any) -> Any:
         if os.getpid() != self.home:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().do(task)
+        return super().run(task)
 
 
-def test_processes_that_always_die_are_an_error(bench: Bench) -> None:
-    tasks = [Bound(Place("ramp-block", "A"), seed) for seed in range(2)]
-    dying = _DiesAlways(bench.graphs, bench.horizon_s)
+def test_processes_that_always_die_are_an_error(runner: TaskRunner) -> None:
+    tasks = [BoundTask(Cell("ramp-block", "A"), seed) for seed in range(2)]
+    dying = _DiesAlways(runner.graphs, runner.horizon_s)
     dying.home = os.getpid()
     with pytest.raises(PatchlightError, match="processes died 3 times"):
-        run_all(tasks, dying.do, Engine("processes", 2))
+        run_all(tasks, dying.run, Engine("processes", 2))
     assert not multiprocessing.active_children()
 
 

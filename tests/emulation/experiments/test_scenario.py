@@ -11,11 +11,11 @@ from patchlight.emulation.experiments.ofc2022.scenario import GRADIENT_BYTES, jo
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import follow_light
+from patchlight.testbed.wiring import trace_links
 
 
 def tors(lab: Lab, hosts: tuple[str, ...]) -> list[str | None]:
-    links = follow_light(lab, lab.initial_maps)
+    links = trace_links(lab, lab.initial_maps)
     return [links.switch_of(lab, lab.host(name).endpoint) for name in hosts]
 
 

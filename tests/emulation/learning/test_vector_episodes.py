@@ -10,6 +10,7 @@ pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'lear
 from patchlight.controller.policies.observation import Observer
 from patchlight.emulation.learning.control_variate import ControlVariate
 from patchlight.emulation.learning.vector_episodes import Finished, VectorEpisodes
+from patchlight.emulation.simulator.outages import Outages
 from patchlight.emulation.simulator.ramp import (
     Episode,
     JobOutcome,
@@ -18,7 +19,6 @@ from patchlight.emulation.simulator.ramp import (
     pac_ml_scenario,
 )
 from patchlight.emulation.simulator.ramp.arrivals import PoissonArrivals
-from patchlight.emulation.simulator.ramp.failures import Failures
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
@@ -114,7 +114,7 @@ def test_the_control_variate_is_nothing_on_average(workloads: Workloads) -> None
 
 def test_what_they_cannot_do_is_refused(workloads: Workloads) -> None:
     plain = pac_ml_scenario(workloads, "A")
-    broken = Scenario(workloads, plain.law, plain.rule, failures=Failures(1e5, 1e4))
+    broken = Scenario(workloads, plain.law, plain.rule, failures=Outages("server", 1e5, 1e4))
     with pytest.raises(BadInput, match="break"):
         VectorEpisodes([broken], 2, 0)
     with pytest.raises(BadInput, match="same workloads"):

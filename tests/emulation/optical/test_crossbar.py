@@ -7,8 +7,8 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,21 +93,18 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         yield Bench(device, hosts)
 
 
-def run_with(bench: Bench, initial: PortMap, act) -> None:  # type: ignore[no-untyped-def]
-    """Bring the device to ``initial``, then do ``act(driver)``."""
-
-    async def go() -> None:
-        driver = bench.driver()
-        await driver.open()
-        try:
-            change = (await driver.read_map()).diff(initial)
-            assert (await driver.disconnect(change.breaks)).complete
-            assert (await driver.connect(change.makes)).complete
-            await act(driver)
-        finally:
-            await driver.close()
-
-    asyncio.run(go())
+@asynccontextmanager
+async def driving(bench: Bench, initial: PortMap) -> AsyncIterator[CalientTl1]:
+    """An open driver of the device, brought to ``initial``."""
+    driver = bench.driver()
+    await driver.open()
+    try:
+        change = (await driver.read_map()).diff(initial)
+        assert (await driver.disconnect(change.breaks)).complete
+        assert (await driver.connect(change.makes)).complete
+        yield driver
+    finally:
+        await driver.close()
 
 
 def frame(body: bytes, *, to: bytes = b"\xff" * 6, kind: bytes = EXPERIMENTAL) -> bytes:
@@ -128,10 +125,9 @@ def received(tap: socket.socket, *, within_s: float = 0.3) -> list[bytes]:
     return found
 
 
-def test_only_what_is_cross_connected_talks(bench: Bench) -> None:
+async def test_only_what_is_cross_connected_talks(bench: Bench) -> None:
     one, two, three = bench.hosts
-
-    async def act(driver: CalientTl1) -> None:
+    async with driving(bench, PortMap.duplex([(1, 2)])) as driver:
         assert await asyncio.to_thread(one.pings, two)
         assert not await asyncio.to_thread(one.pings, three)
         # One-way: three hears one, but cannot answer.
@@ -139,8 +135,6 @@ def test_only_what_is_cross_connected_talks(bench: Bench) -> None:
         assert (await driver.connect(PortMap.duplex([(1, 3)]))).complete
         assert await asyncio.to_thread(one.pings, three)
         assert not await asyncio.to_thread(one.pings, two)
-
-    run_with(bench, PortMap.duplex([(1, 2)]), act)
 
 
 @pytest.mark.parametrize(
@@ -156,10 +150,9 @@ def test_only_what_is_cross_connected_talks(bench: Bench) -> None:
     ],
     ids=lambda sent: sent[12:14].hex() + "-" + str(len(sent)),
 )
-def test_any_frame_passes_and_only_that_way(bench: Bench, sent: bytes) -> None:
+async def test_any_frame_passes_and_only_that_way(bench: Bench, sent: bytes) -> None:
     one, two, three = bench.hosts
-
-    async def act(driver: CalientTl1) -> None:
+    async with driving(bench, PortMap.of([(1, 2)])):
         with one.tap() as here, two.tap() as there, three.tap() as elsewhere:
             here.send(sent)
             arrived = await asyncio.to_thread(received, there)
@@ -171,15 +164,12 @@ def test_any_frame_passes_and_only_that_way(bench: Bench, sent: bytes) -> None:
             there.send(frame(b"back"))
             assert frame(b"back") not in await asyncio.to_thread(received, here)
 
-    run_with(bench, PortMap.of([(1, 2)]), act)
 
-
-def test_the_old_path_is_dark_at_once_and_the_new_one_after_the_switching_time(
+async def test_the_old_path_is_dark_at_once_and_the_new_one_after_the_switching_time(
     bench: Bench,
 ) -> None:
     one, two, three = bench.hosts
-
-    async def act(driver: CalientTl1) -> None:
+    async with driving(bench, PortMap.of([(1, 2)])) as driver:
         with one.tap() as source, two.tap() as old, three.tap() as new:
             source.send(frame(b"before"))
             assert frame(b"before") in await asyncio.to_thread(received, old)
@@ -202,22 +192,17 @@ def test_the_old_path_is_dark_at_once_and_the_new_one_after_the_switching_time(
             assert SWITCHING_S <= outcome.elapsed_s < SWITCHING_S + 1
             assert received(old, within_s=0.05) == []
 
-    run_with(bench, PortMap.of([(1, 2)]), act)
 
-
-def test_dark_ports_say_nothing(bench: Bench) -> None:
+async def test_dark_ports_say_nothing(bench: Bench) -> None:
     one = bench.hosts[0]
-
-    async def act(driver: CalientTl1) -> None:
+    async with driving(bench, PortMap()):
         with one.tap() as tap:
             received(tap, within_s=0.05)
             assert not await asyncio.to_thread(one.pings, bench.hosts[1])
             assert await asyncio.to_thread(received, tap, within_s=1.0) == []
 
-    run_with(bench, PortMap(), act)
 
-
-def test_power_follows_the_transmitter(bench: Bench) -> None:
+async def test_power_follows_the_transmitter(bench: Bench) -> None:
     host = bench.hosts[0]
     arriving, leaving = DirectedPort("in", 1), DirectedPort("out", 2)
 
@@ -230,7 +215,7 @@ def test_power_follows_the_transmitter(bench: Bench) -> None:
         assert found[arriving] == pytest.approx(-0.3)
         assert found[leaving] == pytest.approx(-1.8, abs=0.31)
 
-    async def act(driver: CalientTl1) -> None:
+    async with driving(bench, PortMap.of([(1, 2)])) as driver:
         await until(driver, dark=False)
         ip("-n", host.namespace, "link", "set", "e0", "down")
         try:
@@ -239,36 +224,27 @@ def test_power_follows_the_transmitter(bench: Bench) -> None:
             ip("-n", host.namespace, "link", "set", "e0", "up")
         await until(driver, dark=False)
 
-    run_with(bench, PortMap.of([(1, 2)]), act)
 
-
-def test_the_map_and_the_light_outlive_the_clients(bench: Bench) -> None:
+async def test_the_map_and_the_light_outlive_the_clients(bench: Bench) -> None:
     one, two, _ = bench.hosts
-
-    async def act(driver: CalientTl1) -> None:
-        connection = driver._client._connection
-        assert connection is not None
-        connection._writer.transport.abort()
-
-    run_with(bench, PortMap.duplex([(1, 2)]), act)
+    async with driving(bench, PortMap.duplex([(1, 2)])):
+        host, _, port = bench.device.switch.address.partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"ACT-USER::admin:1::pw;")
+        assert b"COMPLD" in await reader.readuntil(b"\n;")
+        writer.transport.abort()
     assert one.pings(two)
 
 
-def test_a_killed_device_leaves_the_light_and_comes_back_with_its_map(tmp_path: Path) -> None:
+async def test_a_killed_device_leaves_the_light_and_comes_back_with_its_map(tmp_path: Path) -> None:
     name = f"test-{os.getpid()}-again"
     lab = lab_file(tmp_path, name=name, initial=("1-2",))
     state = ("--state", str(tmp_path / "state"))
 
-    async def rewire(device: Running) -> None:
-        driver = CalientTl1(device.switch, "")
-        await driver.open()
-        assert (await driver.disconnect(PortMap.duplex([(1, 2)]))).complete
-        assert (await driver.connect(PortMap.duplex([(1, 3)]))).complete
-        device.kill()
-
     with plugged(name) as (one, two, three):
         with running(tmp_path, lab, *state) as device:
-            asyncio.run(rewire(device))
+            async with driving(Bench(device, (one, two, three)), PortMap.duplex([(1, 3)])):
+                device.kill()
             assert one.pings(three)
         # The new process takes over the redirects that the killed one left.
         with running(tmp_path, lab, *state):

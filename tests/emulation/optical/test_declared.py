@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from patchlight.controller.circuits.contract import DeviceRefused, LoginRefused
+from patchlight.controller.circuits.contract import CircuitDriver, DeviceRefused, LoginRefused
 from patchlight.controller.circuits.protocols.http.trust import PINS_VARIABLE
 from patchlight.controller.circuits.protocols.ssh.host_keys import FILE_VARIABLE
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.optical.faults import Faults
-from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
+from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.labfile.emulated_schema import FAULT, TRIGGERS
+from patchlight.testbed.labfile.reader import read_lab
 from patchlight.testbed.portmap import CrossConnect, PortMap
 from tests.support.emulated_devices import lab_file, running
+from tests.support.protocol_session import client, serving
 
 WITH_USERS = {
     "calient-tl1": "this user may only look",
@@ -44,84 +46,75 @@ def one(text: str) -> CrossConnect:
     return CrossConnect(int(inp), int(out))
 
 
-def drive(switch: CircuitSwitch, act: Callable[[Any], Awaitable[None]], password: str = "") -> None:
-    async def go() -> None:
-        driver = open_driver(switch, password)
+@asynccontextmanager
+async def opened(switch: CircuitSwitch, password: str = "") -> AsyncIterator[CircuitDriver]:
+    driver = open_driver(switch, password)
+    try:
         await driver.open()
-        try:
-            await act(driver)
-        finally:
-            await driver.close()
-
-    asyncio.run(go())
+        yield driver
+    finally:
+        await driver.close()
 
 
 def test_the_lab_file_s_faults_are_those_of_the_control_socket() -> None:
-    written = {key.name for key in FAULT.group.keys} - set(TRIGGERS)
+    written = {key.name for key in FAULT.keys} - set(TRIGGERS)
     assert written == {f.name for f in fields(Faults)} | {"report", "lose", "reboot"}
 
 
-def test_faults_come_in_their_time(tmp_path: Path) -> None:
+async def test_faults_come_in_their_time(tmp_path: Path) -> None:
     declared = (
         ", emulated: {faults: [{refuse_ports: [9]}, {refuse_next: not now, after_changes: 2}, "
         "{cut: before, after_changes: 3}, {lose: '1>7', after: 1500ms}]}"
     )
     lab = lab_file(tmp_path, driver="polatis-scpi", initial=("1-7",), extra=declared)
 
-    async def act(driver: Any) -> None:
-        assert await driver.read_map() == PortMap.of([(1, 7), (7, 1)])
-        (locked,) = (await driver.connect([one("9>9")])).refused
-        assert locked.words
-        assert (await driver.connect([one("3>9")])).complete is False
-        (now,) = (await driver.connect([one("4>10")])).refused
-        assert "not now" in now.words
-        with pytest.raises(OutcomeUnknown):
-            await driver.connect([one("5>11")])
-        assert (await driver.connect([one("5>11")])).complete
-        deadline = time.monotonic() + 5
-        while one("1>7") in await driver.read_map():
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.05)
-        assert await driver.read_map() == PortMap.of([(7, 1), (5, 11)])
-
     with running(tmp_path, lab, "--no-fabric") as device:
-        drive(device.switch, act)
+        async with opened(device.switch) as driver:
+            assert await driver.read_map() == PortMap.of([(1, 7), (7, 1)])
+            (locked,) = (await driver.connect([one("9>9")])).refused
+            assert locked.words
+            assert (await driver.connect([one("3>9")])).complete is False
+            (now,) = (await driver.connect([one("4>10")])).refused
+            assert "not now" in now.words
+            with pytest.raises(OutcomeUnknown):
+                await driver.connect([one("5>11")])
+            assert (await driver.connect([one("5>11")])).complete
+            deadline = time.monotonic() + 5
+            while one("1>7") in await driver.read_map():
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+            assert await driver.read_map() == PortMap.of([(7, 1), (5, 11)])
 
 
 @pytest.mark.parametrize("driver", WITH_USERS)
-def test_a_read_only_user_looks_and_is_refused_to_change(driver: str, tmp_path: Path) -> None:
+async def test_a_read_only_user_looks_and_is_refused_to_change(driver: str, tmp_path: Path) -> None:
     declared = (
         ", emulated: {users: [{name: viewer, password_env: VIEWER_PW, read_only: true}, "
         "{name: second}]}"
     )
     lab = lab_file(tmp_path, driver=driver, initial=("1-7",), switching_time="1ms", extra=declared)
     first_map = PortMap.of([(1, 7), (7, 1)])
-
-    async def only_looks(device: Any) -> None:
-        assert await device.read_map() == first_map
-        await device.port_states()
-        for change in (device.connect([one("3>9")]), device.disconnect([one("1>7")])):
-            try:
-                words = (await change).refused[0].words
-            except DeviceRefused as refusal:
-                words = refusal.words
-            assert WITH_USERS[driver] in words
-        assert await device.read_map() == first_map
-
-    async def changes(device: Any) -> None:
-        assert (await device.connect([one("3>9")])).complete
-
     with running(tmp_path, lab, "--no-fabric", VIEWER_PW="s3cret") as device:
         viewer = replace(device.switch, user="viewer")
-        drive(viewer, only_looks, "s3cret")
-        with pytest.raises(PatchlightError) as wrong:
-            drive(viewer, only_looks, "hush")
-        assert isinstance(wrong.value, LoginRefused)
-        drive(replace(device.switch, user="second"), changes, "anything")
+        async with opened(viewer, "s3cret") as looking:
+            assert await looking.read_map() == first_map
+            await looking.port_states()
+            for change in (looking.connect([one("3>9")]), looking.disconnect([one("1>7")])):
+                try:
+                    words = (await change).refused[0].words
+                except DeviceRefused as refusal:
+                    words = refusal.words
+                assert WITH_USERS[driver] in words
+            assert await looking.read_map() == first_map
+        with pytest.raises(LoginRefused):
+            async with opened(viewer, "hush"):
+                pass
+        async with opened(replace(device.switch, user="second"), "anything") as changing:
+            assert (await changing.connect([one("3>9")])).complete
 
 
 @pytest.mark.parametrize("seconds", [None, 0.5])
-def test_a_calient_refuses_a_busy_port_or_makes_room_slowly(
+async def test_a_calient_refuses_a_busy_port_or_makes_room_slowly(
     seconds: float | None, tmp_path: Path
 ) -> None:
     """Told by hand: our driver never asks a device to make room."""
@@ -133,69 +126,64 @@ def test_a_calient_refuses_a_busy_port_or_makes_room_slowly(
         switching_time="200ms",
         extra=declared,
     )
-
-    async def act(driver: Any) -> None:
-        tell = driver._client.command
+    switch = read_lab(lab).circuit_switch("ocs1")
+    async with serving(switch) as (_, device, port), client(port) as say:
         began = time.monotonic()
-        reply = await tell("ENT-CRS-BULK::1.1.1>1.1.8&1.1.5>1.1.6:{ctag};", changes=True)
-        assert reply.code == ("COMPLD" if seconds else "PRTL")
-        assert seconds or "in use" in reply.words
-        lit: dict[CrossConnect, float] = {}
-        wanted = {one("5>6")} | ({one("1>8")} if seconds else set())
-        while wanted - lit.keys():
+        reply = await say("ENT-CRS-BULK::1.1.1>1.1.8&1.1.5>1.1.6:3;")
+        assert ("M  3 COMPLD" if seconds else "M  3 PRTL") in reply
+        assert seconds or "in use" in reply
+        lit: dict[str, float] = {}
+        entered = {"1.1.5>1.1.6"} | ({"1.1.1>1.1.8"} if seconds else set())
+        while entered - lit.keys():
             assert time.monotonic() < began + 5
             await asyncio.sleep(0.01)
-            states = await driver._table.states(list(wanted))
-            now = time.monotonic() - began
-            for c, held in states.items():
-                if held.matches(driver._dialect.up):
-                    lit.setdefault(c, now)
-        assert 0.15 < lit[one("5>6")] < 0.45
+            for circuit in entered:
+                ports = circuit.replace(">", ",")
+                if "AS=IS,OS=IS,OC=OK" in await say(f"RTRV-CRS::{ports}:4::{circuit};"):
+                    lit.setdefault(circuit, time.monotonic() - began)
+        assert 0.15 < lit["1.1.5>1.1.6"] < 0.45
         if seconds:
-            assert lit[one("1>8")] > 0.45
-            assert await driver.read_map() == PortMap.of([(1, 8), (5, 6)])
+            assert lit["1.1.1>1.1.8"] > 0.45
+            assert device.map == PortMap.of([(1, 8), (5, 6)])
             # For what cannot be, nothing goes.
-            assert device.fault(refuse_ports=[9])["ok"]
-            with pytest.raises(DeviceRefused, match="locked"):
-                await tell("ENT-CRS::1.1.1,1.2.1:{ctag}::SYSTEM,1WAY;", changes=True)
-            assert one("1>8") in await driver.read_map()
+            device.faults.refuse_ports = [9]
+            await device.faults_changed()
+            assert "locked" in await say("ENT-CRS::1.1.1,1.2.1:5::SYSTEM,1WAY;")
+            assert one("1>8") in device.map
         else:
-            assert await driver.read_map() == PortMap.of([(1, 7), (2, 8), (5, 6)])
+            assert device.map == PortMap.of([(1, 7), (2, 8), (5, 6)])
         # Breaking first and making then takes the switching time alone, on either.
-        began = time.monotonic()
-        assert (await driver.disconnect([one("5>6")])).complete
-        assert (await driver.connect([one("5>10")])).complete
-        assert time.monotonic() - began < 0.45
-
-    with running(tmp_path, lab, "--no-fabric") as device:
-        drive(device.switch, act)
+        async with opened(replace(switch, address=f"127.0.0.1:{port}"), "pw") as driver:
+            assert await driver.read_map() == device.map
+            began = time.monotonic()
+            assert (await driver.disconnect([one("5>6")])).complete
+            assert (await driver.connect([one("5>10")])).complete
+            assert time.monotonic() - began < 0.45
 
 
 @pytest.mark.parametrize("driver", ["calient-tl1", "polatis-tl1", "glimmerglass-tl1"])
-def test_alarms_that_stand_are_told_to_who_comes_later(driver: str, tmp_path: Path) -> None:
+async def test_alarms_that_stand_are_told_to_who_comes_later(driver: str, tmp_path: Path) -> None:
     lab = lab_file(tmp_path, driver=driver, extra=", emulated: {faults: [{fail_ports: [3]}]}")
+    with running(tmp_path, lab, "--no-fabric") as device:
+        assert device.fault(report="*C EQPT: FAN1: CR,HITEMP,SA,,,,:hot")["ok"]
+        async with opened(device.switch) as listening:
+            await _until_standing(listening, {"mirror stuck", "hot"})
+            assert device.fault(report="A EQPT: FAN1: cool again")["ok"]
+            assert device.fault(report="** EQPT: PSU1: power supply lost")["ok"]
+            await _until_standing(listening, {"mirror stuck", " power supply lost"})
+            words = [alarm.words for alarm in await listening.alarms()]
+            # It was reported, and it stands: one alarm.
+            assert sum("power supply lost" in text for text in words) == 1
+            # What stands no more was there all the same.
+            assert sum("hot" in text for text in words) == 1
 
-    async def standing(device: Any, wanted: set[str]) -> None:
-        deadline = time.monotonic() + 6
-        while True:
-            alarms = [alarm for alarm in await device.alarms() if alarm.standing]
-            if {alarm.words.rpartition(":")[2] for alarm in alarms} == wanted:
-                break
-            assert time.monotonic() < deadline, alarms
-            await asyncio.sleep(0.1)
-        assert all(a.severity == "critical" for a in alarms if "mirror stuck" in a.words)
 
-    async def hears_and_asks(device: Any) -> None:
-        await standing(device, {"mirror stuck", "hot"})
-        assert running_device.fault(report="A EQPT: FAN1: cool again")["ok"]
-        assert running_device.fault(report="** EQPT: PSU1: power supply lost")["ok"]
-        await standing(device, {"mirror stuck", " power supply lost"})
-        words = [alarm.words for alarm in await device.alarms()]
-        # It was reported, and it stands: one alarm.
-        assert sum("power supply lost" in text for text in words) == 1
-        # What stands no more was there all the same.
-        assert sum("hot" in text for text in words) == 1
-
-    with running(tmp_path, lab, "--no-fabric") as running_device:
-        assert running_device.fault(report="*C EQPT: FAN1: CR,HITEMP,SA,,,,:hot")["ok"]
-        drive(running_device.switch, hears_and_asks)
+async def _until_standing(driver: CircuitDriver, expected: set[str]) -> None:
+    deadline = time.monotonic() + 6
+    while True:
+        alarms = [alarm for alarm in await driver.alarms() if alarm.standing]
+        if {alarm.words.rpartition(":")[2] for alarm in alarms} == expected:
+            break
+        assert time.monotonic() < deadline, alarms
+        await asyncio.sleep(0.1)
+    assert all(a.severity == "critical" for a in alarms if "mirror stuck" in a.words)

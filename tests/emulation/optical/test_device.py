@@ -82,52 +82,48 @@ def make(
     return EmulatedOcs(switch, arriving or {}, crossbar, clock, state_file=state), clock, crossbar
 
 
-def test_a_path_lights_up_after_the_switching_time_and_goes_dark_at_once() -> None:
-    async def go() -> None:
-        device, clock, crossbar = make((1, 7), arriving={1: -0.3, 2: -0.5})
-        await device.open()
-        assert crossbar.told == [LightChange((), (CrossConnect(1, 7),))]
-        held = device.mirrors.find(CrossConnect(1, 7))
-        assert held is not None
-        device.remove(held)
-        await device.settle()
-        assert crossbar.told[1:] == [LightChange((1,), ())]
-        assert (await device.power([7]))[7] == (None, None)
-        circuit = device.enter([CrossConnect(1, 8)])
-        device.activate(circuit)
-        await device.settle()
-        assert circuit.phase is Phase.SWITCHING
-        await clock.to(100 + SWITCHING_S - 1e-6)
-        assert circuit.phase is Phase.SWITCHING
-        assert len(crossbar.told) == 2
-        assert (await device.power([8]))[8] == (None, None)
-        await clock.to(100 + SWITCHING_S)
-        assert circuit.phase is Phase.LIT
-        assert crossbar.told[2:] == [LightChange((), (CrossConnect(1, 8),))]
-        arriving, leaving = (await device.power([8]))[8]
-        assert arriving is None
-        assert leaving == pytest.approx(-0.3 - 1.5, abs=0.301)
-        await device.close()
-
-    asyncio.run(go())
+async def test_a_path_lights_up_after_the_switching_time_and_goes_dark_at_once() -> None:
+    device, clock, crossbar = make((1, 7), arriving={1: -0.3, 2: -0.5})
+    await device.open()
+    assert crossbar.told == [LightChange((), (CrossConnect(1, 7),))]
+    held = device.matrix.find(CrossConnect(1, 7))
+    assert held is not None
+    device.remove(held)
+    await device.settle()
+    assert crossbar.told[1:] == [LightChange((1,), ())]
+    assert (await device.power([7]))[7] == (None, None)
+    circuit = device.enter([CrossConnect(1, 8)])
+    device.activate(circuit)
+    await device.settle()
+    assert [circuit.phase for circuit in device.matrix] == [Phase.SWITCHING]
+    await clock.to(100 + SWITCHING_S - 1e-6)
+    assert [circuit.phase for circuit in device.matrix] == [Phase.SWITCHING]
+    assert len(crossbar.told) == 2
+    assert (await device.power([8]))[8] == (None, None)
+    await clock.to(100 + SWITCHING_S)
+    assert [circuit.phase for circuit in device.matrix] == [Phase.LIT]
+    assert crossbar.told[2:] == [LightChange((), (CrossConnect(1, 8),))]
+    arriving, leaving = (await device.power([8]))[8]
+    assert arriving is None
+    assert leaving == pytest.approx(-0.3 - 1.5, abs=0.301)
+    await device.close()
 
 
-def test_power_is_there_only_while_the_transmitter_is_on() -> None:
-    async def go() -> None:
-        device, _, crossbar = make((1, 7), (7, 1), arriving={1: -0.3, 7: 2.0})
-        await device.open()
-        readings = await device.power([1, 7, 3])
-        loss = device.loss_db(CrossConnect(1, 7))
-        assert readings[7] == (2.0, pytest.approx(-0.3 - loss))
-        assert readings[1][0] == -0.3
-        assert readings[3] == (None, None)
-        crossbar.off = {1}
-        readings = await device.power([1, 7])
-        assert readings[1] == (None, pytest.approx(2.0 - device.loss_db(CrossConnect(7, 1))))
-        assert readings[7] == (2.0, None)
-        await device.close()
-
-    asyncio.run(go())
+async def test_power_is_there_only_while_the_transmitter_is_on() -> None:
+    device, _, crossbar = make((1, 7), (7, 1), arriving={1: -0.3, 7: 2.0})
+    await device.open()
+    readings = await device.power([1, 7, 3])
+    loss = device.loss_db(CrossConnect(1, 7))
+    assert readings[7] == pytest.approx((2.0, -0.3 - loss))
+    assert readings[1][0] == -0.3
+    assert readings[3] == (None, None)
+    crossbar.off = {1}
+    readings = await device.power([1, 7])
+    arriving, leaving = readings[1]
+    assert arriving is None
+    assert leaving == pytest.approx(2.0 - device.loss_db(CrossConnect(7, 1)))
+    assert readings[7] == (2.0, None)
+    await device.close()
 
 
 def test_each_pair_has_its_own_fixed_loss() -> None:
@@ -175,53 +171,47 @@ def test_what_the_device_refuses() -> None:
     assert caught.value.reason is Reason.ACTIVE
 
 
-def test_circuits_outlive_a_restart_with_a_state_file(tmp_path: Path) -> None:
-    async def go() -> None:
-        state = tmp_path / "state"
-        device, _, _ = make((1, 7), state=state)
-        await device.open()
-        both = [CrossConnect(3, 4), CrossConnect(4, 3)]
-        device.activate(device.enter(both, "mine", "LAB"))
-        device.enter([CrossConnect(5, 6)])
-        await device.settle()
-        await device.close()
-        again, _, crossbar = make((9, 10), state=state)
-        await again.open()
-        assert again.map == PortMap.of([(1, 7), (3, 4), (4, 3)])
-        assert set(crossbar.told[0].light) == {CrossConnect(1, 7), *both}
-        kept = again.mirrors.find(both[0])
-        assert kept is not None
-        assert (kept.name, kept.group, kept.two_way) == ("mine", "LAB", True)
-        parked = again.mirrors.find(CrossConnect(5, 6))
-        assert parked is not None
-        assert parked.phase is Phase.PARKED
-        await again.close()
-        state.write_text("{")
-        broken, _, _ = make(state=state)
-        with pytest.raises(PatchlightError, match="reading its circuits"):
-            await broken.open()
-
-    asyncio.run(go())
+async def test_circuits_outlive_a_restart_with_a_state_file(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    device, _, _ = make((1, 7), state=state)
+    await device.open()
+    both = [CrossConnect(3, 4), CrossConnect(4, 3)]
+    device.activate(device.enter(both, "mine", "LAB"))
+    device.enter([CrossConnect(5, 6)])
+    await device.settle()
+    await device.close()
+    again, _, crossbar = make((9, 10), state=state)
+    await again.open()
+    assert again.map == PortMap.of([(1, 7), (3, 4), (4, 3)])
+    assert set(crossbar.told[0].light) == {CrossConnect(1, 7), *both}
+    kept = again.matrix.find(both[0])
+    assert kept is not None
+    assert (kept.name, kept.group, kept.two_way) == ("mine", "LAB", True)
+    parked = again.matrix.find(CrossConnect(5, 6))
+    assert parked is not None
+    assert parked.phase is Phase.PARKED
+    await again.close()
+    state.write_text("{")
+    broken, _, _ = make(state=state)
+    with pytest.raises(PatchlightError, match="reading its circuits"):
+        await broken.open()
 
 
-def test_a_crossbar_that_fails_is_a_circuit_that_failed() -> None:
+async def test_a_crossbar_that_fails_is_a_circuit_that_failed() -> None:
     class Broken(NoCrossbar):
         async def change(self, change: LightChange) -> None:
             raise PatchlightError("the kernel would not")
 
-    async def go() -> None:
-        device, _, _ = make()
-        device._crossbar = Broken()
-        await device.open()
-        circuit = device.enter([CrossConnect(1, 2)])
-        device.activate(circuit)
-        device._clock.time += 1  # type: ignore[attr-defined]
-        await device.settle()
-        assert circuit.phase is Phase.FAILED
-        assert device.map == PortMap()
-        await device.close()
-
-    asyncio.run(go())
+    device, _, _ = make()
+    device._crossbar = Broken()
+    await device.open()
+    circuit = device.enter([CrossConnect(1, 2)])
+    device.activate(circuit)
+    device._clock.time += 1  # type: ignore[attr-defined]
+    await device.settle()
+    assert circuit.phase is Phase.FAILED
+    assert device.map == PortMap()
+    await device.close()
 
 
 def test_light_that_arrives_is_launch_power_less_the_fibre() -> None:

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchlight.testbed.files.json_text import positions
 from patchlight.testbed.graphs import (
     ComputationGraph,
     GraphFileError,
@@ -52,31 +50,6 @@ def test_through_a_file(tmp_path: Path, pipedream: Path) -> None:
     graph = read_graph(pipedream / "gnmt.txt")
     write_graph(graph, tmp_path / "gnmt.json")
     assert read_graph(tmp_path / "gnmt.json") == graph
-
-
-_json = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=12,
-)
-
-
-@given(_json, st.sampled_from([None, 2]))
-def test_each_value_is_found_where_it_stands(value: object, indent: int | None) -> None:
-    text = json.dumps(value, indent=indent)
-    found = positions(text)
-
-    def check(path: tuple[str | int, ...], part: object) -> None:
-        decoded, _ = json.JSONDecoder().raw_decode(text, found[path])
-        assert decoded == part
-        if isinstance(part, dict):
-            for key, inner in part.items():
-                check((*path, key), inner)
-        elif isinstance(part, list):
-            for place, inner in enumerate(part):
-                check((*path, place), inner)
-
-    check((), value)
 
 
 WRONG = """\

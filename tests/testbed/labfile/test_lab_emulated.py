@@ -6,7 +6,9 @@ import pytest
 
 from patchlight.testbed.emulated import Emulation, OcsFault, OcsUser
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.labfile.reader import LabFileError, parse_lab, write_lab
+from patchlight.testbed.labfile.reader import LabFileError, parse_lab
+from patchlight.testbed.labfile.writer import write_lab
+from tests.support.lab_files import unmarked
 
 GOOD = """\
 name: small
@@ -80,12 +82,11 @@ def test_every_mistake_has_its_line_and_column(good: str, bad: str, message: str
     text = GOOD.replace(good, bad)
     if "lacks 'datapath_id'" in message:
         text = text.replace(", datapath_id: 0x51", "")
-    before = text[: text.index("‸")]
-    where = (before.count("\n") + 1, len(before) - before.rfind("\n"))
+    text, line, column = unmarked(text)
     with pytest.raises(LabFileError) as caught:
-        parse_lab(text.replace("‸", ""))
-    found = [m for m in caught.value.issues if message in m.message]
-    assert [(m.line, m.column) for m in found] == [where], str(caught.value)
+        parse_lab(text)
+    issues = [issue for issue in caught.value.issues if message in issue.message]
+    assert [(issue.line, issue.column) for issue in issues] == [(line, column)], str(caught.value)
 
 
 @pytest.mark.parametrize("driver", ["polatis-scpi", "openflow"])

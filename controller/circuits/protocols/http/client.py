@@ -14,9 +14,9 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -32,6 +32,7 @@ from patchlight.controller.circuits.protocols.session import Session, shortened
 from patchlight.testbed.errors import OutcomeUnknown
 
 log = logging.getLogger("patchlight.ocs.http")
+T = TypeVar("T")
 
 _WORDS_KEPT = 300
 _MANY = 8  # changes: a connection to keep takes as long to make as some that are not kept
@@ -70,6 +71,9 @@ class HttpClient:
         self._client: httpx.AsyncClient | None = None
         self._kept: httpx.AsyncClient | None = None
 
+    async def open(self) -> None:
+        """The first exchange is what connects."""
+
     async def close(self) -> None:
         """Let go of the connection. Idempotent; the next exchange makes another."""
         async with self._lock:
@@ -104,6 +108,14 @@ class HttpClient:
             return Reply(raw.status, json.loads(raw.text), raw.headers.get("ETag", ""))
         except ValueError as error:
             raise self.nonsense(shown, raw.text or "nothing") from error
+
+    async def read(self, path: str, reader: Callable[[Any], T]) -> T:
+        """What ``reader`` makes of an answer's JSON; its ``ValueError`` is a ``DeviceRefused``."""
+        reply = await self.get(path)
+        try:
+            return reader(reply.body)
+        except ValueError as error:
+            raise self.nonsense(path, str(error)) from error
 
     async def change(
         self, method: str, path: str, body: str = "", headers: Mapping[str, str] | None = None
@@ -172,7 +184,7 @@ class HttpClient:
         headers: Mapping[str, str],
     ) -> _Raw:
         # The timeouts of the client are between bytes; one byte a second must end as well.
-        longest_s = self._session.timeout_s + 2 * self._session.connect_timeout_s
+        longest_s = self._session.timeouts.answer_s + 2 * self._session.timeouts.connect_s
         sent = dict(headers)
         if body:
             sent["Content-Type"] = self._dialect.media_type
@@ -207,7 +219,7 @@ class HttpClient:
             auth=httpx.BasicAuth(session.user, session.password),
             verify=self._trust.context(),
             headers=headers if keep else {**headers, "Connection": "close"},
-            timeout=httpx.Timeout(session.timeout_s, connect=session.connect_timeout_s),
+            timeout=httpx.Timeout(session.timeouts.answer_s, connect=session.timeouts.connect_s),
             limits=httpx.Limits(max_connections=1, max_keepalive_connections=int(keep)),
             follow_redirects=False,
             trust_env=False,
@@ -256,7 +268,7 @@ class HttpClient:
                 hint="if the device has a new certificate, correct its line in that file "
                 f"({PINS_VARIABLE}); if not, find out who answers there",
             )
-        reason = str(error) or f"no answer in {self._session.connect_timeout_s:g} s"
+        reason = str(error) or f"no answer in {self._session.timeouts.connect_s:g} s"
         return DeviceUnreachable(
             f"connecting to {name} at {self._address}: {self._mask(reason)}",
             hint="check that the device is on and speaks HTTPS there, and its address in the "
@@ -272,5 +284,5 @@ class HttpClient:
 
     def _reason(self, error: Exception) -> str:
         if isinstance(error, (TimeoutError, httpx.TimeoutException)):
-            return f"nothing came back within {self._session.timeout_s:g} s"
+            return f"nothing came back within {self._session.timeouts.answer_s:g} s"
         return self._mask(str(error)) or "the connection was lost"

@@ -93,13 +93,13 @@ class PolatisRestconfDialect(HttpDialect):
     """What a Polatis takes.
 
     ``{ingress}`` and ``{egress}`` are the device's port numbers, ``{pairs}`` is a list of
-    ``pair``, ``{port}`` one number, ``{state}`` what ``port-config`` is to be. The ``…_key``
-    entries are keys of the answers. ``size`` and ``any_to_any`` are searched in the model.
+    ``pair``. The ``…_key`` entries are keys of the answers. ``size`` and ``any_to_any`` are
+    searched in the model.
     ``guard`` sends the map's ETag along with a change, so that the device does nothing if the
     map is no longer the one that was read. At or below ``dark_dbm`` a port is dark.
     """
 
-    FIELDS: ClassVar[frozenset[str]] = frozenset({"ingress", "egress", "pairs", "port", "state"})
+    FIELDS: ClassVar[frozenset[str]] = frozenset({"ingress", "egress", "pairs"})
 
     base: str = "/api"
     media_type: str = "application/yang-data+json"
@@ -108,8 +108,6 @@ class PolatisRestconfDialect(HttpDialect):
     body: Template = '{{"pair":[{pairs}]}}'
     delete: Template = "/data/cross-connects/pair={ingress}"
     ports: str = "/data/port-config/port"
-    port_state: Template = '{{"port-id":{port},"status":"{state}"}}'
-    ports_body: Template = '{{"port":[{pairs}]}}'
     power: str = "/data/opm-power/port"
     identity: str = "/data/product-information"
     system_alarms: str = "/data/system-alarms/alarm"

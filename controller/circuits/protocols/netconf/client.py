@@ -13,27 +13,27 @@ from typing import Any, TypeVar
 
 from patchlight.controller.circuits.contract import Alarm, DeviceRefused, Severity
 from patchlight.controller.circuits.protocols.connection import FramingError
-from patchlight.controller.circuits.protocols.netconf.connection import NetconfLine, RPCError
+from patchlight.controller.circuits.protocols.netconf.connection import NetconfConnection, RPCError
 from patchlight.controller.circuits.protocols.session import KeptSession, shortened
 
 T = TypeVar("T")
 
 
-class NetconfClient(KeptSession[NetconfLine]):
+class NetconfClient(KeptSession[NetconfConnection]):
     """One session with one device. All methods belong to one event loop."""
 
     protocol = "NETCONF"
     log = logging.getLogger("patchlight.netconf")
 
-    async def get(self, subtree: str, *, timeout_s: float | None = None) -> ET.Element:
+    async def get(self, subtree: str) -> ET.Element:
         """The data that a subtree filter selects: the ``data`` element of the reply."""
 
         def ask(manager: Any) -> str:
             return str(manager.get(filter=("subtree", subtree)).data_xml)
 
-        return _parsed(await self._ask(ask, subtree, timeout_s, changes=False))
+        return _parsed(await self._ask(ask, subtree, changes=False))
 
-    async def edit(self, config: str, *, timeout_s: float | None = None) -> None:
+    async def edit(self, config: str) -> None:
         """Edit the running configuration; ``config`` is what stands in its ``config`` element."""
         base = "urn:ietf:params:xml:ns:netconf:base:1.0"
         wrapped = f'<nc:config xmlns:nc="{base}">{config}</nc:config>'
@@ -41,17 +41,7 @@ class NetconfClient(KeptSession[NetconfLine]):
         def ask(manager: Any) -> None:
             manager.edit_config(target="running", config=wrapped)
 
-        await self._ask(ask, config, timeout_s, changes=True)
-
-    async def rpc(self, request: str, *, timeout_s: float | None = None) -> None:
-        """Have an operation of the device's own done, which changes something."""
-
-        def ask(manager: Any) -> None:
-            from ncclient.xml_ import to_ele
-
-            manager.dispatch(to_ele(request))
-
-        await self._ask(ask, request, timeout_s, changes=True)
+        await self._ask(ask, config, changes=True)
 
     def hear(self) -> tuple[Alarm, ...]:
         """All notifications so far."""
@@ -61,25 +51,25 @@ class NetconfClient(KeptSession[NetconfLine]):
 
     # --- the session ------------------------------------------------------------------------
 
-    async def _connect(self) -> NetconfLine:
-        return await NetconfLine.open(self._session)
+    async def _connect(self) -> NetconfConnection:
+        return await NetconfConnection.open(self._session)
 
     async def _log_in(self) -> None:
         """The login was part of connecting; here notifications are subscribed to."""
-        line = self._connected()
+        connection = self._connected()
         # Without interleave a session with a subscription takes no requests any more.
-        if line.offers(":notification") and line.offers(":interleave"):
+        if connection.offers(":notification") and connection.offers(":interleave"):
             try:
-                await line.ask(
-                    lambda manager: manager.create_subscription(), self._session.timeout_s
+                await connection.ask(
+                    lambda manager: manager.create_subscription(), self._session.timeouts.answer_s
                 )
             except RPCError as error:
                 self.log.warning("%s sends no notifications: %s", self._session.name, error)
 
     async def _log_out(self) -> None:
-        line = self._connected()
+        connection = self._connected()
         with contextlib.suppress(RPCError):
-            await line.ask(lambda manager: manager.close_session(), 2.0)
+            await connection.ask(lambda manager: manager.close_session(), 2.0)
 
     async def _say_something(self) -> None:
         await self.get("")
@@ -87,18 +77,17 @@ class NetconfClient(KeptSession[NetconfLine]):
     async def _ask(
         self,
         ask: Callable[[Any], T],
-        what: str,
-        timeout_s: float | None,
+        request: str,
         *,
         changes: bool,
     ) -> T:
-        timeout = self._session.timeout_s if timeout_s is None else timeout_s
-        shown = shortened(" ".join(what.split()))
+        timeout_s = self._session.timeouts.answer_s
+        shown = shortened(" ".join(request.split()))
 
-        async def exchange(line: NetconfLine) -> T:
+        async def exchange(connection: NetconfConnection) -> T:
             self.log.debug("%s < %s", self._session.name, shown)
             try:
-                return await line.ask(ask, timeout)
+                return await connection.ask(ask, timeout_s)
             except RPCError as error:
                 words = shortened(self._mask(str(error.message or error.tag or error).strip()))
                 self.log.info("%s > %s", self._session.name, words)
@@ -108,12 +97,12 @@ class NetconfClient(KeptSession[NetconfLine]):
                     words=words,
                 ) from error
             finally:
-                self._take_notifications(line)
+                self._take_notifications(connection)
 
-        return await self._run(exchange, shown, timeout, changes=changes)
+        return await self._run(exchange, shown, timeout_s, changes=changes)
 
-    def _take_notifications(self, line: NetconfLine) -> None:
-        for text in line.notifications():
+    def _take_notifications(self, connection: NetconfConnection) -> None:
+        for text in connection.notifications():
             try:
                 root = ET.fromstring(text)
             except ET.ParseError:
@@ -124,8 +113,8 @@ class NetconfClient(KeptSession[NetconfLine]):
                     continue
                 leaves = {_local(leaf.tag): (leaf.text or "").strip() for leaf in event.iter()}
                 leaves.pop(kind, None)
-                said = ", ".join(f"{name}={value}" for name, value in leaves.items() if value)
-                words = f"{kind}: {said}"
+                values = ", ".join(f"{name}={value}" for name, value in leaves.items() if value)
+                words = f"{kind}: {values}"
                 self._alarm(_severity(kind), leaves.get("port-id", ""), words)
 
 

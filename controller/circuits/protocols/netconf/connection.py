@@ -29,29 +29,29 @@ except ImportError as error:
         hint="install it with: pip install 'patchlight[netconf]'",
     ) from error
 
-__all__ = ["NetconfLine", "RPCError"]
+__all__ = ["NetconfConnection", "RPCError"]
 
 _LOOK_S = 0.25
 _GRACE_S = 1.0  # ncclient's own deadline comes first: it leaves nothing waiting behind
 T = TypeVar("T")
 
 
-class NetconfLine:
-    """Made by ``NetconfLine.open``. ``trouble`` says why it ended; empty while it lives."""
+class NetconfConnection:
+    """Made by ``NetconfConnection.open``. ``trouble`` says why it ended; empty while it lives."""
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager
         self._trouble = ""
 
     @classmethod
-    async def open(cls, session: Session) -> NetconfLine:
+    async def open(cls, session: Session) -> NetconfConnection:
         """Connect, check the host key, log in, exchange hellos.
 
         Raises ``OSError`` (also for all that is not NETCONF) and ``LoginRefused``.
         """
         where = (session.host, session.port)
         sock = await finished(
-            functools.partial(socket.create_connection, where, session.connect_timeout_s),
+            functools.partial(socket.create_connection, where, session.timeouts.connect_s),
             socket.socket.close,
         )
         try:
@@ -167,7 +167,7 @@ def _establish(session: Session, sock: socket.socket) -> Any:
         connection.connect(
             session.host,
             session.port,
-            timeout=session.connect_timeout_s,
+            timeout=session.timeouts.connect_s,
             unknown_host_cb=check,
             username=session.user,
             password=session.password,
@@ -186,4 +186,4 @@ def _establish(session: Session, sock: socket.socket) -> Any:
         if connection.transport:
             connection.close()
         raise
-    return Manager(connection, handler, timeout=session.timeout_s)
+    return Manager(connection, handler, timeout=session.timeouts.answer_s)

@@ -37,38 +37,36 @@ class ScpiClient(DeviceSession[str]):
         self._dialect = dialect
         self._entry = re.compile(dialect.error_entry)
 
-    async def ask(self, command: str, answer: str, *, timeout_s: float | None = None) -> str:
+    async def ask(self, command: str, answer: str) -> str:
         """Ask something; the answer, which matches the pattern ``answer``.
 
         Raises ``DeviceRefused`` with the device's words if it answers with errors alone.
         """
-        return await self._command(command, answer, timeout_s, changes=False)
+        return await self._command(command, answer, changes=False)
 
-    async def tell(self, command: str, *, timeout_s: float | None = None) -> None:
+    async def tell(self, command: str) -> None:
         """Have something changed, and wait until the device says that it is done.
 
         Raises ``DeviceRefused`` with the device's words; an unanswered command raises
         ``OutcomeUnknown``. A refused list may have been done in part.
         """
         confirmed = f"{command}{self._dialect.confirm}"
-        await self._command(confirmed, self._dialect.confirmed, timeout_s, changes=True)
+        await self._command(confirmed, self._dialect.confirmed, changes=True)
 
     async def look(self) -> None:
         """Ask for errors alone: what the device reported meanwhile becomes alarms."""
-        timeout = self._session.timeout_s
+        timeout_s = self._session.timeouts.answer_s
 
         async def exchange(connection: Connection[str]) -> None:
-            self._note((await self._exchange(connection, "", timeout))[1])
+            self._note((await self._exchange(connection, "", timeout_s))[1])
 
-        await self._run(exchange, self._dialect.errors, timeout, changes=False)
+        await self._run(exchange, self._dialect.errors, timeout_s, changes=False)
 
-    async def _command(
-        self, command: str, answer: str, timeout_s: float | None, *, changes: bool
-    ) -> str:
-        timeout = self._session.timeout_s if timeout_s is None else timeout_s
+    async def _command(self, command: str, answer: str, *, changes: bool) -> str:
+        timeout_s = self._session.timeouts.answer_s
 
         async def exchange(connection: Connection[str]) -> str:
-            said, errors = await self._exchange(connection, command, timeout)
+            said, errors = await self._exchange(connection, command, timeout_s)
             if errors and (changes or not said):
                 raise self._refused(command, errors)
             self._note(errors)
@@ -76,7 +74,7 @@ class ScpiClient(DeviceSession[str]):
                 raise FramingError(f"it answered {self._mask(shortened('; '.join(said)))!r}")
             return said[0]
 
-        return await self._run(exchange, self._mask(shortened(command)), timeout, changes=changes)
+        return await self._run(exchange, self._mask(shortened(command)), timeout_s, changes=changes)
 
     # --- the session ------------------------------------------------------------------------
 
@@ -88,7 +86,7 @@ class ScpiClient(DeviceSession[str]):
         if self._dialect.login:
             command = self._dialect.login.format(user=session.user, password=session.password)
         # A banner may stand before the first answer: only the errors are looked at.
-        _, errors = await self._exchange(self._connected(), command, session.timeout_s)
+        _, errors = await self._exchange(self._connected(), command, session.timeouts.answer_s)
         if command and errors:
             words = self._mask(_words(errors))
             raise LoginRefused(
@@ -107,13 +105,13 @@ class ScpiClient(DeviceSession[str]):
     # --- one command ------------------------------------------------------------------------
 
     async def _exchange(
-        self, connection: Connection[str], command: str, timeout: float
+        self, connection: Connection[str], command: str, timeout_s: float
     ) -> tuple[list[str], Errors]:
         """Send; the answers up to the error queue's, and what that holds."""
         between = self._dialect.then if command else ""
         ended = False
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout_s):
                 shown = command if not self._dialect.login else self._mask(command)
                 self.log.debug("%s < %s", self._session.name, shortened(shown))
                 await connection.send(f"{command}{between}{self._dialect.errors}")

@@ -48,11 +48,8 @@ class PolatisScpiDialect(ScpiDialect):
     size: Template = ":oxc:swit:size?"
     connect: Template = ":oxc:swit:conn:add (@{ins}),(@{outs})"
     disconnect: Template = ":oxc:swit:conn:sub (@{ins}),(@{outs})"
-    replace: Template = ":oxc:swit:conn:only (@{ins}),(@{outs})"
     read_map: Template = ":oxc:swit:conn:stat?"
     port_states: Template = ":oxc:swit:port:stat? (@{ports})"
-    enable: Template = ":oxc:swit:port:enab (@{ports})"
-    disable: Template = ":oxc:swit:port:dis (@{ports})"
     power: Template = ":pmon:pow? (@{ports})"
     list_limit: int = 512
     ask_limit: int = 256

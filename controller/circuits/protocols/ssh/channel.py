@@ -76,7 +76,7 @@ def login_refused(session: Session, error: Exception) -> LoginRefused:
 
 
 def _open_shell(session: Session) -> paramiko.Channel:
-    wait_s = session.connect_timeout_s
+    wait_s = session.timeouts.connect_s
     transport = paramiko.Transport(socket.create_connection((session.host, session.port), wait_s))
     transport.set_log_channel(f"{_LOG}.transport")
     transport.banner_timeout = transport.auth_timeout = wait_s

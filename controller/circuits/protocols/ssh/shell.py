@@ -55,6 +55,11 @@ class ShellFramer:
         # A letter may come in two pieces.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
+    @property
+    def buffered(self) -> int:
+        """Characters held of what is not yet complete."""
+        return len(self._text)
+
     def feed(self, data: bytes) -> list[str]:
         """Add bytes; returns the texts that they complete."""
         added = self._decoder.decode(data).replace("\r", "")
@@ -98,7 +103,7 @@ class ShellClient(DeviceSession[str]):
         Raises ``DeviceRefused`` with the device's words if it tells of an error. One that
         ``changes`` something and is not answered raises ``OutcomeUnknown``.
         """
-        timeout = self._session.timeout_s if timeout_s is None else timeout_s
+        timeout = self._session.timeouts.answer_s if timeout_s is None else timeout_s
 
         async def exchange(connection: Connection[str]) -> list[str]:
             return await self._exchange(connection, command, timeout)
@@ -134,7 +139,7 @@ class ShellClient(DeviceSession[str]):
         return connection
 
     async def _log_in(self) -> None:
-        async with asyncio.timeout(self._session.timeout_s):
+        async with asyncio.timeout(self._session.timeouts.answer_s):
             greeting = await self._connected().receive()
         self._connected().done()
         self._without_alarms(greeting)

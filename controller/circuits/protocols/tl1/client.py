@@ -65,7 +65,6 @@ class Tl1Client(DeviceSession[Message]):
         *,
         changes: bool = False,
         paged: bool = False,
-        timeout_s: float | None = None,
     ) -> Reply:
         """Send one command and wait for its whole reply.
 
@@ -74,7 +73,7 @@ class Tl1Client(DeviceSession[Message]):
         ``DeviceUnreachable``. ``paged``: the device may repeat whole replies as pages. A
         denial raises ``DeviceRefused`` with the device's words.
         """
-        timeout = self._session.timeout_s if timeout_s is None else timeout_s
+        timeout = self._session.timeouts.answer_s
         values = values or {}
 
         async def exchange(connection: Connection[Message]) -> Reply:
@@ -122,7 +121,11 @@ class Tl1Client(DeviceSession[Message]):
         values = {"user": quote(user), "password": quote(self._session.password)}
         try:
             await self._exchange(
-                self._connected(), self._dialect.login, values, self._session.timeout_s, paged=False
+                self._connected(),
+                self._dialect.login,
+                values,
+                self._session.timeouts.answer_s,
+                paged=False,
             )
         except DeviceRefused as refusal:
             if not self._says(self._dialect.already_logged_in, refusal.words):

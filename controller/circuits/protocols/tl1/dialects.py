@@ -131,8 +131,6 @@ class PolatisDialect(ListDialect):
     serial: Template = "RTRV-INV::OCS:{ctag}:;"
     ports: Template = "RTRV-PORT-SHUTTER::{ports}:{ctag}:;"
     power: Template = "RTRV-PORT-POWER::{ports}:{ctag}:;"
-    enable: Template = "RLS-PORT-SHUTTER::{ports}:{ctag}:;"
-    disable: Template = "OPR-PORT-SHUTTER::{ports}:{ctag}:;"
     identity_line: Pattern = (
         r"(?P<vendor>[^,]*),(?P<model>[^,]*),(?P<type>[^,]*),(?P<software>[^,]*)"
     )

@@ -22,14 +22,7 @@ from patchlight.emulation.simulator.ramp.hindsight import hindsight_bound, short
 from patchlight.emulation.simulator.ramp.placement import PlacementRule
 from patchlight.emulation.simulator.ramp.ramp import RampShape
 from patchlight.emulation.simulator.ramp.requirements import fixed
-from patchlight.testbed.graphs import ComputationGraph, Operation, builtin_graph
-
-FIVE = ("alexnet", "resnet18", "squeezenet1_0", "vgg16", "gnmt")
-
-
-@pytest.fixture(scope="module")
-def computed() -> Workloads:
-    return Workloads([builtin_graph(name) for name in FIVE])
+from patchlight.testbed.graphs import ComputationGraph, Operation
 
 
 def tiny(seconds: tuple[float, ...], betas: tuple[float, ...], jobs: int) -> Scenario:

@@ -1,8 +1,9 @@
+"""Jobs that come to a RAMP, are accepted or blocked, and go."""
+
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,36 +13,23 @@ from patchlight.controller.policies.partition import (
     Maximum,
     Minimum,
     RandomDegree,
-    Sufficient,
 )
+from patchlight.emulation.simulator.outages import Outages
 from patchlight.emulation.simulator.ramp import (
     Episode,
     JobOutcome,
     Scenario,
     Workloads,
-    blocking_rates,
     pac_ml_scenario,
     run_episode,
 )
 from patchlight.emulation.simulator.ramp.arrivals import FixedArrivals, PoissonArrivals
-from patchlight.emulation.simulator.ramp.failures import Failures
+from patchlight.emulation.simulator.ramp.episode_result import mean_and_interval
 from patchlight.emulation.simulator.ramp.placement import PlacementRule
 from patchlight.emulation.simulator.ramp.requirements import fixed
 from patchlight.emulation.simulator.ramp.workloads import Device
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.graphs import ComputationGraph, Operation, builtin_graph, read_graph
-
-FIVE = ("alexnet", "resnet18", "squeezenet1_0", "vgg16", "gnmt")
-
-
-@pytest.fixture(scope="module")
-def workloads(pipedream: Path) -> Workloads:
-    return Workloads([read_graph(pipedream / f"{name}.txt") for name in FIVE])
-
-
-@pytest.fixture(scope="module")
-def computed() -> Workloads:
-    return Workloads([builtin_graph(name) for name in FIVE])
+from patchlight.testbed.graphs import ComputationGraph, Operation, builtin_graph
 
 
 def one_model(step_s: float, beta: float, horizon_s: float, **other: object) -> Scenario:
@@ -144,7 +132,7 @@ def test_the_seed_fixes_an_episode(rule: PlacementRule, law: str, computed: Work
     scenario = pac_ml_scenario(computed, law, rule, horizon_s=1e5)
     once = run_episode(scenario, RandomDegree(7), seed=3)
     again = run_episode(scenario, RandomDegree(7), seed=3)
-    fresh = pac_ml_scenario([builtin_graph(name) for name in FIVE], law, rule, horizon_s=1e5)
+    fresh = pac_ml_scenario(computed.graphs, law, rule, horizon_s=1e5)
     assert once == again == run_episode(fresh, RandomDegree(7), seed=3)
     assert once != run_episode(scenario, RandomDegree(7), seed=4)
 
@@ -245,63 +233,6 @@ def test_the_cluster_and_the_jobs_as_policies_see_them(computed: Workloads) -> N
         cluster.preview(job._replace(graph=builtin_graph("gpt2")), 4)
 
 
-# The rates that were measured by running the peer, one seed, or that its authors published.
-PEER = [
-    ("A", Constant(4), 0.2218),
-    ("C", Constant(4), 0.1249),
-    ("D", Constant(2), 0.1049),
-    ("A", Constant(8), 0.2987),
-    ("B", Constant(8), 0.2917),
-    ("A", Sufficient(), 0.3137),
-    ("A", Maximum(), 0.2624),
-    ("B", Maximum(), 0.2631),
-    ("C", Maximum(), 0.2674),
-    ("D", Maximum(), 0.2631),
-    ("A", Minimum(), 0.3217),
-    ("B", Minimum(), 0.3926),
-    ("C", Minimum(), 0.3067),
-    ("D", Minimum(), 0.1269),
-    ("A", RandomDegree(0), 0.5172),
-    ("B", RandomDegree(1), 0.6011),
-    ("C", RandomDegree(2), 0.5055),
-    ("D", RandomDegree(3), 0.4652),
-]
-
-
-@pytest.mark.parametrize(("law", "policy", "peer"), PEER)
-def test_first_fit_blocks_as_many_as_the_peer(
-    law: str, policy: PartitionPolicy, peer: float, workloads: Workloads
-) -> None:
-    scenario = pac_ml_scenario(workloads, law, PlacementRule.RAMP_FIRST_FIT)
-    results = [run_episode(scenario, policy, seed) for seed in range(5)]
-    assert results[0].arrivals == 1001
-    assert results[0].decisions == 1000
-    assert blocking_rates(results).mean == pytest.approx(peer, abs=0.02)
-
-
-def test_whole_blocks_block_fewer(workloads: Workloads) -> None:
-    # What a quick study with whole-job blocks found.
-    for law, degree, rate in (("A", 8, 0.140), ("B", 8, 0.151), ("C", 4, 0.122)):
-        scenario = pac_ml_scenario(workloads, law, PlacementRule.RAMP_BLOCK)
-        results = [run_episode(scenario, Constant(degree), seed) for seed in range(5)]
-        assert blocking_rates(results).mean == pytest.approx(rate, abs=0.01)
-
-
-def test_completion_times_and_throughput_are_the_published_ones(workloads: Workloads) -> None:
-    # Constant degrees are what the published policy came to: JCT 7487 and 14903 s, 24.70 and
-    # 28.40 MB/s on laws A and D; the maximum on A 1875 s and 23.25 MB/s.
-    for law, policy, jct, throughput in (
-        ("A", Constant(4), 7487, 24.70e6),
-        ("D", Constant(2), 14903, 28.40e6),
-        ("A", Maximum(), 1875, 23.25e6),
-    ):
-        scenario = pac_ml_scenario(workloads, law)
-        results = [run_episode(scenario, policy, seed) for seed in range(5)]
-        assert sum(r.jct_mean_s for r in results) / 5 == pytest.approx(jct, rel=0.02)
-        found = sum(r.throughput_bytes_per_s for r in results) / 5
-        assert found == pytest.approx(throughput, rel=0.03)
-
-
 def test_poisson_arrivals(computed: Workloads) -> None:
     base = pac_ml_scenario(computed, "A", "ramp-block", horizon_s=2e5)
     scenario = replace(base, arrivals=PoissonArrivals(500.0))
@@ -321,7 +252,7 @@ def test_shares_of_models_can_be_given(computed: Workloads) -> None:
 
 
 def test_a_broken_server_loses_its_job_and_takes_none_until_mended() -> None:
-    broken = Failures(mean_up_s=20_000.0, mean_down_s=5_000.0)
+    broken = Outages("server", mean_up_s=20_000.0, mean_down_s=5_000.0)
     scenario = one_model(100.0, 1.0, 200_000.0, failures=broken)  # 5,000 s on one server
     episode = Episode(scenario, seed=1)
     times = scenario.server_events(1)
@@ -368,6 +299,16 @@ def test_scenarios_that_make_no_sense(computed: Workloads) -> None:
     with pytest.raises(BadInput, match="more than 0 s"):
         FixedArrivals(0.0)
     with pytest.raises(BadInput, match="expected more than 0 s"):
-        Failures(1.0, 0.0)
+        Outages("server", 1.0, 0.0)
     with pytest.raises(BadInput, match="no computation graphs"):
         Workloads([])
+
+
+def test_the_interval_is_students() -> None:
+    mean, half = mean_and_interval([1.0, 2.0, 3.0, 4.0])
+    assert mean == 2.5
+    assert half == pytest.approx(3.182 * math.sqrt(5 / 3) / 2, rel=1e-3)
+    assert mean_and_interval([0.5] * 40) == (0.5, 0.0)
+    assert mean_and_interval([0.5]).half_width == math.inf
+    with pytest.raises(BadInput, match="no values"):
+        mean_and_interval([])

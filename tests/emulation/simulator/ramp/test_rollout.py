@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -28,14 +27,8 @@ from patchlight.emulation.simulator.ramp.rollout import (
     tuned,
 )
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.graphs.profiles import read_profiles
 
 FEW = LookAhead(futures=6, arrivals=30)
-
-
-@pytest.fixture(scope="module")
-def workloads(pipedream: Path) -> Workloads:
-    return Workloads(read_profiles(pipedream)[0])
 
 
 def short(workloads: Workloads, law: str = "D", rule: str = "ramp-block") -> Scenario:

@@ -29,11 +29,6 @@ PEER = {
 }
 
 
-@pytest.fixture(scope="module")
-def workloads(pipedream: Path) -> Workloads:
-    return Workloads([read_graph(pipedream / f"{name}.txt") for name in PEER])
-
-
 def test_all_thirty_completion_times_are_the_peers(workloads: Workloads) -> None:
     worst = 0.0
     for graph, name in enumerate(workloads.names):

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchlight.emulation.optical.crossbar import NoCrossbar
-from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
+from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols import openflow_wire as wire
-from patchlight.emulation.optical.vendors.openflow import OpenFlowFront
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import CrossConnect, PortMap
+from tests.support.protocol_session import serving
 
 SWITCH = CircuitSwitch(
     "ocs1",
@@ -72,14 +71,14 @@ class Controller:
         request = struct.pack("!HH4x", wire.Part.FLOWS, 0)
         request += struct.pack("!B3xII4xQQ", 0xFF, wire.ANY_PORT, wire.ANY_PORT, 0, 0)
         answer = await self.ask(wire.Kind.MULTIPART_REQUEST, request + match(None))
-        body, found = answer.body[8:], set()
+        body, entries = answer.body[8:], set()
         while body:
             (length,) = struct.unpack_from("!H", body)
             (inp,) = struct.unpack_from("!I", body, 48 + 8)
             (out,) = struct.unpack_from("!I", body, 48 + 16 + 8 + 4)
-            found.add((inp, out))
+            entries.add((inp, out))
             body = body[length:]
-        return found
+        return entries
 
 
 def match(inp: int | None) -> bytes:
@@ -100,56 +99,41 @@ def flow_mod(
     return head + match(inp) + rest
 
 
-def drive(act: Callable[[Controller], Awaitable[None]]) -> None:
-    async def go() -> None:
-        device = EmulatedOcs(SWITCH, dict.fromkeys(range(1, 9), 0.0), NoCrossbar(), LoopClock())
-        await device.open()
-        front = OpenFlowFront(device, {})
-        server = await asyncio.start_server(front.serve, "127.0.0.1", 0)
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        try:
-            controller = Controller(device, reader, writer)
-            assert (await controller.receive()).kind == wire.Kind.HELLO
-            await act(controller)
-        finally:
-            writer.close()
-            server.close()
-            await device.close()
-
-    asyncio.run(go())
+@pytest.fixture
+async def controller() -> AsyncIterator[Controller]:
+    async with serving(SWITCH) as (_, device, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        controller = Controller(device, reader, writer)
+        assert (await controller.receive()).kind == wire.Kind.HELLO
+        yield controller
+        writer.close()
 
 
-def test_it_says_hello_what_it_is_and_that_it_lives() -> None:
-    async def act(c: Controller) -> None:
-        c.send(wire.Kind.HELLO)
-        features = await c.ask(wire.Kind.FEATURES_REQUEST)
-        assert struct.unpack_from("!Q", features.body) == (0x51,)
-        assert (await c.ask(wire.Kind.ECHO_REQUEST, b"alive")).body == b"alive"
-        ports = await c.ask(wire.Kind.MULTIPART_REQUEST, struct.pack("!HH4x", 13, 0))
-        assert len(ports.body) == 8 + 8 * 64
-        said = await c.ask(wire.Kind.MULTIPART_REQUEST, struct.pack("!HH4x", 0, 0))
-        assert b"emulated OCS of 8 ports" in said.body
-        assert await c.flows() == {(1, 7)}
-        for kind, body in ((13, b"\0" * 24), (4, b"\0" * 8), (18, struct.pack("!HH4x", 3, 0))):
-            assert (await c.ask(kind, body)).kind == wire.Kind.ERROR
-
-    drive(act)
+async def test_it_says_hello_what_it_is_and_that_it_lives(controller: Controller) -> None:
+    controller.send(wire.Kind.HELLO)
+    features = await controller.ask(wire.Kind.FEATURES_REQUEST)
+    assert struct.unpack_from("!Q", features.body) == (0x51,)
+    assert (await controller.ask(wire.Kind.ECHO_REQUEST, b"alive")).body == b"alive"
+    ports = await controller.ask(wire.Kind.MULTIPART_REQUEST, struct.pack("!HH4x", 13, 0))
+    assert len(ports.body) == 8 + 8 * 64
+    description = await controller.ask(wire.Kind.MULTIPART_REQUEST, struct.pack("!HH4x", 0, 0))
+    assert b"emulated OCS of 8 ports" in description.body
+    assert await controller.flows() == {(1, 7)}
+    for kind, body in ((13, b"\0" * 24), (4, b"\0" * 8), (18, struct.pack("!HH4x", 3, 0))):
+        assert (await controller.ask(kind, body)).kind == wire.Kind.ERROR
 
 
-def test_a_barrier_is_answered_when_the_light_is_there() -> None:
-    async def act(c: Controller) -> None:
-        c.send(wire.Kind.FLOW_MOD, flow_mod(3, 5))
-        c.send(wire.Kind.FLOW_MOD, flow_mod(4, wire.IN_PORT))
-        assert CrossConnect(3, 5) not in c.device.map
-        assert await c.barrier() == []
-        assert c.device.map == PortMap.of([(1, 7), (3, 5), (4, 4)])
-        assert await c.flows() == {(1, 7), (3, 5), (4, wire.IN_PORT)}
-        # The same match and priority: the new entry takes the old one's place.
-        c.send(wire.Kind.FLOW_MOD, flow_mod(3, 6))
-        assert await c.barrier() == []
-        assert c.device.map == PortMap.of([(1, 7), (3, 6), (4, 4)])
-
-    drive(act)
+async def test_a_barrier_is_answered_when_the_light_is_there(controller: Controller) -> None:
+    controller.send(wire.Kind.FLOW_MOD, flow_mod(3, 5))
+    controller.send(wire.Kind.FLOW_MOD, flow_mod(4, wire.IN_PORT))
+    assert CrossConnect(3, 5) not in controller.device.map
+    assert await controller.barrier() == []
+    assert controller.device.map == PortMap.of([(1, 7), (3, 5), (4, 4)])
+    assert await controller.flows() == {(1, 7), (3, 5), (4, wire.IN_PORT)}
+    # The same match and priority: the new entry takes the old one's place.
+    controller.send(wire.Kind.FLOW_MOD, flow_mod(3, 6))
+    assert await controller.barrier() == []
+    assert controller.device.map == PortMap.of([(1, 7), (3, 6), (4, 4)])
 
 
 REFUSED = {
@@ -172,17 +156,15 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_it_cannot_do_is_an_error_and_changes_nothing(what: str) -> None:
+async def test_what_it_cannot_do_is_an_error_and_changes_nothing(
+    controller: Controller, what: str
+) -> None:
     body, error = REFUSED[what]
-
-    async def act(c: Controller) -> None:
-        c.device.faults.refuse_ports, c.device.faults.fail_ports = [8], [6]
-        c.device.apply_faults()
-        xid = c.send(wire.Kind.FLOW_MOD, body)
-        assert await c.barrier() == [(xid, *error)]
-        assert await c.flows() == {(1, 7)}
-
-    drive(act)
+    controller.device.faults.refuse_ports, controller.device.faults.fail_ports = [8], [6]
+    controller.device.apply_faults()
+    xid = controller.send(wire.Kind.FLOW_MOD, body)
+    assert await controller.barrier() == [(xid, *error)]
+    assert await controller.flows() == {(1, 7)}
 
 
 @pytest.mark.parametrize(
@@ -198,16 +180,15 @@ def test_what_it_cannot_do_is_an_error_and_changes_nothing(what: str) -> None:
         (flow_mod(2, command=3), {(1, 7), (3, 5), (4, 6)}),
     ],
 )
-def test_it_removes_what_is_meant_and_no_other(body: bytes, left: set[tuple[int, int]]) -> None:
-    async def act(c: Controller) -> None:
-        c.send(wire.Kind.FLOW_MOD, flow_mod(3, 5, cookie=0x100))
-        c.send(wire.Kind.FLOW_MOD, flow_mod(4, 6, cookie=0x201))
-        assert await c.barrier() == []
-        c.send(wire.Kind.FLOW_MOD, body)
-        assert await c.barrier() == []
-        assert await c.flows() == left
-
-    drive(act)
+async def test_it_removes_what_is_meant_and_no_other(
+    controller: Controller, body: bytes, left: set[tuple[int, int]]
+) -> None:
+    controller.send(wire.Kind.FLOW_MOD, flow_mod(3, 5, cookie=0x100))
+    controller.send(wire.Kind.FLOW_MOD, flow_mod(4, 6, cookie=0x201))
+    assert await controller.barrier() == []
+    controller.send(wire.Kind.FLOW_MOD, body)
+    assert await controller.barrier() == []
+    assert await controller.flows() == left
 
 
 @given(st.binary(max_size=300), st.integers(min_value=0, max_value=30))

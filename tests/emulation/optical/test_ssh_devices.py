@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from pathlib import Path
 
 import paramiko
 import pytest
 
-from patchlight.emulation.optical.crossbar import NoCrossbar
-from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
-from patchlight.emulation.optical.vendors.registry import PROTOCOL_SERVERS
+from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import PortMap
-
-Say = Callable[[str], str]
+from tests.support.protocol_session import serving
 
 HELLO = (
     '<hello xmlns="urn:ietf:params:xml:ns:netconf:base:1.0"><capabilities>'
@@ -39,30 +37,36 @@ def _own_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
-def converse(driver: str, act: Callable[[paramiko.Transport, EmulatedOcs], None]) -> None:
-    """``act`` gets a logged-in transport to a device of 16 ports, in a thread."""
+@contextmanager
+def logged_in(driver: str) -> Iterator[tuple[paramiko.Transport, EmulatedOcs]]:
+    """A logged-in transport to a device of 16 ports; the device's event loop has a thread."""
+    switch = CircuitSwitch("ocs1", driver, "", 16, 0.0, initial=PortMap.of([(1, 7)]))
+    served = serving(switch)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        opened = asyncio.run_coroutine_threadsafe(served.__aenter__(), loop)
+        _, device, port = opened.result(10)
+        transport = paramiko.Transport(("127.0.0.1", port))
+        try:
+            transport.connect(username="admin", password="pw")
+            yield transport, device
+        finally:
+            transport.close()
+            asyncio.run_coroutine_threadsafe(_end(served), loop).result(10)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
 
-    async def go() -> None:
-        switch = CircuitSwitch("ocs1", driver, "", 16, 0.0, initial=PortMap.of([(1, 7)]))
-        device = EmulatedOcs(switch, {1: 0.0}, NoCrossbar(), LoopClock())
-        await device.open()
-        front = PROTOCOL_SERVERS[driver](device, {"admin": "pw"})
-        server = await asyncio.start_server(front.serve, "127.0.0.1", 0)
-        where = server.sockets[0].getsockname()
 
-        def in_thread() -> None:
-            transport = paramiko.Transport(where)
-            try:
-                transport.connect(username="admin", password="pw")
-                act(transport, device)
-            finally:
-                transport.close()
-
-        await asyncio.wait_for(asyncio.to_thread(in_thread), 20)
-        server.close()
-        await device.close()
-
-    asyncio.run(go())
+async def _end(served: AbstractAsyncContextManager[object]) -> None:
+    await served.__aexit__(None, None, None)
+    sessions = asyncio.all_tasks() - {asyncio.current_task()}
+    for session in sessions:
+        session.cancel()
+    await asyncio.gather(*sessions, return_exceptions=True)
 
 
 def until(channel: paramiko.Channel, ending: str) -> str:
@@ -76,7 +80,7 @@ def until(channel: paramiko.Channel, ending: str) -> str:
 
 
 def test_a_shell_of_the_telescent() -> None:
-    def act(transport: paramiko.Transport, device: EmulatedOcs) -> None:
+    with logged_in("telescent-ssh") as (transport, device):
         channel = transport.open_session()
         channel.get_pty()
         channel.invoke_shell()
@@ -121,12 +125,10 @@ def test_a_shell_of_the_telescent() -> None:
         while channel.recv(100):
             pass
 
-    converse("telescent-ssh", act)
-
 
 @pytest.mark.parametrize("base", ["1.0", "1.1"])
 def test_netconf_by_hand_in_both_framings(base: str) -> None:
-    def act(transport: paramiko.Transport, device: EmulatedOcs) -> None:
+    with logged_in("polatis-netconf") as (transport, device):
         channel = transport.open_session()
         channel.invoke_subsystem("netconf")
         hello = until(channel, "]]>]]>")
@@ -183,12 +185,10 @@ def test_netconf_by_hand_in_both_framings(base: str) -> None:
         assert "<ok" in say("<create-subscription/>")
         assert "<ok" in say("<close-session/>")
 
-    converse("polatis-netconf", act)
-
 
 @pytest.mark.parametrize("driver", ["polatis-netconf", "telescent-ssh"])
 def test_only_what_the_device_has_is_given(driver: str) -> None:
-    def act(transport: paramiko.Transport, device: EmulatedOcs) -> None:
+    with logged_in(driver) as (transport, _):
         channel = transport.open_session()
         wants = {"polatis-netconf": channel.invoke_shell}
         with pytest.raises(paramiko.SSHException):
@@ -196,22 +196,15 @@ def test_only_what_the_device_has_is_given(driver: str) -> None:
         with pytest.raises(paramiko.ChannelException):
             transport.open_channel("direct-tcpip", ("127.0.0.1", 22), ("127.0.0.1", 1))
 
-    converse(driver, act)
 
-
-def test_what_is_no_netconf_ends_the_session() -> None:
-    for nonsense in (b"]]>]]>", b"<a>]]>]]>", b"<a/>]]>]]>", b"x" * (2 << 20)):
-
-        def act(
-            transport: paramiko.Transport, device: EmulatedOcs, nonsense: bytes = nonsense
-        ) -> None:
-            channel = transport.open_session()
-            channel.invoke_subsystem("netconf")
-            until(channel, "]]>]]>")
-            channel.settimeout(5)
-            # The end may come while it is still being sent.
-            with contextlib.suppress(OSError, EOFError):
-                channel.sendall(nonsense)
-            assert channel.recv(100) == b""
-
-        converse("polatis-netconf", act)
+@pytest.mark.parametrize("nonsense", [b"]]>]]>", b"<a>]]>]]>", b"<a/>]]>]]>", b"x" * (2 << 20)])
+def test_what_is_no_netconf_ends_the_session(nonsense: bytes) -> None:
+    with logged_in("polatis-netconf") as (transport, _):
+        channel = transport.open_session()
+        channel.invoke_subsystem("netconf")
+        until(channel, "]]>]]>")
+        channel.settimeout(5)
+        # The end may come while it is still being sent.
+        with suppress(OSError, EOFError):
+            channel.sendall(nonsense)
+        assert channel.recv(100) == b""

@@ -4,54 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 
-from patchlight.emulation.optical.crossbar import NoCrossbar
-from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
-from patchlight.emulation.optical.vendors.calient import CalientFront
-from patchlight.testbed.lab import CircuitSwitch
+from patchlight.emulation.optical.vendors.calient import CalientTl1Server
 from patchlight.testbed.portmap import PortMap
-
-Say = Callable[[str], Awaitable[str]]
-
-
-def converse(act: Callable[[Say, EmulatedOcs], Awaitable[None]], *, log_in: bool = True) -> None:
-    async def go() -> None:
-        switch = CircuitSwitch(
-            "ocs1", "calient-tl1", "127.0.0.1:0", 320, 0.0, initial=PortMap.of([(1, 7)])
-        )
-        device = EmulatedOcs(switch, {1: 0.0}, NoCrossbar(), LoopClock())
-        await device.open()
-        front = CalientFront(device, {"admin": "pw"})
-        server = await asyncio.start_server(front.serve, "127.0.0.1", 0)
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-
-        async def say(command: str) -> str:
-            writer.write(command.encode())
-            text = ""
-            async with asyncio.timeout(5):
-                while True:
-                    text += (await reader.readuntil(b"\r\n")).decode()
-                    if text.endswith("\r\n") and (end := await reader.readexactly(1)) in b";>":
-                        text += end.decode()
-                        if end == b";":
-                            return text.replace("\r", "")
-                    else:
-                        text += end.decode()
-
-        if log_in:
-            assert "COMPLD" in await say("ACT-USER::admin:1::pw;")
-            assert "COMPLD" in await say("INH-MSG:::2;")
-        await act(say, device)
-        writer.close()
-        server.close()
-        await device.close()
-
-    asyncio.run(go())
+from tests.support.protocol_session import conversation
 
 
-def test_login() -> None:
-    async def act(say: Say, device: EmulatedOcs) -> None:
+async def test_login() -> None:
+    async with conversation("calient-tl1", 320, log_in=False) as (say, _):
         assert "Login Not Active" in await say("RTRV-CRS:::1::ALL;")
         assert "COMPLD" in await say("RTRV-HDR:::1;")
         assert "M  2 DENY\n   PIUI" in await say("ACT-USER::admin:2::wrong;")
@@ -62,11 +22,9 @@ def test_login() -> None:
         assert "Already logged in" in await say("ACT-USER::admin:5::pw;")
         assert "M  6 COMPLD" in await say("CANC-USER::admin:6;")
 
-    converse(act, log_in=False)
 
-
-def test_a_circuit_s_life_in_every_driver_s_syntax() -> None:
-    async def act(say: Say, device: EmulatedOcs) -> None:
+async def test_a_circuit_s_life_in_every_driver_s_syntax() -> None:
+    async with conversation("calient-tl1", 320) as (say, device):
         line = (
             '"1.1.1>1.1.7:SRCPORT=1.1.1,DSTPORT=1.1.7,GRPNAME=SYSTEM,CONNNAME=1.1.1>1.1.7,'
             'CONNTYPE=1WAY,AS=IS,OS=IS,OC=OK,PS=UPR,AL=CL"'
@@ -89,11 +47,9 @@ def test_a_circuit_s_life_in_every_driver_s_syntax() -> None:
         assert "COMPLD" in await say("dlt-crs:::15::1.1.3-1.1.4;")
         assert device.map == PortMap.of([(1, 7)])
 
-    converse(act)
 
-
-def test_denials_have_the_words_that_drivers_look_for() -> None:
-    async def act(say: Say, device: EmulatedOcs) -> None:
+async def test_denials_have_the_words_that_drivers_look_for() -> None:
+    async with conversation("calient-tl1", 320) as (say, device):
         device.faults.refuse_ports = [9]
         await device.faults_changed()
         for command, words in {
@@ -115,11 +71,9 @@ def test_denials_have_the_words_that_drivers_look_for() -> None:
             assert "DENY" in reply
             assert words in reply
 
-    converse(act)
 
-
-def test_bulk_does_what_it_can_and_says_what_it_could_not() -> None:
-    async def act(say: Say, device: EmulatedOcs) -> None:
+async def test_bulk_does_what_it_can_and_says_what_it_could_not() -> None:
+    async with conversation("calient-tl1", 320) as (say, device):
         assert "M  1 COMPLD" in await say("ENT-CRS-BULK::1.1.2>1.1.2&1.1.3-1.1.4:1;")
         assert len(device.map) == 4
         reply = await say("ENT-CRS-BULK::1.1.5>1.1.5&1.1.1>1.1.6:2;")
@@ -130,11 +84,9 @@ def test_bulk_does_what_it_can_and_says_what_it_could_not() -> None:
         assert device.map == PortMap.of([(1, 7)])
         assert "Completed" in await say("RTRV-SAVERECALL:::5;")
 
-    converse(act)
 
-
-def test_ports_and_power_come_in_pages() -> None:
-    async def act(say: Say, device: EmulatedOcs) -> None:
+async def test_ports_and_power_come_in_pages() -> None:
+    async with conversation("calient-tl1", 320) as (say, device):
         device.faults.fail_ports = [10]
         await device.faults_changed()
         reply = await say("RTRV-PORT-SUM::0:1;")
@@ -151,8 +103,6 @@ def test_ports_and_power_come_in_pages() -> None:
         assert ports.count("WX,") == 8
         assert '"1.2.2:WX,TRANSIT,TRANSIT:INAS=IS,INOS=OOS,INOC=FAIL,INRS=NPR,' in ports
 
-    converse(act)
-
 
 COMMANDS = [
     b"ACT-USER::admin:1::pw;", b"RTRV-CRS:::2::ALL;", b"ENT-CRS::1.1.2,1.1.3:3::,2WAY,a b,,;",
@@ -161,14 +111,14 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-def test_whatever_clients_send_the_device_goes_on() -> None:
-    async def act(say: Say, device: EmulatedOcs) -> None:
+async def test_whatever_clients_send_the_device_goes_on() -> None:
+    async with conversation("calient-tl1", 320) as (say, device):
         troubles: list[dict[str, object]] = []
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: troubles.append(context)
         )
-        front = CalientFront(device, {"admin": "pw"})
-        server = await asyncio.start_server(front.serve, "127.0.0.1", 0)
+        protocol = CalientTl1Server(device, {"admin": "pw"})
+        server = await asyncio.start_server(protocol.serve, "127.0.0.1", 0)
         rng = random.Random(2)
         for _ in range(300):
             _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
@@ -178,10 +128,8 @@ def test_whatever_clients_send_the_device_goes_on() -> None:
             writer.write(b"".join([COMMANDS[0], *pieces, rng.choice([b"", b'"', b":" * 70_000])]))
             writer.close() if rng.random() < 0.5 else writer.transport.abort()
         async with asyncio.timeout(20):
-            while front._server.connections:
+            while protocol.connections:
                 assert "COMPLD" in await say("RTRV-HDR:::2;")
         assert "COMPLD" in await say("RTRV-CRS:::2::ALL;")
         assert troubles == []
         server.close()
-
-    converse(act)

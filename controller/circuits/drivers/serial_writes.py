@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Generic, TypeVar
 
 from patchlight.controller.circuits.contract import (
     DeviceRefused,
     DeviceUnreachable,
-    DirectedPort,
     LoginRefused,
     Outcome,
     Refusal,
@@ -22,7 +21,7 @@ _JUST_READ_S = 0.01
 T = TypeVar("T")
 
 
-class Writing:
+class SerialWrites:
     """Serialises the changes of the device ``name``.
 
     ``told``: whether the change under way has told the device anything yet. Whoever tells it
@@ -90,33 +89,11 @@ class JustRead(Generic[T]):
 
 
 def outcome(
-    wanted: tuple[CrossConnect, ...], refused: dict[CrossConnect, str], elapsed_s: float
+    asked: tuple[CrossConnect, ...], refused: dict[CrossConnect, str], elapsed_s: float
 ) -> Outcome:
-    """What came of ``wanted``, given the words for those that were refused."""
+    """What came of ``asked``, given the words for those that were refused."""
     return Outcome(
-        done=tuple(c for c in wanted if c not in refused),
-        refused=tuple(Refusal(c, refused[c]) for c in wanted if c in refused),
+        done=tuple(c for c in asked if c not in refused),
+        refused=tuple(Refusal(c, refused[c]) for c in asked if c in refused),
         elapsed_s=elapsed_s,
     )
-
-
-def in_the_way(
-    wanted: Iterable[CrossConnect],
-    held: Iterable[CrossConnect],
-    *,
-    port: Callable[[DirectedPort], str] = str,
-    circuit: Callable[[CrossConnect], str] = str,
-) -> dict[CrossConnect, str]:
-    """Those of ``wanted`` that need a port of another cross-connect in ``held``, with words.
-
-    ``port`` and ``circuit`` name them as the device does.
-    """
-    held = tuple(held)
-    at_input, at_output = {c.inp: c for c in held}, {c.out: c for c in held}
-    words = {}
-    for c in wanted:
-        if (there := at_input.get(c.inp, c)) != c:
-            words[c] = f"{port(DirectedPort('in', c.inp))} is in use: {circuit(there)}"
-        elif (there := at_output.get(c.out, c)) != c:
-            words[c] = f"{port(DirectedPort('out', c.out))} is in use: {circuit(there)}"
-    return words

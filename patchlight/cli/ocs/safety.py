@@ -8,7 +8,7 @@ import click
 
 from patchlight.cli.ocs.names import complete_any_port, complete_switch, ports_by_switch
 from patchlight.cli.ocs.options import (
-    Manner,
+    ChangeOptions,
     Target,
     change_options,
     json_option,
@@ -85,7 +85,7 @@ def unlock(ports: tuple[str, ...], why: str, target: Target, as_json: bool) -> N
 @click.option("--repair", is_flag=True, help="Bring the devices back to what was committed.")
 @change_options
 def drift(
-    switches: tuple[str, ...], adopt: bool, repair: bool, target: Target, manner: Manner
+    switches: tuple[str, ...], adopt: bool, repair: bool, target: Target, options: ChangeOptions
 ) -> None:
     """How the devices differ from their last committed maps; ends with 1 if they do."""
     if adopt and repair:
@@ -93,30 +93,30 @@ def drift(
     names = [target.lab.circuit_switch(name).name for name in switches]
     with target.client(names) as client:
         if repair:
-            carry_out(functools.partial(client.repair, names), manner)
+            carry_out(functools.partial(client.repair, names), options)
             return
-        if adopt and not manner.dry_run:
-            print_record(client.adopt(names, manner.why), as_json=manner.as_json)
+        if adopt and not options.dry_run:
+            print_record(client.adopt(names, options.why), as_json=options.as_json)
             return
-        found = {n: d for n, d in client.drift().items() if not names or n in names}
-    if manner.as_json:
-        print_json(found)
-    for name, differs in found.items():
+        differences = {n: d for n, d in client.drift().items() if not names or n in names}
+    if options.as_json:
+        print_json(differences)
+    for name, differs in differences.items():
         since, at = differs["reconfiguration"], differs["committed_at"]
         against = f"change {since}" if since else f"what it had at {when(at)}" if at else "nothing"
         lines = [f"{name} - {text} is missing" for text in differs["missing"]]
         lines += [f"{name} + {text} was not made here" for text in differs["unknown"]]
         if differs["unreachable"]:
             lines = [f"{name} does not answer: {differs['unreachable']}"]
-        if not manner.as_json:
+        if not options.as_json:
             for line in lines or [f"{name} is as committed with {against}"]:
                 click.echo(line)
-    if not adopt and any(d["missing"] or d["unknown"] for d in found.values()):
+    if not adopt and any(d["missing"] or d["unknown"] for d in differences.values()):
         raise PatchlightError(
             "the devices differ from what was committed",
             hint="--repair brings them back, --adopt takes them as they are",
         )
-    say_unreachable(found)
+    say_unreachable(differences)
 
 
 @click.command()
@@ -143,8 +143,8 @@ def stop(clear: bool, status: bool, why: str, target: Target, as_json: bool) -> 
     elif pressed is None:
         click.echo("the stop button is not pressed: changes may begin")
     else:
-        said = f": {pressed['why']}" if pressed["why"] else ""
-        click.echo(f"pressed by {pressed['by']} at {when(pressed['at'])}{said}")
+        reason = f": {pressed['why']}" if pressed["why"] else ""
+        click.echo(f"pressed by {pressed['by']} at {when(pressed['at'])}{reason}")
 
 
 COMMANDS = (lock, unlock, drift, stop)

@@ -1,4 +1,4 @@
-"""What a worker says in its folder, and what it is told through its control socket."""
+"""A worker's folder: the state and reports that it writes, and its control socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from patchlight.testbed.worker_api import Report, WorkerState
 
 @dataclass(frozen=True, slots=True)
 class LastReport:
-    """A worker's ``state.json``."""
+    """What a worker last wrote of itself: its ``state.json``."""
 
     state: WorkerState = WorkerState.STARTING
     iterations_done: int = 0
@@ -27,7 +27,7 @@ class LastReport:
 
 
 def read_state(directory: Path) -> LastReport:
-    """What the worker last said of itself; "starting" before it has said anything."""
+    """The worker's last report of itself; "starting" before there is any."""
     try:
         data = json.loads((directory / "state.json").read_text(encoding="utf-8"))
         return LastReport(
@@ -39,21 +39,21 @@ def read_state(directory: Path) -> LastReport:
         return LastReport(message=f"the worker's state cannot be read: {exc}")
 
 
-def verdict(said: LastReport, ending: ExitInfo, stopping: bool) -> LastReport:
-    """What became of a worker that has ended: what it said itself, unless that cannot be.
+def final_report(last: LastReport, exit_info: ExitInfo, stopping: bool) -> LastReport:
+    """What became of a worker that has ended: its last report, unless its exit contradicts it.
 
-    A worker that ends without having said how it failed is known by its exit code.
+    A worker that ends without having reported how it failed is known by its exit code.
     """
-    if stopping and said.state is not WorkerState.DONE:
-        return LastReport(WorkerState.STOPPED, said.iterations_done, "stopped on request")
-    if ending.exit_code == 0 and said.state in (WorkerState.DONE, WorkerState.STOPPED):
-        return said
-    if said.state is WorkerState.FAILED:
-        return said
-    code = ending.exit_code
+    if stopping and last.state is not WorkerState.DONE:
+        return LastReport(WorkerState.STOPPED, last.iterations_done, "stopped on request")
+    if exit_info.exit_code == 0 and last.state in (WorkerState.DONE, WorkerState.STOPPED):
+        return last
+    if last.state is WorkerState.FAILED:
+        return last
+    code = exit_info.exit_code
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return LastReport(
-        WorkerState.FAILED, said.iterations_done, f"the worker {how} while {said.state}"
+        WorkerState.FAILED, last.iterations_done, f"the worker {how} while {last.state}"
     )
 
 

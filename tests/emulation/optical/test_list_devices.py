@@ -4,58 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from patchlight.emulation.optical.crossbar import NoCrossbar
-from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
-from patchlight.emulation.optical.vendors.registry import PROTOCOL_SERVERS
-from patchlight.testbed.lab import CircuitSwitch
+from patchlight.emulation.optical.vendors.registry import server_class
 from patchlight.testbed.portmap import PortMap
-
-Say = Callable[[str], Awaitable[str]]
-
-# A question that the SCPI device always answers shows where the first one's answer ends.
-LAST, LAST_ANSWER = ":oxc:swit:port:stat? (@1,1,1)", b"(E,E,E)\n"
+from tests.support.protocol_session import conversation
 
 
-def converse(driver: str, ports: int, act: Callable[[Say, EmulatedOcs], Awaitable[None]]) -> None:
-    """``say`` sends one command; it gives back what came until the device had done it."""
-
-    async def go() -> None:
-        switch = CircuitSwitch(
-            "ocs1", driver, "127.0.0.1:0", ports, 0.0, initial=PortMap.of([(1, 7)])
-        )
-        device = EmulatedOcs(switch, {1: 0.0}, NoCrossbar(), LoopClock())
-        await device.open()
-        front = PROTOCOL_SERVERS[driver](device, {"admin": "pw"})
-        server = await asyncio.start_server(front.serve, "127.0.0.1", 0)
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-
-        async def say(command: str) -> str:
-            scpi = driver.endswith("scpi")
-            writer.write(f"{command}\n{LAST}\n".encode() if scpi else command.encode())
-            async with asyncio.timeout(5):
-                if scpi:
-                    text = (await reader.readuntil(LAST_ANSWER)).decode()
-                    return text.removesuffix(LAST_ANSWER.decode()).strip()
-                return (await reader.readuntil(b"\r\n;")).decode().replace("\r", "")
-
-        if not driver.endswith("scpi"):
-            assert "COMPLD" in await say("ACT-USER::admin:1::pw;")
-            assert "COMPLD" in await say("INH-MSG:::2;")
-        await act(say, device)
-        writer.close()
-        server.close()
-        await device.close()
-
-    asyncio.run(go())
-
-
-def test_the_captured_scpi_session() -> None:
-    async def act(say: Say, device: EmulatedOcs) -> None:
+async def test_the_captured_scpi_session() -> None:
+    async with conversation("polatis-scpi", 16) as (say, device):
         idn = (await say("*IDN?")).split(",")
         assert (idn[0], idn[1], len(idn)) == ("Polatis", "I-OST-16x16-LU1-DMHNS", 4)
         assert await say(":oxc:swit:size?") == "16,16"
@@ -83,11 +42,9 @@ def test_the_captured_scpi_session() -> None:
         assert float(powers[2]) < -50
         assert await say(":syst:err:all?") == '0,"No error"'
 
-    converse("polatis-scpi", 16, act)
 
-
-def test_scpi_errors_are_queued_and_nothing_of_a_bad_list_is_done() -> None:
-    async def act(say: Say, device: EmulatedOcs) -> None:
+async def test_scpi_errors_are_queued_and_nothing_of_a_bad_list_is_done() -> None:
+    async with conversation("polatis-scpi", 128) as (say, device):
         for command, error in {
             ":oxc:swit:conn:add (@2,3),(@300,301)": '-222,"Data out of range;port 300"',
             ":oxc:swit:conn:add (@2),(@3)": '-222,"Data out of range;port 3"',
@@ -117,11 +74,9 @@ def test_scpi_errors_are_queued_and_nothing_of_a_bad_list_is_done() -> None:
         assert await say(":pmon:pow? (@1)") == ""
         assert (await say(":syst:err:all?")).startswith('-241,"Hardware missing')
 
-    converse("polatis-scpi", 128, act)
 
-
-def test_the_captured_polatis_tl1_session() -> None:
-    async def act(say: Say, device: EmulatedOcs) -> None:
+async def test_the_captured_polatis_tl1_session() -> None:
+    async with conversation("polatis-tl1", 16) as (say, device):
         assert ",OCS," in await say("RTRV-NETYPE:::123:;")
         assert '"SYSTEM:SIZE=16x16"' in await say('RTRV-EQPT:"OCS1":SYSTEM:5:::PARAMETER=SIZE;')
         assert "SN=" in await say("RTRV-INV::OCS:123:;")
@@ -154,11 +109,9 @@ def test_the_captured_polatis_tl1_session() -> None:
             assert words in reply
         assert device.map == PortMap()
 
-    converse("polatis-tl1", 16, act)
 
-
-def test_the_captured_glimmerglass_session() -> None:
-    async def act(say: Say, device: EmulatedOcs) -> None:
+async def test_the_captured_glimmerglass_session() -> None:
+    async with conversation("glimmerglass-tl1", 16) as (say, device):
         assert '"GGN:LicensedPortMatrix=16x16"' in await say("rtrv-system-info:::1;")
         assert "PORTID=20016,PORTNAME=OUT16,PORTDIR=output,PORTHEALTH=good" in await say(
             "RTRV-CFG-FIBER::all:2;"
@@ -192,8 +145,6 @@ def test_the_captured_glimmerglass_session() -> None:
             assert "DENY" in reply
             assert words in reply
 
-    converse("glimmerglass-tl1", 16, act)
-
 
 PIECES = {
     "polatis-scpi": [
@@ -214,16 +165,16 @@ PIECES = {
 
 
 @pytest.mark.parametrize("driver", PIECES)
-def test_whatever_clients_send_the_device_goes_on(driver: str) -> None:
-    async def act(say: Say, device: EmulatedOcs) -> None:
+async def test_whatever_clients_send_the_device_goes_on(driver: str) -> None:
+    async with conversation(driver, 16) as (say, device):
         troubles: list[dict[str, Any]] = []
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: troubles.append(context))
-        front = PROTOCOL_SERVERS[driver](device, {"admin": "pw"})
+        protocol = server_class(driver)(device, {"admin": "pw"})
         served = asyncio.Semaphore(0)
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await front.serve(reader, writer)
+            await protocol.serve(reader, writer)
             served.release()
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -242,5 +193,3 @@ def test_whatever_clients_send_the_device_goes_on(driver: str) -> None:
         assert troubles == []
         server.close()
         assert await say("*IDN?" if driver.endswith("scpi") else "RTRV-HDR:::1;")
-
-    converse(driver, 16, act)

@@ -1,0 +1,211 @@
+"""The result of a whole experiment, as ``result.json`` holds it: the fields are its keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from patchlight.emulation.experiments.pac_ml import paper
+from patchlight.emulation.experiments.pac_ml.episodes import Cell, EpisodeOutcome
+from patchlight.emulation.experiments.pac_ml.policies import CONSTANTS
+from patchlight.emulation.simulator.ramp.episode_result import (
+    Counting,
+    Interval,
+    mean_and_interval,
+)
+from patchlight.emulation.simulator.ramp.hindsight import HindsightBound
+from patchlight.emulation.simulator.ramp.rollout import LookAhead
+from patchlight.testbed.errors import BadInput
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFigures:
+    """A policy's figures in a cell, over all episodes; ``None`` where there is nothing to say.
+
+    ``ci95`` is half the width of a 95 % confidence interval. ``causes`` are shares of all
+    arrivals. ``decisions_per_s`` and the latencies are measured and differ from run to run.
+    """
+
+    blocking_rate: float | None
+    ci95: float | None
+    corrected_blocking_rate: float | None
+    corrected_ci95: float | None
+    causes: Mapping[str, float]
+    jct_mean_s: float | None
+    jct_p50_s: float | None
+    jct_p99_s: float | None
+    slowdown_mean: float | None
+    throughput_bytes_per_s: float | None
+    allocated: float | None
+    busy: float | None
+    mean_degree: float | None
+    decisions_per_s: float | None
+    decision_latency_p50_s: float | None
+    decision_latency_p99_s: float | None
+    published: Mapping[str, Any] | None
+    episodes: Sequence[Mapping[str, Any]]
+    faults: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, seeds: range, outcomes: Sequence[EpisodeOutcome], published: paper.Published | None
+    ) -> PolicyFigures:
+        """Of these seeds' episodes; ``BadInput`` if no job came in any."""
+        results = [outcome.result for outcome in outcomes]
+        arrivals = sum(result.arrivals for result in results)
+        if not arrivals:
+            raise BadInput(
+                "no job came in any episode: let them come more often, or use more seeds"
+            )
+        faithful = [result.blocking_rate(Counting.FAITHFUL) for result in results]
+        corrected = [result.blocking_rate(Counting.CORRECTED) for result in results]
+        causes = {
+            cause: sum(r.blocked[cause] for r in results) / arrivals for cause in results[0].blocked
+        }
+        causes["unfinished"] = sum(result.unfinished for result in results) / arrivals
+        causes["lost"] = sum(result.lost for result in results) / arrivals
+        latencies_s = [each for outcome in outcomes for each in outcome.latencies_s]
+        cpu_s = sum(outcome.cpu_s for outcome in outcomes)
+        means = (
+            "jct_mean_s", "jct_p50_s", "jct_p99_s", "slowdown_mean", "throughput_bytes_per_s",
+            "allocated", "busy", "mean_degree",
+        )  # fmt: skip
+        return cls(
+            *_interval(mean_and_interval(faithful)),
+            *_interval(mean_and_interval(corrected)),
+            causes,
+            **{name: _mean(getattr(result, name) for result in results) for name in means},
+            decisions_per_s=sum(r.decisions for r in results) / cpu_s if cpu_s else None,
+            decision_latency_p50_s=_percentile(latencies_s, 50),
+            decision_latency_p99_s=_percentile(latencies_s, 99),
+            published=None if published is None else published._asdict(),
+            episodes=[
+                {"seed": seed, "blocking_rate": rate}
+                for seed, rate in zip(seeds, faithful, strict=True)
+            ],
+            faults={
+                "count": sum(outcome.faults for outcome in outcomes),
+                "first": next((each.first_fault for each in outcomes if each.faults), ""),
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BoundFigures:
+    """The hindsight bound: no policy can block less."""
+
+    blocking_rate: float | None
+    ci95: float | None
+
+    @classmethod
+    def of(cls, bounds: Sequence[HindsightBound]) -> BoundFigures:
+        """Over the bounds of all seeds."""
+        return cls(*_interval(mean_and_interval([bound.blocking_rate for bound in bounds])))
+
+
+@dataclass(frozen=True, slots=True)
+class RollOutFigures:
+    """How the roll-out looks ahead: how often, how far, and which rules it plays on by."""
+
+    futures: int
+    arrivals: int
+    unfinished: float
+    rules: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, look: LookAhead) -> RollOutFigures:
+        """As it was tuned."""
+        rules = [{"degrees": list(rule.degrees), "spare": rule.spare} for rule in look.rules]
+        return cls(look.futures, look.arrivals, look.unfinished, rules)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The blocking rate to be below, and by which policy how much was reached."""
+
+    below: float
+    best_policy: str
+    best: float | None
+    met: bool
+    best_constant: str | None
+
+    @classmethod
+    def of(cls, cell: Cell, policies: Mapping[str, PolicyFigures]) -> Target:
+        """Of a cell's policies."""
+        rates: dict[str, Any] = {name: each.blocking_rate for name, each in policies.items()}
+        constants = {f"constant-{degree}" for degree in CONSTANTS} & set(rates)
+        best = min(rates, key=rates.__getitem__)
+        below = paper.TARGETS[cell.rule][cell.law]
+        ranked = sorted((name for name in rates if name in constants), key=rates.__getitem__)
+        return cls(below, best, rates[best], rates[best] < below, next(iter(ranked), None))
+
+
+@dataclass(frozen=True, slots=True)
+class CellFigures:
+    """All figures of a placement rule under a law."""
+
+    policies: Mapping[str, PolicyFigures]
+    hindsight_bound: BoundFigures
+    roll_out: RollOutFigures | None
+    target: Target
+
+
+def _published() -> dict[str, Any]:
+    return {
+        "blocking_rate": {
+            name: {law: each._asdict() for law, each in rates.items()}
+            for name, rates in {**paper.PAC_ML, **paper.BLOCKING}.items()
+        },
+        "jct_mean_s": paper.JCT_S,
+        "throughput_bytes_per_s": paper.THROUGHPUT_BYTES_PER_S,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What was run, where and when, and the figures by placement rule and law."""
+
+    experiment: str = "pac-ml"
+    schema_version: int = SCHEMA_VERSION
+    started_at: str
+    duration_s: float
+    machine: Mapping[str, Any]
+    processes: int
+    engine: str
+    quick: bool
+    profiles: Mapping[str, Any]
+    seeds: Sequence[int]
+    horizon_s: float
+    counting: str = Counting.FAITHFUL.value
+    comparable: bool
+    rules: Mapping[str, Mapping[str, CellFigures]]
+    published: Mapping[str, Any] = field(default_factory=_published)
+
+    def as_data(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return asdict(self)
+
+
+def _percentile(values: Sequence[float], percent: float) -> float | None:
+    return float(np.percentile(values, percent)) if values else None
+
+
+def _interval(interval: Interval) -> tuple[float | None, float | None]:
+    """JSON knows neither infinity nor not-a-number."""
+    return _finite(interval.mean), _finite(interval.half_width)
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    """The mean of the episodes that have one: where no job was completed, there is no JCT."""
+    kept = [value for value in values if math.isfinite(value)]
+    return math.fsum(kept) / len(kept) if kept else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,171 @@
+"""The conformance suite for drivers of optical circuit switches, for whoever writes one.
+
+On the command line, against any device, emulated ones included::
+
+    patchlight ocs emulate --driver polatis-scpi --switching-time 5ms &
+    python -m patchlight.conformance polatis-scpi --device 127.0.0.1:5025
+    python -m patchlight.conformance my_package.driver:Driver --device 127.0.0.1:3082
+
+With pytest, a test of each check (``run_check`` rewires the device, whatever it carries)::
+
+    from patchlight.conformance import CHECKS, run_check
+
+    @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+    def test_conformance(check, switch):
+        asyncio.run(run_check(check, lambda: Driver(switch, "password")))
+
+The driver is a callable ``(CircuitSwitch, password) -> CircuitDriver``; what it has to do is in
+``patchlight.controller.circuits.contract``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Sequence
+from pkgutil import resolve_name
+from typing import cast
+
+import click
+
+from patchlight.cli.errors import CrashReport, report
+from patchlight.cli.rendering import console, new_table
+from patchlight.controller.circuits.conformance.checks import (
+    CHECKS,
+    INITIAL,
+    PORTS,
+    Check,
+    CheckFailed,
+)
+from patchlight.controller.circuits.conformance.suite import (
+    CheckResult,
+    NewDriver,
+    run_check,
+    run_checks,
+)
+from patchlight.controller.circuits.device_lock import device_lock
+from patchlight.controller.circuits.registry import DriverFactory, open_driver, password_of
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.units import parse_time
+
+__all__ = [
+    "CHECKS",
+    "INITIAL",
+    "PORTS",
+    "Check",
+    "CheckFailed",
+    "CheckResult",
+    "NewDriver",
+    "run_check",
+    "run_checks",
+]
+
+
+@click.command(
+    epilog="The checks make and break circuits on ports 1 to 24. A device that carries circuits is "
+    "left alone unless they are those of --initial; in the end the device has its circuits again. "
+    "Exit codes: 0 all passed, 1 some failed, 2 wrong input or a device in use: nothing was done."
+)
+@click.argument("driver", metavar="MODULE:CLASS|NAME")
+@click.option("--device", required=True, metavar="HOST:PORT", help="Where the device answers.")
+@click.option(
+    "--ports", type=click.IntRange(PORTS), default=32, show_default=True, help="On each side."
+)
+@click.option("--user", default="admin", show_default=True, help="Whom to log in as.")
+@click.option("--password-env", metavar="VARIABLE", help="Environment variable of the password.")
+@click.option("--switching-time", default="25ms", show_default=True, metavar="TIME")
+@click.option(
+    "--datapath-id", type=int, metavar="N", help="Of a switch that connects to Patchlight."
+)
+@click.option(
+    "--initial",
+    default=",".join(INITIAL.texts),
+    show_default=True,
+    metavar="CIRCUITS",
+    help="What the device carries and may lose for as long as this takes.",
+)
+@click.option("--any-map", is_flag=True, help="Interrupt whatever circuits there are.")
+@click.option("--check-timeout", default="2min", show_default=True, metavar="TIME")
+def conformance(
+    driver: str,
+    device: str,
+    ports: int,
+    user: str,
+    password_env: str | None,
+    switching_time: str,
+    datapath_id: int | None,
+    initial: str,
+    any_map: bool,
+    check_timeout: str,
+) -> int:
+    """Check that a driver does what every driver must. It REWIRES the device.
+
+    The driver is MODULE:CLASS, or the NAME of one that is installed.
+    """
+    named = ":" not in driver
+    switch = CircuitSwitch(
+        name="device",
+        driver=driver,
+        address=device,
+        ports=ports,
+        switching_time_s=parse_time(switching_time),
+        user=user,
+        password_env=password_env,
+        initial=INITIAL,
+        datapath_id=datapath_id,
+    )
+    factory = open_driver if named else _factory(driver)
+    password = password_of(switch)
+    expected = PortMap.parse(text for text in initial.split(",") if text.strip())
+    longest_s = parse_time(check_timeout)
+
+    async def run() -> list[CheckResult]:
+        results = []
+        checks = run_checks(
+            lambda: factory(switch, password), expected, any_map=any_map, longest_s=longest_s
+        )
+        async with contextlib.aclosing(checks):
+            async for result in checks:
+                click.echo("F" if result.failure else ".", nl=False, err=True)
+                results.append(result)
+        click.echo(err=True)
+        return results
+
+    with device_lock([switch], "the conformance suite"):
+        results = asyncio.run(run())
+    table = new_table("check", "result", "what it asks for, or why it failed")
+    for result in results:
+        outcome = "failed" if result.failure else "passed"
+        about = result.failure or result.about.replace("``", "")
+        table.add_row(result.name.replace("_", " "), outcome, about)
+    console().print(table)
+    failed = sum(bool(result.failure) for result in results)
+    click.echo(f"{len(results) - failed} of {len(results)} checks passed")
+    return int(failed > 0)
+
+
+def _factory(path: str) -> DriverFactory:
+    # As ``python -m`` does: a driver in the folder where one works needs no installation.
+    sys.path.insert(0, "")
+    try:
+        return cast(DriverFactory, resolve_name(path))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadInput(f"loading the driver {path}: {error}") from error
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 all passed, 1 some failed, 2 nothing was done."""
+    try:
+        code = conformance.main(
+            arguments, "python -m patchlight.conformance", standalone_mode=False
+        )
+    except BaseException as error:
+        code = report(error, CrashReport())
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

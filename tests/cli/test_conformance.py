@@ -1,0 +1,109 @@
+"""``python -m patchlight.conformance`` as the author of a driver uses it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from patchlight.testbed.ocs_drivers import drivers_table
+from tests.support.emulated_devices import ROOT, Running, lab_file, running
+
+SCPI = "patchlight.controller.circuits.drivers.polatis.scpi:PolatisScpi"
+# A driver that makes room where it must refuse, and hangs when asked for alarms.
+RUDE_DRIVER = """
+import asyncio
+from patchlight.controller.circuits.drivers.polatis.scpi import PolatisScpi
+from patchlight.testbed.portmap import CrossConnect
+
+class Rude(PolatisScpi):
+    async def connect(self, pairs):
+        pairs = list(pairs)
+        ends = {(c.inp, c.out) for c in pairs}
+        busy = [
+            c for c in await self.read_map()
+            if any((c.inp == i) != (c.out == o) for i, o in ends)
+        ]
+        await self.disconnect(busy)
+        return await super().connect(pairs)
+
+    async def alarms(self):
+        await asyncio.sleep(3600)
+"""
+
+
+def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "patchlight.conformance", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Running]:
+    lab = lab_file(tmp_path, driver="polatis-scpi", switching_time="1ms", initial=("5-6", "9>30"))
+    with running(tmp_path, lab, "--no-fabric") as running_device:
+        yield running_device
+
+
+def circuits(device: Running) -> str:
+    """What the device itself says that it carries."""
+    refused = run("polatis-scpi", "--device", device.switch.address)
+    assert refused.returncode == 2, refused.stderr
+    return refused.stderr.partition("carries circuits: ")[2].splitlines()[0]
+
+
+def test_a_device_in_use_is_left_alone_unless_told_and_is_put_back(device: Running) -> None:
+    address = device.switch.address
+    refused = run(SCPI, "--device", address)
+    assert refused.returncode == 2
+    assert "the device carries circuits: 5-6, 9>30" in refused.stderr
+    assert run(SCPI, "--device", address, "--initial", "5-6,9>31").returncode == 2
+    for consent in (("--initial", "5-6,9>30"), ("--any-map",)):
+        ended = run(SCPI, "--device", address, *consent)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert "17 of 17 checks passed" in ended.stdout
+        assert circuits(device) == "5-6, 9>30"
+
+
+def test_a_driver_that_does_otherwise_is_told_what(device: Running, tmp_path: Path) -> None:
+    (tmp_path / "rude.py").write_text(RUDE_DRIVER)
+    options = ("--device", device.switch.address, "--any-map", "--check-timeout", "2s")
+    ended = run("rude:Rude", *options, cwd=tmp_path)
+    assert ended.returncode == 1, ended.stderr
+    failed = {
+        line.split("failed")[0].strip(): line.split("failed", 1)[1].strip()
+        for line in ended.stdout.splitlines()
+        if " failed " in line
+    }
+    assert "expected [3>9, 5>11]" in failed["a busy port is refused and nothing else"]
+    assert "not done within 2 s" in failed["alarms can be asked for"]
+    assert "connects one" not in failed
+    assert circuits(device) == "5-6, 9>30"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("no_such_module:Driver", "--device", "h:1"), "loading the driver no_such_module:Driver"),
+        (("polatis-scip", "--device", "h:1"), "did you mean polatis-scpi?"),
+        (("dry-run", "--device", "h:1", "--ports", "8"), "8"),
+        (("dry-run",), "--device"),
+    ],
+)
+def test_wrong_input_is_told(arguments: tuple[str, ...], message: str) -> None:
+    ended = run(*arguments)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+
+
+def test_the_documentation_has_the_table_of_drivers_as_it_is() -> None:
+    """Out of date? ``python -m patchlight.testbed.ocs_drivers`` prints it."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    assert any(drivers_table() in page.read_text(encoding="utf-8") for page in pages)

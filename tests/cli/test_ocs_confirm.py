@@ -1,0 +1,113 @@
+"""How ``patchlight ocs`` asks before a change that breaks something."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from fastapi import FastAPI
+
+from patchlight.cli.ocs.options import ChangeOptions
+from patchlight.cli.ocs.output import carry_out, confirm
+from patchlight.controller.api.circuits import circuit_routes
+from patchlight.controller.changes.hooks import NoHooks
+from patchlight.controller.changes.parts import CircuitParts
+from patchlight.controller.changes.transaction import Transactions
+from patchlight.controller.circuits.registry import open_driver
+from patchlight.controller.client import ControllerClient
+from patchlight.controller.operations import CircuitOperations
+from patchlight.controller.standalone import InProcess
+from patchlight.controller.store import Store
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import Endpoint
+from patchlight.testbed.labfile.reader import read_lab
+from tests.support.controller_process import DRY_LAB
+
+
+def preview(**given: Any) -> dict[str, Any]:
+    empty: dict[str, Any] = {"changes": {}, "lost": {}}
+    lists = ("links_down", "links_up", "jobs", "cleared", "objections")
+    return {**empty, **{name: [] for name in lists}, **given}
+
+
+@pytest.mark.parametrize(
+    ("given", "yes", "text", "agreed"),
+    [
+        ({}, 0, "", False),  # nothing in use: no question
+        ({"jobs": ["j"]}, 0, "y\n", True),
+        ({"jobs": ["j"]}, 0, "n\n", None),
+        ({"jobs": ["j"]}, 0, "", None),  # nobody there to ask
+        ({"jobs": ["j"]}, 1, "", False),
+        ({"jobs": ["j"], "objections": ["locked"]}, 0, "", False),  # will be refused anyway
+        ({"lost": {"o1": 9}}, 0, "y\no1\n", True),
+        ({"lost": {"o1": 9}}, 0, "y\nyes\n", None),
+        ({"lost": {"o1": 9}}, 1, "o1\n", True),
+        ({"lost": {"o1": 9}}, 2, "", False),
+        ({"lost": {"o1": 2}, "cleared": ["o1"]}, 0, "", False),
+    ],
+)
+def test_questions_are_asked_where_something_in_use_or_much_goes(
+    given: dict[str, Any], yes: int, text: str, agreed: bool | None
+) -> None:
+    @click.command()
+    def asking() -> None:
+        click.echo(f"agreed {confirm(preview(**given), ChangeOptions(False, yes, '', False))}")
+
+    result = CliRunner().invoke(asking, input=text)
+    if agreed is None:
+        assert isinstance(result.exception, PatchlightError)
+        assert "nothing was changed" in result.exception.message
+    else:
+        assert f"agreed {agreed}" in result.output
+
+
+class Busy(NoHooks):
+    """Jobs that ride on whatever moves."""
+
+    def __init__(self) -> None:
+        self.jobs = ["train-1"]
+        self.next: list[list[str]] = []
+
+    def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
+        return self.next.pop(0) if self.next else self.jobs
+
+
+def test_a_circuit_that_a_job_uses_is_shown_and_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "lab.yaml").write_text(DRY_LAB.format(api=1, openflow=2))
+    lab, busy = read_lab(tmp_path / "lab.yaml"), Busy()
+    with asyncio.Runner() as runner:
+        drivers = {"o1": open_driver(lab.circuit_switch("o1"))}
+        parts = CircuitParts(lab, drivers, Store(":memory:"), busy, busy)
+        app = FastAPI()
+        app.include_router(circuit_routes(CircuitOperations(parts, Transactions(parts))))
+        transport = InProcess(app, runner.get_loop())
+        client = ControllerClient("test", transport=transport)
+        ask = functools.partial(client.reconfigure, {"o1": ["2-4"]})
+
+        @click.command()
+        @click.option("--yes", is_flag=True)
+        def asking(yes: bool) -> None:
+            carry_out(ask, ChangeOptions(False, int(yes), "why", False))
+
+        def told(*words: str, text: str = "") -> str:
+            result = CliRunner().invoke(asking, words, input=text)
+            return f"{result.output}{result.exception or ''}"
+
+        start = client.circuits()
+        shown = told(text="n\n")
+        for line in ("o1 - 2>5", "o1 + 2>4", "in use by job train-1", "link goes: b.n1:t2.1"):
+            assert line in shown
+        assert client.circuits() == start
+        assert "committed" in told(text="y\n")
+        client.reconfigure({"o1": ["2-5"]})
+        assert "committed" in told("--yes")
+        client.reconfigure({"o1": ["2-5"]})
+        # Nobody rides when it is looked at, somebody does when it is to be done.
+        busy.next = [[]]
+        assert "the traffic of train-1 rides on what would change" in told()
+        assert client.circuits() == start

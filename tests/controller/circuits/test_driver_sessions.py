@@ -1,0 +1,263 @@
+"""Logins of drivers, whom they trust with a password, and who answers but is no switch."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gc
+import logging
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from patchlight.controller.circuits.contract import (
+    CircuitDriver,
+    DeviceRefused,
+    DeviceUnreachable,
+    LoginRefused,
+)
+from patchlight.controller.circuits.protocols.ssh.host_keys import HostKeyRefused
+from patchlight.controller.circuits.registry import open_driver
+from patchlight.emulation.optical.protocols.certificate import server_context
+from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
+from patchlight.testbed.lab import CircuitSwitch
+from tests.support.emulated_devices import Running, lab_file, running
+from tests.support.ocs_drivers import (
+    FIRST_MAP,
+    PASSWORD,
+    circuits,
+    driver_of,
+    listening,
+    opened,
+)
+
+HTTP = ("calient-rest", "polatis-restconf")
+TL1 = ("calient-tl1", "polatis-tl1", "glimmerglass-tl1")
+SSH = ("polatis-netconf", "telescent-ssh")
+ENCODED = base64.b64encode(f"admin:{PASSWORD}".encode()).decode()
+
+
+def drivers(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("shared", names, indirect=True)
+
+
+async def refused(driver: CircuitDriver, kind: type[PatchlightError]) -> PatchlightError:
+    with pytest.raises(kind) as caught:
+        await driver.open()
+    await driver.close()
+    return caught.value
+
+
+@drivers(*TL1, *HTTP, *SSH)
+async def test_a_wrong_user_or_password_is_refused_and_told_nowhere(
+    device: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    name = device.switch.driver
+    error = await refused(driver_of(device.switch, "wrong-secret"), LoginRefused)
+    assert "password_env" in str(error.hint)
+    if name in HTTP:
+        assert "did not let admin in: 401: invalid" in error.message
+        assert "GET /" in caplog.text
+    else:
+        assert "as 'admin' was refused" in error.message
+    if name == "calient-tl1":
+        assert "invalid user or password" in error.message
+    if name in TL1:
+        assert "ACT-USER::admin:1::****;" in caplog.text
+    encoded = base64.b64encode(b"admin:wrong-secret").decode()
+    for secret in ("wrong-secret", encoded):
+        assert secret not in str(error) + caplog.text
+    await refused(driver_of(replace(device.switch, user="nobody")), LoginRefused)
+
+
+@drivers(*HTTP)
+async def test_a_right_password_is_told_nowhere(
+    device: Running, driver: CircuitDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    assert (await driver.connect(circuits("3>9"))).complete
+    device.fault(refuse_next=f"no, {PASSWORD} or {ENCODED}")
+    (refusal,) = (await driver.connect(circuits("4>10"))).refused
+    assert refusal.words == "409: no, **** or ****"
+    device.fault(cut="before")
+    with pytest.raises(OutcomeUnknown) as caught:
+        await driver.connect(circuits("4>10"))
+    assert PASSWORD not in str(caught.value)
+    assert "GET /" in caplog.text
+    for secret in (PASSWORD, ENCODED):
+        assert secret not in caplog.text
+
+
+async def test_a_password_of_a_corrected_dialect_is_in_no_log_and_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A unit with a login over SCPI, as a corrected dialect says."""
+    (tmp_path / "polatis-scpi.toml").write_text('login = ":syst:login {user},{password}"\n')
+    monkeypatch.setenv("PATCHLIGHT_DIALECTS", str(tmp_path))
+    lab = lab_file(tmp_path, driver="polatis-scpi")
+    caplog.set_level(logging.DEBUG)
+    with running(tmp_path, lab, "--no-fabric") as device:
+        error = await refused(open_driver(device.switch, "hush-hush"), LoginRefused)
+    assert isinstance(error, LoginRefused)
+    assert "Undefined header" in error.message
+    assert "hush-hush" not in str(error) + error.words + caplog.text
+    assert ":syst:login admin,****" in caplog.text
+
+
+# --- who answers but is no switch -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*TL1, "polatis-scpi"])
+async def test_what_answers_but_speaks_something_else(name: str) -> None:
+    async def chatter(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                writer.write(b"x" * 65536)
+                await writer.drain()
+        except ConnectionError:
+            writer.close()
+
+    words = "end of a line" if name == "polatis-scpi" else "end of a message"
+    async with listening(chatter) as address:
+        error = await refused(
+            driver_of(CircuitSwitch("ocs1", name, address, 16)), DeviceUnreachable
+        )
+    assert f"came without the {words}" in error.message
+
+
+@pytest.mark.parametrize("name", HTTP)
+@pytest.mark.parametrize("noise", ["bytes", "body", "silence", "drip", "redirect", "html"])
+async def test_what_answers_over_tls_but_is_no_switch(noise: str, name: str) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
+
+    async def chatter(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            if noise == "redirect":
+                writer.write(b"HTTP/1.1 302 Found\r\nLocation: https://192.0.2.1/\r\n")
+                writer.write(b"Content-Length: 0\r\n\r\n")
+            elif noise == "html":
+                writer.write(head + b"<html>It works!</html>")
+            elif noise == "body":
+                writer.write(head)
+            while noise in ("bytes", "body", "silence", "drip"):
+                writer.write({"silence": b"", "drip": b"H"}.get(noise, b"x" * 65536))
+                await writer.drain()
+                await asyncio.sleep(0.05 if noise in ("silence", "drip") else 0)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return
+        finally:
+            writer.close()
+
+    async with listening(chatter, server_context()) as address:
+        switch = CircuitSwitch("ocs1", name, address, 16)
+        began = time.monotonic()
+        error = await refused(driver_of(switch, answer_s=0.2, connect_s=0.3), PatchlightError)
+        assert isinstance(error, (DeviceUnreachable, DeviceRefused))
+        assert ("password" in str(error)) == (noise == "redirect")
+        assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("name", SSH)
+@pytest.mark.parametrize("noise", ["nothing", "hang-up", "chatter"])
+async def test_what_is_no_ssh_is_unreachable(name: str, noise: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if noise == "nothing":
+            await reader.read()
+        elif noise == "chatter":
+            writer.write(b"x\r\n" * 10000)
+        writer.close()
+
+    async with listening(serve) as address:
+        driver = driver_of(CircuitSwitch("ocs1", name, address, 16), connect_s=0.5)
+        began = time.monotonic()
+        error = await refused(driver, DeviceUnreachable)
+        assert "connecting to ocs1" in error.message
+        assert time.monotonic() - began < 5
+
+
+# --- SSH ------------------------------------------------------------------------------------
+
+
+@drivers(*SSH)
+async def test_the_first_host_key_is_pinned_and_another_one_refused(
+    device: Running,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pins = tmp_path / "deep" / "known_hosts"
+    monkeypatch.setenv("PATCHLIGHT_KNOWN_HOSTS", str(pins))
+    async with opened(device.switch) as driver:
+        assert await driver.read_map() == FIRST_MAP
+    assert "pinned its host key ecdsa-sha2-nistp256 SHA256:" in caplog.text
+    first = pins.read_text()
+    assert pins.stat().st_mode & 0o077 == 0
+    async with opened(device.switch) as driver:
+        assert await driver.read_map() == FIRST_MAP
+    assert pins.read_text() == first
+
+    # The same address with another key: no password is sent there.
+    lab = lab_file(tmp_path, driver=device.switch.driver, initial=("1-7",))
+    elsewhere = {"XDG_STATE_HOME": str(tmp_path / "other")}
+    with running(tmp_path, lab, "--no-fabric", **elsewhere) as other:
+        host, _, port = other.switch.address.rpartition(":")
+        old = device.switch.address.rpartition(":")[2]
+        pins.write_text(first.replace(f"[{host}]:{old}", f"[{host}]:{port}"))
+        error = await refused(driver_of(other.switch), HostKeyRefused)
+    assert "not the one pinned" in error.message
+    assert f"ssh-keygen -R '[{host}]:{port}' -f {pins}" in str(error.hint)
+
+
+@drivers(*SSH)
+async def test_strict_trusts_nothing_on_first_use(
+    device: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pins = tmp_path / "known_hosts"
+    monkeypatch.setenv("PATCHLIGHT_KNOWN_HOSTS", str(pins))
+    monkeypatch.setenv("PATCHLIGHT_HOST_KEYS", "strict")
+    error = await refused(driver_of(device.switch), HostKeyRefused)
+    assert "SHA256:" in error.message
+    assert "ssh-keyscan" in str(error.hint)
+    assert not pins.exists()
+    pins.write_text("this is no pin\n" + "[127.0.0.1]:1 ecdsa-sha2-nistp256 nonsense\n")
+    await refused(driver_of(device.switch), HostKeyRefused)
+
+
+@drivers(*SSH)
+async def test_nothing_is_left_behind(device: Running) -> None:
+    """Sessions that came and went hold no descriptors."""
+
+    async def session() -> int:
+        async with opened(device.switch) as driver:
+            assert await driver.read_map() == FIRST_MAP
+        return held()
+
+    def held() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    await session()
+    before = await session()
+    for _ in range(5):
+        await session()
+    deadline = time.monotonic() + 5
+    while held() > before:
+        assert time.monotonic() < deadline, f"{held()} descriptors, {before} before"
+        await asyncio.sleep(0.02)
+
+
+def test_without_ncclient_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = "patchlight.controller.circuits."
+    for name in list(sys.modules):
+        if name.startswith((f"{package}protocols.netconf", f"{package}drivers.polatis.netconf")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ncclient", None)
+    with pytest.raises(PatchlightError, match="needs the Python package ncclient") as caught:
+        open_driver(CircuitSwitch("ocs1", "polatis-netconf", "127.0.0.1:830", 8), "")
+    assert "patchlight[netconf]" in str(caught.value.hint)

@@ -1,0 +1,88 @@
+"""What is particular to Polatis over RESTCONF: the guard of the map, and the list of alarms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from patchlight.controller.circuits.contract import CircuitDriver
+from patchlight.controller.circuits.drivers.polatis.restconf import PolatisRestconf
+from patchlight.controller.circuits.protocols.http.dialects import POLATIS
+from patchlight.emulation.optical.crossbar import NoCrossbar
+from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
+from patchlight.emulation.optical.protocols.http_server import Request, Response
+from patchlight.emulation.optical.vendors.polatis_restconf import PolatisRestconfServer
+from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.portmap import CrossConnect, PortMap
+from tests.support.emulated_devices import Running
+from tests.support.ocs_drivers import FIRST_MAP, PASSWORD, circuit, circuits, listening
+
+on_the_device = pytest.mark.parametrize("shared", ["polatis-restconf"], indirect=True)
+
+
+class SharedFront(PolatisRestconfServer):
+    """Somebody else connects ``3>20`` just before each change, as often as ``left`` says."""
+
+    left = 0
+
+    async def _answer(self, request: Request) -> Response:
+        if request.method != "GET" and self.left:
+            self.left -= 1
+            await self._device.light([circuit("3>20")])
+        return await super()._answer(request)
+
+
+async def test_a_map_that_changed_meanwhile_is_left_alone() -> None:
+    switch = CircuitSwitch("ocs1", "polatis-restconf", "", 32, 0.005, initial=FIRST_MAP)
+    emulated = EmulatedOcs(switch, {1: 0.0}, NoCrossbar(), LoopClock())
+    await emulated.open()
+    front = SharedFront(emulated, {"admin": None})
+    async with listening(front.serve, front.tls) as address:
+        driver = PolatisRestconf(replace(switch, address=address), "")
+        await driver.open()
+        front.left = 1
+        (refusal,) = (await driver.connect(circuits("3>9"))).refused
+        assert refusal.words == "412: The cross-connects have changed"
+        assert set(await driver.read_map()) == {*FIRST_MAP, circuit("3>20")}
+        assert (await driver.disconnect(circuits("3>20"))).complete
+        # In a list the rest is tried again, against the map that has been read since: what is
+        # in use by then is not taken.
+        front.left = 1
+        outcome = await driver.connect(circuits("3>9", "4>10"))
+        (refusal,) = outcome.refused
+        assert refusal.words == "in:3 is in use on the device: 3>20"
+        assert outcome.done == (circuit("4>10"),)
+        assert (await driver.disconnect(circuits("3>20", "4>10"))).complete
+        front.left = 1
+        (refusal,) = (await driver.disconnect(circuits("1>7"))).refused
+        assert "412" in refusal.words
+        assert await driver.read_map() == PortMap.of([*FIRST_MAP, (3, 20)])
+        assert (await driver.disconnect(circuits("3>20", "1>7"))).complete
+        await driver.close()
+    await emulated.close()
+
+
+@on_the_device
+async def test_alarms_are_told_as_they_appear(device: Running, driver: CircuitDriver) -> None:
+    before = len(await driver.alarms())
+    for _ in range(2):
+        device.fault(report="critical: fan 2 stands still")
+        await driver.read_map()
+    alarms = (await driver.alarms())[before:]
+    assert [alarm.severity for alarm in alarms] == ["critical", "critical"]
+    assert "fan 2 stands still" in alarms[0].words
+    assert len(await driver.alarms()) == before + 2
+
+
+@on_the_device
+async def test_a_unit_without_guard_and_alarms_that_takes_short_lists(device: Running) -> None:
+    dialect = replace(POLATIS, guard=False, list_limit=2, system_alarms="/data/nothing")
+    driver = PolatisRestconf(device.switch, PASSWORD, dialect)
+    await driver.open()
+    pairs = [CrossConnect(n, n) for n in range(10, 15)]
+    assert (await driver.connect(pairs)).complete
+    assert (await driver.disconnect(pairs)).complete
+    assert await driver.read_map() == FIRST_MAP
+    assert await driver.alarms() == ()
+    await driver.close()

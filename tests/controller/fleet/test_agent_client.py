@@ -1,0 +1,90 @@
+"""What a controller makes of an agent's answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from patchlight.controller.fleet.agent_client import AgentClient, AgentError
+from patchlight.testbed.worker_api import WorkerState
+
+
+class Agent:
+    """Answers every request with the same, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.status, self.answer = 200, ""
+        self.requests: list[tuple[str, str]] = []
+
+    def say(self, answer: Any, status: int = 200) -> None:
+        self.answer, self.status = json.dumps(answer), status
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        length = head.lower().partition("content-length: ")[2].partition("\r\n")[0]
+        body = (await reader.readexactly(int(length or 0))).decode()
+        self.requests.append((head.partition(" HTTP")[0], body))
+        lines = (f"HTTP/1.1 {self.status} X", "connection: close", "", self.answer)
+        writer.write("\r\n".join(lines).encode())
+        writer.close()
+
+
+@pytest_asyncio.fixture
+async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
+    made = Agent()
+    async with await asyncio.start_unix_server(made.serve, tmp_path / "agent.sock"):
+        yield made
+
+
+@pytest_asyncio.fixture
+async def client(tmp_path: Path, agent: Agent) -> AsyncIterator[AgentClient]:
+    made = AgentClient("server1", f"unix:{tmp_path / 'agent.sock'}")
+    yield made
+    await made.close()
+
+
+async def test_a_newer_agent_may_say_more(agent: Agent, client: AgentClient) -> None:
+    agent.say({"id": "w", "state": "held", "unheard_of": 1})
+    status = await client.worker("w")
+    assert (status.state, status.last_lines) == (WorkerState.HELD, [])
+
+
+async def test_an_answer_that_is_none_is_named(agent: Agent, client: AgentClient) -> None:
+    for answer in ({"id": "w", "state": "asleep"}, {}, "nonsense"):
+        agent.say(answer)
+        with pytest.raises(AgentError, match="agent of server1 answered GET /workers/w with what"):
+            await client.worker("w")
+
+
+async def test_a_refusal_comes_with_the_agents_words(agent: Agent, client: AgentClient) -> None:
+    agent.say({"error": "worker w is done", "hint": "nothing more to do"}, 409)
+    with pytest.raises(AgentError, match="the agent of server1: worker w is done") as caught:
+        await client.hold("w", 3)
+    assert caught.value.hint == "nothing more to do"
+
+
+async def test_what_goes_over_the_wire(agent: Agent, client: AgentClient) -> None:
+    agent.say({})
+    await client.start("w")
+    await client.hold("w", 3)
+    await client.release("w")
+    await client.delete("w")
+    assert [(line, json.loads(body or "null")) for line, body in agent.requests] == [
+        ("POST /v1/workers/w/start", {}),
+        ("POST /v1/workers/w/hold", {"iteration": 3}),
+        ("POST /v1/workers/w/release", {}),
+        ("DELETE /v1/workers/w", None),
+    ]
+
+
+async def test_an_agent_that_is_not_there_is_named(tmp_path: Path) -> None:
+    client = AgentClient("server1", f"unix:{tmp_path / 'nobody.sock'}")
+    with pytest.raises(AgentError, match=r"the agent of server1 at unix:.* did not answer GET"):
+        await client.status()
+    await client.close()

@@ -1,0 +1,67 @@
+"""``patchlight emulate`` from up to down."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.emulated_labs import left_of
+
+pytestmark = [pytest.mark.root, pytest.mark.ovs]
+
+
+def test_commands_need_root_and_say_so(two_tors: Path) -> None:
+    script = (
+        "import os, sys; import patchlight.cli.lab.emulate; from patchlight.cli.main import main; "
+        "os.setuid(65534); main(sys.argv[1:])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, "emulate", "up", str(two_tors)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "sudo patchlight emulate up" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_command_line_from_up_to_down(two_tors: Path, new_name: Callable[[], str]) -> None:
+    name = new_name()
+
+    def patchlight(*arguments: str, typed: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "patchlight", "emulate", *arguments],
+            capture_output=True,
+            text=True,
+            input=typed,
+            check=False,
+        )
+
+    up = patchlight(
+        "up", str(two_tors), "--name", name, "--scale", "1000", "--no-controller", "--no-agents"
+    )
+    assert up.returncode == 0, up.stderr
+    listed = json.loads(patchlight("list", "--json").stdout)
+    assert [lab["state"] for lab in listed if lab["name"] == name] == ["up"]
+    found = json.loads(patchlight("status", name, "--json").stdout)
+    assert [host["name"] for host in found["hosts"]] == [
+        "server1.gpu0",
+        "server1.gpu1",
+        "server2.gpu2",
+    ]
+    pinged = patchlight("exec", "--lab", name, "gpu2", "--", "ping", "-c", "1", "192.168.10.12")
+    assert pinged.returncode == 0, pinged.stdout + pinged.stderr
+    assert patchlight("exec", "--lab", name, "gpu2", "--", "sh", "-c", "exit 9").returncode == 9
+    shell = patchlight("shell", name, typed="gpu1 ping -c 1 gpu2\nnodes\nnobody ls\nexit\n")
+    assert "1 received" in shell.stdout
+    assert f"pl.{name}.server1" in shell.stdout
+    assert "no host called 'nobody'" in shell.stderr
+    assert patchlight("down", name).returncode == 0
+    assert patchlight("status", name).returncode == 1
+    assert left_of(name) == []

@@ -1,0 +1,190 @@
+"""What emulated labs carry: between hosts, at which rates, and nothing of the machine's own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from patchlight import EmulatedLab
+from patchlight.emulation.fabric import build
+from patchlight.emulation.fabric import lab_state as states
+from patchlight.testbed import generate
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.labfile.reader import write_lab
+from patchlight.testbed.linux import namespaces
+from patchlight.testbed.linux.netlink import Netlink
+from patchlight.testbed.linux.rate_limits import NotShaped, limit_request
+from tests.support.emulated_labs import SWITCHES_ONLY, left_of, pings, tcp_bps, tree
+from tests.support.private_ovs import until
+
+pytestmark = [pytest.mark.root, pytest.mark.ovs]
+
+
+@pytest.mark.parametrize("fabric", ["openvswitch", "bridge"])
+def test_hosts_reach_each_other_at_once(
+    tmp_path: Path, new_name: Callable[[], str], fabric: str
+) -> None:
+    name = new_name()
+    with EmulatedLab.from_file(tree(tmp_path, 20, fabric), name=name, **SWITCHES_ONLY) as lab:
+        assert pings(lab.hosts[0], lab.hosts[-1])
+        assert lab.status()["state"] == "up"
+        result = lab.host("h2").run(["sh", "-c", "echo out; echo err >&2; exit 3"])
+        assert (result.exit_status, result.output) == (3, "out\nerr\n")
+        assert lab.host("h3").run("cat", input="typed").output == "typed"
+        with pytest.raises(BadInput, match="h4"):
+            lab.host("h4x")
+    assert left_of(name) == []
+
+
+def test_rates_hold_for_tcp_in_both_directions(lab: EmulatedLab) -> None:
+    gpu0, gpu1, gpu2 = (lab.host(f"gpu{n}") for n in range(3))
+    # The 10 Gb/s between the switches, divided by 1000; then the NICs' 40 Gb/s. Headers
+    # take 4% of what goes over the wire.
+    assert 9.0e6 < tcp_bps(gpu0, gpu2) < 10.1e6
+    assert 9.0e6 < tcp_bps(gpu2, gpu1) < 10.1e6
+    assert 36e6 < tcp_bps(gpu0, gpu1) < 40.4e6
+
+
+def test_nics_of_one_server_meet_only_through_the_network(lab: EmulatedLab) -> None:
+    gpu0, gpu1, gpu2 = (lab.host(f"gpu{n}") for n in range(3))
+    server1 = gpu0.namespace()
+    counters = "cat /proc/net/dev"
+    before = gpu0.run(counters).output
+    assert "nic1" not in before
+    assert pings(gpu0, gpu1)
+    assert pings(gpu1, gpu0)
+    # Idle NICs of a server with several answer others, each on its own wire.
+    assert pings(gpu2, gpu0)
+    assert pings(gpu2, gpu1)
+    assert pings(gpu1, gpu2)
+    # Two commands at once share the NIC that the first one borrowed.
+    with gpu0.popen("sleep 30") as first:
+        assert gpu0.namespace() != server1
+        assert pings(gpu0, gpu1)
+        assert gpu0.namespace() != server1
+        first.kill()
+    assert gpu0.namespace() == gpu1.namespace() == server1
+    assert pings(gpu2, gpu0)
+    # Still limited after all that moving.
+    assert 36e6 < tcp_bps(gpu1, gpu0, 1.0) < 41e6
+
+
+def test_a_borrowed_nic_stays_as_long_as_it_is_used(lab: EmulatedLab) -> None:
+    gpu0, gpu2 = lab.host("gpu0"), lab.host("gpu2")
+    server1 = gpu0.namespace()
+    # What a command left behind keeps the NIC; the next command shares it with that.
+    left = gpu0.run(["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"])
+    assert gpu0.namespace() != server1
+    assert pings(gpu0, gpu2)
+    assert pings(gpu2, gpu0)
+    os.kill(int(left.output), signal.SIGKILL)
+    until(lambda: states.process_start(int(left.output)) is None, "the command to end")
+    assert pings(gpu0, gpu2)
+    assert gpu0.namespace() == server1
+
+
+def test_commands_follow_a_nic_to_its_worker(lab: EmulatedLab) -> None:
+    gpu2 = lab.host("gpu2")
+    worker = subprocess.Popen(
+        ["unshare", "--net", "sh", "-c", "echo; exec sleep 60"], stdout=subprocess.PIPE
+    )
+    assert worker.stdout is not None
+    worker.stdout.readline()
+    server2 = f"pl.{lab.lab.name}.server2"
+    move = ["ip", "-n", server2, "link", "set", "nic0", "netns", str(worker.pid)]
+    subprocess.run(move, check=True)
+    assert gpu2.run("ip -brief link show nic0").exit_status == 0
+    inside = namespaces.inode(f"/proc/{worker.pid}/ns/net")
+    assert namespaces.inode(gpu2.namespace()) == inside
+    worker.kill()
+    worker.wait()
+
+
+def test_a_lost_limit_is_found(lab: EmulatedLab) -> None:
+    build.verify_switch_ports(lab.plan)
+    with Netlink(namespaces.namespace_path(lab.plan.fabric)) as netlink:
+        end = next(e for c in lab.plan.cables for e in c if e.name == "tor1-3")
+        netlink.run([limit_request(end.index, 99e6, end.name)])
+    with pytest.raises(NotShaped, match="tor1-3 has 99Mbps instead of 10Mbps"):
+        build.verify_switch_ports(lab.plan)
+
+
+def test_a_switch_with_300_ports(tmp_path: Path, new_name: Callable[[], str]) -> None:
+    path = tmp_path / "single.yaml"
+    path.write_text(write_lab(generate.single(300)))
+    with EmulatedLab.from_file(path, name=new_name(), **SWITCHES_ONLY) as lab:
+        assert pings(lab.host("h1"), lab.host("h300"))
+        assert pings(lab.host("h300"), lab.host("h150"))
+
+
+def test_two_labs_with_the_same_addresses_are_apart(
+    two_tors: Path, new_name: Callable[[], str]
+) -> None:
+    one, other = new_name(), new_name()
+    with EmulatedLab.from_file(two_tors, 1000, name=one, **SWITCHES_ONLY) as a:
+        with EmulatedLab.from_file(two_tors, 1000, name=other, **SWITCHES_ONLY) as b:
+            for lab in (a, b):
+                assert pings(lab.host("gpu0"), lab.host("gpu2"))
+            nothing = a.host("gpu2").run("ip neigh show 192.168.10.12").output
+            assert pings(b.host("gpu1"), b.host("gpu2"))
+            assert a.host("gpu2").run("ip neigh show 192.168.10.12").output == nothing
+        assert pings(a.host("gpu0"), a.host("gpu2"))
+        assert left_of(other) == []
+
+
+def host_facts() -> dict[str, str]:
+    """What of the host's network a lab could have changed."""
+    commands = {
+        "links": "ip -o link show",
+        "addresses": "ip -o addr show",
+        "routes": "ip route show table all",
+        "queues": "tc qdisc show",
+        "sysctls": "sysctl -a -r ^net",
+        "namespaces": "ls /run/netns",
+    }
+    if shutil.which("iptables-save"):
+        commands["iptables"] = "iptables-save"
+    facts = {what: subprocess.getoutput(command) for what, command in commands.items()}
+    # What counts or passes by itself, and what other labs do meanwhile.
+    facts["sysctls"] = "\n".join(
+        line for line in facts["sysctls"].splitlines() if "_count" not in line
+    )
+    facts["iptables"] = "\n".join(
+        line.partition("[")[0]
+        for line in facts.get("iptables", "").splitlines()
+        if not line.startswith("#")
+    )
+    facts["namespaces"] = "\n".join(
+        line for line in facts["namespaces"].splitlines() if f".t{os.getpid()}-" in line
+    )
+    return facts
+
+
+def test_the_host_is_as_before(two_tors: Path, new_name: Callable[[], str]) -> None:
+    before = host_facts()
+    with EmulatedLab.from_file(two_tors, 1000, name=new_name(), **SWITCHES_ONLY) as lab:
+        assert pings(lab.host("gpu0"), lab.host("gpu1"))
+        during = host_facts()
+    for what, facts in before.items():
+        if what != "namespaces":
+            assert during[what] == facts, what
+    assert host_facts() == before
+
+
+def test_the_whole_lab_with_its_optical_switch(new_name: Callable[[], str]) -> None:
+    name = new_name()
+    with EmulatedLab.from_file("ofc2022", 1000, name=name, workers="process") as lab:
+        hosts = {host.host.gpu.name: host for host in lab.hosts if host.host.gpu}
+        # Two NICs of one server, then across the link between the switches: always by light.
+        assert pings(hosts["gpu0"], hosts["gpu1"])
+        assert pings(hosts["gpu0"], hosts["gpu5"])
+        assert 36e6 < tcp_bps(hosts["gpu0"], hosts["gpu4"], 1.5) < 40.4e6
+        assert 9e6 < tcp_bps(hosts["gpu5"], hosts["gpu4"], 1.5) < 10.1e6
+        assert all(process["running"] for process in lab.status()["processes"])
+    assert left_of(name) == []

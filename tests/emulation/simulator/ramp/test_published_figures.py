@@ -1,0 +1,77 @@
+"""Blocking, completion times and throughput as the peer's, which was run or published them."""
+
+from __future__ import annotations
+
+import pytest
+
+from patchlight.controller.policies.contract import PartitionPolicy
+from patchlight.controller.policies.partition import (
+    Constant,
+    Maximum,
+    Minimum,
+    RandomDegree,
+    Sufficient,
+)
+from patchlight.emulation.simulator.ramp import (
+    Workloads,
+    blocking_rates,
+    pac_ml_scenario,
+    run_episode,
+)
+from patchlight.emulation.simulator.ramp.placement import PlacementRule
+
+# The rates that were measured by running the peer, one seed, or that its authors published.
+PEER = [
+    ("A", Constant(4), 0.2218),
+    ("C", Constant(4), 0.1249),
+    ("D", Constant(2), 0.1049),
+    ("A", Constant(8), 0.2987),
+    ("B", Constant(8), 0.2917),
+    ("A", Sufficient(), 0.3137),
+    ("A", Maximum(), 0.2624),
+    ("B", Maximum(), 0.2631),
+    ("C", Maximum(), 0.2674),
+    ("D", Maximum(), 0.2631),
+    ("A", Minimum(), 0.3217),
+    ("B", Minimum(), 0.3926),
+    ("C", Minimum(), 0.3067),
+    ("D", Minimum(), 0.1269),
+    ("A", RandomDegree(0), 0.5172),
+    ("B", RandomDegree(1), 0.6011),
+    ("C", RandomDegree(2), 0.5055),
+    ("D", RandomDegree(3), 0.4652),
+]
+
+
+@pytest.mark.parametrize(("law", "policy", "peer"), PEER)
+def test_first_fit_blocks_as_many_as_the_peer(
+    law: str, policy: PartitionPolicy, peer: float, workloads: Workloads
+) -> None:
+    scenario = pac_ml_scenario(workloads, law, PlacementRule.RAMP_FIRST_FIT)
+    results = [run_episode(scenario, policy, seed) for seed in range(5)]
+    assert results[0].arrivals == 1001
+    assert results[0].decisions == 1000
+    assert blocking_rates(results).mean == pytest.approx(peer, abs=0.02)
+
+
+def test_whole_blocks_block_fewer(workloads: Workloads) -> None:
+    # What a quick study with whole-job blocks found.
+    for law, degree, rate in (("A", 8, 0.140), ("B", 8, 0.151), ("C", 4, 0.122)):
+        scenario = pac_ml_scenario(workloads, law, PlacementRule.RAMP_BLOCK)
+        results = [run_episode(scenario, Constant(degree), seed) for seed in range(5)]
+        assert blocking_rates(results).mean == pytest.approx(rate, abs=0.01)
+
+
+def test_completion_times_and_throughput_are_the_published_ones(workloads: Workloads) -> None:
+    # Constant degrees are what the published policy came to: JCT 7487 and 14903 s, 24.70 and
+    # 28.40 MB/s on laws A and D; the maximum on A 1875 s and 23.25 MB/s.
+    for law, policy, jct, throughput in (
+        ("A", Constant(4), 7487, 24.70e6),
+        ("D", Constant(2), 14903, 28.40e6),
+        ("A", Maximum(), 1875, 23.25e6),
+    ):
+        scenario = pac_ml_scenario(workloads, law)
+        results = [run_episode(scenario, policy, seed) for seed in range(5)]
+        assert sum(r.jct_mean_s for r in results) / 5 == pytest.approx(jct, rel=0.02)
+        found = sum(r.throughput_bytes_per_s for r in results) / 5
+        assert found == pytest.approx(throughput, rel=0.03)

@@ -1,0 +1,85 @@
+"""What tests of OCS drivers share: drivers by name, an open one, and servers that are no switch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
+
+from patchlight.controller.circuits.contract import CircuitDriver
+from patchlight.controller.circuits.drivers.calient.rest import CalientRest
+from patchlight.controller.circuits.drivers.calient.tl1 import CalientTl1
+from patchlight.controller.circuits.drivers.glimmerglass import GlimmerglassTl1
+from patchlight.controller.circuits.drivers.polatis.netconf import PolatisNetconf
+from patchlight.controller.circuits.drivers.polatis.restconf import PolatisRestconf
+from patchlight.controller.circuits.drivers.polatis.scpi import PolatisScpi
+from patchlight.controller.circuits.drivers.polatis.tl1 import PolatisTl1
+from patchlight.controller.circuits.drivers.telescent import TELESCENT, TelescentSsh
+from patchlight.controller.circuits.protocols.session import Timeouts
+from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.portmap import CrossConnect, PortMap
+
+SESSION_DRIVERS: Mapping[str, Callable[..., CircuitDriver]] = {
+    "calient-tl1": CalientTl1,
+    "calient-rest": CalientRest,
+    "polatis-scpi": PolatisScpi,
+    "polatis-tl1": PolatisTl1,
+    "polatis-restconf": PolatisRestconf,
+    "polatis-netconf": PolatisNetconf,
+    "glimmerglass-tl1": GlimmerglassTl1,
+    "telescent-ssh": TelescentSsh,
+}
+FIRST_MAP = PortMap.duplex([(1, 7)])
+PASSWORD = 'pa;ss"wörd:/1'
+
+
+def circuit(text: str) -> CrossConnect:
+    """``3>9`` → a cross-connect."""
+    inp, _, out = text.partition(">")
+    return CrossConnect(int(inp), int(out))
+
+
+def circuits(*texts: str) -> list[CrossConnect]:
+    return [circuit(text) for text in texts]
+
+
+def driver_of(switch: CircuitSwitch, password: str = PASSWORD, **timeouts: float) -> CircuitDriver:
+    """The driver of the switch, with timeouts of its own (see ``Timeouts``)."""
+    dialect = None
+    if switch.driver == "telescent-ssh" and "answer_s" in timeouts:
+        dialect = replace(TELESCENT, move_timeout_s=timeouts["answer_s"])
+    return SESSION_DRIVERS[switch.driver](switch, password, dialect, Timeouts(**timeouts))
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    switch: CircuitSwitch, password: str = PASSWORD, **timeouts: float
+) -> AsyncIterator[CircuitDriver]:
+    driver = driver_of(switch, password, **{"answer_s": 5.0, **timeouts})
+    await driver.open()
+    try:
+        yield driver
+    finally:
+        await driver.close()
+
+
+async def restore(driver: CircuitDriver, port_map: PortMap = FIRST_MAP) -> None:
+    """Bring the device's map back to this one."""
+    change = (await driver.read_map()).diff(port_map)
+    assert (await driver.disconnect(change.breaks)).complete
+    assert (await driver.connect(change.makes)).complete
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    tls: ssl.SSLContext | None = None,
+) -> AsyncIterator[str]:
+    """The address of a server in this process."""
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()

@@ -1,0 +1,274 @@
+"""Every mistake in a lab file, at its exact line and column."""
+
+from __future__ import annotations
+
+import pytest
+
+from patchlight.testbed.labfile.reader import LabFileError, parse_lab
+from tests.support.lab_files import SMALL_LAB, unmarked
+
+# (what stands in SMALL_LAB, what stands there instead; ‸ marks where the mistake is, the message)
+MISTAKES = [
+    ("name: small", "name: ‸2small", "'2small' is not a lab's name: expected a letter"),
+    ("name: small", "name:‸", "expected a lab's name, like 'ofc2022', found nothing"),
+    ("name: small", "name: ‸12", "found the number 12: put it in quotes"),
+    ("name: small", "name: ‸true", "found true: put it in quotes"),
+    ("name: small", "name: ‸!host x", "found the YAML tag !host"),
+    ("name: small", "name: ‸{a: b}", "found a group of keys"),
+    ("name: small\n", "name: ‸" + "x" * 25 + "\n", "at most 24 in all"),
+    ("name: small\nnet", "‸net", "a lab lacks 'name': expected what the lab is called"),
+    ("name: small", "name: small\n‸name: small", "key 'name' stands twice, first on line 1"),
+    ("fibres:", "‸fibers:", "unknown key 'fibers' in a lab: did you mean 'fibres'?"),
+    ("scale: 1000", "‸zzz: 1", "unknown key 'zzz' in a lab: expected one of name, network"),
+    ("scale: 1000", "‸[a]: 1", "unknown key a list in a lab"),
+    ("scale: 1000", "scale: ‸0", "expected a scale, a number above 0, found the number 0"),
+    ("scale: 1000", "scale: ‸1e999", "expected a scale, a number above 0"),
+    ("scale: 1000", "scale: ‸many", "found the text 'many'"),
+    ("fabric: openvswitch", "fabric: ‸openvswich", "is not a fabric: did you mean 'openvswitch'?"),
+    (
+        "192.168.10.0/24",
+        "‸192.168.10.5/24",
+        "a host's address, not a network: expected '192.168.10.0/24'",
+    ),
+    ("192.168.10.0/24", "‸192.168.10.0", "is not a network: expected one like"),
+    ("192.168.10.0/24", "‸192.168.10.0/33", "is not a network: expected one like"),
+    ("192.168.10.0/24", "‸fd00::/64", "is not a network: expected one like"),
+    (
+        "openflow: 127.0.0.1:6653",
+        "openflow: ‸127.0.0.1:8470",
+        "controller address 127.0.0.1:8470 is used twice",
+    ),
+    ("api: 127.0.0.1:8470", "api: ‸127.0.0.1", "is not a TCP address: expected host:port"),
+    (
+        "management: 10.0.0.11:8471",
+        "management: ‸10.0.0.11:84710",
+        "is not where an agent can answer",
+    ),
+    (
+        "management: 10.0.0.11:8471",
+        "management: ‸unix:agent.sock",
+        "is not a Unix socket: expected 'unix:/'",
+    ),
+    (
+        "unix:/run/agent.sock",
+        "‸10.0.0.11:8471",
+        "management address 10.0.0.11:8471 is used twice, first on line 8",
+    ),
+    ("name: server2", "name: ‸server1", "device server1 is used twice, first on line 7"),
+    ("name: tor1", "name: ‸server1", "device server1 is used twice, first on line 7"),
+    ("name: tor2", "name: ‸tor.2", "'tor.2' is not a device name: expected a letter, then letters"),
+    (
+        "model: Titan V",
+        "model: ‸3090",
+        "expected a GPU model, like 'Tesla M40', found the number 3090",
+    ),
+    ("{name: gpu1, model: Titan V}", "‸{name: gpu1}", "a GPU lacks 'model': expected the model"),
+    (
+        "model: Titan V}",
+        "model: Titan V, uuid: ‸GPU-1}",
+        "GPU UUID GPU-1 is used twice, first on line 9",
+    ),
+    (
+        "{name: gpu1, model: Titan V}",
+        "{name: gpu1, model: Titan V}, {name: ‸gpu2, model: X}",
+        "GPU gpu2 has no NIC: expected a NIC of the same server with 'gpu: gpu2'",
+    ),
+    (
+        "gpus: [{name: gpu1, model: Titan V}]",
+        "gpus: ‸gpu1",
+        "expected a list of GPUs, found the text 'gpu1'",
+    ),
+    (
+        'nics: [{name: nic1, address: 192.168.10.12, gpu: gpu1, mac: "02:00:00:00:00:01"}]',
+        "nics:‸",
+        "expected a list of NICs, found nothing",
+    ),
+    (
+        "rate: 40Gbps, gpu: gpu0",
+        "rate: ‸40, gpu: gpu0",
+        "expected a rate with its unit, like '40Gbps', found the number 40",
+    ),
+    (
+        "rate: 40Gbps, gpu: gpu0",
+        "rate: ‸40 Gigs, gpu: gpu0",
+        "'40 Gigs' is not a rate: expected a number with one of bps",
+    ),
+    (
+        "rate: 40Gbps, gpu: gpu0",
+        "‸rat: 40Gbps, gpu: gpu0",
+        "unknown key 'rat' in a NIC: did you mean 'rate'?",
+    ),
+    (
+        "address: 192.168.10.12",
+        "address: ‸192.168.10.11",
+        "address 192.168.10.11 is used twice, first on line 10",
+    ),
+    (
+        "address: 192.168.10.12",
+        "address: ‸192.168.11.12",
+        "outside the lab's network: expected one in 192.168.10.0/24",
+    ),
+    (
+        "address: 192.168.10.12",
+        "address: ‸192.168.10.0",
+        "address 192.168.10.0 is the network's own",
+    ),
+    (
+        "address: 192.168.10.12",
+        "address: ‸192.168.10.255",
+        "address 192.168.10.255 is the broadcast one",
+    ),
+    (
+        "address: 192.168.10.12",
+        "address: ‸192.168.10.300",
+        "is not an IPv4 address: expected one like",
+    ),
+    (
+        '"02:00:00:00:00:01"',
+        "‸02:4C:c0:a8:0a:0b",
+        "MAC address 02:4c:c0:a8:0a:0b is used twice, first on line 10",
+    ),
+    (
+        '"02:00:00:00:00:01"',
+        "‸01:00:5e:00:00:01",
+        "is not the MAC address of one NIC: expected a unicast one",
+    ),
+    ('"02:00:00:00:00:01"', "‸02-00-00-00-00-01", "is not a MAC address"),
+    (
+        "name: nic1,",
+        "name: ‸gpu1,",
+        "in server server2, the name gpu1 is used twice, first on line 13",
+    ),
+    (
+        'gpu: gpu1, mac: "02:00:00:00:00:01"}',
+        "gpu: gpu1}, {name: x, address: 192.168.10.13, interface: ‸nic1}",
+        "in server server2, the interface nic1 is used twice, first on line 14",
+    ),
+    (
+        'gpu: gpu1, mac: "02:00:00:00:00:01"}',
+        "gpu: gpu1}, {name: x, address: 192.168.10.13, gpu: ‸gpu1}",
+        "GPU gpu1 already has the NIC of line 14: expected one NIC for each GPU",
+    ),
+    ('mac: "02:00:00:00:00:01"}', "interface: ‸a/b}", "'a/b' is not an interface"),
+    (
+        'mac: "02:00:00:00:00:01"}]',
+        "interface: eth0}, {name: x, address: 192.168.10.13, gpu: ‸gpu3}]",
+        "server server2 has no GPU called 'gpu3': did you mean 'gpu1'?",
+    ),
+    ("datapath_id: 2,", "datapath_id: ‸0x1,", "datapath id 0x1 is used twice, first on line 16"),
+    (
+        "datapath_id: 2,",
+        "datapath_id: ‸0,",
+        "expected an OpenFlow datapath id, a whole number from 1 to",
+    ),
+    (
+        "datapath_id: 2,",
+        "datapath_id: ‸0x10000000000000000,",
+        "a whole number from 1 to 18446744073709551615",
+    ),
+    ("datapath_id: 2,", "datapath_id: ‸010,", "found the number 010"),
+    ("datapath_id: 2,", "datapath_id: ‸two,", "found the text 'two'"),
+    ("ports: 4}", "ports: ‸-4}", "expected how many ports it has, a whole number from 1 to 65279"),
+    ("-3dBm", "‸-3dB", "'-3dB' is not a power: expected a number with one of dBm"),
+    (
+        "driver: calient-tl1",
+        "driver: ‸Calient TL1",
+        "is not a driver's name: expected lower-case letters",
+    ),
+    ("25ms", "‸25", "expected a time with its unit, like '25ms', found the number 25"),
+    ("1.5dB", "‸-1.5dB", "'-1.5dB' is not a loss: expected 0 or more"),
+    ("2>4]", "‸2>9]", "port 9 is outside the switch: expected 1 to 8"),
+    ("2>4]", "‸0>4]", "port 0 is outside the switch: expected 1 to 8"),
+    ("2>4]", "‸3>4]", "in:3 is used twice, first by 3>1 on line 25: expected each input and each"),
+    ("2>4]", "‸4>3]", "out:3 is used twice, first by 1>3 on line 25"),
+    ("2>4]", "‸2=4]", "'2=4' is not a cross-connect: expected two ports"),
+    ("2>4]", "‸4-4]", "'4-4' sends light back where it came from"),
+    ("2>4]", "‸24]", "expected a cross-connect, like '1-7', found the number 24"),
+    ("[tor2.1, ocs1.4]", "‸[tor2.1]", "expected 2 ends, found 1"),
+    ("[tor2.1, ocs1.4]", "[‸tor2, ocs1.4]", "'tor2' is not a port: expected device.port"),
+    ("[tor2.1, ocs1.4]", "[‸tor3.1, ocs1.4]", "unknown device 'tor3': did you mean 'tor"),
+    ("[tor2.1, ocs1.4]", "[‸tor2.5, ocs1.4]", "port 5 is outside tor2: expected 1 to 4"),
+    ("[tor2.1, ocs1.4]", "[‸tor2.0, ocs1.4]", "'0' is not a port of tor2: expected 1 to 4"),
+    ("[tor2.1, ocs1.4]", "[‸tor2.x, ocs1.4]", "'x' is not a port of tor2: expected 1 to 4"),
+    ("[tor2.1, ocs1.4]", "[‸tor2.01, ocs1.4]", "'01' is not a port of tor2: expected 1 to 4"),
+    ("[tor2.1, ocs1.4]", "[tor2.1, ‸ocs1.3]", "port ocs1.3 is used twice, first on line 29"),
+    ("[tor2.1, ocs1.4]", "[tor2.1, ‸tor2.2]", "fibre from tor2 to itself: expected two devices"),
+    (
+        "[tor2.1, ocs1.4]",
+        "[‸server1.nic9, ocs1.4]",
+        "server server1 has no NIC called 'nic9': did you mean 'nic0'?",
+    ),
+    ("loss: 0.3dB", "loss: ‸0.3 dBm", "'0.3 dBm' is not a loss: expected a number with one of dB"),
+]
+
+
+def issues_in(text: str) -> list[tuple[int, int, str]]:
+    with pytest.raises(LabFileError) as caught:
+        parse_lab(text, "lab.yaml")
+    return [(issue.line, issue.column, issue.message) for issue in caught.value.issues]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), MISTAKES)
+def test_a_mistake_is_found_where_it_is_and_alone(old: str, new: str, message: str) -> None:
+    assert SMALL_LAB.count(old) >= 1
+    head, _, tail = (
+        SMALL_LAB.rpartition(old) if old.startswith("ports") else SMALL_LAB.partition(old)
+    )
+    text, line, column = unmarked(head + new + tail)
+    issues = issues_in(text)
+    assert [issue[:2] for issue in issues if message in issue[2]] == [(line, column)], issues
+    others = [issue for issue in issues if message not in issue[2]]
+    # What was renamed is also missed where it was used: nothing else may be said.
+    missed = ("lacks", "unknown device", "has no NIC called")
+    assert all(any(word in issue[2] for word in missed) for issue in others), others
+
+
+def test_all_mistakes_come_at_once_in_the_order_of_the_file() -> None:
+    text = (
+        SMALL_LAB.replace("0x1", "0")
+        .replace("40Gbps, gpu", "fast, gpu")
+        .replace("tor2.1", "tor9.1")
+    )
+    issues = issues_in(text.replace("network: ", "netwrk: "))
+    assert [line for line, _, _ in issues] == [2, 7, 10, 16, 30]
+
+
+def test_mistakes_are_lines_that_editors_understand() -> None:
+    with pytest.raises(LabFileError) as caught:
+        parse_lab("name: 1\nnetwork: x\nservers: []\n", "my lab.yaml")
+    assert str(caught.value).splitlines() == [
+        "my lab.yaml:1:7: expected a lab's name, like 'ofc2022', found the number 1: "
+        "put it in quotes",
+        "my lab.yaml:2:10: 'x' is not a network: expected one like '192.168.10.0/24'",
+    ]
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column", "message"),
+    [
+        ("", 1, 1, "the file is empty: expected a lab with keys name"),
+        ("# only a comment\n", 1, 1, "the file is empty"),
+        ("- a\n- b\n", 1, 1, "expected a lab with keys name, found a list"),
+        ("hello", 1, 1, "found the text 'hello'"),
+        ("name: [x\n", 2, 1, "not YAML: "),
+        ("name: x\n\tnetwork: y\n", 2, 1, "not YAML: "),
+        ("name: 'x\n", 2, 1, "not YAML: "),
+        ("name: *x\n", 1, 7, "not YAML: found undefined alias"),
+        ("name: x\n--- \nname: y\n", 2, 1, "not YAML: "),
+        ("é: \x07", 1, 4, "not YAML: character U+0007 stands there"),
+        ("[" * 100_000, 1, 1, "nested more than 32 levels deep"),
+        ("&a [*a]", 1, 1, "found a list"),
+    ],
+)
+def test_what_is_no_lab_file_at_all(text: str, line: int, column: int, message: str) -> None:
+    issues = issues_in(text)
+    assert issues[0][:2] == (line, column)
+    assert message in issues[0][2]
+    assert len(issues) == 1
+
+
+def test_servers_need_a_network() -> None:
+    text = SMALL_LAB.replace("network: 192.168.10.0/24\n", "")
+    with pytest.raises(LabFileError, match="lacks 'network'"):
+        parse_lab(text)
