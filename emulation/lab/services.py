@@ -235,7 +235,7 @@ class LabServices:
         ready: Callable[[], bool],
         namespace: Path | None = None,
     ) -> Service:
-        """A module of Patchlight's, with what comes behind its name; options without a value are left out."""
+        """A command behind ``python -m``; options without a value are left out."""
         argv = [sys.executable, "-m", *command.split(), f"--lab={self._run_dir / 'lab.yaml'}"]
         argv += [f"{option}={value}" for option, value in options.items() if value]
         return Service(name=name, argv=argv, ready=ready, namespace=namespace)
