@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Iterator
-from pkgutil import resolve_name
 from typing import Any
 
 import click
@@ -13,6 +12,7 @@ from mkdocs.exceptions import PluginError
 
 from patchlight.cli.main import cli
 from patchlight.testbed.labfile.reference import lab_file_reference
+from patchlight.testbed.ocs_drivers import drivers_table
 
 # What a browser would fetch by itself: a link to click on is none of these.
 FETCHED = re.compile(
@@ -73,16 +73,9 @@ def _escaped(text: str) -> str:
     return html.escape(text, quote=False).replace("*", r"\*").replace("_", r"\_")
 
 
-def _drivers_table() -> str:
-    try:
-        return str(resolve_name("patchlight.testbed.ocs_drivers:drivers_table")())
-    except ModuleNotFoundError:
-        return "The README has a table of them."
-
-
 # What a page asks for with a comment, and the function that writes it.
 GENERATED: dict[str, Callable[[], str]] = {
     "<!-- commands -->": command_reference,
     "<!-- lab file reference -->": lab_file_reference,
-    "<!-- table of drivers -->": _drivers_table,
+    "<!-- table of drivers -->": drivers_table,
 }
