@@ -11,9 +11,9 @@ from pathlib import Path
 
 from patchlight.emulation.fabric.names import namespace_name
 from patchlight.emulation.optical.crossbar import Crossbar, KernelCrossbar, NoCrossbar, arriving_dbm
-from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
+from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.protocols.server import server_class
 from patchlight.emulation.optical.serving import serve_until_stopped
-from patchlight.emulation.optical.vendors.registry import server_of
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import read_lab
@@ -65,18 +65,14 @@ async def _run(lab: Lab, options: argparse.Namespace) -> None:
     else:
         where = options.netns or namespace_name(lab.name, switch.name)
         crossbar = KernelCrossbar(Path(where) if "/" in where else namespace_path(where))
-    device = EmulatedOcs(
-        switch, arriving_dbm(lab, switch), crossbar, LoopClock(), state_file=options.state
-    )
+    device = EmulatedOcs(switch, arriving_dbm(lab, switch), crossbar, state_file=options.state)
 
     async def ready(host: str, port: int) -> None:
         if options.ready_file is not None:
             await asyncio.to_thread(_announce, options.ready_file, f"{host}:{port}\n")
 
-    address = options.listen or switch.address
-    await serve_until_stopped(
-        device, server_of(device), address, control=options.control, ready=ready
-    )
+    protocol, address = server_class(switch.driver)(device), options.listen or switch.address
+    await serve_until_stopped(device, protocol, address, control=options.control, ready=ready)
 
 
 def _announce(path: Path, text: str) -> None:

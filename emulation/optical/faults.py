@@ -10,12 +10,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Mapping
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from patchlight.testbed.emulated import OcsFault
 from patchlight.testbed.errors import BadInput
+
+log = logging.getLogger("patchlight.optical")
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "cut": ("", "before", "after"),
@@ -23,13 +28,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Mishap:
-    """What befalls one command; see the fields of ``Faults``."""
-
-    refusal: str = ""
-    cut: str = ""
-    stall_s: float = 0.0
+class HungUp(ConnectionError):
+    """The device drops the connection: a fault asks for it."""
 
 
 @dataclass
@@ -82,18 +82,29 @@ class Faults:
         for key, value in request.items():
             setattr(self, key, value)
 
-    def mishap(self, *, changes: bool) -> Mishap:
-        """What befalls the next command. What happens once is over after that.
+    @asynccontextmanager
+    async def around_command(
+        self, *, changes: bool, stall: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> AsyncIterator[str]:
+        """Let befall a command what is to: gives the words that it is refused with, or ``""``.
 
-        ``before_change`` is told before how many that change something came so far.
+        Raises ``HungUp`` before or after it. What happens once is over after that. ``stall``
+        waits so many seconds. ``before_change`` is told how many commands that change something
+        came before this one.
         """
         if not changes:
-            return Mishap()
+            yield ""
+            return
         self.before_change(self.changes)
         self.changes += 1
-        happens = Mishap(self.refuse_next, self.cut, self.stall_s)
+        refusal, cut, stall_s = self.refuse_next, self.cut, self.stall_s
         self.refuse_next, self.cut, self.stall_s = "", "", 0.0
-        return happens
+        if cut == "before":
+            raise HungUp
+        await stall(stall_s)
+        yield refusal
+        if cut == "after":
+            raise HungUp
 
     def spoilt(self, answer: bytes) -> bytes:
         """An answer as it leaves the device."""
@@ -126,7 +137,7 @@ def _fits(value: object, like: object) -> bool:
 Action = Callable[[Any], Awaitable[None] | None]
 
 
-class FaultRequest:
+class FaultRequests:
     """Takes objects that ask for faults and actions, and brings them about.
 
     ``applied`` is called after each change of ``faults``, ``settled`` then takes what time it
@@ -141,23 +152,60 @@ class FaultRequest:
         settled: Callable[[], Awaitable[None]],
         actions: Mapping[str, Action],
     ) -> None:
-        self.faults = faults
+        self._faults = faults
         self._applied, self._settled, self._actions = applied, settled, actions
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def take(self, request: dict[str, Any]) -> None:
-        """Bring it about; ``BadInput`` if there is no such thing."""
-        await self._act(self._begin(request))
+    async def listen(self, path: Path) -> asyncio.Server:
+        """Take requests on a Unix socket, replacing one that nobody serves any more."""
+        await asyncio.to_thread(path.unlink, missing_ok=True)
+        server = await asyncio.start_unix_server(self._serve, path)
+        await asyncio.to_thread(path.chmod, 0o600)
+        return server
 
-    def take_now(self, request: dict[str, Any]) -> None:
-        """The same for who cannot wait: faults stand on return, actions come soon after."""
-        task = asyncio.get_running_loop().create_task(self._act(self._begin(request)))
+    async def schedule(self, faults: Sequence[OcsFault]) -> None:
+        """Bring about a lab file's faults in their time: at once, later, or before a change.
+
+        Those that are to be there from the start are there on return.
+        """
+        counted = [fault for fault in faults if fault.after_changes]
+
+        def before_change(changes: int) -> None:
+            for fault in [fault for fault in counted if fault.after_changes <= changes]:
+                counted.remove(fault)
+                # Faults stand now, actions come soon after.
+                self._start(self._act(self._begin(fault.control)))
+
+        self._faults.before_change = before_change
+        for fault in faults:
+            if fault.after_s:
+                self._start(self._later(fault))
+            elif not fault.after_changes:
+                await self._take(fault.control)
+
+    def end(self) -> None:
+        """Cancel what is still to come."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _begin(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def _later(self, fault: OcsFault) -> None:
+        await asyncio.sleep(fault.after_s)
+        try:
+            await self._take(fault.control)
+        except BadInput as error:
+            log.warning("the fault %s of the lab file: %s", fault.control, error.message)
+
+    async def _take(self, request: Mapping[str, Any]) -> None:
+        await self._act(self._begin(request))
+
+    def _begin(self, request: Mapping[str, Any]) -> dict[str, Any]:
         actions = {name: value for name, value in request.items() if name in self._actions}
-        self.faults.update({name: value for name, value in request.items() if name not in actions})
+        self._faults.update({name: request[name] for name in request if name not in actions})
         self._applied()
         return actions
 
@@ -167,25 +215,6 @@ class FaultRequest:
             done = self._actions[name](value)
             if inspect.isawaitable(done):
                 await done
-
-
-class ControlSocket:
-    """Takes fault requests on a Unix socket."""
-
-    def __init__(self, requests: FaultRequest) -> None:
-        self._requests = requests
-        self._server: asyncio.Server | None = None
-
-    async def open(self, path: Path) -> None:
-        """Listen at ``path``, replacing a socket that nobody serves any more."""
-        await asyncio.to_thread(path.unlink, missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._serve, path)
-        await asyncio.to_thread(path.chmod, 0o600)
-
-    async def close(self) -> None:
-        """Stop listening."""
-        if self._server is not None:
-            self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -204,7 +233,7 @@ class ControlSocket:
             request = json.loads(line)
             if not isinstance(request, dict):
                 raise BadInput("expected a JSON object")
-            await self._requests.take(request)
+            await self._take(request)
         except (BadInput, ValueError) as error:
             return {"ok": False, "error": str(error)}
-        return {"ok": True, "faults": asdict(self._requests.faults)}
+        return {"ok": True, "faults": asdict(self._faults)}

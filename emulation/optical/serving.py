@@ -9,38 +9,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.fault_schedule import FaultSchedule
-from patchlight.emulation.optical.faults import Action, ControlSocket, FaultRequest
+from patchlight.emulation.optical.faults import Action, FaultRequests
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.linux.sockets import free_ports, listen, split_address
 from patchlight.testbed.portmap import parse_cross_connects
-
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-class Clients:
-    """Stands between the socket and a protocol server's ``serve``."""
-
-    def __init__(self, serve: Serve) -> None:
-        self._serve = serve
-        self._writers: set[asyncio.StreamWriter] = set()
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client, until it goes or is cut off."""
-        self._writers.add(writer)
-        try:
-            await self._serve(reader, writer)
-        finally:
-            self._writers.discard(writer)
-
-    def cut(self) -> None:
-        """Drop every connection without a word."""
-        for writer in tuple(self._writers):
-            writer.transport.abort()
-
-
-Ready = Callable[[str, int], Awaitable[None]]
 
 _DIALS_AGAIN_S = 0.1
 
@@ -51,7 +24,7 @@ async def serve_until_stopped(
     address: str,
     *,
     control: Path | None = None,
-    ready: Ready,
+    ready: Callable[[str, int], Awaitable[None]],
 ) -> None:
     """Serve clients at ``host:port`` until SIGTERM or SIGINT.
 
@@ -59,7 +32,6 @@ async def serve_until_stopped(
     host and port once it answers, or begins to connect. Raises ``PortTaken`` or ``PatchlightError``
     if it cannot listen.
     """
-    clients = Clients(protocol.serve)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -69,41 +41,35 @@ async def serve_until_stopped(
         if protocol.dials:
             host, port = split_address(address)
             port = port or free_ports(1)[0]
-            dialling = asyncio.create_task(_dial(clients, host, port))
-            stack.callback(clients.cut)
+            dialling = asyncio.create_task(_dial(protocol, host, port))
+            stack.callback(protocol.cut)
             stack.callback(dialling.cancel)
         else:
             opened = await asyncio.to_thread(listen, address)
-            server = await asyncio.start_server(clients.serve, sock=opened, ssl=protocol.tls)
-            stack.callback(clients.cut)
+            server = await asyncio.start_server(protocol.serve, sock=opened, ssl=protocol.tls)
+            stack.callback(protocol.cut)
             stack.callback(server.close)
             host, port = server.sockets[0].getsockname()[:2]
-        requests = FaultRequest(
-            device.faults, device.apply_faults, device.settle, _actions(device, protocol, clients)
+        requests = FaultRequests(
+            device.faults, device.apply_faults, device.settle, _actions(device, protocol)
         )
+        stack.callback(requests.end)
         if control is not None:
-            control_socket = ControlSocket(requests)
-            await control_socket.open(control)
-            stack.push_async_callback(control_socket.close)
-        schedule = FaultSchedule(device.switch.emulated.faults, requests)
-        await schedule.begin()
-        stack.callback(schedule.end)
+            stack.callback((await requests.listen(control)).close)
+        await requests.schedule(device.switch.emulated.faults)
         await ready(host, port)
         await stop.wait()
 
 
-async def _dial(clients: Clients, host: str, port: int) -> None:
+async def _dial(protocol: ProtocolServer, host: str, port: int) -> None:
     """Connect, serve, and begin anew when that ends, until cancelled."""
     while True:
         with contextlib.suppress(OSError):
-            await clients.serve(*await asyncio.open_connection(host, port))
+            await protocol.serve(*await asyncio.open_connection(host, port))
         await asyncio.sleep(_DIALS_AGAIN_S)
 
 
-def _actions(device: EmulatedOcs, protocol: ProtocolServer, clients: Clients) -> dict[str, Action]:
-    def report(text: object) -> None:
-        protocol.report(str(text))
-
+def _actions(device: EmulatedOcs, protocol: ProtocolServer) -> dict[str, Action]:
     async def lose(text: object) -> None:
         for c in parse_cross_connects(str(text)):
             await device.lose(c)
@@ -111,7 +77,7 @@ def _actions(device: EmulatedOcs, protocol: ProtocolServer, clients: Clients) ->
     async def reboot(how: object) -> None:
         if how not in ("keep", "forget"):
             raise BadInput(f"reboot cannot be {how!r}: 'keep' or 'forget', meaning the map")
-        clients.cut()
+        protocol.cut()
         await device.reboot(keep_map=how == "keep")
 
-    return {"report": report, "lose": lose, "reboot": reboot}
+    return {"report": lambda text: protocol.report(str(text)), "lose": lose, "reboot": reboot}

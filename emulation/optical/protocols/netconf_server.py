@@ -17,7 +17,6 @@ from typing import ClassVar
 from xml.sax.saxutils import escape, quoteattr
 
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.server import Users
 from patchlight.emulation.optical.protocols.ssh_server import SshServer
 from patchlight.emulation.optical.switch_matrix import RequestRefused
 
@@ -43,7 +42,11 @@ class NetconfError(Exception):
 
     def __init__(self, tag: str, words: str, kind: str = "application") -> None:
         super().__init__(words)
-        self.tag, self.words, self.kind = tag, words, kind
+        self.xml = (
+            f"<rpc-error><error-type>{kind}</error-type><error-tag>{tag}</error-tag>"
+            "<error-severity>error</error-severity>"
+            f'<error-message xml:lang="en">{escape(words)}</error-message></rpc-error>'
+        )
 
 
 class NetconfServer(SshServer):
@@ -56,8 +59,8 @@ class NetconfServer(SshServer):
     subsystem = "netconf"
     module: ClassVar[str]
 
-    def __init__(self, device: EmulatedOcs, users: Users) -> None:
-        super().__init__(device, users)
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
         self._operations: dict[str, Execute] = {}
         self._sessions: set[_Session] = set()
         self._ids = itertools.count(1)
@@ -66,12 +69,10 @@ class NetconfServer(SshServer):
     def _refusal(self, refusal: RequestRefused) -> NetconfError:
         """The vendor's words for a refusal."""
 
-    async def _converse(
+    async def _session(
         self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """One session, from hello to its end."""
         session = _Session(user, writer)
-        capabilities = (*_CAPABILITIES, self.module)
         capabilities = (*_CAPABILITIES, self.module)
         listed = "".join(f"<capability>{escape(name)}</capability>" for name in capabilities)
         session.send(
@@ -109,37 +110,26 @@ class NetconfServer(SshServer):
             return True
         if kind != "rpc" or len(root) != 1:
             return False
-        verb = local(root[0].tag)
-        mishap = self._device.faults.mishap(changes=verb in _CHANGING)
-        if mishap.cut == "before":
-            return False
-        await asyncio.sleep(mishap.stall_s)
-        try:
-            answer = await self._execute(session, root[0], mishap.refusal)
-        except NetconfError as error:
-            answer = (
-                f"<rpc-error><error-type>{error.kind}</error-type><error-tag>{error.tag}"
-                "</error-tag><error-severity>error</error-severity>"
-                f'<error-message xml:lang="en">{escape(error.words)}</error-message></rpc-error>'
-            )
-        if mishap.cut == "after":
-            return False
-        for number in range(self._device.faults.take_flood()):
+        verb, faults = local(root[0].tag), self._device.faults
+        async with faults.around_command(changes=verb in _CHANGING) as refusal:
+            try:
+                answer = await self._execute(session, root[0], refusal)
+            except NetconfError as error:
+                answer = error.xml
+        for number in range(faults.take_flood()):
             self._notify(f"<system-error><message>Alarm {number}</message></system-error>")
         # Whatever attributes a request has, its reply has.
         given = "".join(f" {name}={quoteattr(value)}" for name, value in root.attrib.items())
         reply = f'<rpc-reply xmlns="{BASE}"{given}>{answer or "<ok/>"}</rpc-reply>'
-        session.send(reply, self._device.faults.spoilt)
+        session.send(reply, faults.spoilt)
         with contextlib.suppress(ConnectionError):
             await session.writer.drain()
         return verb != "close-session"
 
     async def _execute(self, session: _Session, operation: ET.Element, refusal: str) -> str:
         verb = local(operation.tag)
-        if verb == "close-session":
-            return ""
-        if verb == "create-subscription":
-            session.subscribed = True
+        if verb in ("close-session", "create-subscription"):
+            session.subscribed = session.subscribed or verb == "create-subscription"
             return ""
         if verb in _CHANGING:
             if refusal:
@@ -176,23 +166,23 @@ def local(tag: str) -> str:
     return tag.rpartition("}")[2]
 
 
-def selected(data: ET.Element, wanted: ET.Element) -> ET.Element | None:
+def selected(data: ET.Element, subtree: ET.Element) -> ET.Element | None:
     """What a subtree filter selects of ``data``, whose name it has (RFC 6241, section 6)."""
-    exact = [child for child in wanted if not len(child) and (child.text or "").strip()]
-    others = [child for child in wanted if child not in exact]
+    exact = [child for child in subtree if not len(child) and (child.text or "").strip()]
+    others = [child for child in subtree if child not in exact]
     for child in exact:
         held = data.find(child.tag)
         if held is None or (held.text or "").strip() != (child.text or "").strip():
             return None
     if not others:
         return data
-    found = ET.Element(data.tag)
-    found.extend(held for child in exact if (held := data.find(child.tag)) is not None)
+    kept = ET.Element(data.tag)
+    kept.extend(held for child in exact if (held := data.find(child.tag)) is not None)
     for held in data:
         for child in others:
             if child.tag == held.tag and (part := selected(held, child)) is not None:
-                found.append(part)
-    return found if len(found) > len(exact) else None
+                kept.append(part)
+    return kept if len(kept) > len(exact) else None
 
 
 async def _messages(reader: asyncio.StreamReader, session: _Session) -> AsyncIterator[bytes]:

@@ -255,23 +255,23 @@ def asked_flows(body: bytes) -> Selection:
     return Selection(cookie, mask, 0 if table not in (0, ALL_TABLES) else out, inp)
 
 
-def read_flow_mod(body: bytes) -> tuple[Command, Selection, Flow | None]:
-    """What a flow-mod does, to which entries, and the one to add. ``Wrong`` if it cannot be."""
-    said = _unpack(_FLOW_MOD, body)
-    cookie, mask, table, number, idle, hard, priority, _buffer, out, _group, _flags = said
+def read_flow_mod(body: bytes) -> tuple[Selection, Flow | None]:
+    """Which entries a flow-mod means, and the one to add: with none it deletes those.
+
+    ``Wrong`` if it cannot be.
+    """
+    fields = _unpack(_FLOW_MOD, body)
+    cookie, mask, table, command, idle, hard, priority, _buffer, out, _group, _flags = fields
     inp, rest = _read_match(body[_FLOW_MOD.size :])
-    try:
-        command = Command(number)
-    except ValueError as unknown:
-        raise Wrong(BAD_COMMAND) from unknown
-    adds = command is Command.ADD
-    if table != 0 and (adds or table != ALL_TABLES):
+    if command > Command.DELETE_STRICT:
+        raise Wrong(BAD_COMMAND)
+    if table != 0 and (command == Command.ADD or table != ALL_TABLES):
         raise Wrong(BAD_TABLE)
-    if not adds:
-        if command not in (Command.DELETE, Command.DELETE_STRICT):
-            raise Wrong(BAD_COMMAND)
-        strict = priority if command is Command.DELETE_STRICT else None
-        return command, Selection(cookie, mask, out, inp, strict), None
+    if command in (Command.DELETE, Command.DELETE_STRICT):
+        strict = priority if command == Command.DELETE_STRICT else None
+        return Selection(cookie, mask, out, inp, strict), None
+    if command != Command.ADD:
+        raise Wrong(BAD_COMMAND)
     if idle or hard:
         raise Wrong(BAD_TIMEOUT)
     if inp is None:
@@ -281,7 +281,7 @@ def read_flow_mod(body: bytes) -> tuple[Command, Selection, Flow | None]:
     flow = Flow(inp, inp if target == IN_PORT else target, cookie, priority)
     if target == inp:
         raise Wrong(BAD_OUT_PORT)
-    return command, Selection(0, 0, ANY_PORT, inp, priority), flow
+    return Selection(0, 0, ANY_PORT, inp, priority), flow
 
 
 def _match(inp: int) -> bytes:

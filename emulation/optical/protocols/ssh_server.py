@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import logging
+import os
 import socket
+import tempfile
 import threading
 from abc import abstractmethod
+from pathlib import Path
 from typing import ClassVar
 
 import paramiko
@@ -25,9 +27,9 @@ from paramiko.common import (
 
 from patchlight.controller.circuits.protocols.ssh.channel import streams
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.server import ProtocolServer, Users
-from patchlight.emulation.optical.protocols.ssh_host_key import host_key
+from patchlight.emulation.optical.protocols.server import ProtocolServer
 
+log = logging.getLogger("patchlight.optical")
 _LOG = "patchlight.optical.ssh"
 
 # A client that hangs up in the middle is nothing to be told with a traceback.
@@ -35,25 +37,24 @@ logging.getLogger(_LOG).setLevel(logging.CRITICAL)
 
 
 class SshServer(ProtocolServer):
-    """Serves ``_converse`` to whoever logs in.
+    """Serves ``_session`` to whoever logs in.
 
     ``subsystem`` is what a client must ask for; empty for a shell.
     """
 
     subsystem: ClassVar[str] = ""
 
-    def __init__(self, device: EmulatedOcs, users: Users) -> None:
-        super().__init__(device, users)
-        self._key = host_key()
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
+        self._key = _host_key()
 
     @abstractmethod
-    async def _converse(
+    async def _session(
         self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """One session of this user; the connection ends when it returns."""
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client, until it goes; the circuits stay."""
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
         opened: asyncio.Future[paramiko.Channel] = loop.create_future()
         ours, theirs = socket.socketpair()
@@ -64,9 +65,9 @@ class SshServer(ProtocolServer):
         tasks = [
             asyncio.create_task(_copy(reader, inner[1])),
             asyncio.create_task(_copy(inner[0], writer)),
-            asyncio.create_task(self._session(transport, opened)),
+            asyncio.create_task(self._once_opened(transport, opened)),
         ]
-        door = _Door(self._users, self.subsystem, loop, opened)
+        door = _Door(self._device, self.subsystem, loop, opened)
         try:
             # With an event it returns at once; the handshake goes on in paramiko's thread.
             transport.start_server(event=threading.Event(), server=door)
@@ -83,16 +84,15 @@ class SshServer(ProtocolServer):
                 task.cancel()
             transport.close()
             inner[1].close()
-            writer.close()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _session(
+    async def _once_opened(
         self, transport: paramiko.Transport, opened: asyncio.Future[paramiko.Channel]
     ) -> None:
         reader, writer = await streams(await opened)
         try:
             with contextlib.suppress(OSError):
-                await self._converse(transport.get_username() or "", reader, writer)
+                await self._session(transport.get_username() or "", reader, writer)
         finally:
             writer.close()
 
@@ -102,12 +102,12 @@ class _Door(paramiko.ServerInterface):
 
     def __init__(
         self,
-        users: Users,
+        device: EmulatedOcs,
         subsystem: str,
         loop: asyncio.AbstractEventLoop,
         opened: asyncio.Future[paramiko.Channel],
     ) -> None:
-        self._users, self._subsystem = users, subsystem
+        self._device, self._subsystem = device, subsystem
         self._loop, self._opened = loop, opened
         self._given = False
 
@@ -117,12 +117,7 @@ class _Door(paramiko.ServerInterface):
 
     def check_auth_password(self, username: str, password: str) -> int:
         """Whether that is the user's password."""
-        wanted = self._users.get(username, "")
-        if username in self._users and (
-            wanted is None or hmac.compare_digest(wanted.encode(), password.encode())
-        ):
-            return AUTH_SUCCESSFUL
-        return AUTH_FAILED
+        return AUTH_SUCCESSFUL if self._device.lets_in(username, password) else AUTH_FAILED
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
         """Sessions, nothing else: no forwarding."""
@@ -171,3 +166,30 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         while data := await reader.read(65536):
             writer.write(data)
             await writer.drain()
+
+
+def _host_key() -> paramiko.PKey:
+    """The key of this machine's emulated devices: made once, so that clients can pin it.
+
+    Where that cannot be written, a key of this process alone.
+    """
+    state = os.environ.get("XDG_STATE_HOME")
+    home = Path(state) if state else Path.home() / ".local" / "state"
+    path = home / "patchlight" / "emulated_ssh_host_key"
+    try:
+        if not path.exists():
+            _make_key(path)
+        return paramiko.ECDSAKey(filename=str(path))
+    except (OSError, paramiko.SSHException) as error:
+        log.warning("a new host key for this start only: %s: %s", path, error)
+        return paramiko.ECDSAKey.generate()
+
+
+def _make_key(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Several devices of a lab start at once: the first whole file stays.
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        beside = Path(folder) / "key"
+        paramiko.ECDSAKey.generate().write_private_key_file(str(beside))
+        with contextlib.suppress(FileExistsError):
+            os.link(beside, path)

@@ -16,13 +16,13 @@ from patchlight.emulation.optical.protocols.http_server import (
     Response,
     read_map_by_hand,
 )
-from patchlight.emulation.optical.protocols.server import Users
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.emulation.optical.vendors.calient import (
     GROUP,
     SOFTWARE,
     STATES,
     circuit_id,
+    directions_of,
     model_of,
     refusal_words,
 )
@@ -35,9 +35,9 @@ class CalientRestServer(HttpServer):
     port = 443
     by_hand = read_map_by_hand("/rest/crossconnects/?id=list")
 
-    def __init__(self, device: EmulatedOcs, users: Users) -> None:
-        super().__init__(device, users)
-        self._resources: dict[tuple[str, str, str], Callable[[Request], Awaitable[Any]]] = {
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
+        self._resources: dict[tuple[str, str, str], Callable[[Request], Awaitable[object]]] = {
             ("GET", "crossconnects", "list"): self._circuits,
             ("POST", "crossconnects", "add"): self._add,
             ("POST", "crossconnects", "badd"): self._add_bulk,
@@ -145,12 +145,12 @@ class CalientRestServer(HttpServer):
         if not isinstance(request.body, list):
             raise ValueError("expected a list of connections")
         failures, last = [], None
-        for wanted in request.body:
+        for connection in request.body:
             try:
-                self._added(wanted)
+                self._added(connection)
             except RequestRefused as refusal:
                 last = refusal
-                failures.append(f"{wanted.get('conn', '')}: {_words(refusal)}")
+                failures.append(f"{connection.get('conn', '')}: {_words(refusal)}")
         if last is not None:
             raise ListRefused(
                 f"{len(failures)} connections failed: {'; '.join(failures[:8])}", last
@@ -171,24 +171,23 @@ class CalientRestServer(HttpServer):
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _added(self, wanted: Any) -> Circuit:
-        if not isinstance(wanted, dict):
+    def _added(self, connection: Any) -> Circuit:
+        if not isinstance(connection, dict):
             raise ValueError("a connection is an object")
-        src, dst = (to_port(str(wanted.get(key, "")).partition("/")[0]) for key in ("in", "out"))
+        aids = (str(connection.get(key, "")).partition("/")[0] for key in ("in", "out"))
+        src, dst = map(to_port, aids)
         if src is None or dst is None:
             raise RequestRefused(Reason.NO_PORT)
-        there = CrossConnect(src, dst)
-        two_way = wanted.get("dir", "bi") == "bi" and src != dst
-        directions = (there, there.reverse) if two_way else (there,)
-        return self._device.make(
-            directions, str(wanted.get("conn", "")), str(wanted.get("group") or GROUP)
-        )
+        two_way = connection.get("dir", "bi") == "bi"
+        directions = directions_of(CrossConnect(src, dst), two_way=two_way)
+        name, group = str(connection.get("conn", "")), str(connection.get("group") or GROUP)
+        return self._device.make(directions, name, group)
 
     def _named(self, request: Request) -> Circuit:
         """By its id, else by its name."""
-        said = {request.query.get("conn", ""), request.query.get("name", "")} - {""}
+        names = {request.query.get("conn", ""), request.query.get("name", "")} - {""}
         for circuit in self._device.matrix:
-            if {circuit_id(circuit), circuit.name} & said:
+            if {circuit_id(circuit), circuit.name} & names:
                 return circuit
         raise RequestRefused(Reason.NOT_FOUND)
 

@@ -117,7 +117,7 @@ async def test_whatever_clients_send_the_device_goes_on() -> None:
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: troubles.append(context)
         )
-        protocol = CalientTl1Server(device, {"admin": "pw"})
+        protocol = CalientTl1Server(device)
         server = await asyncio.start_server(protocol.serve, "127.0.0.1", 0)
         rng = random.Random(2)
         for _ in range(300):
@@ -128,7 +128,7 @@ async def test_whatever_clients_send_the_device_goes_on() -> None:
             writer.write(b"".join([COMMANDS[0], *pieces, rng.choice([b"", b'"', b":" * 70_000])]))
             writer.close() if rng.random() < 0.5 else writer.transport.abort()
         async with asyncio.timeout(20):
-            while protocol.connections:
+            while protocol.writers:
                 assert "COMPLD" in await say("RTRV-HDR:::2;")
         assert "COMPLD" in await say("RTRV-CRS:::2::ALL;")
         assert troubles == []

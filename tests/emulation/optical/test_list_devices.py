@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from patchlight.emulation.optical.vendors.registry import server_class
+from patchlight.emulation.optical.protocols.server import server_class
 from patchlight.testbed.portmap import PortMap
 from tests.support.protocol_session import conversation
 
@@ -170,7 +170,7 @@ async def test_whatever_clients_send_the_device_goes_on(driver: str) -> None:
         troubles: list[dict[str, Any]] = []
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: troubles.append(context))
-        protocol = server_class(driver)(device, {"admin": "pw"})
+        protocol = server_class(driver)(device)
         served = asyncio.Semaphore(0)
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
