@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from patchlight.emulation.optical.crossbar import NoCrossbar
@@ -47,6 +47,14 @@ async def conversation(
         client(port, scpi=driver.endswith("scpi"), log_in=log_in) as say,
     ):
         yield say, device
+
+
+async def expect_denials(say: Say, denials: Mapping[str, str]) -> None:
+    """Each of these TL1 commands is denied with its words."""
+    for command, words in denials.items():
+        reply = await say(command)
+        assert "DENY" in reply
+        assert words in reply
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ import tempfile
 import threading
 from abc import abstractmethod
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import paramiko
 from paramiko.common import (
@@ -125,16 +125,7 @@ class _Door(paramiko.ServerInterface):
             return OPEN_SUCCEEDED
         return OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
 
-    def check_channel_pty_request(
-        self,
-        channel: paramiko.Channel,
-        term: bytes,
-        width: int,
-        height: int,
-        pixelwidth: int,
-        pixelheight: int,
-        modes: bytes,
-    ) -> bool:
+    def check_channel_pty_request(self, *request: Any, **named: Any) -> bool:
         """A terminal for a shell."""
         return not self._subsystem
 

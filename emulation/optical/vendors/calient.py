@@ -59,8 +59,6 @@ class CalientTl1Server(Tl1Server):
     def _denial(self, refusal: RequestRefused) -> Answer:
         return _denial(refusal)
 
-    # --- reading ----------------------------------------------------------------------------
-
     def _identity(self, command: Command) -> list[str]:
         switch = self._device.switch
         return [
@@ -93,15 +91,14 @@ class CalientTl1Server(Tl1Server):
         ports, matrix = self._asked_ports(command), self._device.matrix
         readings, lines = await self._device.power(ports), []
         for port in ports:
-            here = dict.fromkeys((matrix.at_input(port), matrix.at_output(port)))
-            held = [circuit for circuit in here if circuit is not None]
-            names = [(circuit_id(circuit), _in_use(circuit)) for circuit in held]
-            names += [("NONE", "NONE")] * (2 - len(names))
+            circuits = dict.fromkeys((matrix.at_input(port), matrix.at_output(port)))
+            states = [(circuit_id(circuit), in_use(circuit)) for circuit in circuits if circuit]
+            first, second, *_ = (*states, ("NONE", "NONE"), ("NONE", "NONE"))
             arriving, leaving = readings[port]
             lines.append(
                 f"{to_aid(port)}:ALIAS=NONE,INPWR={_dbm(arriving)},OUTPWR={_dbm(leaving)},"
-                f"CONNNAME1={names[0][0]},CONNSTATE1={names[0][1]},"
-                f"CONNNAME2={names[1][0]},CONNSTATE2={names[1][1]}"
+                f"CONNNAME1={first[0]},CONNSTATE1={first[1]},"
+                f"CONNNAME2={second[0]},CONNSTATE2={second[1]}"
             )
         return lines
 
@@ -111,8 +108,6 @@ class CalientTl1Server(Tl1Server):
 
     def _aids(self, port: int) -> tuple[str, ...]:
         return (to_aid(port),)
-
-    # --- one circuit ------------------------------------------------------------------------
 
     def _enter(self, command: Command) -> Answer | None:
         src, dst = _pair(command.aid)
@@ -138,8 +133,6 @@ class CalientTl1Server(Tl1Server):
         self._device.remove(circuit)
         self._changed("DLT-CRS", circuit_id(circuit))
         return None
-
-    # --- several at once --------------------------------------------------------------------
 
     def _enter_bulk(self, command: Command) -> Answer:
         return self._bulk(command, lambda conn: self._device.make(_directions(conn), "", GROUP))
@@ -168,8 +161,6 @@ class CalientTl1Server(Tl1Server):
             return Answer()
         words = f"{len(failures)} connections failed: {'; '.join(failures[:8])}"
         return deny("SROF", words) if len(failures) == len(conns) else Answer("PRTL", (), words)
-
-    # --- inside -----------------------------------------------------------------------------
 
     def _named(self, command: Command) -> Circuit:
         """The circuit that a command means: by its ports, else by its id or name."""
@@ -242,7 +233,8 @@ def _circuit_line(circuit: Circuit) -> str:
     )
 
 
-def _in_use(circuit: Circuit) -> str:
+def in_use(circuit: Circuit) -> str:
+    """Whether the device counts it as active."""
     return "NONE" if circuit.phase is Phase.PARKED else "ACT"
 
 

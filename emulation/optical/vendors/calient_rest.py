@@ -23,6 +23,7 @@ from patchlight.emulation.optical.vendors.calient import (
     STATES,
     circuit_id,
     directions_of,
+    in_use,
     model_of,
     refusal_words,
 )
@@ -67,9 +68,7 @@ class CalientRestServer(HttpServer):
 
     def _refusal(self, refusal: RequestRefused) -> Response:
         status = 404 if refusal.reason is Reason.NOT_FOUND else 409
-        return self._problem(status, _words(refusal))
-
-    # --- reading ----------------------------------------------------------------------------
+        return self._problem(status, refusal.words or refusal_words(refusal))
 
     async def _circuits(self, request: Request) -> list[dict[str, Any]]:
         circuits = tuple(self._device.matrix)
@@ -79,33 +78,29 @@ class CalientRestServer(HttpServer):
         power = await self._device.power(ports)
         rows = []
         for circuit in circuits:
-            halves = [self._half(circuit, c, power) for c in circuit.directions]
-            rows.append(
-                {
-                    "name": circuit.name or circuit_id(circuit),
-                    "group": circuit.group or GROUP,
-                    "dir": "bi" if circuit.two_way else "uni",
-                    "band": "CBAND",
-                    "half1": halves[0],
-                    "half2": halves[1] if circuit.two_way else {},
-                }
-            )
+            first, *second = (self._half(circuit, c, power) for c in circuit.directions)
+            row: dict[str, Any] = {
+                "name": circuit.name or circuit_id(circuit),
+                "group": circuit.group or GROUP,
+                "dir": "bi" if circuit.two_way else "uni",
+                "band": "CBAND",
+            }
+            rows.append(row | {"half1": first, "half2": second[0] if second else {}})
         return rows
 
     def _half(
         self, circuit: Circuit, c: CrossConnect, power: dict[int, tuple[float | None, float | None]]
     ) -> dict[str, str]:
         arriving, leaving = power[c.inp][0], power[c.out][1]
-        state = dict(zip(("as", "os", "oc"), STATES[circuit.phase], strict=True))
-        lost = "" if arriving is None or leaving is None else f"{arriving - leaving:.2f}"
+        loss = None if arriving is None or leaving is None else arriving - leaving
         return {
             "conn": f"{to_aid(c.inp)}>{to_aid(c.out)}",
             "inp": _dbm(arriving),
             "outp": _dbm(leaving),
-            "loss": lost,
+            "loss": _dbm(loss),
             "alarm": "CR" if circuit.phase is Phase.FAILED else "CL",
-            "state": "NONE" if circuit.phase is Phase.PARKED else "ACT",
-            **state,
+            "state": in_use(circuit),
+            **dict(zip(("as", "os", "oc"), STATES[circuit.phase], strict=True)),
         }
 
     async def _ports(self, request: Request) -> list[dict[str, str]]:
@@ -115,16 +110,9 @@ class CalientRestServer(HttpServer):
         for port in numbers:
             circuit = matrix.at_input(port) or matrix.at_output(port)
             conn = circuit_id(circuit) if circuit else ""
-            rows.append(
-                {
-                    "port": to_aid(port),
-                    "conn": conn,
-                    "connid": circuit.name or conn if circuit else "",
-                    "power": _dbm(power[port][0]),
-                    "inalias": "",
-                    "outalias": "",
-                }
-            )
+            name = circuit.name or conn if circuit else ""
+            row = {"port": to_aid(port), "conn": conn, "connid": name}
+            rows.append(row | {"power": _dbm(power[port][0]), "inalias": "", "outalias": ""})
         return rows
 
     async def _node(self, request: Request) -> Any:
@@ -135,8 +123,6 @@ class CalientRestServer(HttpServer):
 
     async def _software(self, request: Request) -> dict[str, str]:
         return {"version": SOFTWARE}
-
-    # --- changing ---------------------------------------------------------------------------
 
     async def _add(self, request: Request) -> dict[str, str]:
         return {"status": "ok", "conn": circuit_id(self._added(request.body))}
@@ -150,11 +136,10 @@ class CalientRestServer(HttpServer):
                 self._added(connection)
             except RequestRefused as refusal:
                 last = refusal
-                failures.append(f"{connection.get('conn', '')}: {_words(refusal)}")
+                failures.append(f"{connection.get('conn', '')}: {refusal_words(refusal)}")
         if last is not None:
-            raise ListRefused(
-                f"{len(failures)} connections failed: {'; '.join(failures[:8])}", last
-            )
+            words = f"{len(failures)} connections failed: {'; '.join(failures[:8])}"
+            raise RequestRefused(last.reason, words=words)
         return {"status": "ok"}
 
     async def _activate(self, request: Request) -> dict[str, str]:
@@ -168,8 +153,6 @@ class CalientRestServer(HttpServer):
     async def _delete(self, request: Request) -> dict[str, str]:
         self._device.remove(self._named(request))
         return {"status": "ok"}
-
-    # --- inside -----------------------------------------------------------------------------
 
     def _added(self, connection: Any) -> Circuit:
         if not isinstance(connection, dict):
@@ -190,18 +173,6 @@ class CalientRestServer(HttpServer):
             if {circuit_id(circuit), circuit.name} & names:
                 return circuit
         raise RequestRefused(Reason.NOT_FOUND)
-
-
-class ListRefused(RequestRefused):
-    """What of a list could not be done."""
-
-    def __init__(self, words: str, last: RequestRefused) -> None:
-        super().__init__(last.reason, port=last.port, circuit=last.circuit)
-        self.words = words
-
-
-def _words(refusal: RequestRefused) -> str:
-    return refusal.words if isinstance(refusal, ListRefused) else refusal_words(refusal)
 
 
 def _dbm(power: float | None) -> str:

@@ -47,8 +47,6 @@ class GlimmerglassTl1Server(Tl1Server):
             Reason.NOT_FOUND: deny("SNVS", "No such connection"),
         }.get(refusal.reason, deny("SROF", "Failed"))
 
-    # --- reading ----------------------------------------------------------------------------
-
     def _system(self, command: Command) -> list[str]:
         items = {
             "SerialNumber": f"EMU-{self._device.switch.name}",
@@ -102,8 +100,6 @@ class GlimmerglassTl1Server(Tl1Server):
     def _aids(self, port: int) -> tuple[str, ...]:
         return tuple(str(self._numbering.to_number(side, port)) for side in SIDES)
 
-    # --- changing ---------------------------------------------------------------------------
-
     async def _enter(self, command: Command) -> None:
         pairs = self._pairs(command.aid)
         try:
@@ -129,8 +125,6 @@ class GlimmerglassTl1Server(Tl1Server):
             raise RequestRefused(Reason.NOT_FOUND)
         self._device.remove_all(circuits)
         self._changed("DLT-CRS-FIBER", command.aid)
-
-    # --- inside -----------------------------------------------------------------------------
 
     def _pairs(self, aid: str) -> list[CrossConnect]:
         sides = aid.split(",")

@@ -69,8 +69,6 @@ class OpenFlowServer(ProtocolServer):
         for writer in tuple(self.writers):
             writer.write(wire.port_modified(port))
 
-    # --- one message ------------------------------------------------------------------------
-
     async def _do(self, message: Message, writer: asyncio.StreamWriter) -> None:
         faults = self._device.faults
         for number in range(faults.take_flood()):
@@ -139,8 +137,6 @@ class OpenFlowServer(ProtocolServer):
                 answer += wire.error(wire.FLOW_MOD_FAILED, cause)
         await self._device.settle()
         return answer + wire.message(Kind.BARRIER_REPLY, message.xid)
-
-    # --- flow entries -----------------------------------------------------------------------
 
     async def _flow_mod(self, message: Message) -> bytes:
         faults, matrix = self._device.faults, self._device.matrix

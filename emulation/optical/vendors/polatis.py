@@ -145,8 +145,6 @@ class PolatisSwitch:
             "software-version": SOFTWARE,
         }
 
-    # --- inside -----------------------------------------------------------------------------
-
     def _known(self, number: int) -> int:
         """The canonical port of that number."""
         port = self.numbering.to_port(number)

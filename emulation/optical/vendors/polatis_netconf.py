@@ -56,8 +56,6 @@ class PolatisNetconfServer(NetconfServer):
         }.get(refusal.reason, ("operation-failed", "failed"))
         return NetconfError(tag, words)
 
-    # --- reading ----------------------------------------------------------------------------
-
     async def _get(self, request: ET.Element) -> str:
         containers = {
             "product-information": self._product,
@@ -107,8 +105,6 @@ class PolatisNetconfServer(NetconfServer):
     async def _cross_connects(self) -> ET.Element:
         rows = ({"ingress": inp, "egress": out} for inp, out in sorted(self._switch.pairs()))
         return _list("cross-connects", "pair", rows)
-
-    # --- changing ---------------------------------------------------------------------------
 
     async def _edit(self, request: ET.Element) -> str:
         if request.find(f"{{{BASE}}}target/{{{BASE}}}running") is None:

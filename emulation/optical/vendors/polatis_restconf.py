@@ -109,8 +109,6 @@ class PolatisRestconfServer(HttpServer):
             return self._problem(405, f"{request.method} is not possible there")
         return Response(204, None, {"ETag": _etag(self._pairs())})
 
-    # --- ports ------------------------------------------------------------------------------
-
     def _ports(self) -> list[dict[str, Any]]:
         return [
             {"port-id": n, "status": STATUS[self._switch.state(n)], "label": "", "peer-port": ""}

@@ -47,8 +47,6 @@ class PolatisTl1Server(Tl1Server):
     def _aids(self, port: int) -> tuple[str, ...]:
         return tuple(str(self._switch.numbering.to_number(side, port)) for side in SIDES)
 
-    # --- reading ----------------------------------------------------------------------------
-
     def _identity(self, command: Command) -> list[str]:
         return [f"Polatis,{self._switch.model},OCS,{SOFTWARE}"]
 
@@ -72,8 +70,6 @@ class PolatisTl1Server(Tl1Server):
         powers = await self._switch.monitored(self._ports(command.aid))
         return [f"{port}:{dbm:.1f}" for port, dbm in powers.items()]
 
-    # --- changing ---------------------------------------------------------------------------
-
     async def _enter(self, command: Command) -> Answer | None:
         ins, _, outs = command.aid.partition(",")
         lists = self._ports(ins), self._ports(outs)
@@ -95,8 +91,6 @@ class PolatisTl1Server(Tl1Server):
 
     async def _turn_shutters(self, command: Command) -> None:
         await self._switch.enable(self._ports(command.aid), on=command.verb.startswith("RLS"))
-
-    # --- inside -----------------------------------------------------------------------------
 
     def _ports(self, aid: str) -> list[int]:
         """The ports of a list or range, all if there is none."""

@@ -48,8 +48,6 @@ class TelescentSshServer(SshServer):
         for shell in tuple(self._shells):
             shell.write(f"\r\n{_LEVELS.get(code, 'NOTICE')}: {rest}\r\n".encode())
 
-    # --- the shell --------------------------------------------------------------------------
-
     async def _session(
         self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
@@ -86,8 +84,6 @@ class TelescentSshServer(SshServer):
         answer = "".join(f"{text}\r\n" for text in lines) + PROMPT
         writer.write(faults.spoilt(answer.encode()))
         await writer.drain()
-
-    # --- commands ---------------------------------------------------------------------------
 
     async def _state(self, arguments: list[str]) -> list[str]:
         rows = -(-self._device.switch.ports // _COLUMNS)
@@ -132,8 +128,6 @@ class TelescentSshServer(SshServer):
                     self._device.remove(circuit)
             await self._device.settle()
         return []
-
-    # --- inside -----------------------------------------------------------------------------
 
     async def _join(self, c: CrossConnect, *, force: bool) -> None:
         ends = DirectedPort("in", c.inp), DirectedPort("out", c.out)
