@@ -12,9 +12,8 @@ import re
 import struct
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TypeVar, TypeVarTuple
 
 from patchlight.emulation.optical.switch_matrix import LightChange
 from patchlight.testbed.lab import CircuitSwitch, Endpoint, Lab, PacketSwitch
@@ -55,7 +54,7 @@ def _launch_dbm(lab: Lab, source: Endpoint) -> float:
     return next(nic.launch_power_dbm for nic in device.nics if nic.name == source.port)
 
 
-P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
 T = TypeVar("T")
 
 
@@ -136,9 +135,9 @@ class KernelCrossbar(Crossbar):
         """Those whose interface has carrier: the interface at the fibre's other end is up."""
         return await self._do(self._receiving) & frozenset(ports)
 
-    async def _do(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    async def _do(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, partial(function, *arguments, **named))
+        return await loop.run_in_executor(self._thread, function, *arguments)
 
     def _open(self) -> None:
         with namespaces.entered(self._namespace):

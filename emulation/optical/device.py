@@ -269,8 +269,6 @@ class EmulatedOcs:
             readings[port] = (arriving[port], dbm)
         return readings
 
-    # --- inside ----------------------------------------------------------------------------
-
     async def _move(self, change: LightChange) -> None:
         try:
             await self._crossbar.change(change)

@@ -39,7 +39,7 @@ class Reason(Enum):
 class RequestRefused(Exception):
     """The device will not: ``reason``, the port it is about, the circuit in the way.
 
-    ``words``: what to say, where that is more than the reason's own words.
+    ``message``: what to say, where that is more than the reason's own words.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class RequestRefused(Exception):
         *,
         port: int | None = None,
         circuit: Circuit | None = None,
-        words: str = "",
+        message: str = "",
     ) -> None:
         super().__init__(reason.value)
-        self.reason, self.port, self.circuit, self.words = reason, port, circuit, words
+        self.reason, self.port, self.circuit, self.message = reason, port, circuit, message
 
 
 @dataclass(eq=False)

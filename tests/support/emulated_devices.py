@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -65,7 +64,7 @@ class Running:
         return answer
 
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
+        self.process.kill()
         self.process.wait(5)
 
 

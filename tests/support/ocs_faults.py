@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.store import Store
+from patchlight.emulation.optical.faults import Faults
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import read_lab
@@ -71,15 +72,7 @@ def campaign(folder: Path, count: int, seed: int) -> Counter[str]:
     return ended
 
 
-_NO_FAULTS: dict[str, Any] = {
-    "refuse_ports": [],
-    "fail_ports": [],
-    "refuse_next": "",
-    "cut": "",
-    "stall_s": 0.0,
-    "acknowledge": False,
-    "repeat_pages": False,
-}
+_NO_FAULTS: dict[str, Any] = asdict(Faults())
 
 
 def _random_fault(

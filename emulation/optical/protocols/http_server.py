@@ -76,7 +76,7 @@ class HttpServer(ProtocolServer):
         """The vendor's words for a refusal."""
 
     @abstractmethod
-    def _problem(self, status: int, words: str) -> Response:
+    def _problem(self, status: int, message: str) -> Response:
         """An error as the vendor writes it."""
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -184,15 +184,14 @@ def certificate() -> x509.Certificate:
     port the next emulated lab gets.
     """
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _SUBJECT)])
-    builder = x509.CertificateBuilder(
+    return x509.CertificateBuilder(
         issuer_name=name,
         subject_name=name,
         public_key=_key().public_key(),
         serial_number=1,
         not_valid_before=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC),
         not_valid_after=datetime.datetime(2120, 1, 1, tzinfo=datetime.UTC),
-    )
-    return builder.sign(_key(), None)
+    ).sign(_key(), None)
 
 
 def server_context() -> ssl.SSLContext:

@@ -13,6 +13,7 @@ import time
 import xml.etree.ElementTree as ET
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import ClassVar
 from xml.sax.saxutils import escape, quoteattr
 
@@ -40,12 +41,12 @@ Execute = Callable[[ET.Element], Awaitable[str]]
 class NetconfError(Exception):
     """What a reply's ``rpc-error`` says."""
 
-    def __init__(self, tag: str, words: str, kind: str = "application") -> None:
-        super().__init__(words)
+    def __init__(self, tag: str, message: str, kind: str = "application") -> None:
+        super().__init__(message)
         self.xml = (
             f"<rpc-error><error-type>{kind}</error-type><error-tag>{tag}</error-tag>"
             "<error-severity>error</error-severity>"
-            f'<error-message xml:lang="en">{escape(words)}</error-message></rpc-error>'
+            f'<error-message xml:lang="en">{escape(message)}</error-message></rpc-error>'
         )
 
 
@@ -146,13 +147,14 @@ class NetconfServer(SshServer):
             raise self._refusal(refusal) from refusal
 
 
+@dataclass(eq=False)
 class _Session:
     """One client: who it is, how it frames, and whether it wants notifications."""
 
-    def __init__(self, user: str, writer: asyncio.StreamWriter) -> None:
-        self.user, self.writer = user, writer
-        self.chunked = False
-        self.subscribed = False
+    user: str
+    writer: asyncio.StreamWriter
+    chunked: bool = False
+    subscribed: bool = False
 
     def send(self, text: str, spoilt: Callable[[bytes], bytes] = bytes) -> None:
         """Send one message."""

@@ -25,13 +25,13 @@ _NO_ERROR = '0,"No error"'
 class ScpiError(Exception):
     """An entry of the error queue. Codes −1xx are the message's own fault: it ends there."""
 
-    def __init__(self, code: int, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
         self.code = code
-        self.words = words
+        self.message = message
 
     def __str__(self) -> str:
-        escaped = self.words.replace('"', '""')
+        escaped = self.message.replace('"', '""')
         return f'{self.code},"{escaped}"'
 
 
@@ -74,11 +74,11 @@ class ScpiServer(ProtocolServer):
         """Put it into the error queue: SCPI says nothing unasked."""
         self._note(100, text)
 
-    def _note(self, code: int, words: str) -> None:
+    def _note(self, code: int, message: str) -> None:
         if len(self._errors) >= _ERRORS_KEPT:
             self._errors[-1] = ScpiError(-350, "Queue overflow")
         else:
-            self._errors.append(ScpiError(code, words))
+            self._errors.append(ScpiError(code, message))
 
     async def _do(self, message: str, writer: asyncio.StreamWriter) -> None:
         parts, faults = list(units(message)), self._device.faults
@@ -91,7 +91,7 @@ class ScpiServer(ProtocolServer):
                 try:
                     answer = await self._execute(part, refusal)
                 except ScpiError as error:
-                    self._note(error.code, error.words)
+                    self._note(error.code, error.message)
                     if -199 <= error.code <= -100:
                         break
                     continue
@@ -105,8 +105,8 @@ class ScpiServer(ProtocolServer):
         match = _HEADER.fullmatch(part)
         if match is None:
             raise ScpiError(-102, "Syntax error")
-        words = (self.short_forms.get(word, word) for word in match[1].lower().split(":"))
-        header = ":".join(words) + (match[2] or "")
+        mnemonics = (self.short_forms.get(word, word) for word in match[1].lower().split(":"))
+        header = ":".join(mnemonics) + (match[2] or "")
         command = self._commands.get(header)
         if command is None:
             raise ScpiError(-113, f"Undefined header;{part[:60]}")

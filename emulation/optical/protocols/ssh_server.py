@@ -14,6 +14,7 @@ import socket
 import tempfile
 import threading
 from abc import abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -97,19 +98,15 @@ class SshServer(ProtocolServer):
             writer.close()
 
 
+@dataclass(eq=False)
 class _Door(paramiko.ServerInterface):
     """Lets in who has the password; called in paramiko's thread."""
 
-    def __init__(
-        self,
-        device: EmulatedOcs,
-        subsystem: str,
-        loop: asyncio.AbstractEventLoop,
-        opened: asyncio.Future[paramiko.Channel],
-    ) -> None:
-        self._device, self._subsystem = device, subsystem
-        self._loop, self._opened = loop, opened
-        self._given = False
+    device: EmulatedOcs
+    subsystem: str
+    loop: asyncio.AbstractEventLoop
+    opened: asyncio.Future[paramiko.Channel]
+    given: bool = False
 
     def get_allowed_auths(self, username: str) -> str:
         """Passwords alone."""
@@ -117,7 +114,7 @@ class _Door(paramiko.ServerInterface):
 
     def check_auth_password(self, username: str, password: str) -> int:
         """Whether that is the user's password."""
-        return AUTH_SUCCESSFUL if self._device.lets_in(username, password) else AUTH_FAILED
+        return AUTH_SUCCESSFUL if self.device.lets_in(username, password) else AUTH_FAILED
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
         """Sessions, nothing else: no forwarding."""
@@ -127,28 +124,28 @@ class _Door(paramiko.ServerInterface):
 
     def check_channel_pty_request(self, *request: Any, **named: Any) -> bool:
         """A terminal for a shell."""
-        return not self._subsystem
+        return not self.subsystem
 
     def check_channel_shell_request(self, channel: paramiko.Channel) -> bool:
         """A shell, if that is what the device has."""
-        return not self._subsystem and self._give(channel)
+        return not self.subsystem and self._give(channel)
 
     def check_channel_subsystem_request(self, channel: paramiko.Channel, name: str) -> bool:
         """The subsystem that the device has."""
-        return bool(self._subsystem) and name == self._subsystem and self._give(channel)
+        return bool(self.subsystem) and name == self.subsystem and self._give(channel)
 
     def _give(self, channel: paramiko.Channel) -> bool:
-        if self._given:
+        if self.given:
             return False
-        self._given = True
+        self.given = True
 
         def give() -> None:
-            if not self._opened.done():
-                self._opened.set_result(channel)
+            if not self.opened.done():
+                self.opened.set_result(channel)
 
         # The loop may have ended while the client was asking.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(give)
+            self.loop.call_soon_threadsafe(give)
         return True
 
 

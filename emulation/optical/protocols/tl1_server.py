@@ -107,7 +107,6 @@ class Tl1Server(ProtocolServer):
                 connection.writer.write(message)
 
     def _changed(self, verb: str, what: str) -> None:
-        """Tell all clients of a change of the database."""
         self._broadcast("A", "REPT DBCHG", (f"{verb}:{what[:80]}",))
 
     async def _do(self, connection: Connection, command: Command) -> bool:

@@ -7,6 +7,7 @@ denial, so those are GR-831's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from patchlight.controller.circuits.drivers.calient.ports import to_aid, to_port
@@ -57,7 +58,9 @@ class CalientTl1Server(Tl1Server):
         }
 
     def _denial(self, refusal: RequestRefused) -> Answer:
-        return _denial(refusal)
+        if refusal.reason is Reason.NO_PORT and not refusal.port:
+            return deny("IIAC", "Invalid AID")
+        return deny(_CODES.get(refusal.reason, "SNVS"), refusal_words(refusal))
 
     def _identity(self, command: Command) -> list[str]:
         switch = self._device.switch
@@ -154,13 +157,13 @@ class CalientTl1Server(Tl1Server):
             try:
                 do(conn)
             except RequestRefused as refusal:
-                failures.append(f"{conn}: {_denial(refusal).comment}")
+                failures.append(f"{conn}: {self._denial(refusal).comment}")
         if len(failures) < len(conns):
             self._changed(command.verb, str(len(conns) - len(failures)))
         if not failures:
             return Answer()
-        words = f"{len(failures)} connections failed: {'; '.join(failures[:8])}"
-        return deny("SROF", words) if len(failures) == len(conns) else Answer("PRTL", (), words)
+        summary = f"{len(failures)} connections failed: {'; '.join(failures[:8])}"
+        return deny("SROF", summary) if len(failures) == len(conns) else Answer("PRTL", (), summary)
 
     def _named(self, command: Command) -> Circuit:
         """The circuit that a command means: by its ports, else by its id or name."""
@@ -205,11 +208,8 @@ def _directions(conn: str) -> tuple[CrossConnect, ...]:
 
 
 def _is_id(text: str) -> bool:
-    for mark in ">-":
-        parts = text.split(mark)
-        if len(parts) == 2 and all(to_port(part) for part in parts):
-            return True
-    return False
+    aids = re.split("[>-]", text)
+    return len(aids) == 2 and all(map(to_port, aids))
 
 
 def model_of(ports: int) -> str:
@@ -255,9 +255,3 @@ def refusal_words(refusal: RequestRefused) -> str:
         Reason.ACTIVE: f"Failed: {there} is in service already",
         Reason.NOT_FOUND: "Invalid Connection: no such connection",
     }[refusal.reason]
-
-
-def _denial(refusal: RequestRefused) -> Answer:
-    if refusal.reason is Reason.NO_PORT and not refusal.port:
-        return deny("IIAC", "Invalid AID")
-    return deny(_CODES.get(refusal.reason, "SNVS"), refusal_words(refusal))

@@ -59,16 +59,17 @@ class CalientRestServer(HttpServer):
         if base != "rest" or key not in self._resources:
             return self._problem(404, f"no such resource: {request.method} {request.path}")
         try:
-            return Response(200, await self._resources[key](request))
+            body = await self._resources[key](request)
         except ValueError as error:
             return self._problem(400, f"Invalid request: {error}")
+        return Response(200, {"status": "ok"} if body is None else body)
 
-    def _problem(self, status: int, words: str) -> Response:
-        return Response(status, {"status": "failed", "message": words})
+    def _problem(self, status: int, message: str) -> Response:
+        return Response(status, {"status": "failed", "message": message})
 
     def _refusal(self, refusal: RequestRefused) -> Response:
         status = 404 if refusal.reason is Reason.NOT_FOUND else 409
-        return self._problem(status, refusal.words or refusal_words(refusal))
+        return self._problem(status, refusal.message or refusal_words(refusal))
 
     async def _circuits(self, request: Request) -> list[dict[str, Any]]:
         circuits = tuple(self._device.matrix)
@@ -127,7 +128,7 @@ class CalientRestServer(HttpServer):
     async def _add(self, request: Request) -> dict[str, str]:
         return {"status": "ok", "conn": circuit_id(self._added(request.body))}
 
-    async def _add_bulk(self, request: Request) -> dict[str, str]:
+    async def _add_bulk(self, request: Request) -> None:
         if not isinstance(request.body, list):
             raise ValueError("expected a list of connections")
         failures, last = [], None
@@ -138,21 +139,17 @@ class CalientRestServer(HttpServer):
                 last = refusal
                 failures.append(f"{connection.get('conn', '')}: {refusal_words(refusal)}")
         if last is not None:
-            words = f"{len(failures)} connections failed: {'; '.join(failures[:8])}"
-            raise RequestRefused(last.reason, words=words)
-        return {"status": "ok"}
+            summary = f"{len(failures)} connections failed: {'; '.join(failures[:8])}"
+            raise RequestRefused(last.reason, message=summary)
 
-    async def _activate(self, request: Request) -> dict[str, str]:
+    async def _activate(self, request: Request) -> None:
         self._device.activate(self._named(request))
-        return {"status": "ok"}
 
-    async def _deactivate(self, request: Request) -> dict[str, str]:
+    async def _deactivate(self, request: Request) -> None:
         self._device.deactivate(self._named(request))
-        return {"status": "ok"}
 
-    async def _delete(self, request: Request) -> dict[str, str]:
+    async def _delete(self, request: Request) -> None:
         self._device.remove(self._named(request))
-        return {"status": "ok"}
 
     def _added(self, connection: Any) -> Circuit:
         if not isinstance(connection, dict):

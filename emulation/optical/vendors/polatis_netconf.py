@@ -48,13 +48,13 @@ class PolatisNetconfServer(NetconfServer):
         self._notify(_text(_element("system-error", _element("message", text))))
 
     def _refusal(self, refusal: RequestRefused) -> NetconfError:
-        tag, words = {
+        tag, message = {
             Reason.NO_PORT: ("invalid-value", f"Invalid OXC port: {refusal.port}"),
             Reason.BUSY: ("invalid-value", f"Port {refusal.port} is named twice"),
             Reason.LOCKED: ("operation-failed", f"Port {refusal.port} is disabled"),
             Reason.FAILED: ("operation-failed", f"Port {refusal.port} has failed"),
         }.get(refusal.reason, ("operation-failed", "failed"))
-        return NetconfError(tag, words)
+        return NetconfError(tag, message)
 
     async def _get(self, request: ET.Element) -> str:
         containers = {

@@ -62,21 +62,19 @@ class PolatisRestconfServer(HttpServer):
                 return _read(request, "polatis-switch:alarm", self._alarms)
         return self._problem(404, f"no such resource: {request.path}")
 
-    def _problem(self, status: int, words: str) -> Response:
-        error = {"error-type": "application", "error-tag": _tag(status), "error-message": words}
+    def _problem(self, status: int, message: str) -> Response:
+        error = {"error-type": "application", "error-tag": _tag(status), "error-message": message}
         return Response(status, {"ietf-restconf:errors": {"error": [error]}})
 
     def _refusal(self, refusal: RequestRefused) -> Response:
-        words = {
+        messages = {
             Reason.NO_PORT: f"Port {refusal.port} is out of range",
             Reason.BUSY: f"Port {refusal.port} twice",
             Reason.LOCKED: f"Port {refusal.port} is disabled",
             Reason.FAILED: f"Port {refusal.port} has failed",
         }
-        return self._problem(
-            400 if refusal.reason is Reason.NO_PORT else 409,
-            words.get(refusal.reason, refusal.reason.value),
-        )
+        status = 400 if refusal.reason is Reason.NO_PORT else 409
+        return self._problem(status, messages.get(refusal.reason, refusal.reason.value))
 
     # --- cross-connects ---------------------------------------------------------------------
 

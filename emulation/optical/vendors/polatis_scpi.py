@@ -48,13 +48,13 @@ class PolatisScpiServer(ScpiServer):
 
     def _refusal(self, refusal: RequestRefused) -> ScpiError:
         port = refusal.port
-        code, words = {
+        code, message = {
             Reason.NO_PORT: (-222, f"Data out of range;port {port}"),
             Reason.BUSY: (-221, f"Settings conflict;port {port} twice"),
             Reason.LOCKED: (-221, f"Settings conflict;port {port} is disabled"),
             Reason.FAILED: (-240, f"Hardware error;port {port} has failed"),
         }.get(refusal.reason, (-200, "Execution error"))
-        return ScpiError(code, words)
+        return ScpiError(code, message)
 
     async def _identity(self, parameters: str) -> str:
         return f"Polatis,{self._switch.model},{self._switch.serial},{SOFTWARE}"

@@ -12,6 +12,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 from patchlight.controller.circuits.contract import DirectedPort
+from patchlight.controller.circuits.numbering import SIDES
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.ssh_server import SshServer
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
@@ -110,8 +111,7 @@ class TelescentSshServer(SshServer):
 
     async def _unlock(self, arguments: list[str]) -> list[str]:
         _, ports = _parsed(arguments)
-        for port in ports:
-            self._check(port)
+        self._check(*ports)
         self._unlocked |= set(ports)
         return []
 
@@ -121,8 +121,7 @@ class TelescentSshServer(SshServer):
             for port in ports:
                 self._check(port)
                 # A port unlocked on one side only cannot be let go.
-                both = (DirectedPort("in", port.number), DirectedPort("out", port.number))
-                if any(self._is_locked(side) for side in both):
+                if any(self._is_locked(DirectedPort(side, port.number)) for side in SIDES):
                     return [f"ERROR: port {port.number - 1} is locked"]
                 if circuit := self._circuit(port):
                     self._device.remove(circuit)
@@ -131,8 +130,7 @@ class TelescentSshServer(SshServer):
 
     async def _join(self, c: CrossConnect, *, force: bool) -> None:
         ends = DirectedPort("in", c.inp), DirectedPort("out", c.out)
-        for port in ends:
-            self._check(port)
+        self._check(*ends)
         for port in ends:
             if port.number in self._device.matrix.locked:
                 raise RequestRefused(Reason.LOCKED, port=port.number)
@@ -151,9 +149,10 @@ class TelescentSshServer(SshServer):
                 await self._device.settle()
                 raise RequestRefused(Reason.FAILED, port=c.out)
 
-    def _check(self, port: DirectedPort) -> None:
-        if not 1 <= port.number <= self._device.switch.ports:
-            raise RequestRefused(Reason.NO_PORT, port=port.number)
+    def _check(self, *ports: DirectedPort) -> None:
+        for port in ports:
+            if not 1 <= port.number <= self._device.switch.ports:
+                raise RequestRefused(Reason.NO_PORT, port=port.number)
 
     def _circuit(self, port: DirectedPort) -> Circuit | None:
         matrix = self._device.matrix
@@ -185,10 +184,7 @@ def _parsed(arguments: Iterable[str]) -> tuple[bool, list[DirectedPort]]:
             side = argument
         elif re.fullmatch(r"\d{1,6}", argument):
             number = int(argument) + 1
-            if side != "-out":
-                ports.append(DirectedPort("in", number))
-            if side != "-in":
-                ports.append(DirectedPort("out", number))
+            ports += [DirectedPort(named, number) for named in SIDES if side in ("", f"-{named}")]
             side = ""
         else:
             raise RequestRefused(Reason.NO_PORT)

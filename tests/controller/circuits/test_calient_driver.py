@@ -201,10 +201,10 @@ class ParkingFront(CalientRestServer):
         self._device.deactivate(added)
         return added
 
-    async def _activate(self, request: Request) -> dict[str, str]:
+    async def _activate(self, request: Request) -> None:
         if request.query["conn"] == "1.1.5>1.2.3":
             raise RequestRefused(Reason.FAILED, port=5)
-        return await super()._activate(request)
+        await super()._activate(request)
 
 
 @pytest.mark.parametrize("bulk", [False, True])

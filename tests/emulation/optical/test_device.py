@@ -233,5 +233,5 @@ fibres:
   - {ends: [ocs1.2, tor1.1], loss: 0.25dB}
   - {ends: [ocs2.5, ocs1.3], loss: 0.5dB}
 """)
-    found = arriving_dbm(lab, lab.circuit_switch("ocs1"))
-    assert found == pytest.approx({1: -2.4, 2: 0.75, 3: -2.5})
+    powers = arriving_dbm(lab, lab.circuit_switch("ocs1"))
+    assert powers == pytest.approx({1: -2.4, 2: 0.75, 3: -2.5})
