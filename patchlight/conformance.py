@@ -31,14 +31,12 @@ import click
 
 from patchlight.cli.errors import CrashReport, report
 from patchlight.cli.rendering import console, new_table
-from patchlight.controller.circuits.conformance.checks import (
+from patchlight.controller.circuits.conformance import (
     CHECKS,
     INITIAL,
     PORTS,
     Check,
     CheckFailed,
-)
-from patchlight.controller.circuits.conformance.suite import (
     CheckResult,
     NewDriver,
     run_check,

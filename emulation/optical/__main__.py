@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 from patchlight.emulation.fabric.names import namespace_name
-from patchlight.emulation.optical.crossbar import Crossbar, KernelCrossbar, NoCrossbar, arriving_dbm
-from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
+from patchlight.emulation.optical.crossbar import KernelCrossbar, NoCrossbar, arriving_dbm
+from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.protocols.server import server_class
 from patchlight.emulation.optical.serving import serve_until_stopped
-from patchlight.emulation.optical.vendors.registry import server_of
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import read_lab
@@ -37,46 +37,33 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m patchlight.emulation.optical", description=__doc__
     )
-    parser.add_argument("--lab", required=True, type=Path, metavar="FILE")
-    parser.add_argument("--ocs", required=True, metavar="NAME")
-    parser.add_argument(
-        "--netns", metavar="NAME|PATH", help="where the ports are (default: pl.LAB.OCS)"
-    )
-    parser.add_argument("--no-fabric", action="store_true", help="carry no packets; needs no root")
-    parser.add_argument(
-        "--listen", metavar="HOST:PORT", help="default: the address in the lab file; port 0: any"
-    )
-    parser.add_argument(
-        "--ready-file", type=Path, metavar="FILE", help="gets HOST:PORT once it answers"
-    )
-    parser.add_argument("--control", type=Path, metavar="SOCKET", help="takes faults as JSON")
-    parser.add_argument("--state", type=Path, metavar="FILE", help="keeps the circuits")
-    parser.add_argument(
-        "--log-level", default="warning", choices=("debug", "info", "warning", "error")
-    )
+    argument = parser.add_argument
+    argument("--lab", required=True, type=Path, metavar="FILE")
+    argument("--ocs", required=True, metavar="NAME")
+    argument("--netns", metavar="NAME|PATH", help="where the ports are (default: pl.LAB.OCS)")
+    argument("--no-fabric", action="store_true", help="carry no packets; needs no root")
+    listen_help = "default: the address in the lab file; port 0: any"
+    argument("--listen", metavar="HOST:PORT", help=listen_help)
+    argument("--ready-file", type=Path, metavar="FILE", help="gets HOST:PORT once it answers")
+    argument("--control", type=Path, metavar="SOCKET", help="takes faults as JSON")
+    argument("--state", type=Path, metavar="FILE", help="keeps the circuits")
+    argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
     return parser
 
 
 async def _run(lab: Lab, options: argparse.Namespace) -> None:
     switch = lab.circuit_switch(options.ocs)
-    crossbar: Crossbar
-    if options.no_fabric:
-        crossbar = NoCrossbar()
-    else:
-        where = options.netns or namespace_name(lab.name, switch.name)
-        crossbar = KernelCrossbar(Path(where) if "/" in where else namespace_path(where))
-    device = EmulatedOcs(
-        switch, arriving_dbm(lab, switch), crossbar, LoopClock(), state_file=options.state
-    )
+    where = options.netns or namespace_name(lab.name, switch.name)
+    namespace = Path(where) if "/" in where else namespace_path(where)
+    crossbar = NoCrossbar() if options.no_fabric else KernelCrossbar(namespace)
+    device = EmulatedOcs(switch, arriving_dbm(lab, switch), crossbar, state_file=options.state)
 
     async def ready(host: str, port: int) -> None:
         if options.ready_file is not None:
             await asyncio.to_thread(_announce, options.ready_file, f"{host}:{port}\n")
 
-    address = options.listen or switch.address
-    await serve_until_stopped(
-        device, server_of(device), address, control=options.control, ready=ready
-    )
+    protocol, address = server_class(switch.driver)(device), options.listen or switch.address
+    await serve_until_stopped(device, protocol, address, control=options.control, ready=ready)
 
 
 def _announce(path: Path, text: str) -> None:

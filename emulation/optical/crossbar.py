@@ -12,9 +12,8 @@ import re
 import struct
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import ParamSpec, Protocol, TypeVar
+from typing import TypeVar, TypeVarTuple
 
 from patchlight.emulation.optical.switch_matrix import LightChange
 from patchlight.testbed.lab import CircuitSwitch, Endpoint, Lab, PacketSwitch
@@ -38,14 +37,14 @@ def arriving_dbm(lab: Lab, switch: CircuitSwitch) -> dict[int, float]:
     Behind another OCS the light depends on that device's circuits, which this one cannot
     see: it is counted as 0 dBm less one insertion loss.
     """
-    powers = {}
-    for end, (other, fibre) in lab.fibre_ends.items():
-        if end.device == switch.name and end.port.isdigit():
-            powers[int(end.port)] = launch_dbm(lab, other) - fibre.loss_db
-    return powers
+    return {
+        int(end.port): _launch_dbm(lab, other) - fibre.loss_db
+        for end, (other, fibre) in lab.fibre_ends.items()
+        if end.device == switch.name and end.port.isdigit()
+    }
 
 
-def launch_dbm(lab: Lab, source: Endpoint) -> float:
+def _launch_dbm(lab: Lab, source: Endpoint) -> float:
     """What the transmitter (or OCS output) at ``source`` sends, in dBm."""
     device = lab.device(source.device)
     if isinstance(device, PacketSwitch):
@@ -55,11 +54,11 @@ def launch_dbm(lab: Lab, source: Endpoint) -> float:
     return next(nic.launch_power_dbm for nic in device.nics if nic.name == source.port)
 
 
-P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
 T = TypeVar("T")
 
 
-class Crossbar(Protocol):
+class Crossbar:
     """Carries light between ports. Calls come one at a time."""
 
     async def open(self) -> None:
@@ -73,22 +72,14 @@ class Crossbar(Protocol):
 
     async def receiving(self, ports: Iterable[int]) -> frozenset[int]:
         """Those of these ports whose transmitter is on."""
+        raise NotImplementedError
 
 
-class NoCrossbar:
+class NoCrossbar(Crossbar):
     """Carries nothing: for a device without a fabric. Every transmitter is on but ``off``."""
 
     def __init__(self) -> None:
         self.off: set[int] = set()
-
-    async def open(self) -> None:
-        """Nothing to begin."""
-
-    async def close(self) -> None:
-        """Nothing to let go."""
-
-    async def change(self, change: LightChange) -> None:
-        """Nothing to move."""
 
     async def receiving(self, ports: Iterable[int]) -> frozenset[int]:
         """All that are not ``off``."""
@@ -113,7 +104,7 @@ _STOLEN, _EGRESS_REDIRECT = 4, 1
 _PORT_NAME = re.compile(r"p([1-9]\d{0,5})")
 
 
-class KernelCrossbar:
+class KernelCrossbar(Crossbar):
     """Redirects between the interfaces of one namespace, set by netlink (needs root).
 
     Ports without an interface have nothing plugged in: their cross-connects carry nothing.
@@ -144,9 +135,9 @@ class KernelCrossbar:
         """Those whose interface has carrier: the interface at the fibre's other end is up."""
         return await self._do(self._receiving) & frozenset(ports)
 
-    async def _do(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    async def _do(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, partial(function, *arguments, **named))
+        return await loop.run_in_executor(self._thread, function, *arguments)
 
     def _open(self) -> None:
         with namespaces.entered(self._namespace):
@@ -154,11 +145,10 @@ class KernelCrossbar:
             for which in ("all", "default"):
                 namespaces.set_sysctl(f"ipv6/conf/{which}/disable_ipv6", 1)
         self._netlink = Netlink(self._namespace)
-        self._index = {
-            int(match[1]): index
-            for index, name in self._links()
-            if (match := _PORT_NAME.fullmatch(name))
-        }
+        for index, _, answer in self._links():
+            names = (value for kind, value in attributes(answer) if kind == _INTERFACE_NAME)
+            if match := _PORT_NAME.fullmatch(next(names, b"").rstrip(b"\0").decode()):
+                self._index[int(match[1])] = index
         ours = set(self._index.values())
         left = [index for index in self._with_clsact() if index in ours]
         self._netlink.run([_qdisc(_DELQDISC, 0, index) for index in left])
@@ -184,19 +174,11 @@ class KernelCrossbar:
         self._netlink.run(requests)
 
     def _receiving(self) -> frozenset[int]:
-        up = {index for index, flags, _ in self._dump_links() if flags & _LOWER_UP}
+        up = {index for index, flags, _ in self._links() if flags & _LOWER_UP}
         return frozenset(port for port, index in self._index.items() if index in up)
 
-    def _links(self) -> list[tuple[int, str]]:
-        found = []
-        for index, _, body in self._dump_links():
-            for kind, payload in attributes(body[_LINK_MESSAGE.size :]):
-                if kind == _INTERFACE_NAME:
-                    found.append((index, payload.rstrip(b"\0").decode()))
-                    break
-        return found
-
-    def _dump_links(self) -> list[tuple[int, int, bytes]]:
+    def _links(self) -> list[tuple[int, int, bytes]]:
+        """Index, flags and attributes of each interface."""
         assert self._netlink is not None
         mask = attribute(_EXT_MASK, struct.pack("=I", _SKIP_STATS))
         body = _LINK_MESSAGE.pack(0, 0, 0, 0, 0) + mask
@@ -204,19 +186,15 @@ class KernelCrossbar:
         for kind, answer in self._netlink.ask(Request(_GETLINK, F_DUMP, body, "listing ports")):
             if kind == _NEWLINK:
                 _, _, index, flags, _ = _LINK_MESSAGE.unpack_from(answer)
-                links.append((index, flags, answer))
+                links.append((index, flags, answer[_LINK_MESSAGE.size :]))
         return links
 
     def _with_clsact(self) -> list[int]:
         assert self._netlink is not None
         body = _TC_MESSAGE.pack(0, 0, 0, 0, 0)
         answers = self._netlink.ask(Request(_GETQDISC, F_DUMP, body, "listing ports"))
-        found = []
-        for _, answer in answers:
-            _, index, _, parent, _ = _TC_MESSAGE.unpack_from(answer)
-            if parent == _CLSACT:
-                found.append(index)
-        return found
+        queues = (_TC_MESSAGE.unpack_from(answer) for _, answer in answers)
+        return [index for _, index, _, parent, _ in queues if parent == _CLSACT]
 
 
 def _qdisc(kind: int, flags: int, index: int) -> Request:
@@ -228,22 +206,17 @@ def _qdisc(kind: int, flags: int, index: int) -> Request:
 def _redirect(path: str, inp: int, out: int) -> Request:
     """Every frame that enters at interface ``inp`` leaves at interface ``out``."""
     parms = _MIRRED.pack(0, 0, _STOLEN, 0, 0, _EGRESS_REDIRECT, out)
-    action = attribute(
-        1,
-        (
-            attribute(_ACT_KIND, b"mirred\0"),
-            attribute(_ACT_OPTIONS, attribute(_MIRRED_PARMS, parms)),
-        ),
-    )
+    mirred = attribute(_ACT_OPTIONS, attribute(_MIRRED_PARMS, parms))
+    action = attribute(1, (attribute(_ACT_KIND, b"mirred\0"), mirred))
     options = (attribute(_U32_SEL, _MATCH_ALL), attribute(_U32_ACT, action))
-    body = (
-        _TC_MESSAGE.pack(0, inp, 0, _CLSACT_INGRESS, _PRIORITY_AND_ANY_PROTOCOL)
-        + attribute(_KIND, b"u32\0")
-        + attribute(_OPTIONS, options)
-    )
+    body = _filter_on(inp) + attribute(_OPTIONS, options)
     return Request(_NEWTFILTER, F_CREATE | F_EXCL, body, f"lighting the path {path}")
 
 
 def _undirect(port: int, index: int) -> Request:
+    return Request(_DELTFILTER, 0, _filter_on(index), f"darkening in:{port}")
+
+
+def _filter_on(index: int) -> bytes:
     head = _TC_MESSAGE.pack(0, index, 0, _CLSACT_INGRESS, _PRIORITY_AND_ANY_PROTOCOL)
-    return Request(_DELTFILTER, 0, head + attribute(_KIND, b"u32\0"), f"darkening in:{port}")
+    return head + attribute(_KIND, b"u32\0")

@@ -43,32 +43,22 @@ class Timer(Protocol):
 
 
 class Clock(Protocol):
-    """Seconds that only go forward, and calls at a time."""
+    """Seconds that only go forward, and calls at a time, as an event loop has them."""
 
-    def now(self) -> float:
+    def time(self) -> float:
         """The time."""
 
-    def call_at(self, when: float, function: Callable[[], None]) -> Timer:
-        """Call ``function`` at ``when``."""
-
-
-class LoopClock:
-    """The running event loop's clock."""
-
-    def now(self) -> float:
-        """The loop's time."""
-        return asyncio.get_running_loop().time()
-
-    def call_at(self, when: float, function: Callable[[], None]) -> Timer:
-        """By the loop."""
-        return asyncio.get_running_loop().call_at(when, function)
+    def call_at(self, when: float, callback: Callable[[], None], /) -> Timer:
+        """Call ``callback`` at ``when``."""
 
 
 class EmulatedOcs:
     """One emulated device.
 
     ``arriving_dbm`` is the power at each plugged input while its transmitter is on (launch
-    power less the fibre's loss). ``state_file`` keeps the circuits over a restart.
+    power less the fibre's loss). ``state_file`` keeps the circuits over a restart. ``users`` may
+    log in, with these passwords or, where that is ``None``, with any: else the lab file's users,
+    with the passwords in their environment variables. ``clock``: else the running event loop.
     """
 
     def __init__(
@@ -76,18 +66,20 @@ class EmulatedOcs:
         switch: CircuitSwitch,
         arriving_dbm: Mapping[int, float],
         crossbar: Crossbar,
-        clock: Clock,
         *,
+        users: Mapping[str, str | None] | None = None,
         state_file: Path | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.switch = switch
         self.faults = Faults()
         self.matrix = SwitchMatrix(switch.ports, switch.switching_time_s)
         self.seed = switch.name
+        self._users = _lab_users(switch) if users is None else users
         self._viewers = frozenset(u.name for u in switch.emulated.users if u.read_only)
         self._arriving_dbm = dict(arriving_dbm)
         self._crossbar = crossbar
-        self._clock = clock
+        self._own_clock = clock
         self._state_file = state_file
         self._lock = asyncio.Lock()
         self._timer: Timer | None = None
@@ -117,6 +109,14 @@ class EmulatedOcs:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._crossbar.close()
 
+    @property
+    def _clock(self) -> Clock:
+        return self._own_clock or asyncio.get_running_loop()
+
+    def lets_in(self, user: str, password: str) -> bool:
+        """Whether there is such a user with that password."""
+        return user in self._users and self._users[user] in (None, password)
+
     def may_change(self, user: str) -> bool:
         """Whether this user may do more than look."""
         return not self.faults.read_only and user not in self._viewers
@@ -133,8 +133,7 @@ class EmulatedOcs:
         if conflict_s is None:
             return self.matrix.enter(directions, name, group)
         in_the_way = self.matrix.in_the_way(directions)
-        for there in in_the_way:
-            self.remove(there)
+        self.remove_all(in_the_way)
         circuit = self.matrix.enter(directions, name, group)
         circuit.switching_time_s = conflict_s if in_the_way else None
         return circuit
@@ -142,7 +141,7 @@ class EmulatedOcs:
     def activate(self, circuit: Circuit) -> None:
         """Turn the mirrors to it. Raises ``RequestRefused``."""
         self._changed = True
-        self.matrix.activate(circuit, self._clock.now())
+        self.matrix.activate(circuit, self._clock.time())
 
     def make(self, directions: Iterable[CrossConnect], name: str = "", group: str = "") -> Circuit:
         """Enter and activate a circuit; nothing of it is left if that is ``RequestRefused``."""
@@ -164,10 +163,16 @@ class EmulatedOcs:
         self._changed = True
         self.matrix.remove(circuit)
 
+    def remove_all(self, circuits: Iterable[Circuit | None]) -> None:
+        """Remove each of these once; ``None`` is passed over."""
+        for circuit in dict.fromkeys(circuits):
+            if circuit is not None:
+                self.remove(circuit)
+
     async def settle(self) -> None:
         """Let the crossbar catch up with the mirrors, and the file with the circuits."""
         async with self._lock:
-            change = self.matrix.take(self._clock.now())
+            change = self.matrix.take(self._clock.time())
             if change:
                 await self._move(change)
             if self._changed:
@@ -189,8 +194,7 @@ class EmulatedOcs:
             for c in pairs:
                 made.append(self.make((c,)))
         except RequestRefused:
-            for circuit in made:
-                self.remove(circuit)
+            self.remove_all(made)
             raise
         await self.come_to_rest()
         return made
@@ -202,7 +206,7 @@ class EmulatedOcs:
             due = self.matrix.next_due()
             if due is None:
                 return
-            await asyncio.sleep(max(due - self._clock.now(), 0.0))
+            await asyncio.sleep(max(due - self._clock.time(), 0.0))
 
     async def lose(self, cross_connect: CrossConnect) -> None:
         """Let a cross-connect be gone without a word, with its whole circuit if it has one."""
@@ -265,8 +269,6 @@ class EmulatedOcs:
             readings[port] = (arriving[port], dbm)
         return readings
 
-    # --- inside ----------------------------------------------------------------------------
-
     async def _move(self, change: LightChange) -> None:
         try:
             await self._crossbar.change(change)
@@ -309,6 +311,12 @@ class EmulatedOcs:
                 f"{self.switch.name}: reading its circuits from {path}: {error}",
                 hint="delete the file to begin with the lab file's cross-connects",
             ) from error
+
+
+def _lab_users(switch: CircuitSwitch) -> dict[str, str | None]:
+    variables = {switch.user: switch.password_env}
+    variables |= {user.name: user.password_env for user in switch.emulated.users}
+    return {name: os.environ.get(var) if var else None for name, var in variables.items()}
 
 
 @functools.lru_cache(maxsize=1 << 17)

@@ -1,18 +1,11 @@
-"""Faults that an emulated OCS shows on demand, and the socket by which they are asked for.
-
-The control socket takes one JSON object a line and answers each with one. Keys are the
-fields of ``Faults`` (present ones replace what was), and the actions that the device knows:
-``report`` (say an alarm), ``lose`` (a cross-connect) and ``reboot``.
-"""
+"""Faults that an emulated OCS shows on demand: in its answers, its ports and its connections."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import json
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from patchlight.testbed.errors import BadInput
@@ -23,13 +16,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Mishap:
-    """What befalls one command; see the fields of ``Faults``."""
-
-    refusal: str = ""
-    cut: str = ""
-    stall_s: float = 0.0
+class HungUp(ConnectionError):
+    """The device drops the connection: a fault asks for it."""
 
 
 @dataclass
@@ -76,24 +64,34 @@ class Faults:
                 raise BadInput(f"no fault is called {key!r}: known are {', '.join(known)}")
             if not _fits(value, known[key]):
                 raise BadInput(f"{key} cannot be {value!r}: like {known[key]!r}")
-        for key, choices in _CHOICES.items():
-            if key in request and request[key] not in choices:
-                raise BadInput(f"{key} cannot be {request[key]!r}: one of {choices}")
+            if key in _CHOICES and value not in _CHOICES[key]:
+                raise BadInput(f"{key} cannot be {value!r}: one of {_CHOICES[key]}")
         for key, value in request.items():
             setattr(self, key, value)
 
-    def mishap(self, *, changes: bool) -> Mishap:
-        """What befalls the next command. What happens once is over after that.
+    @asynccontextmanager
+    async def around_command(
+        self, *, changes: bool, stall: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> AsyncIterator[str]:
+        """Let befall a command what is to: gives the words that it is refused with, or ``""``.
 
-        ``before_change`` is told before how many that change something came so far.
+        Raises ``HungUp`` before or after it. What happens once is over after that. ``stall``
+        waits so many seconds. ``before_change`` is told how many commands that change something
+        came before this one.
         """
         if not changes:
-            return Mishap()
+            yield ""
+            return
         self.before_change(self.changes)
         self.changes += 1
-        happens = Mishap(self.refuse_next, self.cut, self.stall_s)
+        refusal, cut, stall_s = self.refuse_next, self.cut, self.stall_s
         self.refuse_next, self.cut, self.stall_s = "", "", 0.0
-        return happens
+        if cut == "before":
+            raise HungUp
+        await stall(stall_s)
+        yield refusal
+        if cut == "after":
+            raise HungUp
 
     def spoilt(self, answer: bytes) -> bytes:
         """An answer as it leaves the device."""
@@ -121,90 +119,3 @@ def _fits(value: object, like: object) -> bool:
     if isinstance(like, float):
         return type(value) in (int, float)
     return type(value) is type(like)
-
-
-Action = Callable[[Any], Awaitable[None] | None]
-
-
-class FaultRequest:
-    """Takes objects that ask for faults and actions, and brings them about.
-
-    ``applied`` is called after each change of ``faults``, ``settled`` then takes what time it
-    needs. ``actions`` do at once what is asked for by their name, with its value, like
-    ``{"report": "*C EQPT: 1.1.1: mirror stuck"}``; they raise ``BadInput``.
-    """
-
-    def __init__(
-        self,
-        faults: Faults,
-        applied: Callable[[], None],
-        settled: Callable[[], Awaitable[None]],
-        actions: Mapping[str, Action],
-    ) -> None:
-        self.faults = faults
-        self._applied, self._settled, self._actions = applied, settled, actions
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def take(self, request: dict[str, Any]) -> None:
-        """Bring it about; ``BadInput`` if there is no such thing."""
-        await self._act(self._begin(request))
-
-    def take_now(self, request: dict[str, Any]) -> None:
-        """The same for who cannot wait: faults stand on return, actions come soon after."""
-        task = asyncio.get_running_loop().create_task(self._act(self._begin(request)))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _begin(self, request: dict[str, Any]) -> dict[str, Any]:
-        actions = {name: value for name, value in request.items() if name in self._actions}
-        self.faults.update({name: value for name, value in request.items() if name not in actions})
-        self._applied()
-        return actions
-
-    async def _act(self, actions: dict[str, Any]) -> None:
-        await self._settled()
-        for name, value in actions.items():
-            done = self._actions[name](value)
-            if inspect.isawaitable(done):
-                await done
-
-
-class ControlSocket:
-    """Takes fault requests on a Unix socket."""
-
-    def __init__(self, requests: FaultRequest) -> None:
-        self._requests = requests
-        self._server: asyncio.Server | None = None
-
-    async def open(self, path: Path) -> None:
-        """Listen at ``path``, replacing a socket that nobody serves any more."""
-        await asyncio.to_thread(path.unlink, missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._serve, path)
-        await asyncio.to_thread(path.chmod, 0o600)
-
-    async def close(self) -> None:
-        """Stop listening."""
-        if self._server is not None:
-            self._server.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while line := await reader.readline():
-                answer = await self._answer(line)
-                writer.write(json.dumps(answer).encode() + b"\n")
-                await writer.drain()
-        except (OSError, ValueError):
-            # The other end went, or its line was longer than a line may be.
-            return
-        finally:
-            writer.close()
-
-    async def _answer(self, line: bytes) -> dict[str, Any]:
-        try:
-            request = json.loads(line)
-            if not isinstance(request, dict):
-                raise BadInput("expected a JSON object")
-            await self._requests.take(request)
-        except (BadInput, ValueError) as error:
-            return {"ok": False, "error": str(error)}
-        return {"ok": True, "faults": asdict(self._requests.faults)}

@@ -4,43 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.fault_schedule import FaultSchedule
-from patchlight.emulation.optical.faults import Action, ControlSocket, FaultRequest
 from patchlight.emulation.optical.protocols.server import ProtocolServer
+from patchlight.testbed.emulated import OcsFault
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.linux.sockets import free_ports, listen, split_address
 from patchlight.testbed.portmap import parse_cross_connects
 
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-class Clients:
-    """Stands between the socket and a protocol server's ``serve``."""
-
-    def __init__(self, serve: Serve) -> None:
-        self._serve = serve
-        self._writers: set[asyncio.StreamWriter] = set()
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client, until it goes or is cut off."""
-        self._writers.add(writer)
-        try:
-            await self._serve(reader, writer)
-        finally:
-            self._writers.discard(writer)
-
-    def cut(self) -> None:
-        """Drop every connection without a word."""
-        for writer in tuple(self._writers):
-            writer.transport.abort()
-
-
-Ready = Callable[[str, int], Awaitable[None]]
+log = logging.getLogger("patchlight.optical")
 
 _DIALS_AGAIN_S = 0.1
 
@@ -51,7 +30,7 @@ async def serve_until_stopped(
     address: str,
     *,
     control: Path | None = None,
-    ready: Ready,
+    ready: Callable[[str, int], Awaitable[None]],
 ) -> None:
     """Serve clients at ``host:port`` until SIGTERM or SIGINT.
 
@@ -59,7 +38,6 @@ async def serve_until_stopped(
     host and port once it answers, or begins to connect. Raises ``PortTaken`` or ``PatchlightError``
     if it cannot listen.
     """
-    clients = Clients(protocol.serve)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -69,49 +47,138 @@ async def serve_until_stopped(
         if protocol.dials:
             host, port = split_address(address)
             port = port or free_ports(1)[0]
-            dialling = asyncio.create_task(_dial(clients, host, port))
-            stack.callback(clients.cut)
+            dialling = asyncio.create_task(_dial(protocol, host, port))
+            stack.callback(protocol.cut)
             stack.callback(dialling.cancel)
         else:
             opened = await asyncio.to_thread(listen, address)
-            server = await asyncio.start_server(clients.serve, sock=opened, ssl=protocol.tls)
-            stack.callback(clients.cut)
+            server = await asyncio.start_server(protocol.serve, sock=opened, ssl=protocol.tls)
+            stack.callback(protocol.cut)
             stack.callback(server.close)
             host, port = server.sockets[0].getsockname()[:2]
-        requests = FaultRequest(
-            device.faults, device.apply_faults, device.settle, _actions(device, protocol, clients)
-        )
+        requests = FaultRequests(device, protocol)
+        stack.callback(requests.end)
         if control is not None:
-            control_socket = ControlSocket(requests)
-            await control_socket.open(control)
-            stack.push_async_callback(control_socket.close)
-        schedule = FaultSchedule(device.switch.emulated.faults, requests)
-        await schedule.begin()
-        stack.callback(schedule.end)
+            stack.callback((await requests.listen(control)).close)
+        await requests.schedule(device.switch.emulated.faults)
         await ready(host, port)
         await stop.wait()
 
 
-async def _dial(clients: Clients, host: str, port: int) -> None:
+async def _dial(protocol: ProtocolServer, host: str, port: int) -> None:
     """Connect, serve, and begin anew when that ends, until cancelled."""
     while True:
         with contextlib.suppress(OSError):
-            await clients.serve(*await asyncio.open_connection(host, port))
+            await protocol.serve(*await asyncio.open_connection(host, port))
         await asyncio.sleep(_DIALS_AGAIN_S)
 
 
-def _actions(device: EmulatedOcs, protocol: ProtocolServer, clients: Clients) -> dict[str, Action]:
-    def report(text: object) -> None:
-        protocol.report(str(text))
+class FaultRequests:
+    """Takes objects that ask for faults and actions, and brings them about.
 
-    async def lose(text: object) -> None:
+    Keys are the fields of ``Faults`` (present ones replace what was), and the actions ``report``
+    (say an alarm), ``lose`` (a cross-connect) and ``reboot`` (``"keep"`` or ``"forget"`` the map).
+    The control socket takes one JSON object a line and answers each with one.
+    """
+
+    def __init__(self, device: EmulatedOcs, protocol: ProtocolServer) -> None:
+        self._device, self._protocol = device, protocol
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._actions: dict[str, Callable[[object], Awaitable[None]]] = {
+            "report": self._report,
+            "lose": self._lose,
+            "reboot": self._reboot,
+        }
+
+    async def listen(self, path: Path) -> asyncio.Server:
+        """Take requests on a Unix socket, replacing one that nobody serves any more."""
+        await asyncio.to_thread(path.unlink, missing_ok=True)
+        server = await asyncio.start_unix_server(self._serve, path)
+        await asyncio.to_thread(path.chmod, 0o600)
+        return server
+
+    async def schedule(self, faults: Sequence[OcsFault]) -> None:
+        """Bring about a lab file's faults in their time: at once, later, or before a change.
+
+        Those that are to be there from the start are there on return.
+        """
+        counted = [fault for fault in faults if fault.after_changes]
+
+        def before_change(changes: int) -> None:
+            for fault in [fault for fault in counted if fault.after_changes <= changes]:
+                counted.remove(fault)
+                # Faults stand now, actions come soon after.
+                self._start(self._act(self._begin(fault.control)))
+
+        self._device.faults.before_change = before_change
+        for fault in faults:
+            if fault.after_s:
+                self._start(self._later(fault))
+            elif not fault.after_changes:
+                await self._take(fault.control)
+
+    def end(self) -> None:
+        """Cancel what is still to come."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _later(self, fault: OcsFault) -> None:
+        await asyncio.sleep(fault.after_s)
+        try:
+            await self._take(fault.control)
+        except BadInput as error:
+            log.warning("the fault %s of the lab file: %s", fault.control, error.message)
+
+    async def _take(self, request: Mapping[str, Any]) -> None:
+        await self._act(self._begin(request))
+
+    def _begin(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        actions = {name: value for name, value in request.items() if name in self._actions}
+        self._device.faults.update({name: request[name] for name in request if name not in actions})
+        self._device.apply_faults()
+        return actions
+
+    async def _act(self, actions: dict[str, Any]) -> None:
+        await self._device.settle()
+        for name, value in actions.items():
+            await self._actions[name](value)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                answer = await self._answer(line)
+                writer.write(json.dumps(answer).encode() + b"\n")
+                await writer.drain()
+        except (OSError, ValueError):
+            # The other end went, or its line was longer than a line may be.
+            return
+        finally:
+            writer.close()
+
+    async def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+            if not isinstance(request, dict):
+                raise BadInput("expected a JSON object")
+            await self._take(request)
+        except (BadInput, ValueError) as error:
+            return {"ok": False, "error": str(error)}
+        return {"ok": True, "faults": asdict(self._device.faults)}
+
+    async def _report(self, text: object) -> None:
+        self._protocol.report(str(text))
+
+    async def _lose(self, text: object) -> None:
         for c in parse_cross_connects(str(text)):
-            await device.lose(c)
+            await self._device.lose(c)
 
-    async def reboot(how: object) -> None:
+    async def _reboot(self, how: object) -> None:
         if how not in ("keep", "forget"):
             raise BadInput(f"reboot cannot be {how!r}: 'keep' or 'forget', meaning the map")
-        clients.cut()
-        await device.reboot(keep_map=how == "keep")
-
-    return {"report": report, "lose": lose, "reboot": reboot}
+        self._protocol.cut()
+        await self._device.reboot(keep_map=how == "keep")

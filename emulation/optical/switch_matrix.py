@@ -37,15 +37,21 @@ class Reason(Enum):
 
 
 class RequestRefused(Exception):
-    """The device will not: ``reason``, the port it is about, the circuit in the way."""
+    """The device will not: ``reason``, the port it is about, the circuit in the way.
+
+    ``message``: what to say, where that is more than the reason's own words.
+    """
 
     def __init__(
-        self, reason: Reason, *, port: int | None = None, circuit: Circuit | None = None
+        self,
+        reason: Reason,
+        *,
+        port: int | None = None,
+        circuit: Circuit | None = None,
+        message: str = "",
     ) -> None:
         super().__init__(reason.value)
-        self.reason = reason
-        self.port = port
-        self.circuit = circuit
+        self.reason, self.port, self.circuit, self.message = reason, port, circuit, message
 
 
 @dataclass(eq=False)
@@ -119,15 +125,13 @@ class SwitchMatrix:
 
     def in_the_way(self, directions: Iterable[CrossConnect]) -> list[Circuit]:
         """The circuits that would have to go for these; none if these cannot be anyway."""
-        found: dict[Circuit, None] = {}
+        holders: list[Circuit | None] = []
         for c in directions:
             outside = not (1 <= c.inp <= self.ports and 1 <= c.out <= self.ports)
             if outside or c in self._by_direction or self.locked & {c.inp, c.out}:
                 return []
-            for there in (self._by_input.get(c.inp), self._by_output.get(c.out)):
-                if there is not None:
-                    found[there] = None
-        return list(found)
+            holders += (self._by_input.get(c.inp), self._by_output.get(c.out))
+        return [circuit for circuit in dict.fromkeys(holders) if circuit is not None]
 
     def enter(self, directions: Iterable[CrossConnect], name: str, group: str) -> Circuit:
         """Take the ports for a new circuit; it stays dark. Raises ``RequestRefused``."""

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from patchlight.cli.ocs.group import ocs
 from patchlight.controller.circuits.contract import LoginRefused
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.emulation.optical.vendors.registry import emulated_drivers
+from patchlight.emulation.optical.protocols.server import emulated_drivers
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -20,20 +19,6 @@ from patchlight.testbed.labfile.reader import read_lab
 
 ROOT = Path(__file__).parents[2]
 
-LAB = """
-name: {name}
-network: 10.0.0.0/16
-servers:
-  - name: s1
-    management: 10.9.0.1:8471
-    gpus: [{{name: gpu0, model: Tesla M40}}]
-    nics: [{{name: nic0, address: 10.0.0.1, rate: 40Gbps, gpu: gpu0}}]
-circuit_switches:
-  - {{name: ocs1, driver: {driver}, address: "127.0.0.1:3082", ports: {ports},
-     switching_time: {switching_time}, user: admin{extra}, cross_connects: [{initial}]}}
-fibres: [{{ends: [s1.nic0, ocs1.1], loss: 0.3dB}}]
-"""
-
 
 def lab_file(
     folder: Path,
@@ -46,17 +31,19 @@ def lab_file(
     extra: str = "",
 ) -> Path:
     path = folder / "lab.yaml"
-    quoted = ", ".join(f'"{item}"' for item in initial)
-    path.write_text(
-        LAB.format(
-            name=name,
-            driver=driver,
-            ports=ports,
-            switching_time=switching_time,
-            initial=quoted,
-            extra=extra,
-        )
-    )
+    path.write_text(f"""
+name: {name}
+network: 10.0.0.0/16
+servers:
+  - name: s1
+    management: 10.9.0.1:8471
+    gpus: [{{name: gpu0, model: Tesla M40}}]
+    nics: [{{name: nic0, address: 10.0.0.1, rate: 40Gbps, gpu: gpu0}}]
+circuit_switches:
+  - {{name: ocs1, driver: {driver}, address: "127.0.0.1:3082", ports: {ports},
+     switching_time: {switching_time}, user: admin{extra}, cross_connects: {json.dumps(initial)}}}
+fibres: [{{ends: [s1.nic0, ocs1.1], loss: 0.3dB}}]
+""")
     return path
 
 
@@ -77,7 +64,7 @@ class Running:
         return answer
 
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
+        self.process.kill()
         self.process.wait(5)
 
 
@@ -91,14 +78,13 @@ def running(
         *(sys.executable, "-m", "patchlight.emulation.optical", "--lab", str(lab), "--ocs", "ocs1"),
         *("--listen", listen, "--ready-file", str(ready), "--control", str(control), *options),
     ]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stderr=subprocess.PIPE, env={**os.environ, **environment}
-    )
+    everything = {**os.environ, **environment}
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=everything)
+    assert process.stderr is not None
     try:
         deadline = time.monotonic() + 20
         while not ready.exists():
             if process.poll() is not None:
-                assert process.stderr is not None
                 raise AssertionError(f"the device ended: {process.stderr.read().decode()}")
             assert time.monotonic() < deadline, "the device was not ready within 20 s"
             time.sleep(0.01)
@@ -107,5 +93,4 @@ def running(
     finally:
         process.terminate()
         process.wait(10)
-        assert process.stderr is not None
         process.stderr.close()

@@ -12,16 +12,19 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from patchlight.controller.changes.device_watch import DeviceWatch
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.transaction import Transactions
+from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.store import Store
+from patchlight.emulation.optical.faults import Faults
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import read_lab
@@ -69,15 +72,7 @@ def campaign(folder: Path, count: int, seed: int) -> Counter[str]:
     return ended
 
 
-_NO_FAULTS: dict[str, Any] = {
-    "refuse_ports": [],
-    "fail_ports": [],
-    "refuse_next": "",
-    "cut": "",
-    "stall_s": 0.0,
-    "acknowledge": False,
-    "repeat_pages": False,
-}
+_NO_FAULTS: dict[str, Any] = asdict(Faults())
 
 
 def _random_fault(
@@ -135,32 +130,31 @@ def _in_a_child(work: Callable[[Callable[[], None]], None], kill_after_s: float 
 
 
 async def _change(lab: Lab, journal: Path, new: PortMap, inject: Callable[[], None]) -> None:
-    store, driver = Store(journal), open_driver(lab.circuit_switches[0])
-    await driver.open()
-    parts = CircuitParts(lab, {driver.name: driver}, store)
-    # Port states are read before the fault begins: else a port that will not do is seen in
-    # the checks, and nothing ever has to be undone for it.
-    await parts.port_states.of(driver.name)
-    inject()
-    await Transactions(parts).change(lambda _: {driver.name: new}, "campaign")
-    await driver.close()
+    async with _controlling(lab, journal) as (driver, parts):
+        # Port states are read before the fault begins: else a port that will not do is seen in
+        # the checks, and nothing ever has to be undone for it.
+        await parts.port_states.of(driver.name)
+        inject()
+        await Transactions(parts).change(lambda _: {driver.name: new}, "campaign")
 
 
 async def _restart(lab: Lab, journal: Path) -> tuple[PortMap, list[dict[str, Any]]]:
-    store, driver = Store(journal), open_driver(lab.circuit_switches[0])
-    await driver.open()
-    parts = CircuitParts(lab, {driver.name: driver}, store)
-    await DeviceWatch(parts, Transactions(parts)).begin()
-    now = await driver.read_map()
-    records = store.reconfigurations()
-    await driver.close()
-    store.close()
-    return now, records
+    async with _controlling(lab, journal) as (driver, parts):
+        await DeviceWatch(parts, Transactions(parts)).begin()
+        return await driver.read_map(), parts.store.reconfigurations()
+
+
+@asynccontextmanager
+async def _controlling(
+    lab: Lab, journal: Path
+) -> AsyncIterator[tuple[CircuitDriver, CircuitParts]]:
+    with closing(Store(journal)) as store:
+        driver = open_driver(lab.circuit_switches[0])
+        await driver.open()
+        yield driver, CircuitParts(lab, {driver.name: driver}, store)
+        await driver.close()
 
 
 def _count(journal: Path) -> int:
-    store = Store(journal)
-    try:
+    with closing(Store(journal)) as store:
         return sum(store.reconfiguration_counts().values())
-    finally:
-        store.close()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from patchlight.emulation.optical.crossbar import NoCrossbar
-from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
-from patchlight.emulation.optical.protocols.server import ProtocolServer
-from patchlight.emulation.optical.vendors.registry import server_class
+from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.protocols.server import ProtocolServer, server_class
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import PortMap
 
@@ -26,9 +25,9 @@ async def serving(switch: CircuitSwitch) -> AsyncIterator[tuple[ProtocolServer, 
     Light comes in at every port that the map has as an input; ``admin`` logs in with ``pw``.
     """
     arriving_dbm = {c.inp: 0.0 for c in switch.initial}
-    device = EmulatedOcs(switch, arriving_dbm, NoCrossbar(), LoopClock())
+    device = EmulatedOcs(switch, arriving_dbm, NoCrossbar(), users={"admin": "pw"})
     await device.open()
-    protocol = server_class(switch.driver)(device, {"admin": "pw"})
+    protocol = server_class(switch.driver)(device)
     server = await asyncio.start_server(protocol.serve, "127.0.0.1", 0, ssl=protocol.tls)
     try:
         yield protocol, device, server.sockets[0].getsockname()[1]
@@ -48,6 +47,14 @@ async def conversation(
         client(port, scpi=driver.endswith("scpi"), log_in=log_in) as say,
     ):
         yield say, device
+
+
+async def expect_denials(say: Say, denials: Mapping[str, str]) -> None:
+    """Each of these TL1 commands is denied with its words."""
+    for command, words in denials.items():
+        reply = await say(command)
+        assert "DENY" in reply
+        assert words in reply
 
 
 @asynccontextmanager

@@ -5,21 +5,32 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
+import datetime
+import functools
+import hashlib
 import json
+import ssl
+import tempfile
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import h11
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.x509.oid import NameOID
 
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.certificate import server_context
-from patchlight.emulation.optical.protocols.server import ProtocolServer, Users
+from patchlight.emulation.optical.faults import HungUp
+from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.emulation.optical.switch_matrix import RequestRefused
 
 _BODY_LIMIT = 1 << 20
 _READING = ("GET", "HEAD", "OPTIONS")
+_SUBJECT = "emulated optical circuit switch"
 
 
 def read_map_by_hand(path: str) -> str:
@@ -52,8 +63,8 @@ class HttpServer(ProtocolServer):
 
     media_type = "application/json"
 
-    def __init__(self, device: EmulatedOcs, users: Users) -> None:
-        super().__init__(device, users)
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
         self.tls = server_context()
 
     @abstractmethod
@@ -65,20 +76,15 @@ class HttpServer(ProtocolServer):
         """The vendor's words for a refusal."""
 
     @abstractmethod
-    def _problem(self, status: int, words: str) -> Response:
+    def _problem(self, status: int, message: str) -> Response:
         """An error as the vendor writes it."""
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client, until it goes; the circuits stay."""
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = h11.Connection(h11.SERVER)
-        try:
+        # A device hangs up on what is no HTTP.
+        with contextlib.suppress(h11.ProtocolError):
             while await self._exchange(connection, reader, writer):
                 connection.start_next_cycle()
-        except (ConnectionError, TimeoutError, h11.ProtocolError, OSError):
-            # It went, or what came was no HTTP: a device hangs up on that.
-            return
-        finally:
-            writer.close()
 
     async def _exchange(
         self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -89,25 +95,19 @@ class HttpServer(ProtocolServer):
             return False
         head, data = received
         faults = self._device.faults
-        mishap = faults.mishap(changes=head.method.decode() not in _READING)
-        if mishap.cut == "before":
-            writer.transport.abort()
-            return False
-        await asyncio.sleep(mishap.stall_s)
-        response = await self._respond(head, data, mishap.refusal)
-        if mishap.cut == "after":
+        try:
+            changes = head.method.decode() not in _READING
+            async with faults.around_command(changes=changes) as refusal:
+                response = await self._respond(head, data, refusal)
+        except HungUp:
             writer.transport.abort()
             return False
         body = b"" if response.body is None else json.dumps(response.body).encode()
-        headers = {
-            "Content-Type": self.media_type,
-            "Content-Length": str(len(body)),
-            **response.headers,
-        }
+        headers = {"Content-Type": self.media_type, "Content-Length": str(len(body))}
+        headers |= response.headers
         # A status that has no body has no length either.
         if response.status in (204, 304):
-            body = b""
-            headers = response.headers
+            body, headers = b"", response.headers
         events: list[h11.Event] = [
             h11.Response(status_code=response.status, headers=list(headers.items())),
             h11.Data(data=body),
@@ -147,13 +147,11 @@ class HttpServer(ProtocolServer):
         """Whose name and password these are."""
         scheme, _, encoded = authorization.partition(" ")
         try:
-            given = base64.b64decode(encoded, validate=True).decode()
+            user, _, password = base64.b64decode(encoded, validate=True).decode().partition(":")
         except (binascii.Error, UnicodeDecodeError):
             return None
-        user, _, password = given.partition(":")
-        if scheme.lower() != "basic" or user not in self._users:
-            return None
-        return user if self._users[user] in (None, password) else None
+        known = scheme.lower() == "basic" and self._device.lets_in(user, password)
+        return user if known else None
 
 
 async def _receive(
@@ -175,3 +173,39 @@ async def _receive(
             return None if head is None else (head, data)
         else:
             return None
+
+
+@functools.cache
+def certificate() -> x509.Certificate:
+    """The certificate of emulated devices: signed by itself, as those of switches in labs are.
+
+    Its key is no secret, for nothing emulated is, and it is the same for all and at every start
+    (Ed25519 signs without chance): a client that remembers it finds it again behind whichever
+    port the next emulated lab gets.
+    """
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _SUBJECT)])
+    return x509.CertificateBuilder(
+        issuer_name=name,
+        subject_name=name,
+        public_key=_key().public_key(),
+        serial_number=1,
+        not_valid_before=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC),
+        not_valid_after=datetime.datetime(2120, 1, 1, tzinfo=datetime.UTC),
+    ).sign(_key(), None)
+
+
+def server_context() -> ssl.SSLContext:
+    """What a device accepts TLS connections with."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    private = _key().private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(private + certificate().public_bytes(serialization.Encoding.PEM))
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context
+
+
+def _key() -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(_SUBJECT.encode()).digest())

@@ -13,11 +13,11 @@ import time
 import xml.etree.ElementTree as ET
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import ClassVar
 from xml.sax.saxutils import escape, quoteattr
 
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.server import Users
 from patchlight.emulation.optical.protocols.ssh_server import SshServer
 from patchlight.emulation.optical.switch_matrix import RequestRefused
 
@@ -41,9 +41,13 @@ Execute = Callable[[ET.Element], Awaitable[str]]
 class NetconfError(Exception):
     """What a reply's ``rpc-error`` says."""
 
-    def __init__(self, tag: str, words: str, kind: str = "application") -> None:
-        super().__init__(words)
-        self.tag, self.words, self.kind = tag, words, kind
+    def __init__(self, tag: str, message: str, kind: str = "application") -> None:
+        super().__init__(message)
+        self.xml = (
+            f"<rpc-error><error-type>{kind}</error-type><error-tag>{tag}</error-tag>"
+            "<error-severity>error</error-severity>"
+            f'<error-message xml:lang="en">{escape(message)}</error-message></rpc-error>'
+        )
 
 
 class NetconfServer(SshServer):
@@ -56,8 +60,8 @@ class NetconfServer(SshServer):
     subsystem = "netconf"
     module: ClassVar[str]
 
-    def __init__(self, device: EmulatedOcs, users: Users) -> None:
-        super().__init__(device, users)
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
         self._operations: dict[str, Execute] = {}
         self._sessions: set[_Session] = set()
         self._ids = itertools.count(1)
@@ -66,12 +70,10 @@ class NetconfServer(SshServer):
     def _refusal(self, refusal: RequestRefused) -> NetconfError:
         """The vendor's words for a refusal."""
 
-    async def _converse(
+    async def _session(
         self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """One session, from hello to its end."""
         session = _Session(user, writer)
-        capabilities = (*_CAPABILITIES, self.module)
         capabilities = (*_CAPABILITIES, self.module)
         listed = "".join(f"<capability>{escape(name)}</capability>" for name in capabilities)
         session.send(
@@ -109,37 +111,26 @@ class NetconfServer(SshServer):
             return True
         if kind != "rpc" or len(root) != 1:
             return False
-        verb = local(root[0].tag)
-        mishap = self._device.faults.mishap(changes=verb in _CHANGING)
-        if mishap.cut == "before":
-            return False
-        await asyncio.sleep(mishap.stall_s)
-        try:
-            answer = await self._execute(session, root[0], mishap.refusal)
-        except NetconfError as error:
-            answer = (
-                f"<rpc-error><error-type>{error.kind}</error-type><error-tag>{error.tag}"
-                "</error-tag><error-severity>error</error-severity>"
-                f'<error-message xml:lang="en">{escape(error.words)}</error-message></rpc-error>'
-            )
-        if mishap.cut == "after":
-            return False
-        for number in range(self._device.faults.take_flood()):
+        verb, faults = local(root[0].tag), self._device.faults
+        async with faults.around_command(changes=verb in _CHANGING) as refusal:
+            try:
+                answer = await self._execute(session, root[0], refusal)
+            except NetconfError as error:
+                answer = error.xml
+        for number in range(faults.take_flood()):
             self._notify(f"<system-error><message>Alarm {number}</message></system-error>")
         # Whatever attributes a request has, its reply has.
         given = "".join(f" {name}={quoteattr(value)}" for name, value in root.attrib.items())
         reply = f'<rpc-reply xmlns="{BASE}"{given}>{answer or "<ok/>"}</rpc-reply>'
-        session.send(reply, self._device.faults.spoilt)
+        session.send(reply, faults.spoilt)
         with contextlib.suppress(ConnectionError):
             await session.writer.drain()
         return verb != "close-session"
 
     async def _execute(self, session: _Session, operation: ET.Element, refusal: str) -> str:
         verb = local(operation.tag)
-        if verb == "close-session":
-            return ""
-        if verb == "create-subscription":
-            session.subscribed = True
+        if verb in ("close-session", "create-subscription"):
+            session.subscribed = session.subscribed or verb == "create-subscription"
             return ""
         if verb in _CHANGING:
             if refusal:
@@ -156,13 +147,14 @@ class NetconfServer(SshServer):
             raise self._refusal(refusal) from refusal
 
 
+@dataclass(eq=False)
 class _Session:
     """One client: who it is, how it frames, and whether it wants notifications."""
 
-    def __init__(self, user: str, writer: asyncio.StreamWriter) -> None:
-        self.user, self.writer = user, writer
-        self.chunked = False
-        self.subscribed = False
+    user: str
+    writer: asyncio.StreamWriter
+    chunked: bool = False
+    subscribed: bool = False
 
     def send(self, text: str, spoilt: Callable[[bytes], bytes] = bytes) -> None:
         """Send one message."""
@@ -176,23 +168,23 @@ def local(tag: str) -> str:
     return tag.rpartition("}")[2]
 
 
-def selected(data: ET.Element, wanted: ET.Element) -> ET.Element | None:
+def selected(data: ET.Element, subtree: ET.Element) -> ET.Element | None:
     """What a subtree filter selects of ``data``, whose name it has (RFC 6241, section 6)."""
-    exact = [child for child in wanted if not len(child) and (child.text or "").strip()]
-    others = [child for child in wanted if child not in exact]
+    exact = [child for child in subtree if not len(child) and (child.text or "").strip()]
+    others = [child for child in subtree if child not in exact]
     for child in exact:
         held = data.find(child.tag)
         if held is None or (held.text or "").strip() != (child.text or "").strip():
             return None
     if not others:
         return data
-    found = ET.Element(data.tag)
-    found.extend(held for child in exact if (held := data.find(child.tag)) is not None)
+    kept = ET.Element(data.tag)
+    kept.extend(held for child in exact if (held := data.find(child.tag)) is not None)
     for held in data:
         for child in others:
             if child.tag == held.tag and (part := selected(held, child)) is not None:
-                found.append(part)
-    return found if len(found) > len(exact) else None
+                kept.append(part)
+    return kept if len(kept) > len(exact) else None
 
 
 async def _messages(reader: asyncio.StreamReader, session: _Session) -> AsyncIterator[bytes]:

@@ -29,6 +29,7 @@ _FEATURES = struct.Struct("!QIBB2xII")
 _DESCRIPTION = struct.Struct("!256s256s256s32s256s")
 _MATCH = struct.Struct("!HH")
 _OXM_IN_PORT = 0x80000004
+_MATCH_IN_PORT = struct.Struct("!HHII4x")
 _IN_PORT = struct.Struct("!II")
 _ACTIONS = struct.Struct("!HH4x")
 _OUTPUT = struct.Struct("!HHIH6x")
@@ -77,37 +78,32 @@ class Command(IntEnum):
     DELETE_STRICT = 4
 
 
-@dataclass(frozen=True)
-class Fault:
-    """An error's type and code."""
+Fault = tuple[int, int]
+"""An error's type and code."""
 
-    type: int
-    code: int
-
-
-BAD_TYPE = Fault(1, 1)
-BAD_MULTIPART = Fault(1, 2)
-BAD_EXPERIMENTER = Fault(1, 3)
-BAD_LENGTH = Fault(1, 6)
-BAD_ACTION = Fault(2, 0)
-BAD_OUT_PORT = Fault(2, 4)
-TOO_MANY_ACTIONS = Fault(2, 7)
-UNSUPPORTED_INSTRUCTION = Fault(3, 1)
-BAD_MATCH_FIELD = Fault(4, 6)
-BAD_MATCH_VALUE = Fault(4, 7)
-FLOW_MOD_FAILED = Fault(5, 0)
-BAD_TABLE = Fault(5, 2)
-OVERLAP = Fault(5, 3)
-NO_PERMISSION = Fault(5, 4)
-BAD_TIMEOUT = Fault(5, 5)
-BAD_COMMAND = Fault(5, 6)
+BAD_TYPE = (1, 1)
+BAD_MULTIPART = (1, 2)
+BAD_EXPERIMENTER = (1, 3)
+BAD_LENGTH = (1, 6)
+BAD_ACTION = (2, 0)
+BAD_OUT_PORT = (2, 4)
+TOO_MANY_ACTIONS = (2, 7)
+UNSUPPORTED_INSTRUCTION = (3, 1)
+BAD_MATCH_FIELD = (4, 6)
+BAD_MATCH_VALUE = (4, 7)
+FLOW_MOD_FAILED = (5, 0)
+BAD_TABLE = (5, 2)
+OVERLAP = (5, 3)
+NO_PERMISSION = (5, 4)
+BAD_TIMEOUT = (5, 5)
+BAD_COMMAND = (5, 6)
 
 
 class Wrong(Exception):
     """A message that the switch refuses with this error."""
 
     def __init__(self, fault: Fault) -> None:
-        super().__init__(f"type {fault.type}, code {fault.code}")
+        super().__init__("type {}, code {}".format(*fault))
         self.fault = fault
 
 
@@ -145,23 +141,19 @@ def message(kind: Kind, xid: int, body: bytes = b"") -> bytes:
 
 def error(fault: Fault, about: Message) -> bytes:
     """The error that answers a message, with the beginning of it."""
-    body = struct.pack("!HH", fault.type, fault.code) + about.raw[:_ERROR_BYTES]
+    body = struct.pack("!HH", *fault) + about.raw[:_ERROR_BYTES]
     return message(Kind.ERROR, about.xid, body)
 
 
 def multipart(part: int, xid: int, bodies: Iterable[bytes]) -> bytes:
     """A reply in as many parts as its entries need."""
-    entries = list(bodies)
+    entries, reply = list(bodies), b""
     starts = range(0, max(len(entries), 1), _ENTRIES_IN_A_PART)
-    return b"".join(
-        message(
-            Kind.MULTIPART_REPLY,
-            xid,
-            _MULTIPART.pack(part, _MORE if start != starts[-1] else 0)
-            + b"".join(entries[start : start + _ENTRIES_IN_A_PART]),
-        )
-        for start in starts
-    )
+    for start in starts:
+        body = _MULTIPART.pack(part, _MORE if start != starts[-1] else 0)
+        body += b"".join(entries[start : start + _ENTRIES_IN_A_PART])
+        reply += message(Kind.MULTIPART_REPLY, xid, body)
+    return reply
 
 
 def multipart_of(body: bytes) -> tuple[int, bytes]:
@@ -193,9 +185,8 @@ class Port:
     def to_bytes(self) -> bytes:
         """As in a port description and a port status."""
         mac = struct.pack("!HI", 0x024F, self.number)
-        state = (1 if self.dark else 0) | (2 if self.blocked else 0)
-        if not state and not self.down:
-            state = 4  # live
+        live = not (self.dark or self.blocked or self.down)
+        state = self.dark | self.blocked << 1 | live << 2
         name = self.name.encode()[:15]
         return _PORT.pack(self.number, mac, name, int(self.down), state, *[0] * 6)
 
@@ -216,7 +207,7 @@ class Flow:
 
     def to_bytes(self, age_s: float) -> bytes:
         """As in flow statistics."""
-        match = _match(self.inp)
+        match = _MATCH_IN_PORT.pack(1, 12, _OXM_IN_PORT, self.inp)
         output = IN_PORT if self.inp == self.out else self.out
         action = _OUTPUT.pack(_TO_PORT, _OUTPUT.size, output, 0)
         rest = match + _ACTIONS.pack(_APPLY_ACTIONS, _ACTIONS.size + len(action)) + action
@@ -255,23 +246,23 @@ def asked_flows(body: bytes) -> Selection:
     return Selection(cookie, mask, 0 if table not in (0, ALL_TABLES) else out, inp)
 
 
-def read_flow_mod(body: bytes) -> tuple[Command, Selection, Flow | None]:
-    """What a flow-mod does, to which entries, and the one to add. ``Wrong`` if it cannot be."""
-    said = _unpack(_FLOW_MOD, body)
-    cookie, mask, table, number, idle, hard, priority, _buffer, out, _group, _flags = said
+def read_flow_mod(body: bytes) -> tuple[Selection, Flow | None]:
+    """Which entries a flow-mod means, and the one to add: with none it deletes those.
+
+    ``Wrong`` if it cannot be.
+    """
+    fields = _unpack(_FLOW_MOD, body)
+    cookie, mask, table, command, idle, hard, priority, _buffer, out, _group, _flags = fields
     inp, rest = _read_match(body[_FLOW_MOD.size :])
-    try:
-        command = Command(number)
-    except ValueError as unknown:
-        raise Wrong(BAD_COMMAND) from unknown
-    adds = command is Command.ADD
-    if table != 0 and (adds or table != ALL_TABLES):
+    if command > Command.DELETE_STRICT:
+        raise Wrong(BAD_COMMAND)
+    if table != 0 and (command == Command.ADD or table != ALL_TABLES):
         raise Wrong(BAD_TABLE)
-    if not adds:
-        if command not in (Command.DELETE, Command.DELETE_STRICT):
-            raise Wrong(BAD_COMMAND)
-        strict = priority if command is Command.DELETE_STRICT else None
-        return command, Selection(cookie, mask, out, inp, strict), None
+    if command in (Command.DELETE, Command.DELETE_STRICT):
+        strict = priority if command == Command.DELETE_STRICT else None
+        return Selection(cookie, mask, out, inp, strict), None
+    if command != Command.ADD:
+        raise Wrong(BAD_COMMAND)
     if idle or hard:
         raise Wrong(BAD_TIMEOUT)
     if inp is None:
@@ -281,14 +272,7 @@ def read_flow_mod(body: bytes) -> tuple[Command, Selection, Flow | None]:
     flow = Flow(inp, inp if target == IN_PORT else target, cookie, priority)
     if target == inp:
         raise Wrong(BAD_OUT_PORT)
-    return command, Selection(0, 0, ANY_PORT, inp, priority), flow
-
-
-def _match(inp: int) -> bytes:
-    length = _MATCH.size + _IN_PORT.size
-    return (_MATCH.pack(1, length) + _IN_PORT.pack(_OXM_IN_PORT, inp)).ljust(
-        -(-length // 8) * 8, b"\0"
-    )
+    return Selection(0, 0, ANY_PORT, inp, priority), flow
 
 
 def _read_match(body: bytes) -> tuple[int | None, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from abc import abstractmethod
 from collections import deque
@@ -12,7 +13,7 @@ from typing import ClassVar
 from patchlight.controller.circuits.protocols.connection import FramingError
 from patchlight.controller.circuits.protocols.scpi.framing import LineFramer, units
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.server import ProtocolServer, Users
+from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.emulation.optical.switch_matrix import RequestRefused
 
 _MESSAGE_LIMIT = 65536
@@ -24,13 +25,13 @@ _NO_ERROR = '0,"No error"'
 class ScpiError(Exception):
     """An entry of the error queue. Codes −1xx are the message's own fault: it ends there."""
 
-    def __init__(self, code: int, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
         self.code = code
-        self.words = words
+        self.message = message
 
     def __str__(self) -> str:
-        escaped = self.words.replace('"', '""')
+        escaped = self.message.replace('"', '""')
         return f'{self.code},"{escaped}"'
 
 
@@ -47,8 +48,8 @@ class ScpiServer(ProtocolServer):
 
     short_forms: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(self, device: EmulatedOcs, users: Users) -> None:
-        super().__init__(device, users)
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
         self._errors: deque[ScpiError] = deque()
         self._commands: dict[str, Execute] = {
             "*cls": self._clear,
@@ -62,63 +63,50 @@ class ScpiServer(ProtocolServer):
     def _refusal(self, refusal: RequestRefused) -> ScpiError:
         """The vendor's words for a refusal."""
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client, until it goes; the circuits stay."""
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         framer = LineFramer(_MESSAGE_LIMIT)
-        try:
+        with contextlib.suppress(FramingError):
             while data := await reader.read(65536):
                 for message in framer.feed(data):
-                    if not await self._do(message, writer):
-                        return
-        except (ConnectionError, TimeoutError, FramingError):
-            return
-        finally:
-            writer.close()
+                    await self._do(message, writer)
 
     def report(self, text: str) -> None:
         """Put it into the error queue: SCPI says nothing unasked."""
         self._note(100, text)
 
-    def _note(self, code: int, words: str) -> None:
+    def _note(self, code: int, message: str) -> None:
         if len(self._errors) >= _ERRORS_KEPT:
             self._errors[-1] = ScpiError(-350, "Queue overflow")
         else:
-            self._errors.append(ScpiError(code, words))
+            self._errors.append(ScpiError(code, message))
 
-    async def _do(self, message: str, writer: asyncio.StreamWriter) -> bool:
-        """Do one message and answer it; ``False`` ends the connection."""
-        parts = list(units(message))
+    async def _do(self, message: str, writer: asyncio.StreamWriter) -> None:
+        parts, faults = list(units(message)), self._device.faults
         changes = any("?" not in part and not part.startswith("*") for part in parts)
-        mishap = self._device.faults.mishap(changes=changes)
-        if mishap.cut == "before":
-            return False
-        await asyncio.sleep(mishap.stall_s)
-        for number in range(self._device.faults.take_flood()):
-            self.report(f"Alarm {number}")
         answers = []
-        for part in parts:
-            try:
-                answer = await self._execute(part, mishap.refusal)
-            except ScpiError as error:
-                self._note(error.code, error.words)
-                if -199 <= error.code <= -100:
-                    break
-                continue
-            if answer is not None:
-                answers.append(answer)
-        if mishap.cut == "after":
-            return False
+        async with faults.around_command(changes=changes) as refusal:
+            for number in range(faults.take_flood()):
+                self.report(f"Alarm {number}")
+            for part in parts:
+                try:
+                    answer = await self._execute(part, refusal)
+                except ScpiError as error:
+                    self._note(error.code, error.message)
+                    if -199 <= error.code <= -100:
+                        break
+                    continue
+                if answer is not None:
+                    answers.append(answer)
         if answers:
-            writer.write(self._device.faults.spoilt(f"{';'.join(answers)}\n".encode()))
+            writer.write(faults.spoilt(f"{';'.join(answers)}\n".encode()))
             await writer.drain()
-        return True
 
     async def _execute(self, part: str, refusal: str) -> str | None:
         match = _HEADER.fullmatch(part)
         if match is None:
             raise ScpiError(-102, "Syntax error")
-        words = (self.short_forms.get(word, word) for word in match[1].lower().split(":"))
-        header = ":".join(words) + (match[2] or "")
+        mnemonics = (self.short_forms.get(word, word) for word in match[1].lower().split(":"))
+        header = ":".join(mnemonics) + (match[2] or "")
         command = self._commands.get(header)
         if command is None:
             raise ScpiError(-113, f"Undefined header;{part[:60]}")

@@ -1,16 +1,21 @@
-"""What stands between a client and an emulated device: the server of a vendor's protocol."""
+"""What stands between a client and an emulated device: the server of a vendor's protocol.
+
+A package adds one with an entry point in the group ``patchlight.emulated_ocs``: its name is the
+driver's, and it loads a subclass of ``ProtocolServer``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, cast
 
+from patchlight.controller.circuits.registry import PlugIns
 from patchlight.emulation.optical.device import EmulatedOcs
-
-Users = dict[str, str | None]
-"""Who may log in, with their passwords; ``None``: any will do."""
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 
 
 class ProtocolServer(ABC):
@@ -18,26 +23,64 @@ class ProtocolServer(ABC):
 
     A server calls what changes the device, awaits ``device.settle`` and only then answers; what
     the device refuses comes as ``RequestRefused``. What goes wrong on purpose is in
-    ``device.faults``: ``mishap`` before each command, ``spoilt`` on each answer.
+    ``device.faults``: ``around_command`` at each command, ``spoilt`` on each answer.
 
     ``port``: where such devices listen by default. ``by_hand``: a shell command that reads the
     map, with ``{host}``, ``{port}``, ``{user}`` and ``{password}`` to fill in. ``dials``: the
-    device connects to its client, rather than listen. ``tls``: what clients connect with.
+    device connects to its client, rather than listen, and says ``datapath_id`` where the lab file
+    gives it none. ``tls``: what clients connect with.
     """
 
     port: ClassVar[int] = 0
     by_hand: ClassVar[str] = ""
     dials: ClassVar[bool] = False
+    datapath_id: ClassVar[int | None] = None
     tls: ssl.SSLContext | None = None
 
-    def __init__(self, device: EmulatedOcs, users: Users) -> None:
+    def __init__(self, device: EmulatedOcs) -> None:
         self._device = device
-        self._users = users
+        self.writers: set[asyncio.StreamWriter] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One client, until it goes or is cut off; the circuits stay."""
+        self.writers.add(writer)
+        try:
+            await self._converse(reader, writer)
+        except OSError:
+            return
+        finally:
+            self.writers.discard(writer)
+            writer.close()
+
+    def cut(self) -> None:
+        """Drop every connection without a word."""
+        for writer in tuple(self.writers):
+            writer.transport.abort()
 
     @abstractmethod
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client, until it goes; the circuits stay."""
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """All of one connection, which ends when it returns. ``OSError``: the client went."""
 
     @abstractmethod
     def report(self, text: str) -> None:
         """Raise an alarm with these words, as far as the protocol can; ``BadInput`` if not."""
+
+
+_SERVERS = PlugIns(
+    "patchlight.emulated_ocs",
+    {
+        driver.name: f"patchlight.emulation.optical.vendors.{driver.device}"
+        for driver in OCS_DRIVERS.values()
+        if driver.device
+    },
+)
+emulated_drivers = _SERVERS.names
+
+
+def server_class(driver: str) -> type[ProtocolServer]:
+    """The server that speaks to this driver; ``BadInput`` if there is none."""
+    try:
+        return cast(type[ProtocolServer], _SERVERS.load(driver))
+    except KeyError:
+        known = nearest(driver, emulated_drivers(), "there are")
+        raise BadInput(f"no emulated switch speaks {driver!r}: {known}") from None

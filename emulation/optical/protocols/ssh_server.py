@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import logging
+import os
 import socket
+import tempfile
 import threading
 from abc import abstractmethod
-from typing import ClassVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 import paramiko
 from paramiko.common import (
@@ -25,9 +28,9 @@ from paramiko.common import (
 
 from patchlight.controller.circuits.protocols.ssh.channel import streams
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.server import ProtocolServer, Users
-from patchlight.emulation.optical.protocols.ssh_host_key import host_key
+from patchlight.emulation.optical.protocols.server import ProtocolServer
 
+log = logging.getLogger("patchlight.optical")
 _LOG = "patchlight.optical.ssh"
 
 # A client that hangs up in the middle is nothing to be told with a traceback.
@@ -35,25 +38,24 @@ logging.getLogger(_LOG).setLevel(logging.CRITICAL)
 
 
 class SshServer(ProtocolServer):
-    """Serves ``_converse`` to whoever logs in.
+    """Serves ``_session`` to whoever logs in.
 
     ``subsystem`` is what a client must ask for; empty for a shell.
     """
 
     subsystem: ClassVar[str] = ""
 
-    def __init__(self, device: EmulatedOcs, users: Users) -> None:
-        super().__init__(device, users)
-        self._key = host_key()
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
+        self._key = _host_key()
 
     @abstractmethod
-    async def _converse(
+    async def _session(
         self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """One session of this user; the connection ends when it returns."""
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client, until it goes; the circuits stay."""
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
         opened: asyncio.Future[paramiko.Channel] = loop.create_future()
         ours, theirs = socket.socketpair()
@@ -64,9 +66,9 @@ class SshServer(ProtocolServer):
         tasks = [
             asyncio.create_task(_copy(reader, inner[1])),
             asyncio.create_task(_copy(inner[0], writer)),
-            asyncio.create_task(self._session(transport, opened)),
+            asyncio.create_task(self._once_opened(transport, opened)),
         ]
-        door = _Door(self._users, self.subsystem, loop, opened)
+        door = _Door(self._device, self.subsystem, loop, opened)
         try:
             # With an event it returns at once; the handshake goes on in paramiko's thread.
             transport.start_server(event=threading.Event(), server=door)
@@ -83,33 +85,28 @@ class SshServer(ProtocolServer):
                 task.cancel()
             transport.close()
             inner[1].close()
-            writer.close()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _session(
+    async def _once_opened(
         self, transport: paramiko.Transport, opened: asyncio.Future[paramiko.Channel]
     ) -> None:
         reader, writer = await streams(await opened)
         try:
             with contextlib.suppress(OSError):
-                await self._converse(transport.get_username() or "", reader, writer)
+                await self._session(transport.get_username() or "", reader, writer)
         finally:
             writer.close()
 
 
+@dataclass(eq=False)
 class _Door(paramiko.ServerInterface):
     """Lets in who has the password; called in paramiko's thread."""
 
-    def __init__(
-        self,
-        users: Users,
-        subsystem: str,
-        loop: asyncio.AbstractEventLoop,
-        opened: asyncio.Future[paramiko.Channel],
-    ) -> None:
-        self._users, self._subsystem = users, subsystem
-        self._loop, self._opened = loop, opened
-        self._given = False
+    device: EmulatedOcs
+    subsystem: str
+    loop: asyncio.AbstractEventLoop
+    opened: asyncio.Future[paramiko.Channel]
+    given: bool = False
 
     def get_allowed_auths(self, username: str) -> str:
         """Passwords alone."""
@@ -117,12 +114,7 @@ class _Door(paramiko.ServerInterface):
 
     def check_auth_password(self, username: str, password: str) -> int:
         """Whether that is the user's password."""
-        wanted = self._users.get(username, "")
-        if username in self._users and (
-            wanted is None or hmac.compare_digest(wanted.encode(), password.encode())
-        ):
-            return AUTH_SUCCESSFUL
-        return AUTH_FAILED
+        return AUTH_SUCCESSFUL if self.device.lets_in(username, password) else AUTH_FAILED
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
         """Sessions, nothing else: no forwarding."""
@@ -130,39 +122,30 @@ class _Door(paramiko.ServerInterface):
             return OPEN_SUCCEEDED
         return OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
 
-    def check_channel_pty_request(
-        self,
-        channel: paramiko.Channel,
-        term: bytes,
-        width: int,
-        height: int,
-        pixelwidth: int,
-        pixelheight: int,
-        modes: bytes,
-    ) -> bool:
+    def check_channel_pty_request(self, *request: Any, **named: Any) -> bool:
         """A terminal for a shell."""
-        return not self._subsystem
+        return not self.subsystem
 
     def check_channel_shell_request(self, channel: paramiko.Channel) -> bool:
         """A shell, if that is what the device has."""
-        return not self._subsystem and self._give(channel)
+        return not self.subsystem and self._give(channel)
 
     def check_channel_subsystem_request(self, channel: paramiko.Channel, name: str) -> bool:
         """The subsystem that the device has."""
-        return bool(self._subsystem) and name == self._subsystem and self._give(channel)
+        return bool(self.subsystem) and name == self.subsystem and self._give(channel)
 
     def _give(self, channel: paramiko.Channel) -> bool:
-        if self._given:
+        if self.given:
             return False
-        self._given = True
+        self.given = True
 
         def give() -> None:
-            if not self._opened.done():
-                self._opened.set_result(channel)
+            if not self.opened.done():
+                self.opened.set_result(channel)
 
         # The loop may have ended while the client was asking.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(give)
+            self.loop.call_soon_threadsafe(give)
         return True
 
 
@@ -171,3 +154,30 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         while data := await reader.read(65536):
             writer.write(data)
             await writer.drain()
+
+
+def _host_key() -> paramiko.PKey:
+    """The key of this machine's emulated devices: made once, so that clients can pin it.
+
+    Where that cannot be written, a key of this process alone.
+    """
+    state = os.environ.get("XDG_STATE_HOME")
+    home = Path(state) if state else Path.home() / ".local" / "state"
+    path = home / "patchlight" / "emulated_ssh_host_key"
+    try:
+        if not path.exists():
+            _make_key(path)
+        return paramiko.ECDSAKey(filename=str(path))
+    except (OSError, paramiko.SSHException) as error:
+        log.warning("a new host key for this start only: %s: %s", path, error)
+        return paramiko.ECDSAKey.generate()
+
+
+def _make_key(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Several devices of a lab start at once: the first whole file stays.
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        beside = Path(folder) / "key"
+        paramiko.ECDSAKey.generate().write_private_key_file(str(beside))
+        with contextlib.suppress(FileExistsError):
+            os.link(beside, path)

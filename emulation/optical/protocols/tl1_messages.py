@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
+
 _PAGE_LINES = 64
 _QUIET = re.compile(rb'(?:[^";]+|"(?:[^"\\]|\\.)*")*', re.DOTALL)
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[^"]', re.DOTALL)
@@ -85,19 +87,22 @@ def take_commands(buffer: bytearray) -> Iterator[str]:
         yield text
 
 
-def port_numbers(text: str, known: Callable[[int], bool]) -> list[int] | None:
-    """``1&3&&5`` → 1, 3, 4, 5; ``None`` if it is no such list.
+def port_numbers(text: str, known: Callable[[int], bool]) -> list[int]:
+    """``1&3&&5`` → 1, 3, 4, 5; ``RequestRefused`` if it is no such list, or a port not ``known``.
 
     A range may reach beyond the device: ports that are not ``known`` are left out of it.
     """
     numbers: list[int] = []
     for match in (_PORTS.fullmatch(part) for part in re.split(r"(?<!&)&(?!&)", text)):
         if match is None:
-            return None
+            raise RequestRefused(Reason.NO_PORT)
         if match[2] is None:
             numbers.append(int(match[1]))
         elif int(match[2]) - int(match[1]) < _RANGE_LIMIT:
             numbers += filter(known, range(int(match[1]), int(match[2]) + 1))
+    for number in numbers:
+        if not known(number):
+            raise RequestRefused(Reason.NO_PORT, port=number)
     return numbers
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from patchlight.controller.circuits.protocols.tl1.telnet import TelnetFilter
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.server import ProtocolServer, Users
+from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.emulation.optical.protocols.tl1_messages import (
     Answer,
     Command,
@@ -44,25 +44,20 @@ class Connection:
     inhibited: bool = False
 
 
-Handler = Callable[[Connection, Command], Answer | Awaitable[Answer]]
+Result = Answer | Sequence[str] | None
+"""What a command came to; lines alone, or ``None``: it is completed."""
 
 
 class Tl1Server(ProtocolServer):
     """Serves TL1 on TCP. A vendor's server adds its commands to ``_handlers``."""
 
-    def __init__(self, device: EmulatedOcs, users: Users) -> None:
-        super().__init__(device, users)
-        self.connections: set[Connection] = set()
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
+        self._connections: set[Connection] = set()
         self._sid = device.switch.name.upper()
         self._atags = itertools.count(1)
-        self._handlers: dict[str, Handler] = {
-            "ACT-USER": self._log_in,
-            "CANC-USER": self._log_out,
-            "INH-MSG": self._inhibit,
-            "INH-MSG-ALL": self._inhibit,
-            "ALW-MSG": self._allow,
-            "ALW-MSG-ALL": self._allow,
-            "RTRV-HDR": lambda connection, command: Answer(),
+        self._handlers: dict[str, Callable[[Command], Result | Awaitable[Result]]] = {
+            "RTRV-HDR": lambda command: None,
             "RTRV-ALM-ALL": self._alarms,
             "RTRV-ALM-EQPT": self._alarms,
         }
@@ -73,10 +68,9 @@ class Tl1Server(ProtocolServer):
     def _denial(self, refusal: RequestRefused) -> Answer:
         """The vendor's words for a refusal."""
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client, until it goes; the circuits stay."""
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(writer)
-        self.connections.add(connection)
+        self._connections.add(connection)
         telnet, buffer = TelnetFilter(), bytearray()
         try:
             while data := await reader.read(65536):
@@ -86,11 +80,8 @@ class Tl1Server(ProtocolServer):
                         return
                 if len(buffer) > _COMMAND_LIMIT:
                     return
-        except (ConnectionError, TimeoutError):
-            return
         finally:
-            self.connections.discard(connection)
-            writer.close()
+            self._connections.discard(connection)
 
     def report(self, text: str) -> None:
         """Say ``"*C EQPT: 1.1.1: mirror stuck"`` as an alarm to all clients.
@@ -111,76 +102,76 @@ class Tl1Server(ProtocolServer):
     def _broadcast(self, alarm_code: str, verb: str, lines: Sequence[str]) -> None:
         """Say this unasked to every client that is logged in and has not inhibited it."""
         message = autonomous(self._sid, alarm_code, next(self._atags), verb, lines).encode()
-        for connection in tuple(self.connections):
+        for connection in tuple(self._connections):
             if connection.user and not connection.inhibited:
                 connection.writer.write(message)
 
     def _changed(self, verb: str, what: str) -> None:
-        """Tell all clients of a change of the database."""
         self._broadcast("A", "REPT DBCHG", (f"{verb}:{what[:80]}",))
 
     async def _do(self, connection: Connection, command: Command) -> bool:
         """Do it and answer; ``False`` ends the connection."""
         faults = self._device.faults
-        if not _CTAG.fullmatch(command.ctag):
-            command = Command(command.verb, command.aid, "0", command.params)
-            answer = deny("IICT", "Invalid correlation tag")
-        else:
-            changes = not command.verb.startswith(_READING)
-            mishap = faults.mishap(changes=changes)
-            if mishap.cut == "before":
-                return False
-            left_s = mishap.stall_s
+
+        async def stall(left_s: float) -> None:
             while left_s > 0:
                 if faults.acknowledge:
                     connection.writer.write(f"\r\nIP {command.ctag}\r\n<".encode())
                 await asyncio.sleep(min(left_s, _ACKNOWLEDGE_EVERY_S))
                 left_s -= _ACKNOWLEDGE_EVERY_S
-            if mishap.refusal:
-                answer = deny("SROF", mishap.refusal)
-            elif changes and connection.user and not self._device.may_change(connection.user):
-                answer = deny("PLNA", "Failed: this user may only look")
-            else:
-                answer = await self._execute(connection, command)
-            if mishap.cut == "after":
-                return False
+
+        ctag = command.ctag
+        if not _CTAG.fullmatch(ctag):
+            ctag, answer = "0", deny("IICT", "Invalid correlation tag")
+        else:
+            changes = not command.verb.startswith(_READING)
+            async with faults.around_command(changes=changes, stall=stall) as refusal:
+                if refusal:
+                    answer = deny("SROF", refusal)
+                elif changes and connection.user and not self._device.may_change(connection.user):
+                    answer = deny("PLNA", "Failed: this user may only look")
+                else:
+                    answer = await self._execute(connection, command)
         for number in range(faults.take_flood()):
             self._broadcast("*", "REPT ALM EQPT", (f"SYSTEM:MN,FLOOD,NSA,{number}",))
-        pages = answer.pages(self._sid, command.ctag, repeat=faults.repeat_pages)
+        pages = answer.pages(self._sid, ctag, repeat=faults.repeat_pages)
         connection.writer.write(faults.spoilt(pages.encode()))
         await connection.writer.drain()
         return not answer.bye
 
     async def _execute(self, connection: Connection, command: Command) -> Answer:
-        handler = self._handlers.get(command.verb)
         if not connection.user and command.verb not in _OPEN_TO_ALL:
             return deny("PLNA", "Login Not Active")
+        match command.verb:
+            case "ACT-USER":
+                return self._log_in(connection, command)
+            case "CANC-USER":
+                connection.user = ""
+                return Answer(bye=True)
+            case "INH-MSG" | "INH-MSG-ALL" | "ALW-MSG" | "ALW-MSG-ALL":
+                connection.inhibited = command.verb.startswith("INH")
+                return Answer()
+        handler = self._handlers.get(command.verb)
         if handler is None:
             return deny("IICM", f"Invalid command {command.verb}")
         await self._device.settle()
         try:
-            answer = handler(connection, command)
-            answer = answer if isinstance(answer, Answer) else await answer
+            result = handler(command)
+            result = await result if isinstance(result, Awaitable) else result
         except RequestRefused as refusal:
-            answer = self._denial(refusal)
+            result = self._denial(refusal)
         await self._device.settle()
-        return answer
+        return result if isinstance(result, Answer) else Answer(lines=result or ())
 
     def _log_in(self, connection: Connection, command: Command) -> Answer:
         if connection.user:
             return deny("PICC", "Already logged in")
-        password = self._users.get(command.aid, "")
-        given = command.params[0] if command.params else ""
-        if command.aid not in self._users or (password is not None and given != password):
+        if not self._device.lets_in(command.aid, command.params[0] if command.params else ""):
             return deny("PIUI", "Failed: invalid user or password")
         connection.user = command.aid
         return Answer(lines=(f"{command.aid}:{command.aid},2",), comment="NOTICE emulated device")
 
-    def _log_out(self, connection: Connection, command: Command) -> Answer:
-        connection.user = ""
-        return Answer(bye=True)
-
-    def _alarms(self, connection: Connection, command: Command) -> Answer:
+    def _alarms(self, command: Command) -> list[str]:
         """What stands: ports whose mirrors are stuck, and what was reported and not cleared."""
         lines = [
             f"{aid},EQPT:CR,FAIL,SA,,,,:mirror stuck"
@@ -188,16 +179,8 @@ class Tl1Server(ProtocolServer):
             for aid in self._aids(port)
         ]
         lines += [f"{aid},{kind}:{alarm}" for (kind, aid), alarm in self._standing.items()]
-        return Answer(lines=lines)
+        return lines
 
     def _aids(self, port: int) -> tuple[str, ...]:
         """How the vendor calls both sides of a port."""
         return (str(port),)
-
-    def _inhibit(self, connection: Connection, command: Command) -> Answer:
-        connection.inhibited = True
-        return Answer()
-
-    def _allow(self, connection: Connection, command: Command) -> Answer:
-        connection.inhibited = False
-        return Answer()

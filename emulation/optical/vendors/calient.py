@@ -7,17 +7,13 @@ denial, so those are GR-831's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable
 
 from patchlight.controller.circuits.drivers.calient.ports import to_aid, to_port
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.server import Users
 from patchlight.emulation.optical.protocols.tl1_messages import Answer, Command, deny
-from patchlight.emulation.optical.protocols.tl1_server import (
-    Connection,
-    Tl1Server,
-    read_map_by_hand,
-)
+from patchlight.emulation.optical.protocols.tl1_server import Tl1Server, read_map_by_hand
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.testbed.portmap import CrossConnect
 
@@ -45,8 +41,8 @@ class CalientTl1Server(Tl1Server):
     port = 3082
     by_hand = read_map_by_hand("RTRV-CRS:::2::ALL;")
 
-    def __init__(self, device: EmulatedOcs, users: Users) -> None:
-        super().__init__(device, users)
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
         self._handlers |= {
             "RTRV-NE": self._identity,
             "RTRV-CRS": self._circuits,
@@ -54,34 +50,31 @@ class CalientTl1Server(Tl1Server):
             "RTRV-PORT-SUM": self._port_summary,
             "RTRV-SAVERECALL": self._progress,
             "ENT-CRS": self._enter,
-            "ACT-CRS": self._activate,
-            "CANC-CRS": self._deactivate,
+            "ACT-CRS": self._turn,
+            "CANC-CRS": self._turn,
             "DLT-CRS": self._delete,
             "ENT-CRS-BULK": self._enter_bulk,
             "DLT-CRS-BULK": self._delete_bulk,
         }
 
     def _denial(self, refusal: RequestRefused) -> Answer:
-        return _denial(refusal)
+        if refusal.reason is Reason.NO_PORT and not refusal.port:
+            return deny("IIAC", "Invalid AID")
+        return deny(_CODES.get(refusal.reason, "SNVS"), refusal_words(refusal))
 
-    # --- reading ----------------------------------------------------------------------------
-
-    def _identity(self, connection: Connection, command: Command) -> Answer:
+    def _identity(self, command: Command) -> list[str]:
         switch = self._device.switch
-        model = model_of(switch.ports)
-        return Answer(
-            lines=(
-                f"{switch.name.upper()}:SERIALNUMBER=EMU-{switch.name},SWPACKAGE={SOFTWARE},"
-                f"STATUS=OK,CHASSISTYPE={model},PLATFORM=VERSION2",
-            )
-        )
+        return [
+            f"{switch.name.upper()}:SERIALNUMBER=EMU-{switch.name},SWPACKAGE={SOFTWARE},"
+            f"STATUS=OK,CHASSISTYPE={model_of(switch.ports)},PLATFORM=VERSION2"
+        ]
 
-    def _circuits(self, connection: Connection, command: Command) -> Answer:
-        if command.aid in ("", "ALL", "0"):
-            return Answer(lines=[_circuit_line(circuit) for circuit in self._device.matrix])
-        return Answer(lines=(_circuit_line(self._named(command)),))
+    def _circuits(self, command: Command) -> list[str]:
+        everything = command.aid in ("", "ALL", "0")
+        circuits = self._device.matrix if everything else (self._named(command),)
+        return [_circuit_line(circuit) for circuit in circuits]
 
-    def _ports(self, connection: Connection, command: Command) -> Answer:
+    def _ports(self, command: Command) -> list[str]:
         matrix, lines = self._device.matrix, []
         for port in self._asked_ports(command):
             sides = []
@@ -95,72 +88,59 @@ class CalientTl1Server(Tl1Server):
                     state = ("IS", "IS" if lit else "RDY", "OK")
                 sides.append("{0}AS={1},{0}OS={2},{0}OC={3},{0}RS=NPR".format(side, *state))
             lines.append(f"{to_aid(port)}:WX,TRANSIT,TRANSIT:{','.join(sides)}")
-        return Answer(lines=lines)
+        return lines
 
-    async def _port_summary(self, connection: Connection, command: Command) -> Answer:
+    async def _port_summary(self, command: Command) -> list[str]:
         ports, matrix = self._asked_ports(command), self._device.matrix
         readings, lines = await self._device.power(ports), []
         for port in ports:
-            here = dict.fromkeys((matrix.at_input(port), matrix.at_output(port)))
-            held = [circuit for circuit in here if circuit is not None]
-            names = [(circuit_id(circuit), _in_use(circuit)) for circuit in held]
-            names += [("NONE", "NONE")] * (2 - len(names))
+            circuits = dict.fromkeys((matrix.at_input(port), matrix.at_output(port)))
+            states = [(circuit_id(circuit), in_use(circuit)) for circuit in circuits if circuit]
+            first, second, *_ = (*states, ("NONE", "NONE"), ("NONE", "NONE"))
             arriving, leaving = readings[port]
             lines.append(
                 f"{to_aid(port)}:ALIAS=NONE,INPWR={_dbm(arriving)},OUTPWR={_dbm(leaving)},"
-                f"CONNNAME1={names[0][0]},CONNSTATE1={names[0][1]},"
-                f"CONNNAME2={names[1][0]},CONNSTATE2={names[1][1]}"
+                f"CONNNAME1={first[0]},CONNSTATE1={first[1]},"
+                f"CONNNAME2={second[0]},CONNSTATE2={second[1]}"
             )
-        return Answer(lines=lines)
+        return lines
 
-    def _progress(self, connection: Connection, command: Command) -> Answer:
+    def _progress(self, command: Command) -> list[str]:
         turning = self._device.matrix.next_due() is not None
-        return Answer(lines=(f"STATUS={'In progress' if turning else 'Completed'}",))
+        return [f"STATUS={'In progress' if turning else 'Completed'}"]
 
     def _aids(self, port: int) -> tuple[str, ...]:
         return (to_aid(port),)
 
-    # --- one circuit ------------------------------------------------------------------------
-
-    def _enter(self, connection: Connection, command: Command) -> Answer:
+    def _enter(self, command: Command) -> Answer | None:
         src, dst = _pair(command.aid)
         given = [*command.params, "", "", ""]
         kind = given[1].upper() or "1WAY"
         if kind not in ("1WAY", "2WAY"):
             return deny("IPNV", f"Invalid connection type {given[1]}")
-        there = CrossConnect(src, dst)
-        two_way = kind == "2WAY" and src != dst
-        directions = (there, there.reverse) if two_way else (there,)
+        directions = directions_of(CrossConnect(src, dst), two_way=kind == "2WAY")
         circuit = self._device.enter(directions, given[2], given[0] or GROUP)
         self._changed("ENT-CRS", circuit_id(circuit))
-        return Answer()
+        return None
 
-    def _activate(self, connection: Connection, command: Command) -> Answer:
+    def _turn(self, command: Command) -> None:
         circuit = self._named(command)
-        self._device.activate(circuit)
-        self._changed("ACT-CRS", circuit_id(circuit))
-        return Answer()
+        turn = self._device.activate if command.verb == "ACT-CRS" else self._device.deactivate
+        turn(circuit)
+        self._changed(command.verb, circuit_id(circuit))
 
-    def _deactivate(self, connection: Connection, command: Command) -> Answer:
-        circuit = self._named(command)
-        self._device.deactivate(circuit)
-        self._changed("CANC-CRS", circuit_id(circuit))
-        return Answer()
-
-    def _delete(self, connection: Connection, command: Command) -> Answer:
+    def _delete(self, command: Command) -> Answer | None:
         circuit = self._named(command)
         if circuit.phase is not Phase.PARKED:
             return deny("SNVS", f"Failed: {circuit_id(circuit)} is in service, cancel it first")
         self._device.remove(circuit)
         self._changed("DLT-CRS", circuit_id(circuit))
-        return Answer()
+        return None
 
-    # --- several at once --------------------------------------------------------------------
+    def _enter_bulk(self, command: Command) -> Answer:
+        return self._bulk(command, lambda conn: self._device.make(_directions(conn), "", GROUP))
 
-    def _enter_bulk(self, connection: Connection, command: Command) -> Answer:
-        return self._each(command, lambda conn: self._device.make(_directions(conn), "", GROUP))
-
-    def _delete_bulk(self, connection: Connection, command: Command) -> Answer:
+    def _delete_bulk(self, command: Command) -> Answer:
         def delete(conn: str) -> None:
             directions = _directions(conn)
             circuit = self._device.matrix.find(directions[0])
@@ -168,24 +148,22 @@ class CalientTl1Server(Tl1Server):
                 raise RequestRefused(Reason.NOT_FOUND)
             self._device.remove(circuit)
 
-        return self._each(command, delete)
+        return self._bulk(command, delete)
 
-    def _each(self, command: Command, do: Callable[[str], object]) -> Answer:
+    def _bulk(self, command: Command, do: Callable[[str], object]) -> Answer:
         """Do all that can be done: COMPLD if that is all, PRTL if some, DENY if none."""
         conns, failures = command.aid.split("&"), []
         for conn in conns:
             try:
                 do(conn)
             except RequestRefused as refusal:
-                failures.append(f"{conn}: {_denial(refusal).comment}")
+                failures.append(f"{conn}: {self._denial(refusal).comment}")
         if len(failures) < len(conns):
             self._changed(command.verb, str(len(conns) - len(failures)))
         if not failures:
             return Answer()
-        words = f"{len(failures)} connections failed: {'; '.join(failures[:8])}"
-        return deny("SROF", words) if len(failures) == len(conns) else Answer("PRTL", (), words)
-
-    # --- inside -----------------------------------------------------------------------------
+        summary = f"{len(failures)} connections failed: {'; '.join(failures[:8])}"
+        return deny("SROF", summary) if len(failures) == len(conns) else Answer("PRTL", (), summary)
 
     def _named(self, command: Command) -> Circuit:
         """The circuit that a command means: by its ports, else by its id or name."""
@@ -196,26 +174,25 @@ class CalientTl1Server(Tl1Server):
             if circuit is not None and circuit_id(circuit) not in conns and any(map(_is_id, conns)):
                 circuit = None
         else:
-            wanted = set(conns)
-            circuits = self._device.matrix
-            circuit = next((c for c in circuits if {circuit_id(c), c.name} & wanted), None)
+            named = (c for c in self._device.matrix if {circuit_id(c), c.name} & set(conns))
+            circuit = next(named, None)
         if circuit is None:
             raise RequestRefused(Reason.NOT_FOUND)
         return circuit
 
     def _asked_ports(self, command: Command) -> list[int]:
         """Every port for ``0``; else one port, or all of a shelf or module."""
-        everything = range(1, self._device.switch.ports + 1)
-        if command.aid in ("", "0", "ALL"):
-            return list(everything)
-        port = to_port(command.aid)
-        if port is not None:
-            found = [port] if port in everything else []
-        else:
-            found = [p for p in everything if to_aid(p).startswith(f"{command.aid}.")]
-        if not found:
+        ports = list(range(1, self._device.switch.ports + 1))
+        if command.aid not in ("", "0", "ALL"):
+            ports = [p for p in ports if f"{to_aid(p)}.".startswith(f"{command.aid}.")]
+        if not ports:
             raise RequestRefused(Reason.NO_PORT)
-        return found
+        return ports
+
+
+def directions_of(there: CrossConnect, *, two_way: bool) -> tuple[CrossConnect, ...]:
+    """One direction or both; a port with itself has but one."""
+    return (there, there.reverse) if two_way and there.inp != there.out else (there,)
 
 
 def _pair(aid: str) -> tuple[int, int]:
@@ -227,16 +204,12 @@ def _pair(aid: str) -> tuple[int, int]:
 
 def _directions(conn: str) -> tuple[CrossConnect, ...]:
     mark = ">" if ">" in conn else "-"
-    there = CrossConnect(*_pair(conn.replace(mark, ",", 1)))
-    return (there, there.reverse) if mark == "-" and there.inp != there.out else (there,)
+    return directions_of(CrossConnect(*_pair(conn.replace(mark, ",", 1))), two_way=mark == "-")
 
 
 def _is_id(text: str) -> bool:
-    for mark in ">-":
-        parts = text.split(mark)
-        if len(parts) == 2 and all(to_port(part) for part in parts):
-            return True
-    return False
+    aids = re.split("[>-]", text)
+    return len(aids) == 2 and all(map(to_port, aids))
 
 
 def model_of(ports: int) -> str:
@@ -253,15 +226,15 @@ def circuit_id(circuit: Circuit) -> str:
 def _circuit_line(circuit: Circuit) -> str:
     c, conn = circuit.directions[0], circuit_id(circuit)
     kind = "2WAY" if circuit.two_way else "1WAY"
-    states: Iterable[str] = STATES[circuit.phase]
     return (
         f"{conn}:SRCPORT={to_aid(c.inp)},DSTPORT={to_aid(c.out)},GRPNAME={circuit.group or GROUP},"
         f"CONNNAME={circuit.name or conn},CONNTYPE={kind},"
-        + "AS={},OS={},OC={},PS=UPR,AL=CL".format(*states)
+        + "AS={},OS={},OC={},PS=UPR,AL=CL".format(*STATES[circuit.phase])
     )
 
 
-def _in_use(circuit: Circuit) -> str:
+def in_use(circuit: Circuit) -> str:
+    """Whether the device counts it as active."""
     return "NONE" if circuit.phase is Phase.PARKED else "ACT"
 
 
@@ -282,9 +255,3 @@ def refusal_words(refusal: RequestRefused) -> str:
         Reason.ACTIVE: f"Failed: {there} is in service already",
         Reason.NOT_FOUND: "Invalid Connection: no such connection",
     }[refusal.reason]
-
-
-def _denial(refusal: RequestRefused) -> Answer:
-    if refusal.reason is Reason.NO_PORT and not refusal.port:
-        return deny("IIAC", "Invalid AID")
-    return deny(_CODES.get(refusal.reason, "SNVS"), refusal_words(refusal))

@@ -16,13 +16,14 @@ from patchlight.emulation.optical.protocols.http_server import (
     Response,
     read_map_by_hand,
 )
-from patchlight.emulation.optical.protocols.server import Users
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.emulation.optical.vendors.calient import (
     GROUP,
     SOFTWARE,
     STATES,
     circuit_id,
+    directions_of,
+    in_use,
     model_of,
     refusal_words,
 )
@@ -35,9 +36,9 @@ class CalientRestServer(HttpServer):
     port = 443
     by_hand = read_map_by_hand("/rest/crossconnects/?id=list")
 
-    def __init__(self, device: EmulatedOcs, users: Users) -> None:
-        super().__init__(device, users)
-        self._resources: dict[tuple[str, str, str], Callable[[Request], Awaitable[Any]]] = {
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
+        self._resources: dict[tuple[str, str, str], Callable[[Request], Awaitable[object]]] = {
             ("GET", "crossconnects", "list"): self._circuits,
             ("POST", "crossconnects", "add"): self._add,
             ("POST", "crossconnects", "badd"): self._add_bulk,
@@ -58,18 +59,17 @@ class CalientRestServer(HttpServer):
         if base != "rest" or key not in self._resources:
             return self._problem(404, f"no such resource: {request.method} {request.path}")
         try:
-            return Response(200, await self._resources[key](request))
+            body = await self._resources[key](request)
         except ValueError as error:
             return self._problem(400, f"Invalid request: {error}")
+        return Response(200, {"status": "ok"} if body is None else body)
 
-    def _problem(self, status: int, words: str) -> Response:
-        return Response(status, {"status": "failed", "message": words})
+    def _problem(self, status: int, message: str) -> Response:
+        return Response(status, {"status": "failed", "message": message})
 
     def _refusal(self, refusal: RequestRefused) -> Response:
         status = 404 if refusal.reason is Reason.NOT_FOUND else 409
-        return self._problem(status, _words(refusal))
-
-    # --- reading ----------------------------------------------------------------------------
+        return self._problem(status, refusal.message or refusal_words(refusal))
 
     async def _circuits(self, request: Request) -> list[dict[str, Any]]:
         circuits = tuple(self._device.matrix)
@@ -79,33 +79,29 @@ class CalientRestServer(HttpServer):
         power = await self._device.power(ports)
         rows = []
         for circuit in circuits:
-            halves = [self._half(circuit, c, power) for c in circuit.directions]
-            rows.append(
-                {
-                    "name": circuit.name or circuit_id(circuit),
-                    "group": circuit.group or GROUP,
-                    "dir": "bi" if circuit.two_way else "uni",
-                    "band": "CBAND",
-                    "half1": halves[0],
-                    "half2": halves[1] if circuit.two_way else {},
-                }
-            )
+            first, *second = (self._half(circuit, c, power) for c in circuit.directions)
+            row: dict[str, Any] = {
+                "name": circuit.name or circuit_id(circuit),
+                "group": circuit.group or GROUP,
+                "dir": "bi" if circuit.two_way else "uni",
+                "band": "CBAND",
+            }
+            rows.append(row | {"half1": first, "half2": second[0] if second else {}})
         return rows
 
     def _half(
         self, circuit: Circuit, c: CrossConnect, power: dict[int, tuple[float | None, float | None]]
     ) -> dict[str, str]:
         arriving, leaving = power[c.inp][0], power[c.out][1]
-        state = dict(zip(("as", "os", "oc"), STATES[circuit.phase], strict=True))
-        lost = "" if arriving is None or leaving is None else f"{arriving - leaving:.2f}"
+        loss = None if arriving is None or leaving is None else arriving - leaving
         return {
             "conn": f"{to_aid(c.inp)}>{to_aid(c.out)}",
             "inp": _dbm(arriving),
             "outp": _dbm(leaving),
-            "loss": lost,
+            "loss": _dbm(loss),
             "alarm": "CR" if circuit.phase is Phase.FAILED else "CL",
-            "state": "NONE" if circuit.phase is Phase.PARKED else "ACT",
-            **state,
+            "state": in_use(circuit),
+            **dict(zip(("as", "os", "oc"), STATES[circuit.phase], strict=True)),
         }
 
     async def _ports(self, request: Request) -> list[dict[str, str]]:
@@ -115,16 +111,9 @@ class CalientRestServer(HttpServer):
         for port in numbers:
             circuit = matrix.at_input(port) or matrix.at_output(port)
             conn = circuit_id(circuit) if circuit else ""
-            rows.append(
-                {
-                    "port": to_aid(port),
-                    "conn": conn,
-                    "connid": circuit.name or conn if circuit else "",
-                    "power": _dbm(power[port][0]),
-                    "inalias": "",
-                    "outalias": "",
-                }
-            )
+            name = circuit.name or conn if circuit else ""
+            row = {"port": to_aid(port), "conn": conn, "connid": name}
+            rows.append(row | {"power": _dbm(power[port][0]), "inalias": "", "outalias": ""})
         return rows
 
     async def _node(self, request: Request) -> Any:
@@ -136,73 +125,51 @@ class CalientRestServer(HttpServer):
     async def _software(self, request: Request) -> dict[str, str]:
         return {"version": SOFTWARE}
 
-    # --- changing ---------------------------------------------------------------------------
-
     async def _add(self, request: Request) -> dict[str, str]:
         return {"status": "ok", "conn": circuit_id(self._added(request.body))}
 
-    async def _add_bulk(self, request: Request) -> dict[str, str]:
+    async def _add_bulk(self, request: Request) -> None:
         if not isinstance(request.body, list):
             raise ValueError("expected a list of connections")
         failures, last = [], None
-        for wanted in request.body:
+        for connection in request.body:
             try:
-                self._added(wanted)
+                self._added(connection)
             except RequestRefused as refusal:
                 last = refusal
-                failures.append(f"{wanted.get('conn', '')}: {_words(refusal)}")
+                failures.append(f"{connection.get('conn', '')}: {refusal_words(refusal)}")
         if last is not None:
-            raise ListRefused(
-                f"{len(failures)} connections failed: {'; '.join(failures[:8])}", last
-            )
-        return {"status": "ok"}
+            summary = f"{len(failures)} connections failed: {'; '.join(failures[:8])}"
+            raise RequestRefused(last.reason, message=summary)
 
-    async def _activate(self, request: Request) -> dict[str, str]:
+    async def _activate(self, request: Request) -> None:
         self._device.activate(self._named(request))
-        return {"status": "ok"}
 
-    async def _deactivate(self, request: Request) -> dict[str, str]:
+    async def _deactivate(self, request: Request) -> None:
         self._device.deactivate(self._named(request))
-        return {"status": "ok"}
 
-    async def _delete(self, request: Request) -> dict[str, str]:
+    async def _delete(self, request: Request) -> None:
         self._device.remove(self._named(request))
-        return {"status": "ok"}
 
-    # --- inside -----------------------------------------------------------------------------
-
-    def _added(self, wanted: Any) -> Circuit:
-        if not isinstance(wanted, dict):
+    def _added(self, connection: Any) -> Circuit:
+        if not isinstance(connection, dict):
             raise ValueError("a connection is an object")
-        src, dst = (to_port(str(wanted.get(key, "")).partition("/")[0]) for key in ("in", "out"))
+        aids = (str(connection.get(key, "")).partition("/")[0] for key in ("in", "out"))
+        src, dst = map(to_port, aids)
         if src is None or dst is None:
             raise RequestRefused(Reason.NO_PORT)
-        there = CrossConnect(src, dst)
-        two_way = wanted.get("dir", "bi") == "bi" and src != dst
-        directions = (there, there.reverse) if two_way else (there,)
-        return self._device.make(
-            directions, str(wanted.get("conn", "")), str(wanted.get("group") or GROUP)
-        )
+        two_way = connection.get("dir", "bi") == "bi"
+        directions = directions_of(CrossConnect(src, dst), two_way=two_way)
+        name, group = str(connection.get("conn", "")), str(connection.get("group") or GROUP)
+        return self._device.make(directions, name, group)
 
     def _named(self, request: Request) -> Circuit:
         """By its id, else by its name."""
-        said = {request.query.get("conn", ""), request.query.get("name", "")} - {""}
+        names = {request.query.get("conn", ""), request.query.get("name", "")} - {""}
         for circuit in self._device.matrix:
-            if {circuit_id(circuit), circuit.name} & said:
+            if {circuit_id(circuit), circuit.name} & names:
                 return circuit
         raise RequestRefused(Reason.NOT_FOUND)
-
-
-class ListRefused(RequestRefused):
-    """What of a list could not be done."""
-
-    def __init__(self, words: str, last: RequestRefused) -> None:
-        super().__init__(last.reason, port=last.port, circuit=last.circuit)
-        self.words = words
-
-
-def _words(refusal: RequestRefused) -> str:
-    return refusal.words if isinstance(refusal, ListRefused) else refusal_words(refusal)
 
 
 def _dbm(power: float | None) -> str:

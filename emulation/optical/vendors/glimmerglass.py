@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from patchlight.controller.circuits.contract import Side
 from patchlight.controller.circuits.numbering import SIDES, Numbering
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.server import Users
 from patchlight.emulation.optical.protocols.tl1_messages import Answer, Command, deny, port_numbers
-from patchlight.emulation.optical.protocols.tl1_server import (
-    Connection,
-    Tl1Server,
-    read_map_by_hand,
-)
+from patchlight.emulation.optical.protocols.tl1_server import Tl1Server, read_map_by_hand
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.testbed.portmap import CrossConnect
 
@@ -29,8 +25,8 @@ class GlimmerglassTl1Server(Tl1Server):
     port = 10034
     by_hand = read_map_by_hand("RTRV-CRS-FIBER:::2:;")
 
-    def __init__(self, device: EmulatedOcs, users: Users) -> None:
-        super().__init__(device, users)
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
         ports = device.switch.ports
         self._numbering = Numbering(ports, ports, 10000, 20000)
         self._handlers |= {
@@ -51,9 +47,7 @@ class GlimmerglassTl1Server(Tl1Server):
             Reason.NOT_FOUND: deny("SNVS", "No such connection"),
         }.get(refusal.reason, deny("SROF", "Failed"))
 
-    # --- reading ----------------------------------------------------------------------------
-
-    def _system(self, connection: Connection, command: Command) -> Answer:
+    def _system(self, command: Command) -> list[str]:
         items = {
             "SerialNumber": f"EMU-{self._device.switch.name}",
             "SystemType": "OXC",
@@ -61,9 +55,9 @@ class GlimmerglassTl1Server(Tl1Server):
             "LicensedPortMatrix": str(self._numbering),
             "SoftwareActiveVersion": "3.2-emulated",
         }
-        return Answer(lines=[f"GGN:{item}={value}" for item, value in items.items()])
+        return [f"GGN:{item}={value}" for item, value in items.items()]
 
-    def _ports(self, connection: Connection, command: Command) -> Answer:
+    def _ports(self, command: Command) -> list[str]:
         lines = []
         for number in self._asked(command.aid):
             port = self._numbering.to_port(number)
@@ -73,78 +67,64 @@ class GlimmerglassTl1Server(Tl1Server):
                 f"GGN:PORTID={number},PORTNAME={port.side.upper()}{port.number},"
                 f"PORTDIR={port.side}put,PORTHEALTH={health},PORTCAT=nor,PORTPRIV=0x1"
             )
-        return Answer(lines=lines)
+        return lines
 
-    async def _circuits(self, connection: Connection, command: Command) -> Answer:
+    async def _circuits(self, command: Command) -> list[str]:
         """One line for each circuit, and for each fibre that is in none."""
-        asked, told, lines = self._asked(command.aid), set(), []
+        numbers, listed, lines = self._asked(command.aid), set(), []
         readings = await self._device.power(range(1, self._device.switch.ports + 1))
-        for number in asked:
-            if number in told:
+        for number in numbers:
+            if number in listed:
                 continue
             port = self._numbering.to_port(number)
             assert port is not None
+            inp, out = (port.number, 0) if port.side == "in" else (0, port.number)
             matrix = self._device.matrix
-            if port.side == "in":
-                circuit = matrix.at_input(port.number)
-                pairs = [c for c in circuit.directions if c.inp == port.number] if circuit else []
-            else:
-                circuit = matrix.at_output(port.number)
-                pairs = [c for c in circuit.directions if c.out == port.number] if circuit else []
-            inp = pairs[0].inp if pairs else port.number if port.side == "in" else 0
-            out = pairs[0].out if pairs else port.number if port.side == "out" else 0
+            circuit = matrix.at_input(inp) if inp else matrix.at_output(out)
+            if circuit is not None:
+                held = next(c for c in circuit.directions if c.inp == inp or c.out == out)
+                inp, out = held.inp, held.out
             ids = inp and self._numbering.to_number("in", inp), out and 20000 + out
-            told |= set(ids)
+            listed |= set(ids)
             arriving = _dbm(readings[inp][0]) if inp else 0.0
             leaving = _dbm(readings[out][1]) if out else 0.0
-            loss = arriving - leaving if pairs else 0.0
-            state, cause = _state(circuit, lit=bool(pairs) and readings[out][1] is not None)
+            loss = arriving - leaving if circuit else 0.0
+            state, cause = _state(circuit, lit=circuit is not None and readings[out][1] is not None)
             lines.append(
                 f"GGN:IPORTID={ids[0]},IPORTNAME=,OPORTID={ids[1]},OPORTNAME=,CONNID=0,"
                 f"CONNSTATE={state},CONNCAUSE={cause},INPWR={arriving:.3f},OUTPWR={leaving:.3f},"
                 f"PWRLOSS={loss:.3f},CONNLOCK=0,CONNLOCKUSER="
             )
-        return Answer(lines=lines)
+        return lines
 
     def _aids(self, port: int) -> tuple[str, ...]:
         return tuple(str(self._numbering.to_number(side, port)) for side in SIDES)
 
-    # --- changing ---------------------------------------------------------------------------
-
-    async def _enter(self, connection: Connection, command: Command) -> Answer:
+    async def _enter(self, command: Command) -> None:
         pairs = self._pairs(command.aid)
         try:
             await self._device.light(pairs)
         except RequestRefused as refusal:
-            at = refusal.port and (
-                self._numbering.to_number("in", refusal.port)
-                if any(c.inp == refusal.port for c in pairs)
-                else self._numbering.to_number("out", refusal.port)
-            )
-            raise RequestRefused(refusal.reason, port=at) from refusal
+            side: Side = "in" if any(c.inp == refusal.port for c in pairs) else "out"
+            number = refusal.port and self._numbering.to_number(side, refusal.port)
+            raise RequestRefused(refusal.reason, port=number) from refusal
         self._changed("ENT-CRS-FIBER", command.aid)
-        return Answer()
 
-    async def _delete(self, connection: Connection, command: Command) -> Answer:
+    async def _delete(self, command: Command) -> None:
         """By inputs alone, or by inputs and outputs; ``all`` is everything."""
         matrix = self._device.matrix
-        going: list[Circuit | None]
+        circuits: list[Circuit | None]
         if command.aid.lower() in ("all", "all,all"):
-            going = list(matrix)
+            circuits = list(matrix)
         elif "," in command.aid:
-            going = [matrix.find(c) for c in self._pairs(command.aid)]
+            circuits = [matrix.find(c) for c in self._pairs(command.aid)]
         else:
             inputs = [self._numbering.to_port(number) for number in self._asked(command.aid)]
-            going = [matrix.at_input(port.number) for port in inputs if port is not None]
-        found = [circuit for circuit in dict.fromkeys(going) if circuit is not None]
-        if None in going:
+            circuits = [matrix.at_input(port.number) for port in inputs if port is not None]
+        if None in circuits:
             raise RequestRefused(Reason.NOT_FOUND)
-        for circuit in found:
-            self._device.remove(circuit)
+        self._device.remove_all(circuits)
         self._changed("DLT-CRS-FIBER", command.aid)
-        return Answer()
-
-    # --- inside -----------------------------------------------------------------------------
 
     def _pairs(self, aid: str) -> list[CrossConnect]:
         sides = aid.split(",")
@@ -165,13 +145,7 @@ class GlimmerglassTl1Server(Tl1Server):
         ports = self._device.switch.ports
         if aid.lower() in ("", "all"):
             return [base + n for base in (10000, 20000) for n in range(1, ports + 1)]
-        found = port_numbers(aid, lambda number: self._numbering.to_port(number) is not None)
-        if found is None:
-            raise RequestRefused(Reason.NO_PORT)
-        for number in found:
-            if self._numbering.to_port(number) is None:
-                raise RequestRefused(Reason.NO_PORT, port=number)
-        return found
+        return port_numbers(aid, lambda number: self._numbering.to_port(number) is not None)
 
 
 def _state(circuit: Circuit | None, *, lit: bool) -> tuple[str, str]:

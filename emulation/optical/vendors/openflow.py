@@ -8,24 +8,20 @@ users and no words: what is refused has an error's type and code.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
-from collections.abc import Callable
 
 from patchlight.controller.openflow.flowtable import FlowEntry, Match
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols import openflow_wire as wire
 from patchlight.emulation.optical.protocols.openflow_wire import Flow, Kind, Message, Part, Wrong
-from patchlight.emulation.optical.protocols.server import ProtocolServer, Users
+from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.portmap import CrossConnect
 
 SOFTWARE = "1.3-emulated"
-DATAPATH_ID = 0x51
-"""What a switch says that no lab file gives an id."""
-
-_BUFFER_LIMIT = 1 << 20
 _PRIORITY = 100
 _FAULTS = {
     Reason.NO_PORT: wire.BAD_OUT_PORT,
@@ -43,65 +39,41 @@ class OpenFlowServer(ProtocolServer):
 
     port = 6654
     dials = True
+    datapath_id = 0x51
 
-    def __init__(self, device: EmulatedOcs, users: Users) -> None:
-        super().__init__(device, users)
-        self._datapath_id = device.switch.datapath_id or DATAPATH_ID
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
+        self._features = wire.features(device.switch.datapath_id or self.datapath_id)
         self._since = time.monotonic()
-        self._writers: set[asyncio.StreamWriter] = set()
-        # What was told since the last barrier: its mirrors may still fail.
-        self._told: list[tuple[Message, Circuit]] = []
-        self._replies: dict[int, Callable[[Message], bytes]] = {
-            Kind.ECHO_REQUEST: lambda m: wire.message(Kind.ECHO_REPLY, m.xid, m.body),
-            Kind.FEATURES_REQUEST: lambda m: wire.message(
-                Kind.FEATURES_REPLY, m.xid, wire.features(self._datapath_id)
-            ),
-            Kind.GET_CONFIG_REQUEST: lambda m: wire.message(
-                Kind.GET_CONFIG_REPLY, m.xid, b"\0\0\xff\xff"
-            ),
-        }
+        # What was asked for since the last barrier: its mirrors may still fail.
+        self._pending: list[tuple[Message, Circuit]] = []
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One controller, until it goes; the flow entries stay."""
-        self._writers.add(writer)
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         buffer = bytearray()
-        try:
-            writer.write(wire.message(Kind.HELLO, 0))
+        writer.write(wire.message(Kind.HELLO, 0))
+        with contextlib.suppress(Wrong):
             while data := await reader.read(65536):
                 buffer += data
                 for message in wire.messages(buffer):
-                    if not await self._do(message, writer):
-                        return
-                if len(buffer) > _BUFFER_LIMIT:
-                    return
+                    await self._do(message, writer)
                 await writer.drain()
-        except (ConnectionError, TimeoutError, Wrong):
-            return
-        finally:
-            self._writers.discard(writer)
-            writer.close()
 
     def report(self, text: str) -> None:
         """Tell of the first port that is named in it: OpenFlow has words for ports only."""
-        found = re.search(r"\d+", text)
-        if found is None or not 1 <= int(found[0]) <= self._device.switch.ports:
+        number = re.search(r"\d+", text)
+        if number is None or not 1 <= int(number[0]) <= self._device.switch.ports:
             raise BadInput("OpenFlow reports ports only: name one, like 'port 3 is dark'")
-        self._say(wire.Port(int(found[0]), f"p{found[0]}", dark=True))
+        self._say(wire.Port(int(number[0]), f"p{number[0]}", dark=True))
 
     def _say(self, port: wire.Port) -> None:
-        for writer in tuple(self._writers):
+        for writer in tuple(self.writers):
             writer.write(wire.port_modified(port))
 
-    # --- one message ------------------------------------------------------------------------
-
-    async def _do(self, message: Message, writer: asyncio.StreamWriter) -> bool:
-        """Do it and answer; ``False`` ends the connection."""
+    async def _do(self, message: Message, writer: asyncio.StreamWriter) -> None:
         faults = self._device.faults
         for number in range(faults.take_flood()):
             self._say(wire.Port(number % self._device.switch.ports + 1, "flood", dark=True))
         try:
-            if message.kind == Kind.FLOW_MOD:
-                return await self._flow_mod(message, writer)
             answer = await self._answer(message)
         except Wrong as wrong:
             answer = wire.error(wrong.fault, message)
@@ -109,20 +81,27 @@ class OpenFlowServer(ProtocolServer):
             # Keeping the connection is none of what a fault spoils.
             keeping = message.kind in (Kind.ECHO_REQUEST, Kind.FEATURES_REQUEST)
             writer.write(answer if keeping else faults.spoilt(answer))
-        return True
 
     async def _answer(self, message: Message) -> bytes:
-        if reply := self._replies.get(message.kind):
-            return reply(message)
-        if message.kind == Kind.MULTIPART_REQUEST:
-            await self._device.settle()
-            return await self._multipart(message)
-        if message.kind == Kind.BARRIER_REQUEST:
-            return await self._barrier(message)
-        if message.kind in (Kind.HELLO, Kind.ERROR, Kind.ECHO_REPLY, Kind.SET_CONFIG):
-            return b""
-        known = message.kind == Kind.EXPERIMENTER
-        raise Wrong(wire.BAD_EXPERIMENTER if known else wire.BAD_TYPE)
+        match message.kind:
+            case Kind.ECHO_REQUEST:
+                return wire.message(Kind.ECHO_REPLY, message.xid, message.body)
+            case Kind.FEATURES_REQUEST:
+                return wire.message(Kind.FEATURES_REPLY, message.xid, self._features)
+            case Kind.GET_CONFIG_REQUEST:
+                return wire.message(Kind.GET_CONFIG_REPLY, message.xid, b"\0\0\xff\xff")
+            case Kind.FLOW_MOD:
+                return await self._flow_mod(message)
+            case Kind.MULTIPART_REQUEST:
+                await self._device.settle()
+                return await self._multipart(message)
+            case Kind.BARRIER_REQUEST:
+                return await self._barrier(message)
+            case Kind.HELLO | Kind.ERROR | Kind.ECHO_REPLY | Kind.SET_CONFIG:
+                return b""
+            case Kind.EXPERIMENTER:
+                raise Wrong(wire.BAD_EXPERIMENTER)
+        raise Wrong(wire.BAD_TYPE)
 
     async def _multipart(self, message: Message) -> bytes:
         part, body = wire.multipart_of(message.body)
@@ -133,9 +112,9 @@ class OpenFlowServer(ProtocolServer):
         elif part == Part.PORT_DESCRIPTIONS:
             entries = [port.to_bytes() for port in await self._ports()]
         elif part == Part.FLOWS:
-            asked, age_s = wire.asked_flows(body), time.monotonic() - self._since
-            flows = (self._flow(circuit) for circuit in self._device.matrix)
-            entries = [flow.to_bytes(age_s) for flow in flows if asked.takes(flow)]
+            selection, age_s = wire.asked_flows(body), time.monotonic() - self._since
+            flows = map(self._flow, self._device.matrix)
+            entries = [flow.to_bytes(age_s) for flow in flows if selection.takes(flow)]
         else:
             raise Wrong(wire.BAD_MULTIPART)
         return wire.multipart(part, message.xid, entries)
@@ -144,53 +123,39 @@ class OpenFlowServer(ProtocolServer):
         numbers = range(1, self._device.switch.ports + 1)
         light, matrix = await self._device.power(numbers), self._device.matrix
         return [
-            wire.Port(
-                n,
-                f"p{n}",
-                down=n in matrix.locked,
-                blocked=n in matrix.failed,
-                dark=light[n][0] is None,
-            )
+            wire.Port(n, f"p{n}", n in matrix.locked, n in matrix.failed, light[n][0] is None)
             for n in numbers
         ]
 
     async def _barrier(self, message: Message) -> bytes:
         await self._device.come_to_rest()
-        told, self._told = self._told, []
+        pending, self._pending = self._pending, []
         answer = b""
-        for cause, circuit in told:
+        for cause, circuit in pending:
             if circuit.phase is Phase.FAILED:
                 self._device.remove(circuit)
                 answer += wire.error(wire.FLOW_MOD_FAILED, cause)
         await self._device.settle()
         return answer + wire.message(Kind.BARRIER_REPLY, message.xid)
 
-    # --- flow entries -----------------------------------------------------------------------
-
-    async def _flow_mod(self, message: Message, writer: asyncio.StreamWriter) -> bool:
-        faults = self._device.faults
-        mishap = faults.mishap(changes=True)
-        if mishap.cut == "before":
-            return False
-        await asyncio.sleep(mishap.stall_s)
-        if mishap.refusal or faults.read_only:
-            raise Wrong(wire.NO_PERMISSION)
-        await self._device.settle()
-        _, selection, flow = wire.read_flow_mod(message.body)
-        matrix = self._device.matrix
-        try:
-            if flow is None:
-                for circuit in tuple(matrix):
-                    if selection.takes(self._flow(circuit)):
-                        self._device.remove(circuit)
-            else:
-                self._add(message, flow, selection)
-        except RequestRefused as refusal:
-            at_input = refusal.reason is Reason.NO_PORT and flow and refusal.port == flow.inp
-            fault = _FAULTS.get(refusal.reason, wire.FLOW_MOD_FAILED)
-            raise Wrong(wire.BAD_MATCH_VALUE if at_input else fault) from refusal
-        await self._device.settle()
-        return mishap.cut != "after"
+    async def _flow_mod(self, message: Message) -> bytes:
+        faults, matrix = self._device.faults, self._device.matrix
+        async with faults.around_command(changes=True) as refused:
+            if refused or faults.read_only:
+                raise Wrong(wire.NO_PERMISSION)
+            await self._device.settle()
+            selection, flow = wire.read_flow_mod(message.body)
+            try:
+                if flow is None:
+                    self._device.remove_all(c for c in matrix if selection.takes(self._flow(c)))
+                else:
+                    self._add(message, flow, selection)
+            except RequestRefused as refusal:
+                at_input = refusal.reason is Reason.NO_PORT and flow and refusal.port == flow.inp
+                fault = _FAULTS.get(refusal.reason, wire.FLOW_MOD_FAILED)
+                raise Wrong(wire.BAD_MATCH_VALUE if at_input else fault) from refusal
+            await self._device.settle()
+        return b""
 
     def _add(self, message: Message, flow: Flow, same: wire.Selection) -> None:
         there = self._device.matrix.at_input(flow.inp)
@@ -205,7 +170,7 @@ class OpenFlowServer(ProtocolServer):
         circuit = self._device.make(
             (CrossConnect(flow.inp, flow.out),), f"{flow.cookie:#x}", str(flow.priority)
         )
-        self._told.append((message, circuit))
+        self._pending.append((message, circuit))
 
     def _flow(self, circuit: Circuit) -> Flow:
         """A circuit as an entry. One that nobody told it of is as Patchlight would have made it."""

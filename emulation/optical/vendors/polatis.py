@@ -19,6 +19,7 @@ SOFTWARE = "6.5.2.18-emulated"
 _DARK_DBM = -60.0  # what a monitor shows of no light
 
 PortLetter = Literal["E", "D", "F"]
+STATUS: dict[PortLetter, str] = {"E": "ENABLED", "D": "DISABLED", "F": "FAILED"}
 
 
 class PolatisSwitch:
@@ -53,7 +54,7 @@ class PolatisSwitch:
     async def connect(self, ins: Sequence[int], outs: Sequence[int]) -> None:
         """Join each of ``ins`` to its counterpart in ``outs``, and wait for the light."""
         matrix = self.device.matrix
-        wanted = [self._cross_connect(inp, out) for inp, out in zip(ins, outs, strict=True)]
+        cross_connects = self._cross_connects(ins, outs)
         for numbers in (ins, outs):
             twice = [number for number in numbers if numbers.count(number) > 1]
             if twice:
@@ -62,15 +63,12 @@ class PolatisSwitch:
             state = self.state(number)
             if state != "E":
                 raise RequestRefused(Reason.FAILED if state == "F" else Reason.LOCKED, port=number)
-        new = [c for c in wanted if matrix.find(c) is None]
+        new = [c for c in cross_connects if matrix.find(c) is None]
         for c in new:
-            for there in {matrix.at_input(c.inp), matrix.at_output(c.out)}:
-                if there is not None:
-                    self.device.remove(there)
+            self.device.remove_all((matrix.at_input(c.inp), matrix.at_output(c.out)))
         made = await self.device.light(new)
         failed = [circuit for circuit in made if circuit.phase is Phase.FAILED]
-        for circuit in failed:
-            self.device.remove(circuit)
+        self.device.remove_all(failed)
         if failed:
             raise RequestRefused(Reason.FAILED, port=self._pair(failed[0].directions[0])[0])
 
@@ -79,27 +77,21 @@ class PolatisSwitch:
         for number in (*ins, *outs):
             self._known(number)
         if ins and outs:
-            wanted = [self._cross_connect(inp, out) for inp, out in zip(ins, outs, strict=True)]
-            going = [self.device.matrix.find(c) for c in wanted]
+            circuits = [self.device.matrix.find(c) for c in self._cross_connects(ins, outs)]
         else:
-            going = [self._at(number) for number in (*ins, *outs)]
-        for circuit in dict.fromkeys(going):
-            if circuit is not None:
-                self.device.remove(circuit)
+            circuits = [self._at(number) for number in (*ins, *outs)]
+        self.device.remove_all(circuits)
         await self.device.settle()
 
     async def disconnect_all(self) -> None:
         """Break everything."""
-        for circuit in tuple(self.device.matrix):
-            self.device.remove(circuit)
+        self.device.remove_all(self.device.matrix)
         await self.device.settle()
 
     async def only(self, ins: Sequence[int], outs: Sequence[int]) -> None:
         """Replace the whole map."""
-        wanted = {self._cross_connect(inp, out) for inp, out in zip(ins, outs, strict=True)}
-        for circuit in tuple(self.device.matrix):
-            if not wanted.issuperset(circuit.directions):
-                self.device.remove(circuit)
+        kept = set(self._cross_connects(ins, outs))
+        self.device.remove_all(c for c in self.device.matrix if not kept.issuperset(c.directions))
         await self.connect(ins, outs)
 
     def state(self, number: int) -> PortLetter:
@@ -133,16 +125,25 @@ class PolatisSwitch:
 
     async def power(self, numbers: Sequence[int]) -> list[float]:
         """Power in dBm at each; the monitor's floor where it is dark."""
-        ports = {number: self._known(number) for number in numbers}
-        readings = await self.device.power(set(ports.values()))
-        found = []
-        for number in numbers:
-            arriving, leaving = readings[ports[number]]
-            dbm = arriving if number <= self.numbering.ins else leaving
-            found.append(_DARK_DBM if dbm is None else dbm)
-        return found
+        ports = [self._known(number) for number in numbers]
+        readings = await self.device.power(set(ports))
+        sides = [0 if number <= self.numbering.ins else 1 for number in numbers]
+        powers = [readings[port][side] for port, side in zip(ports, sides, strict=True)]
+        return [_DARK_DBM if dbm is None else dbm for dbm in powers]
 
-    # --- inside -----------------------------------------------------------------------------
+    async def monitored(self, numbers: Iterable[int]) -> dict[int, float]:
+        """Power in dBm at those of these ports that have a monitor."""
+        numbers = [number for number in numbers if self.has_monitor(number)]
+        return dict(zip(numbers, await self.power(numbers), strict=True))
+
+    def product(self) -> dict[str, str]:
+        """What ``product-information`` of its YANG module says."""
+        return {
+            "manufacturer": "Polatis",
+            "serial-number": self.serial,
+            "model-name": self.model,
+            "software-version": SOFTWARE,
+        }
 
     def _known(self, number: int) -> int:
         """The canonical port of that number."""
@@ -154,13 +155,16 @@ class PolatisSwitch:
     def _pair(self, c: CrossConnect) -> tuple[int, int]:
         return c.inp, self.numbering.to_number("out", c.out)
 
-    def _cross_connect(self, inp: int, out: int) -> CrossConnect:
-        self._known(inp)
-        self._known(out)
-        found = self.numbering.to_directed(inp, out)
-        if found is None:
-            raise RequestRefused(Reason.NO_PORT, port=out)
-        return found
+    def _cross_connects(self, ins: Sequence[int], outs: Sequence[int]) -> list[CrossConnect]:
+        cross_connects = []
+        for inp, out in zip(ins, outs, strict=True):
+            self._known(inp)
+            self._known(out)
+            cross_connect = self.numbering.to_directed(inp, out)
+            if cross_connect is None:
+                raise RequestRefused(Reason.NO_PORT, port=out)
+            cross_connects.append(cross_connect)
+        return cross_connects
 
     def _at(self, number: int) -> Circuit | None:
         matrix, port = self.device.matrix, self._known(number)

@@ -6,7 +6,7 @@ Of it: product information, cross-connects, port configuration, optical power, p
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.netconf_server import (
@@ -16,12 +16,10 @@ from patchlight.emulation.optical.protocols.netconf_server import (
     local,
     selected,
 )
-from patchlight.emulation.optical.protocols.server import Users
 from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
-from patchlight.emulation.optical.vendors.polatis import SOFTWARE, PolatisSwitch
+from patchlight.emulation.optical.vendors.polatis import STATUS, PolatisSwitch
 
 NAMESPACE = "http://www.polatis.com/yang/optical-switch"
-_STATUS = {"E": "ENABLED", "D": "DISABLED", "F": "FAILED"}
 _OPERATION = f"{{{BASE}}}operation"
 _PAIR_OPERATIONS = ("merge", "replace", "create", "delete", "remove")
 
@@ -35,8 +33,8 @@ class PolatisNetconfServer(NetconfServer):
     by_hand = "ssh -s -p {port} {user}@{host} netconf"
     module = f"{NAMESPACE}?module=optical-switch&revision=2018-03-22"
 
-    def __init__(self, device: EmulatedOcs, users: Users) -> None:
-        super().__init__(device, users)
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
         self._switch = PolatisSwitch(device)
         self._operations |= {
             "get": self._get,
@@ -50,24 +48,22 @@ class PolatisNetconfServer(NetconfServer):
         self._notify(_text(_element("system-error", _element("message", text))))
 
     def _refusal(self, refusal: RequestRefused) -> NetconfError:
-        tag, words = {
+        tag, message = {
             Reason.NO_PORT: ("invalid-value", f"Invalid OXC port: {refusal.port}"),
             Reason.BUSY: ("invalid-value", f"Port {refusal.port} is named twice"),
             Reason.LOCKED: ("operation-failed", f"Port {refusal.port} is disabled"),
             Reason.FAILED: ("operation-failed", f"Port {refusal.port} has failed"),
         }.get(refusal.reason, ("operation-failed", "failed"))
-        return NetconfError(tag, words)
-
-    # --- reading ----------------------------------------------------------------------------
+        return NetconfError(tag, message)
 
     async def _get(self, request: ET.Element) -> str:
-        made: dict[str, Callable[[], Awaitable[ET.Element]]] = {
+        containers = {
             "product-information": self._product,
             "port-config": self._ports,
             "opm-power": self._power,
             "cross-connects": self._cross_connects,
         }
-        return await self._data(request, made)
+        return await self._data(request, containers)
 
     async def _get_config(self, request: ET.Element) -> str:
         source = request.find(f"{{{BASE}}}source/{{{BASE}}}running")
@@ -76,66 +72,39 @@ class PolatisNetconfServer(NetconfServer):
         return await self._data(request, {"cross-connects": self._cross_connects})
 
     async def _data(
-        self, request: ET.Element, made: dict[str, Callable[[], Awaitable[ET.Element]]]
+        self, request: ET.Element, containers: Mapping[str, Callable[[], Awaitable[ET.Element]]]
     ) -> str:
-        wanted = request.find(f"{{{BASE}}}filter")
-        if wanted is None:
-            found = [await make() for make in made.values()]
-        elif wanted.get("type", "subtree") != "subtree":
+        asked = request.find(f"{{{BASE}}}filter")
+        if asked is None:
+            data = [await read() for read in containers.values()]
+        elif asked.get("type", "subtree") != "subtree":
             raise NetconfError("operation-not-supported", "filters are subtrees", "protocol")
         else:
-            found = []
-            for part in wanted:
-                name = local(part.tag)
-                if name in made and part.tag == _tag(name):
-                    kept = selected(await made[name](), part)
-                    found += [] if kept is None else [kept]
-        return f"<data>{''.join(map(_text, found))}</data>"
+            data = []
+            for subtree in asked:
+                name = local(subtree.tag)
+                if name in containers and subtree.tag == _tag(name):
+                    kept = selected(await containers[name](), subtree)
+                    data += [] if kept is None else [kept]
+        return f"<data>{''.join(map(_text, data))}</data>"
 
     async def _product(self) -> ET.Element:
-        said = {
-            "manufacturer": "Polatis",
-            "serial-number": self._switch.serial,
-            "model-name": self._switch.model,
-            "software-version": SOFTWARE,
-        }
-        leaves = (_element(name, value) for name, value in said.items())
+        leaves = (_element(name, value) for name, value in self._switch.product().items())
         return _element("product-information", *leaves)
 
     async def _ports(self) -> ET.Element:
-        return _element(
-            "port-config",
-            *(
-                _element(
-                    "port",
-                    _element("port-id", str(number)),
-                    _element("status", _STATUS[self._switch.state(number)]),
-                )
-                for number in self._switch.numbers
-            ),
-        )
+        switch = self._switch
+        rows = ({"port-id": n, "status": STATUS[switch.state(n)]} for n in switch.numbers)
+        return _list("port-config", "port", rows)
 
     async def _power(self) -> ET.Element:
-        numbers = [number for number in self._switch.numbers if self._switch.has_monitor(number)]
-        powers = await self._switch.power(numbers)
-        return _element(
-            "opm-power",
-            *(
-                _element("port", _element("port-id", str(number)), _element("power", f"{dbm:.2f}"))
-                for number, dbm in zip(numbers, powers, strict=True)
-            ),
-        )
+        powers = await self._switch.monitored(self._switch.numbers)
+        rows = ({"port-id": number, "power": f"{dbm:.2f}"} for number, dbm in powers.items())
+        return _list("opm-power", "port", rows)
 
     async def _cross_connects(self) -> ET.Element:
-        return _element(
-            "cross-connects",
-            *(
-                _element("pair", _element("ingress", str(inp)), _element("egress", str(out)))
-                for inp, out in sorted(self._switch.pairs())
-            ),
-        )
-
-    # --- changing ---------------------------------------------------------------------------
+        rows = ({"ingress": inp, "egress": out} for inp, out in sorted(self._switch.pairs()))
+        return _list("cross-connects", "pair", rows)
 
     async def _edit(self, request: ET.Element) -> str:
         if request.find(f"{{{BASE}}}target/{{{BASE}}}running") is None:
@@ -199,15 +168,21 @@ def _element(name: str, *content: ET.Element | str) -> ET.Element:
     return element
 
 
+def _list(name: str, entry: str, rows: Iterable[Mapping[str, object]]) -> ET.Element:
+    """A container of list entries with these leaves."""
+    leaves = ([_element(leaf, str(value)) for leaf, value in row.items()] for row in rows)
+    return _element(name, *(_element(entry, *entry_leaves) for entry_leaves in leaves))
+
+
 def _text(element: ET.Element) -> str:
     return ET.tostring(element, encoding="unicode")
 
 
 def _port(pair: ET.Element, leaf: str) -> int:
-    found = pair.find(_tag(leaf))
-    if found is None:
+    port = pair.find(_tag(leaf))
+    if port is None:
         raise NetconfError("missing-element", f"a pair has no {leaf}")
-    return _number(found)
+    return _number(port)
 
 
 def _number(leaf: ET.Element) -> int:

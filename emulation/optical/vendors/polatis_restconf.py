@@ -19,12 +19,10 @@ from patchlight.emulation.optical.protocols.http_server import (
     Response,
     read_map_by_hand,
 )
-from patchlight.emulation.optical.protocols.server import Users
 from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
-from patchlight.emulation.optical.vendors.polatis import SOFTWARE, PolatisSwitch
+from patchlight.emulation.optical.vendors.polatis import STATUS, PolatisSwitch
 
 _PAIR = re.compile(r"/api/data/cross-connects/pair(?:=(\d{1,9}))?")
-_STATUS = {"E": "ENABLED", "D": "DISABLED", "F": "FAILED"}
 
 
 class PolatisRestconfServer(HttpServer):
@@ -34,8 +32,8 @@ class PolatisRestconfServer(HttpServer):
     by_hand = read_map_by_hand("/api/data/cross-connects/pair")
     media_type = "application/yang-data+json"
 
-    def __init__(self, device: EmulatedOcs, users: Users) -> None:
-        super().__init__(device, users)
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
         self._switch = PolatisSwitch(device)
         self._alarms: list[dict[str, Any]] = []
 
@@ -59,26 +57,24 @@ class PolatisRestconfServer(HttpServer):
             case "/api/data/opm-power/port":
                 return _read(request, "optical-switch:port", await self._power())
             case "/api/data/product-information":
-                return _read(request, "optical-switch:product-information", self._identity())
+                return _read(request, "optical-switch:product-information", self._switch.product())
             case "/api/data/system-alarms/alarm":
                 return _read(request, "polatis-switch:alarm", self._alarms)
         return self._problem(404, f"no such resource: {request.path}")
 
-    def _problem(self, status: int, words: str) -> Response:
-        error = {"error-type": "application", "error-tag": _tag(status), "error-message": words}
+    def _problem(self, status: int, message: str) -> Response:
+        error = {"error-type": "application", "error-tag": _tag(status), "error-message": message}
         return Response(status, {"ietf-restconf:errors": {"error": [error]}})
 
     def _refusal(self, refusal: RequestRefused) -> Response:
-        words = {
+        messages = {
             Reason.NO_PORT: f"Port {refusal.port} is out of range",
             Reason.BUSY: f"Port {refusal.port} twice",
             Reason.LOCKED: f"Port {refusal.port} is disabled",
             Reason.FAILED: f"Port {refusal.port} has failed",
         }
-        return self._problem(
-            400 if refusal.reason is Reason.NO_PORT else 409,
-            words.get(refusal.reason, refusal.reason.value),
-        )
+        status = 400 if refusal.reason is Reason.NO_PORT else 409
+        return self._problem(status, messages.get(refusal.reason, refusal.reason.value))
 
     # --- cross-connects ---------------------------------------------------------------------
 
@@ -93,8 +89,7 @@ class PolatisRestconfServer(HttpServer):
                 if not pairs:
                     return self._problem(404, f"Port {ingress} is not connected")
             return _read(request, "optical-switch:pair", pairs)
-        wanted = request.headers.get("if-match")
-        if wanted is not None and wanted not in ("*", _etag(self._pairs())):
+        if request.headers.get("if-match", "*") not in ("*", _etag(self._pairs())):
             return self._problem(412, "The cross-connects have changed")
         if request.method == "PATCH" and ingress is None:
             ins, outs = _numbers(request.body)
@@ -112,53 +107,40 @@ class PolatisRestconfServer(HttpServer):
             return self._problem(405, f"{request.method} is not possible there")
         return Response(204, None, {"ETag": _etag(self._pairs())})
 
-    # --- ports ------------------------------------------------------------------------------
-
     def _ports(self) -> list[dict[str, Any]]:
         return [
-            {"port-id": n, "status": _STATUS[self._switch.state(n)], "label": "", "peer-port": ""}
+            {"port-id": n, "status": STATUS[self._switch.state(n)], "label": "", "peer-port": ""}
             for n in self._switch.numbers
         ]
 
     async def _configure(self, request: Request) -> Response:
         rows = request.body.get("port") if isinstance(request.body, dict) else None
-        wanted: dict[str, list[int]] = {"ENABLED": [], "DISABLED": []}
+        numbers_by_status: dict[str, list[int]] = {"ENABLED": [], "DISABLED": []}
         for row in rows if isinstance(rows, list) else [None]:
             number = row.get("port-id") if isinstance(row, dict) else None
-            if row is None or type(number) is not int or row.get("status") not in wanted:
+            status = row.get("status") if isinstance(row, dict) else None
+            if type(number) is not int or status not in numbers_by_status:
                 return self._problem(400, "expected a list of ports, ENABLED or DISABLED")
-            wanted[row["status"]].append(number)
-        for state, numbers in wanted.items():
+            numbers_by_status[status].append(number)
+        for status, numbers in numbers_by_status.items():
             if numbers:
-                await self._switch.enable(numbers, on=state == "ENABLED")
+                await self._switch.enable(numbers, on=status == "ENABLED")
         return Response(204)
 
     async def _power(self) -> list[dict[str, Any]]:
-        numbers = [n for n in self._switch.numbers if self._switch.has_monitor(n)]
-        powers = await self._switch.power(numbers)
-        return [
-            {"port-id": number, "power": round(dbm, 2)}
-            for number, dbm in zip(numbers, powers, strict=True)
-        ]
-
-    def _identity(self) -> dict[str, str]:
-        return {
-            "manufacturer": "Polatis",
-            "serial-number": self._switch.serial,
-            "model-name": self._switch.model,
-            "software-version": SOFTWARE,
-        }
+        powers = await self._switch.monitored(self._switch.numbers)
+        return [{"port-id": number, "power": round(dbm, 2)} for number, dbm in powers.items()]
 
 
-def _read(request: Request, name: str, said: Any) -> Response:
-    etag = _etag(said)
+def _read(request: Request, name: str, content: Any) -> Response:
+    etag = _etag(content)
     if request.headers.get("if-none-match") == etag:
         return Response(304, None, {"ETag": etag})
-    return Response(200, {name: said}, {"ETag": etag})
+    return Response(200, {name: content}, {"ETag": etag})
 
 
-def _etag(said: Any) -> str:
-    return f'"{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:24]}"'
+def _etag(content: Any) -> str:
+    return f'"{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]}"'
 
 
 def _numbers(body: Any) -> tuple[list[int] | None, list[int] | None]:

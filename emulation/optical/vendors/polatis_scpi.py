@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from patchlight.controller.circuits.protocols.scpi.framing import channels
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.scpi_server import ScpiError, ScpiServer
-from patchlight.emulation.optical.protocols.server import Users
 from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
 from patchlight.emulation.optical.vendors.polatis import SOFTWARE, PolatisSwitch
 
@@ -29,35 +28,33 @@ class PolatisScpiServer(ScpiServer):
     by_hand = "printf ':oxc:swit:conn:stat?\\n' | nc -q 1 {host} {port}"
     short_forms = _SHORT
 
-    def __init__(self, device: EmulatedOcs, users: Users) -> None:
-        super().__init__(device, users)
-        self._switch = PolatisSwitch(device)
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
+        self._switch = switch = PolatisSwitch(device)
         self._commands |= {
             "*idn?": self._identity,
             "oxc:swit:size?": self._size,
-            "oxc:swit:conn:add": self._add,
-            "oxc:swit:conn:only": self._only,
-            "oxc:swit:conn:sub": self._subtract,
-            "oxc:swit:disc:all": self._disconnect_all,
+            "oxc:swit:conn:add": lambda text: switch.connect(*_two_lists(text, even=True)),
+            "oxc:swit:conn:only": lambda text: switch.only(*_two_lists(text, even=True)),
+            "oxc:swit:conn:sub": lambda text: switch.disconnect(*_two_lists(text, even=False)),
+            "oxc:swit:disc:all": lambda text: switch.disconnect_all(),
             "oxc:swit:conn:stat?": self._connections,
             "oxc:swit:conn:port?": self._partner,
             "oxc:swit:port:stat?": self._port_states,
-            "oxc:swit:port:enab": self._enable,
-            "oxc:swit:port:dis": self._disable,
+            "oxc:swit:port:enab": lambda text: switch.enable(_numbers(text), on=True),
+            "oxc:swit:port:dis": lambda text: switch.enable(_numbers(text), on=False),
             "pmon:pow?": self._power,
         }
 
     def _refusal(self, refusal: RequestRefused) -> ScpiError:
         port = refusal.port
-        code, words = {
+        code, message = {
             Reason.NO_PORT: (-222, f"Data out of range;port {port}"),
             Reason.BUSY: (-221, f"Settings conflict;port {port} twice"),
             Reason.LOCKED: (-221, f"Settings conflict;port {port} is disabled"),
             Reason.FAILED: (-240, f"Hardware error;port {port} has failed"),
         }.get(refusal.reason, (-200, "Execution error"))
-        return ScpiError(code, words)
-
-    # --- reading ----------------------------------------------------------------------------
+        return ScpiError(code, message)
 
     async def _identity(self, parameters: str) -> str:
         return f"Polatis,{self._switch.model},{self._switch.serial},{SOFTWARE}"
@@ -88,26 +85,6 @@ class PolatisScpiServer(ScpiServer):
             if not self._switch.has_monitor(number):
                 raise ScpiError(-241, f"Hardware missing;no power monitor at port {number}")
         return f"({','.join(f'{dbm:.2f}' for dbm in powers)})"
-
-    # --- changing ---------------------------------------------------------------------------
-
-    async def _add(self, parameters: str) -> None:
-        await self._switch.connect(*_two_lists(parameters, even=True))
-
-    async def _only(self, parameters: str) -> None:
-        await self._switch.only(*_two_lists(parameters, even=True))
-
-    async def _subtract(self, parameters: str) -> None:
-        await self._switch.disconnect(*_two_lists(parameters, even=False))
-
-    async def _disconnect_all(self, parameters: str) -> None:
-        await self._switch.disconnect_all()
-
-    async def _enable(self, parameters: str) -> None:
-        await self._switch.enable(_numbers(parameters), on=True)
-
-    async def _disable(self, parameters: str) -> None:
-        await self._switch.enable(_numbers(parameters), on=False)
 
 
 def _two_lists(text: str, *, even: bool) -> tuple[list[int], list[int]]:

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from patchlight.controller.circuits.numbering import SIDES
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.server import Users
 from patchlight.emulation.optical.protocols.tl1_messages import Answer, Command, deny, port_numbers
-from patchlight.emulation.optical.protocols.tl1_server import (
-    Connection,
-    Tl1Server,
-    read_map_by_hand,
-)
+from patchlight.emulation.optical.protocols.tl1_server import Tl1Server, read_map_by_hand
 from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
 from patchlight.emulation.optical.vendors.polatis import SOFTWARE, PolatisSwitch
 
@@ -25,20 +18,20 @@ class PolatisTl1Server(Tl1Server):
     port = 3082
     by_hand = read_map_by_hand("RTRV-PATCH:::2:;")
 
-    def __init__(self, device: EmulatedOcs, users: Users) -> None:
-        super().__init__(device, users)
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
         self._switch = PolatisSwitch(device)
         self._handlers |= {
             "RTRV-NETYPE": self._identity,
             "RTRV-INV": self._inventory,
             "RTRV-EQPT": self._equipment,
-            "ED-EQPT": lambda connection, command: Answer(),
+            "ED-EQPT": lambda command: None,
             "RTRV-PATCH": self._patches,
             "ENT-PATCH": self._enter,
             "DLT-PATCH": self._delete,
             "RTRV-PORT-SHUTTER": self._shutters,
-            "OPR-PORT-SHUTTER": self._close_shutters,
-            "RLS-PORT-SHUTTER": self._open_shutters,
+            "OPR-PORT-SHUTTER": self._turn_shutters,
+            "RLS-PORT-SHUTTER": self._turn_shutters,
             "RTRV-PORT-POWER": self._power,
         }
 
@@ -54,45 +47,39 @@ class PolatisTl1Server(Tl1Server):
     def _aids(self, port: int) -> tuple[str, ...]:
         return tuple(str(self._switch.numbering.to_number(side, port)) for side in SIDES)
 
-    # --- reading ----------------------------------------------------------------------------
+    def _identity(self, command: Command) -> list[str]:
+        return [f"Polatis,{self._switch.model},OCS,{SOFTWARE}"]
 
-    def _identity(self, connection: Connection, command: Command) -> Answer:
-        return Answer(lines=(f"Polatis,{self._switch.model},OCS,{SOFTWARE}",))
+    def _inventory(self, command: Command) -> list[str]:
+        return [f"OCS::SN={self._switch.serial.replace('-', '')}"]
 
-    def _inventory(self, connection: Connection, command: Command) -> Answer:
-        return Answer(lines=(f"OCS::SN={self._switch.serial.replace('-', '')}",))
-
-    def _equipment(self, connection: Connection, command: Command) -> Answer:
+    def _equipment(self, command: Command) -> Answer:
         if command.aid.upper() != "SYSTEM" or "PARAMETER=SIZE" not in command.params:
             return deny("IIAC", f"Invalid AID {command.aid}")
         return Answer(lines=(f"SYSTEM:SIZE={self._switch.numbering}",))
 
-    def _patches(self, connection: Connection, command: Command) -> Answer:
-        asked = set(self._ports(command.aid))
-        pairs = self._switch.pairs()
-        return Answer(lines=[f"{i},{o}" for i, o in pairs if {i, o} & asked])
+    def _patches(self, command: Command) -> list[str]:
+        ports = set(self._ports(command.aid))
+        return [f"{inp},{out}" for inp, out in self._switch.pairs() if {inp, out} & ports]
 
-    def _shutters(self, connection: Connection, command: Command) -> Answer:
+    def _shutters(self, command: Command) -> list[str]:
         ports = self._ports(command.aid)
-        return Answer(lines=[f"{port}:{_SHUTTER[self._switch.state(port)]}" for port in ports])
+        return [f"{port}:{_SHUTTER[self._switch.state(port)]}" for port in ports]
 
-    async def _power(self, connection: Connection, command: Command) -> Answer:
-        ports = [port for port in self._ports(command.aid) if self._switch.has_monitor(port)]
-        powers = await self._switch.power(ports)
-        return Answer(lines=[f"{port}:{dbm:.1f}" for port, dbm in zip(ports, powers, strict=True)])
+    async def _power(self, command: Command) -> list[str]:
+        powers = await self._switch.monitored(self._ports(command.aid))
+        return [f"{port}:{dbm:.1f}" for port, dbm in powers.items()]
 
-    # --- changing ---------------------------------------------------------------------------
-
-    async def _enter(self, connection: Connection, command: Command) -> Answer:
+    async def _enter(self, command: Command) -> Answer | None:
         ins, _, outs = command.aid.partition(",")
         lists = self._ports(ins), self._ports(outs)
         if len(lists[0]) != len(lists[1]) or not ins:
             return deny("IIAC", "Lists of different length")
         await self._switch.connect(*lists)
         self._changed("ENT-PATCH", command.aid)
-        return Answer()
+        return None
 
-    async def _delete(self, connection: Connection, command: Command) -> Answer:
+    async def _delete(self, command: Command) -> Answer | None:
         if command.aid.upper() == "ALL":
             await self._switch.disconnect_all()
         elif command.aid:
@@ -100,27 +87,12 @@ class PolatisTl1Server(Tl1Server):
         else:
             return deny("IIAC", "Invalid AID")
         self._changed("DLT-PATCH", command.aid)
-        return Answer()
+        return None
 
-    async def _close_shutters(self, connection: Connection, command: Command) -> Answer:
-        await self._switch.enable(self._ports(command.aid), on=False)
-        return Answer()
-
-    async def _open_shutters(self, connection: Connection, command: Command) -> Answer:
-        await self._switch.enable(self._ports(command.aid), on=True)
-        return Answer()
-
-    # --- inside -----------------------------------------------------------------------------
+    async def _turn_shutters(self, command: Command) -> None:
+        await self._switch.enable(self._ports(command.aid), on=command.verb.startswith("RLS"))
 
     def _ports(self, aid: str) -> list[int]:
         """The ports of a list or range, all if there is none."""
-        known: Iterable[int] = self._switch.numbers
-        if not aid:
-            return list(known)
-        found = port_numbers(aid, lambda number: number in self._switch.numbers)
-        if found is None:
-            raise RequestRefused(Reason.NO_PORT)
-        for number in found:
-            if number not in self._switch.numbers:
-                raise RequestRefused(Reason.NO_PORT, port=number)
-        return found
+        known = self._switch.numbers
+        return port_numbers(aid, known.__contains__) if aid else list(known)

@@ -12,8 +12,8 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 from patchlight.controller.circuits.contract import DirectedPort
+from patchlight.controller.circuits.numbering import SIDES
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.server import Users
 from patchlight.emulation.optical.protocols.ssh_server import SshServer
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.testbed.portmap import CrossConnect
@@ -31,8 +31,8 @@ class TelescentSshServer(SshServer):
     port = 9861
     by_hand = "ssh -t -p {port} {user}@{host}, then: switchstate"
 
-    def __init__(self, device: EmulatedOcs, users: Users) -> None:
-        super().__init__(device, users)
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
         self._shells: set[asyncio.StreamWriter] = set()
         self._robot = asyncio.Lock()
         self._unlocked: set[DirectedPort] = set()
@@ -49,9 +49,7 @@ class TelescentSshServer(SshServer):
         for shell in tuple(self._shells):
             shell.write(f"\r\n{_LEVELS.get(code, 'NOTICE')}: {rest}\r\n".encode())
 
-    # --- the shell --------------------------------------------------------------------------
-
-    async def _converse(
+    async def _session(
         self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self._shells.add(writer)
@@ -59,44 +57,36 @@ class TelescentSshServer(SshServer):
             writer.write(f"Telescent NTM (emulated)\r\n{PROMPT}".encode())
             async for line in _lines(reader):
                 writer.write(f"{line}\r\n".encode())
-                if line.strip() == "exit" or not await self._do(user, line, writer):
+                if line.strip() == "exit":
                     return
+                await self._do(user, line, writer)
         finally:
             self._shells.discard(writer)
 
-    async def _do(self, user: str, line: str, writer: asyncio.StreamWriter) -> bool:
-        """Do a command and answer it; ``False`` ends the session."""
-        verb, *words = line.split() or [""]
+    async def _do(self, user: str, line: str, writer: asyncio.StreamWriter) -> None:
+        verb, *arguments = line.split() or [""]
         faults = self._device.faults
         changes = verb in _CHANGING
-        mishap = faults.mishap(changes=changes)
-        if mishap.cut == "before":
-            return False
-        await asyncio.sleep(mishap.stall_s)
-        if mishap.refusal:
-            said = [f"ERROR: {mishap.refusal}"]
-        elif (changes or verb == "unlock") and not self._device.may_change(user):
-            said = ["ERROR: permission denied: this user may only look"]
-        elif verb in self._handlers:
-            await self._device.settle()
-            try:
-                said = await self._handlers[verb](words)
-            except RequestRefused as refusal:
-                said = [f"ERROR: {_words(refusal)}"]
-        else:
-            said = [f"ERROR: unknown command {verb[:40]}"] if verb else []
-        if mishap.cut == "after":
-            return False
+        async with faults.around_command(changes=changes) as refused:
+            if refused:
+                lines = [f"ERROR: {refused}"]
+            elif (changes or verb == "unlock") and not self._device.may_change(user):
+                lines = ["ERROR: permission denied: this user may only look"]
+            elif verb in self._handlers:
+                await self._device.settle()
+                try:
+                    lines = await self._handlers[verb](arguments)
+                except RequestRefused as refusal:
+                    lines = [f"ERROR: {_refusal_text(refusal)}"]
+            else:
+                lines = [f"ERROR: unknown command {verb[:40]}"] if verb else []
         for number in range(faults.take_flood()):
             self.report(f"* Alarm {number}")
-        answer = "".join(f"{text}\r\n" for text in said) + PROMPT
+        answer = "".join(f"{text}\r\n" for text in lines) + PROMPT
         writer.write(faults.spoilt(answer.encode()))
         await writer.drain()
-        return True
 
-    # --- commands ---------------------------------------------------------------------------
-
-    async def _state(self, words: list[str]) -> list[str]:
+    async def _state(self, arguments: list[str]) -> list[str]:
         rows = -(-self._device.switch.ports // _COLUMNS)
         return [
             f"\x1b[32mR{row}#A\x1b[0m "
@@ -104,48 +94,43 @@ class TelescentSshServer(SshServer):
             for row in range(rows)
         ]
 
-    async def _connect(self, words: list[str]) -> list[str]:
-        force, ports = _asked(words)
+    async def _connect(self, arguments: list[str]) -> list[str]:
+        force, ports = _parsed(arguments)
         sides = [port.side for port in ports]
         if sides == ["in", "out"]:
-            wanted = [CrossConnect(ports[0].number, ports[1].number)]
+            cross_connects = [CrossConnect(ports[0].number, ports[1].number)]
         elif sides == ["in", "out", "in", "out"]:
-            one, other = ports[0].number, ports[2].number
-            wanted = [CrossConnect(one, other), CrossConnect(other, one)]
+            there = CrossConnect(ports[0].number, ports[2].number)
+            cross_connects = [there, there.reverse]
         else:
             return ["ERROR: usage: connect [--force] -in PORT -out PORT | PORT PORT"]
         async with self._robot:
-            for c in wanted:
+            for c in cross_connects:
                 await self._join(c, force=force)
-        return [f"connected {c.inp - 1} to {c.out - 1}" for c in wanted]
+        return [f"connected {c.inp - 1} to {c.out - 1}" for c in cross_connects]
 
-    async def _unlock(self, words: list[str]) -> list[str]:
-        _, ports = _asked(words)
-        for port in ports:
-            self._check(port)
+    async def _unlock(self, arguments: list[str]) -> list[str]:
+        _, ports = _parsed(arguments)
+        self._check(*ports)
         self._unlocked |= set(ports)
         return []
 
-    async def _unallocate(self, words: list[str]) -> list[str]:
-        _, ports = _asked(words)
+    async def _unallocate(self, arguments: list[str]) -> list[str]:
+        _, ports = _parsed(arguments)
         async with self._robot:
             for port in ports:
                 self._check(port)
                 # A port unlocked on one side only cannot be let go.
-                both = (DirectedPort("in", port.number), DirectedPort("out", port.number))
-                if any(self._is_locked(side) for side in both):
+                if any(self._is_locked(DirectedPort(side, port.number)) for side in SIDES):
                     return [f"ERROR: port {port.number - 1} is locked"]
                 if circuit := self._circuit(port):
                     self._device.remove(circuit)
             await self._device.settle()
         return []
 
-    # --- inside -----------------------------------------------------------------------------
-
     async def _join(self, c: CrossConnect, *, force: bool) -> None:
         ends = DirectedPort("in", c.inp), DirectedPort("out", c.out)
-        for port in ends:
-            self._check(port)
+        self._check(*ends)
         for port in ends:
             if port.number in self._device.matrix.locked:
                 raise RequestRefused(Reason.LOCKED, port=port.number)
@@ -157,17 +142,17 @@ class TelescentSshServer(SshServer):
             raise RequestRefused(Reason.BUSY, port=c.inp)
         self._unlocked -= set(ends)
         if new:
-            for circuit in there:
-                self._device.remove(circuit)
+            self._device.remove_all(there)
             (made,) = await self._device.light([c])
             if made.phase is Phase.FAILED:
                 self._device.remove(made)
                 await self._device.settle()
                 raise RequestRefused(Reason.FAILED, port=c.out)
 
-    def _check(self, port: DirectedPort) -> None:
-        if not 1 <= port.number <= self._device.switch.ports:
-            raise RequestRefused(Reason.NO_PORT, port=port.number)
+    def _check(self, *ports: DirectedPort) -> None:
+        for port in ports:
+            if not 1 <= port.number <= self._device.switch.ports:
+                raise RequestRefused(Reason.NO_PORT, port=port.number)
 
     def _circuit(self, port: DirectedPort) -> Circuit | None:
         matrix = self._device.matrix
@@ -189,27 +174,24 @@ class TelescentSshServer(SshServer):
         return f"{status}{out - 1}"
 
 
-def _asked(words: Iterable[str]) -> tuple[bool, list[DirectedPort]]:
+def _parsed(arguments: Iterable[str]) -> tuple[bool, list[DirectedPort]]:
     """Whether ``--force`` is there, and the ports: ``-in 3`` one side, ``3`` both."""
     force, ports, side = False, [], ""
-    for word in words:
-        if word == "--force":
+    for argument in arguments:
+        if argument == "--force":
             force = True
-        elif word in ("-in", "-out"):
-            side = word
-        elif re.fullmatch(r"\d{1,6}", word):
-            number = int(word) + 1
-            if side != "-out":
-                ports.append(DirectedPort("in", number))
-            if side != "-in":
-                ports.append(DirectedPort("out", number))
+        elif argument in ("-in", "-out"):
+            side = argument
+        elif re.fullmatch(r"\d{1,6}", argument):
+            number = int(argument) + 1
+            ports += [DirectedPort(named, number) for named in SIDES if side in ("", f"-{named}")]
             side = ""
         else:
             raise RequestRefused(Reason.NO_PORT)
     return force, ports
 
 
-def _words(refusal: RequestRefused) -> str:
+def _refusal_text(refusal: RequestRefused) -> str:
     port = None if refusal.port is None else refusal.port - 1
     return {
         Reason.NO_PORT: "no such port" if port is None else f"port {port} does not exist",

@@ -10,10 +10,9 @@ from pathlib import Path
 import click
 
 from patchlight.emulation.optical.crossbar import NoCrossbar
-from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
-from patchlight.emulation.optical.protocols.server import ProtocolServer
+from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.protocols.server import ProtocolServer, server_class
 from patchlight.emulation.optical.serving import serve_until_stopped
-from patchlight.emulation.optical.vendors.registry import server_class
 from patchlight.testbed.emulated import Emulation, OcsUser
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import CircuitSwitch
@@ -23,7 +22,6 @@ from patchlight.testbed.portmap import PortMap, parse_cross_connects
 from patchlight.testbed.units import parse_loss, parse_time
 
 _ARRIVING_DBM = 0.0
-_DATAPATH_ID = 0x51
 _EMULATED = [driver for driver in OCS_DRIVERS.values() if driver.device]
 
 
@@ -105,7 +103,9 @@ def emulate(
         for c in parse_cross_connects(text)
     )
     initial.check(ports)
-    password = _password(password_env)
+    if password_env is not None and password_env not in os.environ:
+        hint = f"export {password_env}=… before starting"
+        raise BadInput(f"{password_env} is not set", hint=hint)
     switch = CircuitSwitch(
         name="ocs1",
         driver=driver,
@@ -116,29 +116,21 @@ def emulate(
         user=user,
         password_env=password_env,
         initial=initial,
-        datapath_id=_DATAPATH_ID if server.dials else None,
+        datapath_id=server.datapath_id,
         emulated=Emulation(
             users=tuple(OcsUser(name, read_only=True) for name in viewers),
             conflict_time_s=None if conflict_time is None else parse_time(conflict_time),
         ),
     )
     arriving_dbm = dict.fromkeys(range(1, ports + 1), _ARRIVING_DBM)
-    device = EmulatedOcs(switch, arriving_dbm, NoCrossbar(), LoopClock(), state_file=state)
-    protocol = server(device, {user: password, **dict.fromkeys(viewers)})
+    device = EmulatedOcs(switch, arriving_dbm, NoCrossbar(), state_file=state)
+    protocol = server(device)
 
     async def ready(host: str, port: int) -> None:
         _print_how_to_use(protocol, switch, host, port, control)
 
     asyncio.run(serve_until_stopped(device, protocol, switch.address, control=control, ready=ready))
     click.echo("ended", err=True)
-
-
-def _password(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    if variable not in os.environ:
-        raise BadInput(f"{variable} is not set", hint=f"export {variable}=… before starting")
-    return os.environ[variable]
 
 
 def _print_how_to_use(

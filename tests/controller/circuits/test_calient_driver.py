@@ -20,7 +20,7 @@ from patchlight.controller.circuits.protocols.session import Session, Timeouts
 from patchlight.controller.circuits.protocols.tl1.client import Tl1Client
 from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT
 from patchlight.emulation.optical.crossbar import NoCrossbar
-from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
+from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.http_server import Request
 from patchlight.emulation.optical.switch_matrix import Circuit, Reason, RequestRefused
 from patchlight.emulation.optical.vendors.calient_rest import CalientRestServer
@@ -201,19 +201,19 @@ class ParkingFront(CalientRestServer):
         self._device.deactivate(added)
         return added
 
-    async def _activate(self, request: Request) -> dict[str, str]:
+    async def _activate(self, request: Request) -> None:
         if request.query["conn"] == "1.1.5>1.2.3":
             raise RequestRefused(Reason.FAILED, port=5)
-        return await super()._activate(request)
+        await super()._activate(request)
 
 
 @pytest.mark.parametrize("bulk", [False, True])
 async def test_a_unit_that_parks_what_is_added(bulk: bool) -> None:
     pairs = circuits("3>9", "4>10", "5>11")
     switch = CircuitSwitch("ocs1", "calient-rest", "", 16, 0.005, initial=FIRST_MAP)
-    emulated = EmulatedOcs(switch, {1: 0.0}, NoCrossbar(), LoopClock())
+    emulated = EmulatedOcs(switch, {1: 0.0}, NoCrossbar())
     await emulated.open()
-    front = ParkingFront(emulated, {"admin": None})
+    front = ParkingFront(emulated)
     async with listening(front.serve, front.tls) as address:
         driver = CalientRest(replace(switch, address=address), "", replace(REST, bulk=bulk))
         outcome = await driver.connect(pairs)

@@ -22,7 +22,7 @@ from patchlight.controller.circuits.contract import (
 )
 from patchlight.controller.circuits.protocols.ssh.host_keys import HostKeyRefused
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.emulation.optical.protocols.certificate import server_context
+from patchlight.emulation.optical.protocols.http_server import server_context
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
 from tests.support.emulated_devices import Running, lab_file, running

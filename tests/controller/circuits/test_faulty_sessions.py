@@ -20,8 +20,8 @@ from patchlight.controller.circuits.drivers.base import TableDriver
 from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT
 from patchlight.controller.circuits.protocols.session import DeviceSession
 from patchlight.emulation.optical.crossbar import NoCrossbar
-from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
-from patchlight.emulation.optical.vendors.registry import server_class
+from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.protocols.server import server_class
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import CrossConnect, PortMap
@@ -102,9 +102,9 @@ async def session(driver_name: str, seed: int) -> str:
     """Operations over the bad connection, then over the good one. How it went."""
     rng = random.Random(seed)
     switch = CircuitSwitch("ocs1", driver_name, "", 16, 0.0, initial=PortMap.of([(1, 7)]))
-    device = EmulatedOcs(switch, {1: 0.0}, NoCrossbar(), LoopClock())
+    device = EmulatedOcs(switch, {1: 0.0}, NoCrossbar())
     await device.open()
-    connection = BadConnection(server_class(driver_name)(device, {"admin": None}), rng)
+    connection = BadConnection(server_class(driver_name)(device), rng)
     async with listening(connection.serve, connection.front.tls) as address:
         ended = await over_the_bad_connection(connection, replace(switch, address=address))
         # Only what was learnt on the bad connection may be wrong: a new driver sees what is so.

@@ -20,7 +20,7 @@ from patchlight.controller.circuits.protocols.http.trust import (
     fingerprint,
     pins_file,
 )
-from patchlight.emulation.optical.protocols.certificate import certificate
+from patchlight.emulation.optical.protocols.http_server import certificate
 from patchlight.testbed.errors import BadInput
 from tests.support.emulated_devices import Running, lab_file, running
 

@@ -10,7 +10,7 @@ from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.drivers.polatis.restconf import PolatisRestconf
 from patchlight.controller.circuits.protocols.http.dialects import POLATIS
 from patchlight.emulation.optical.crossbar import NoCrossbar
-from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
+from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.http_server import Request, Response
 from patchlight.emulation.optical.vendors.polatis_restconf import PolatisRestconfServer
 from patchlight.testbed.lab import CircuitSwitch
@@ -35,9 +35,9 @@ class SharedFront(PolatisRestconfServer):
 
 async def test_a_map_that_changed_meanwhile_is_left_alone() -> None:
     switch = CircuitSwitch("ocs1", "polatis-restconf", "", 32, 0.005, initial=FIRST_MAP)
-    emulated = EmulatedOcs(switch, {1: 0.0}, NoCrossbar(), LoopClock())
+    emulated = EmulatedOcs(switch, {1: 0.0}, NoCrossbar())
     await emulated.open()
-    front = SharedFront(emulated, {"admin": None})
+    front = SharedFront(emulated)
     async with listening(front.serve, front.tls) as address:
         driver = PolatisRestconf(replace(switch, address=address), "")
         await driver.open()

@@ -17,7 +17,7 @@ from patchlight.controller.circuits.protocols.scpi import dialects as scpi
 from patchlight.controller.circuits.protocols.tl1 import dialects as tl1
 from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT
 from patchlight.controller.circuits.registry import driver_names, open_driver, password_of
-from patchlight.emulation.optical.vendors.registry import emulated_drivers, server_class
+from patchlight.emulation.optical.protocols.server import emulated_drivers, server_class
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS, OcsDriver

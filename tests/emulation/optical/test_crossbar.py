@@ -58,9 +58,6 @@ class Bench:
     device: Running
     hosts: tuple[Host, ...]
 
-    def driver(self) -> CalientTl1:
-        return CalientTl1(self.device.switch, "")
-
 
 @contextmanager
 def plugged(name: str) -> Iterator[tuple[Host, ...]]:
@@ -96,7 +93,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 @asynccontextmanager
 async def driving(bench: Bench, initial: PortMap) -> AsyncIterator[CalientTl1]:
     """An open driver of the device, brought to ``initial``."""
-    driver = bench.driver()
+    driver = CalientTl1(bench.device.switch, "")
     await driver.open()
     try:
         change = (await driver.read_map()).diff(initial)
@@ -208,12 +205,12 @@ async def test_power_follows_the_transmitter(bench: Bench) -> None:
 
     async def until(driver: CalientTl1, dark: bool) -> None:
         deadline = time.monotonic() + 5
-        while (found := await driver.power([arriving, leaving]))[arriving] is None or dark:
-            if dark and found == {arriving: None, leaving: None}:
+        while (powers := await driver.power([arriving, leaving]))[arriving] is None or dark:
+            if dark and powers == {arriving: None, leaving: None}:
                 return
             assert time.monotonic() < deadline
-        assert found[arriving] == pytest.approx(-0.3)
-        assert found[leaving] == pytest.approx(-1.8, abs=0.31)
+        assert powers[arriving] == pytest.approx(-0.3)
+        assert powers[leaving] == pytest.approx(-1.8, abs=0.31)
 
     async with driving(bench, PortMap.of([(1, 2)])) as driver:
         await until(driver, dark=False)

@@ -20,8 +20,9 @@ from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.labfile.emulated_schema import FAULT, TRIGGERS
 from patchlight.testbed.labfile.reader import read_lab
-from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.portmap import PortMap
 from tests.support.emulated_devices import lab_file, running
+from tests.support.ocs_drivers import circuit
 from tests.support.protocol_session import client, serving
 
 WITH_USERS = {
@@ -39,11 +40,6 @@ WITH_USERS = {
 def _own_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PINS_VARIABLE, str(tmp_path / "tls-pins"))
     monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "known_hosts"))
-
-
-def one(text: str) -> CrossConnect:
-    inp, _, out = text.partition(">")
-    return CrossConnect(int(inp), int(out))
 
 
 @asynccontextmanager
@@ -71,16 +67,16 @@ async def test_faults_come_in_their_time(tmp_path: Path) -> None:
     with running(tmp_path, lab, "--no-fabric") as device:
         async with opened(device.switch) as driver:
             assert await driver.read_map() == PortMap.of([(1, 7), (7, 1)])
-            (locked,) = (await driver.connect([one("9>9")])).refused
+            (locked,) = (await driver.connect([circuit("9>9")])).refused
             assert locked.words
-            assert (await driver.connect([one("3>9")])).complete is False
-            (now,) = (await driver.connect([one("4>10")])).refused
+            assert (await driver.connect([circuit("3>9")])).complete is False
+            (now,) = (await driver.connect([circuit("4>10")])).refused
             assert "not now" in now.words
             with pytest.raises(OutcomeUnknown):
-                await driver.connect([one("5>11")])
-            assert (await driver.connect([one("5>11")])).complete
+                await driver.connect([circuit("5>11")])
+            assert (await driver.connect([circuit("5>11")])).complete
             deadline = time.monotonic() + 5
-            while one("1>7") in await driver.read_map():
+            while circuit("1>7") in await driver.read_map():
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.05)
             assert await driver.read_map() == PortMap.of([(7, 1), (5, 11)])
@@ -99,7 +95,7 @@ async def test_a_read_only_user_looks_and_is_refused_to_change(driver: str, tmp_
         async with opened(viewer, "s3cret") as looking:
             assert await looking.read_map() == first_map
             await looking.port_states()
-            for change in (looking.connect([one("3>9")]), looking.disconnect([one("1>7")])):
+            for change in (looking.connect([circuit("3>9")]), looking.disconnect([circuit("1>7")])):
                 try:
                     words = (await change).refused[0].words
                 except DeviceRefused as refusal:
@@ -110,7 +106,7 @@ async def test_a_read_only_user_looks_and_is_refused_to_change(driver: str, tmp_
             async with opened(viewer, "hush"):
                 pass
         async with opened(replace(device.switch, user="second"), "anything") as changing:
-            assert (await changing.connect([one("3>9")])).complete
+            assert (await changing.connect([circuit("3>9")])).complete
 
 
 @pytest.mark.parametrize("seconds", [None, 0.5])
@@ -119,13 +115,7 @@ async def test_a_calient_refuses_a_busy_port_or_makes_room_slowly(
 ) -> None:
     """Told by hand: our driver never asks a device to make room."""
     declared = "" if seconds is None else f", emulated: {{conflict_time: {seconds:g}s}}"
-    lab = lab_file(
-        tmp_path,
-        driver="calient-tl1",
-        initial=("1>7", "2>8"),
-        switching_time="200ms",
-        extra=declared,
-    )
+    lab = lab_file(tmp_path, initial=("1>7", "2>8"), switching_time="200ms", extra=declared)
     switch = read_lab(lab).circuit_switch("ocs1")
     async with serving(switch) as (_, device, port), client(port) as say:
         began = time.monotonic()
@@ -137,10 +127,10 @@ async def test_a_calient_refuses_a_busy_port_or_makes_room_slowly(
         while entered - lit.keys():
             assert time.monotonic() < began + 5
             await asyncio.sleep(0.01)
-            for circuit in entered:
-                ports = circuit.replace(">", ",")
-                if "AS=IS,OS=IS,OC=OK" in await say(f"RTRV-CRS::{ports}:4::{circuit};"):
-                    lit.setdefault(circuit, time.monotonic() - began)
+            for name in entered:
+                ports = name.replace(">", ",")
+                if "AS=IS,OS=IS,OC=OK" in await say(f"RTRV-CRS::{ports}:4::{name};"):
+                    lit.setdefault(name, time.monotonic() - began)
         assert 0.15 < lit["1.1.5>1.1.6"] < 0.45
         if seconds:
             assert lit["1.1.1>1.1.8"] > 0.45
@@ -149,15 +139,15 @@ async def test_a_calient_refuses_a_busy_port_or_makes_room_slowly(
             device.faults.refuse_ports = [9]
             await device.faults_changed()
             assert "locked" in await say("ENT-CRS::1.1.1,1.2.1:5::SYSTEM,1WAY;")
-            assert one("1>8") in device.map
+            assert circuit("1>8") in device.map
         else:
             assert device.map == PortMap.of([(1, 7), (2, 8), (5, 6)])
         # Breaking first and making then takes the switching time alone, on either.
         async with opened(replace(switch, address=f"127.0.0.1:{port}"), "pw") as driver:
             assert await driver.read_map() == device.map
             began = time.monotonic()
-            assert (await driver.disconnect([one("5>6")])).complete
-            assert (await driver.connect([one("5>10")])).complete
+            assert (await driver.disconnect([circuit("5>6")])).complete
+            assert (await driver.connect([circuit("5>10")])).complete
             assert time.monotonic() - began < 0.45
 
 

@@ -40,19 +40,19 @@ class Call:
 class HandClock:
     """Time stands still until the test moves it."""
 
-    time: float = 100.0
+    seconds: float = 100.0
     calls: list[Call] = field(default_factory=list)
 
-    def now(self) -> float:
-        return self.time
+    def time(self) -> float:
+        return self.seconds
 
-    def call_at(self, when: float, function: Callable[[], None]) -> Call:
-        self.calls.append(Call(when, function))
+    def call_at(self, when: float, callback: Callable[[], None]) -> Call:
+        self.calls.append(Call(when, callback))
         return self.calls[-1]
 
-    async def to(self, time: float) -> None:
-        self.time = time
-        due = [call for call in self.calls if call.when <= time and not call.off]
+    async def to(self, seconds: float) -> None:
+        self.seconds = seconds
+        due = [call for call in self.calls if call.when <= seconds and not call.off]
         self.calls = [call for call in self.calls if call not in due]
         for call in due:
             call.function()
@@ -79,7 +79,8 @@ def make(
     switch = CircuitSwitch(
         "ocs1", "calient-tl1", "127.0.0.1:0", 16, SWITCHING_S, 1.5, initial=PortMap.of(initial)
     )
-    return EmulatedOcs(switch, arriving or {}, crossbar, clock, state_file=state), clock, crossbar
+    device = EmulatedOcs(switch, arriving or {}, crossbar, state_file=state, clock=clock)
+    return device, clock, crossbar
 
 
 async def test_a_path_lights_up_after_the_switching_time_and_goes_dark_at_once() -> None:
@@ -202,12 +203,12 @@ async def test_a_crossbar_that_fails_is_a_circuit_that_failed() -> None:
         async def change(self, change: LightChange) -> None:
             raise PatchlightError("the kernel would not")
 
-    device, _, _ = make()
+    device, clock, _ = make()
     device._crossbar = Broken()
     await device.open()
     circuit = device.enter([CrossConnect(1, 2)])
     device.activate(circuit)
-    device._clock.time += 1  # type: ignore[attr-defined]
+    clock.seconds += 1
     await device.settle()
     assert circuit.phase is Phase.FAILED
     assert device.map == PortMap()
@@ -232,5 +233,5 @@ fibres:
   - {ends: [ocs1.2, tor1.1], loss: 0.25dB}
   - {ends: [ocs2.5, ocs1.3], loss: 0.5dB}
 """)
-    found = arriving_dbm(lab, lab.circuit_switch("ocs1"))
-    assert found == pytest.approx({1: -2.4, 2: 0.75, 3: -2.5})
+    powers = arriving_dbm(lab, lab.circuit_switch("ocs1"))
+    assert powers == pytest.approx({1: -2.4, 2: 0.75, 3: -2.5})

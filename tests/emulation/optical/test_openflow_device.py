@@ -17,17 +17,8 @@ from patchlight.testbed.portmap import CrossConnect, PortMap
 from tests.support.protocol_session import serving
 
 SWITCH = CircuitSwitch(
-    "ocs1",
-    "openflow",
-    "127.0.0.1:6654",
-    8,
-    switching_time_s=0.02,
-    initial=PortMap.of([(1, 7)]),
-    datapath_id=0x51,
+    "ocs1", "openflow", "", 8, 0.02, initial=PortMap.of([(1, 7)]), datapath_id=0x51
 )
-FLOW_MOD = struct.Struct("!QQBBHHHIIIH2x")
-APPLY = struct.Struct("!HH4x")
-OUTPUT = struct.Struct("!HHIH6x")
 
 
 class Controller:
@@ -91,12 +82,10 @@ def flow_mod(
     inp: int | None, *outs: int, command: int = 0, table: int = 0, priority: int = 100,
     idle: int = 0, cookie: int = 0, mask: int = 0, out_port: int = wire.ANY_PORT,
 ) -> bytes:  # fmt: skip
-    actions = b"".join(OUTPUT.pack(0, 16, out, 0) for out in outs)
-    rest = APPLY.pack(4, 8 + len(actions)) + actions if outs else b""
-    head = FLOW_MOD.pack(
-        cookie, mask, table, command, idle, 0, priority, 0xFFFFFFFF, out_port, wire.ANY_PORT, 0
-    )
-    return head + match(inp) + rest
+    actions = b"".join(struct.pack("!HHIH6x", 0, 16, out, 0) for out in outs)
+    apply = struct.pack("!HH4x", 4, 8 + len(actions)) + actions if outs else b""
+    fields = (cookie, mask, table, command, idle, 0, priority, 0xFFFFFFFF, out_port)
+    return struct.pack("!QQBBHHHIIIH2x", *fields, wire.ANY_PORT, 0) + match(inp) + apply
 
 
 @pytest.fixture

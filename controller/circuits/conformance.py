@@ -1,13 +1,15 @@
-"""What every OCS driver must do, whatever its device: run each check against a fresh driver.
+"""What every OCS driver must do, whatever its device, checked on one device; its map comes back.
 
-A check gets an open driver of a device with at least ``PORTS`` ports whose map is ``INITIAL``.
+A check gets a fresh open driver of a device with at least ``PORTS`` ports whose map is ``INITIAL``.
 It raises ``CheckFailed`` where the driver does not do as ``CircuitDriver`` says.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from patchlight.controller.circuits.contract import (
     Capabilities,
@@ -15,7 +17,7 @@ from patchlight.controller.circuits.contract import (
     DirectedPort,
     Outcome,
 )
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.portmap import CrossConnect, PortMap
 
 PORTS = 24
@@ -55,9 +57,9 @@ async def _expect_map(driver: CircuitDriver, *added: CrossConnect) -> None:
 
 
 async def _complete(outcome: Awaitable[Outcome]) -> Outcome:
-    came = await outcome
-    _expect("refused", came.refused, ())
-    return came
+    result = await outcome
+    _expect("refused", result.refused, ())
+    return result
 
 
 async def says_who_it_is(driver: CircuitDriver) -> None:
@@ -146,22 +148,15 @@ async def one_refused_alone_leaves_the_map(driver: CircuitDriver) -> None:
 async def bad_input_changes_nothing(driver: CircuitDriver) -> None:
     """A port outside the device, or one used twice, is ``BadInput`` before anything is sent."""
     outside = CrossConnect(3, driver.ports + 1)
-    for wrong in ([outside], [CrossConnect(0, 3)], [CrossConnect(3, 9), CrossConnect(3, 10)]):
-        await _expect_bad_input("connect", driver.connect([CrossConnect(6, 6), *wrong]), wrong)
-    await _expect_bad_input("disconnect", driver.disconnect([outside]), [outside])
+    lists = [[outside], [CrossConnect(0, 3)], [CrossConnect(3, 9), CrossConnect(3, 10)]]
+    calls = [("connect", driver.connect, [CrossConnect(6, 6)], wrong) for wrong in lists]
+    for method, call, fine, wrong in [*calls, ("disconnect", driver.disconnect, [], [outside])]:
+        try:
+            outcome = await call([*fine, *wrong])
+        except BadInput:
+            continue
+        raise CheckFailed(f"{method}() with {_text(wrong)}: expected BadInput, got {outcome}")
     await _expect_map(driver)
-
-
-async def _expect_bad_input(
-    method: str, call: Awaitable[Outcome], wrong: Iterable[CrossConnect]
-) -> None:
-    try:
-        outcome = await call
-    except BadInput:
-        return
-    raise CheckFailed(
-        f"{method}() with {_text(list(wrong))}: expected BadInput, got {_text(outcome)}"
-    )
 
 
 async def nothing_asked_is_nothing_done(driver: CircuitDriver) -> None:
@@ -237,3 +232,92 @@ CHECKS: Sequence[Check] = (
     alarms_can_be_asked_for,
     closing_clears_nothing,
 )
+
+NewDriver = Callable[[], CircuitDriver]
+"""Makes a new driver of the device, not yet connected."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """How a check ended; ``failure`` is empty if it passed."""
+
+    name: str
+    about: str
+    failure: str = ""
+
+
+async def run_check(check: Check, new_driver: NewDriver) -> None:
+    """Bring the device's map to ``INITIAL``, then run one check with a fresh driver.
+
+    Rewires the device, whatever it carries. Raises ``CheckFailed``, or what the driver raises.
+    """
+    await bring_to(INITIAL, new_driver)
+    async with _opened(new_driver) as driver:
+        await check(driver)
+
+
+async def run_checks(
+    new_driver: NewDriver,
+    expected: PortMap = INITIAL,
+    *,
+    any_map: bool = False,
+    longest_s: float = 120.0,
+) -> AsyncGenerator[CheckResult, None]:
+    """Run all checks one after the other, and put the device's map back in the end.
+
+    A check that is not done after ``longest_s`` has failed. Close the generator if it is left early
+    (``contextlib.aclosing``): that is what puts the map back.
+
+    ``BadInput`` before anything is changed where the device carries circuits and they are not
+    the ``expected`` ones: they would be interrupted. ``any_map`` interrupts what there is.
+    """
+    async with _opened(new_driver) as driver:
+        before = await driver.read_map()
+        ports = driver.ports
+    if before and before not in (expected, INITIAL) and not any_map:
+        raise BadInput(
+            f"the device carries circuits: {', '.join(before.texts)}",
+            hint="the checks rewire it; where that harms nobody, name exactly these circuits with "
+            "--initial, or say --any-map: they are put back in the end",
+        )
+    if ports < PORTS or any(max(c.inp, c.out) > ports for c in before):
+        raise BadInput(f"the device has {ports} ports: the checks need {PORTS}")
+    try:
+        for check in CHECKS:
+            failure = await _failure(check, new_driver, longest_s)
+            yield CheckResult(check.__name__, check.__doc__ or "", failure)
+    finally:
+        await bring_to(before, new_driver)
+
+
+async def bring_to(target: PortMap, new_driver: NewDriver) -> None:
+    """Make the device carry this map and no more; ``PatchlightError`` if it refuses."""
+    async with _opened(new_driver) as driver:
+        change = (await driver.read_map()).diff(target)
+        outcomes = [await driver.disconnect(change.breaks), await driver.connect(change.makes)]
+        refused = [str(refusal) for outcome in outcomes for refusal in outcome.refused]
+    if refused:
+        raise PatchlightError(f"bringing the device to its map: {'; '.join(refused)}")
+
+
+async def _failure(check: Check, new_driver: NewDriver, longest_s: float) -> str:
+    try:
+        async with asyncio.timeout(longest_s):
+            await run_check(check, new_driver)
+    except CheckFailed as error:
+        return str(error)
+    except TimeoutError:
+        return f"not done within {longest_s:g} s"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@contextlib.asynccontextmanager
+async def _opened(new_driver: NewDriver) -> AsyncIterator[CircuitDriver]:
+    driver = new_driver()
+    await driver.open()
+    try:
+        yield driver
+    finally:
+        await driver.close()
