@@ -6,8 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from patchlight.agents.run import Options, run_agent
-from patchlight.agents.workers.choice import DEFAULT_IMAGE
+from patchlight.agents.run import DEFAULT_IMAGE, Options, run_agent
 from patchlight.testbed.errors import PatchlightError
 
 

@@ -28,7 +28,7 @@ from patchlight.controller.changes.device_maps import Decide
 from patchlight.controller.changes.locks import LockKind
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.planning import Plan, wanted_maps
-from patchlight.controller.changes.power_check import PortReading
+from patchlight.controller.changes.power import PortReading
 from patchlight.controller.changes.record import (
     ChangeOptions,
     Refused,

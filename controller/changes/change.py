@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping
 from enum import Enum, auto
 
 from patchlight.controller.changes.device_maps import Decide, Maps
+from patchlight.controller.changes.executor import lock_ports, restore
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.planning import Plan, difference
-from patchlight.controller.changes.power_check import Readings
+from patchlight.controller.changes.power import Readings
 from patchlight.controller.changes.preflight import PreflightResult
 from patchlight.controller.changes.record import (
     ChangeOptions,
@@ -26,7 +27,6 @@ from patchlight.controller.changes.record import (
     fingerprint,
     to_row,
 )
-from patchlight.controller.changes.recovery import lock_ports, restore
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError, in_words
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import Links

@@ -1,24 +1,68 @@
-"""What changes of a lab's circuits are made with, put together in one place."""
+"""What changes of a lab's circuits are made with, and who else they concern: flows and traffic."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from patchlight.controller.changes.committed_maps import CommittedMaps
 from patchlight.controller.changes.device_maps import DeviceMonitor, MapCache
 from patchlight.controller.changes.executor import PlanExecutor
-from patchlight.controller.changes.hooks import NO_HOOKS, FlowHook, TrafficHook
 from patchlight.controller.changes.locks import Locks, StopButton
-from patchlight.controller.changes.power_budget import (
+from patchlight.controller.changes.power import (
     DEFAULT_TOLERANCES,
     POWER_CEILING_DBM,
+    Baselines,
+    PowerCheck,
     Tolerances,
 )
-from patchlight.controller.changes.power_check import Baselines, PowerCheck
 from patchlight.controller.changes.preflight import PortStates, PreflightChecks
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.store import Store
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.testbed.wiring import Links
+
+
+class FlowHook(Protocol):
+    """Whoever keeps the packet switches' flow tables in step with the circuits."""
+
+    async def follow(self, links: Links) -> list[str]:
+        """Have the switches forward over these links and no others; what failed, in words."""
+
+
+class TrafficHook(Protocol):
+    """Whoever sends over the network and can be asked to wait."""
+
+    def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
+        """The running jobs whose traffic uses these ports."""
+
+    async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
+        """Pause the traffic through these ports; who could not be paused, in words."""
+
+    async def undrain(self) -> None:
+        """Let everything that was paused go on."""
+
+
+class NoHooks:
+    """No packet switches to program and no jobs to pause: both hooks at once."""
+
+    async def follow(self, links: Links) -> list[str]:
+        """Nothing to program, so nothing fails."""
+        return []
+
+    def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
+        """No jobs run."""
+        return []
+
+    async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
+        """Nobody to pause."""
+        return []
+
+    async def undrain(self) -> None:
+        """Nobody was paused."""
+
+
+NO_HOOKS = NoHooks()
 
 
 class CircuitParts:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from patchlight.controller.changes.locks import Locks, StopButton
 from patchlight.controller.changes.planning import Plan
-from patchlight.controller.changes.power_budget import POWER_CEILING_DBM
+from patchlight.controller.changes.power import POWER_CEILING_DBM
 from patchlight.controller.changes.record import ChangeOptions
 from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort, PortState
 from patchlight.testbed.errors import PatchlightError

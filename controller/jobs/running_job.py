@@ -13,8 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from patchlight.controller.fleet.agent_client import AgentClient, AgentError
-from patchlight.controller.fleet.fleet import Fleet
+from patchlight.controller.fleet import AgentClient, AgentError, Fleet
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab import Host, Lab

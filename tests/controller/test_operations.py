@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from patchlight.controller.changes.committed_maps import CommittedMaps, Drift
-from patchlight.controller.changes.power_budget import Tolerances
-from patchlight.controller.changes.power_check import PortReading
+from patchlight.controller.changes.power import PortReading, Tolerances
 from patchlight.controller.changes.record import ChangeOptions, Refused
 from patchlight.controller.operations import CircuitOperations
 from patchlight.testbed.errors import BadInput

@@ -14,8 +14,7 @@ from typing import Any
 
 from patchlight.controller.changes.device_maps import Decide
 from patchlight.controller.changes.device_watch import DeviceWatch
-from patchlight.controller.changes.hooks import NoHooks
-from patchlight.controller.changes.parts import CircuitParts
+from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import CircuitDriver
@@ -116,7 +115,7 @@ async def change_bench(folder: Path) -> AsyncIterator[ChangeBench]:
 _KILLED = """
 import asyncio, json, os, signal, sys
 from dataclasses import replace
-from patchlight.controller.changes.hooks import NoHooks
+from patchlight.controller.changes.parts import NoHooks
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.registry import open_driver

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from patchlight.controller.fleet.agent_client import AgentClient, AgentError
-from patchlight.controller.fleet.fleet import Fleet
+from patchlight.controller.fleet import AgentClient, AgentError, Fleet
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.worker_api import Report, Reports, WorkerSpec, WorkerState, WorkerStatus
 

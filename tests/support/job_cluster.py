@@ -12,10 +12,9 @@ from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DeviceUnreachable
 from patchlight.controller.circuits.drivers.dry_run import DryRun
-from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.job_table import JobTable, JobTraffic
 from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.controller.jobs.scheduler import Scheduler
-from patchlight.controller.jobs.traffic import JobTraffic
 from patchlight.controller.store import Store
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab

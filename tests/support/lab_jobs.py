@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from patchlight import EmulatedLab
 from patchlight.controller.client import ControllerClient
-from patchlight.controller.fleet.fleet import Fleet
+from patchlight.controller.fleet import Fleet
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.worker_api import AgentStatus

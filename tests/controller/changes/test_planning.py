@@ -3,7 +3,7 @@
 import pytest
 
 from patchlight.controller.changes.planning import plan, wanted_maps
-from patchlight.controller.changes.power_budget import Tolerances, expected_powers, judge
+from patchlight.controller.changes.power import Tolerances, expected_powers, judge
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.portmap import CrossConnect, PortMap

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from patchlight.controller.fleet.agent_client import AgentClient, AgentError
+from patchlight.controller.fleet import AgentClient, AgentError
 from patchlight.testbed.worker_api import WorkerState
 
 
