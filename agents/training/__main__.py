@@ -12,12 +12,14 @@ from pathlib import Path
 from types import FrameType
 
 from .compute import open_device
-from .control import ControlServer
-from .errors import Stopped, TrainingError
+from .control import ControlServer, Journal
 from .gate import Gate
-from .journal import Journal
-from .task import read_task
+from .task import TrainingError, read_task
 from .trainer import train
+
+
+class Stopped(BaseException):
+    """The worker was told to stop; not an error, so no ``except Exception`` swallows it."""
 
 
 def main() -> int:

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .errors import TrainingError
-from .task import TrainingTask
+from .task import TrainingError, TrainingTask
 
 
 class Device(Protocol):

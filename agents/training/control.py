@@ -1,8 +1,9 @@
-"""The worker's control socket: JSON lines from its agent.
+"""What passes between a worker and its agent: its state, a line for each iteration, and orders.
 
-``{"op": "start"}``, ``{"op": "hold", "iteration": k}``, ``{"op": "release"}``,
-``{"op": "status"}`` and ``{"op": "stop"}``; each is answered with one line,
-``{"ok": true, "iteration": …}`` or ``{"ok": false, "error": …, "iteration": …}``.
+Orders are JSON lines on the control socket: ``{"op": "start"}``,
+``{"op": "hold", "iteration": k}``, ``{"op": "release"}``, ``{"op": "status"}`` and
+``{"op": "stop"}``; each is answered with one line, ``{"ok": true, "iteration": …}`` or
+``{"ok": false, "error": …, "iteration": …}``.
 """
 
 from __future__ import annotations
@@ -15,8 +16,35 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from .errors import TrainingError
 from .gate import Gate
+from .task import TrainingError
+
+
+class Journal:
+    """Writes ``state.json`` (replaced whole) and ``reports.jsonl`` in the worker's folder."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._state: dict[str, Any] = {"state": "starting", "iterations_done": 0, "message": ""}
+        self._reports = (directory / "reports.jsonl").open("a", encoding="utf-8")
+
+    def state(self, state: str, message: str = "") -> None:
+        """The worker's state from now on."""
+        self._write({"state": state, "message": message})
+
+    def iteration(self, report: dict[str, Any]) -> None:
+        """One iteration is done and its sum was right."""
+        self._reports.write(json.dumps(report) + "\n")
+        self._reports.flush()
+        self._write({"iterations_done": report["index"] + 1})
+
+    def _write(self, changes: dict[str, Any]) -> None:
+        with self._lock:
+            self._state.update(changes)
+            fresh = self._directory / "state.json.new"
+            fresh.write_text(json.dumps(self._state), encoding="utf-8")
+            os.replace(fresh, self._directory / "state.json")
 
 
 class _Handler(socketserver.StreamRequestHandler):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from .errors import TrainingError
+from .task import TrainingError
 
 
 class Passed(TrainingError):

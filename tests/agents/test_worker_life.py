@@ -9,7 +9,8 @@ from functools import partial
 
 import pytest
 
-from tests.support.agent_bench import Agent, Bench, ip, until
+from tests.support.agent_bench import Agent, Bench, ip
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.root
 
@@ -61,7 +62,7 @@ def test_a_job_trains_and_gives_everything_back(make_bench: MakeBench, runner: s
         shaped = qdiscs(inside)
         assert "tbf" in shaped
         assert "rate 40Mbit" in shaped
-        until(partial(bench.reaches, rank + 1), "an answer from the worker's address")
+        wait_until(partial(bench.reaches, rank + 1), "an answer from the worker's address")
         overview = agent.client.get("/status").json()
         assert overview["nics"][0]["worker"] == overview["gpus"][0]["worker"] == f"job-{rank}"
     start_all(agents)
@@ -91,7 +92,7 @@ def test_a_killed_worker_fails_and_its_nic_comes_back(make_bench: MakeBench, run
     bench = make_bench(2)
     agents = run_job(bench, runner, 2, iterations=1000)
     start_all(agents)
-    until(lambda: agents[0].worker("job-0")["iterations_done"] >= 2, "two iterations")
+    wait_until(lambda: agents[0].worker("job-0")["iterations_done"] >= 2, "two iterations")
     os.kill(training_pid(bench, "job-0"), signal.SIGKILL)
     dead = agents[0].until_state("job-0", "failed")
     assert dead["exit_code"] in (-9, 137)
@@ -121,7 +122,7 @@ def test_an_agent_that_was_killed_puts_things_right_when_it_starts_again(
     assert not agent.nic_is_home()
     agent.start()
     assert agent.nic_is_home()
-    until(lambda: not os.path.exists(f"/proc/{pid}"), "the worker to be gone")
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), "the worker to be gone")
     status = agent.worker("job-0")
     assert status["state"] == "failed"
     assert "agent was started again" in status["message"]
@@ -148,7 +149,7 @@ def test_a_held_job_sends_nothing_and_goes_on_without_a_fault(
     bench = make_bench(2)
     agents = run_job(bench, runner, 2, iterations=30, compute_s=0.02)
     start_all(agents)
-    until(lambda: agents[0].worker("job-0")["iterations_done"] >= 1, "an iteration")
+    wait_until(lambda: agents[0].worker("job-0")["iterations_done"] >= 1, "an iteration")
     at = 15
     for rank, agent in enumerate(agents):
         answer = agent.client.post(f"/workers/job-{rank}/hold", json={"iteration": at})

@@ -16,8 +16,9 @@ from patchlight.cli.main import cli
 from patchlight.controller.client import ControllerError
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec
-from tests.support.controller_process import ControllerProcess, wait_until
+from tests.support.controller_process import ControllerProcess
 from tests.support.emulated_devices import lab_file, running
+from tests.support.waiting import wait_until
 
 
 def command(controller: ControllerProcess, *words: str) -> Result:
@@ -71,7 +72,7 @@ def test_wrong_requests_change_nothing_and_say_what_was_expected(
 
 def test_a_job_without_agents_fails_and_says_why(controller: ControllerProcess) -> None:
     job = controller.client.submit([JobSpec("j", 1, 400, {"M": 0.1}, workers=2)], "regroup")[0]
-    wait_until(lambda: controller.client.job(job["id"])["state"] == "failed", 20)
+    wait_until(lambda: controller.client.job(job["id"])["state"] == "failed", deadline_s=20)
     assert "has no agent" in controller.client.job(job["id"])["message"]
 
 
@@ -132,7 +133,7 @@ def test_a_circuit_switch_that_is_gone_fails_the_job_and_not_the_controller(tmp_
         try:
             device.kill()
             job = controller.client.submit([JobSpec("j", 1, 400, {"M": 0.1}, workers=2)])[0]
-            wait_until(lambda: controller.client.job(job["id"])["state"] == "failed", 60)
+            wait_until(lambda: controller.client.job(job["id"])["state"] == "failed", deadline_s=60)
             assert "no hosts could be chosen" in controller.client.job(job["id"])["message"]
             assert controller.client.status()["lab"] == "dry"
         finally:

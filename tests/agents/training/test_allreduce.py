@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchlight.agents.training.allreduce import ring_all_reduce
-from patchlight.agents.training.errors import RingError, WrongSum
-from patchlight.agents.training.gradients import check_sum, gradient, true_sum
-from patchlight.agents.training.ring import Neighbours
+from patchlight.agents.training.ring import Neighbours, RingError
+from patchlight.agents.training.trainer import WrongSum, check_sum, gradient, true_sum
 
 
 @contextlib.contextmanager

@@ -10,10 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from patchlight.agents.training.errors import RingError, TrainingError
-from patchlight.agents.training.ring import Neighbours, join_ring
-from patchlight.agents.training.task import Member, TrainingTask
-from tests.support.agent_bench import free_ports
+from patchlight.agents.training.ring import Neighbours, RingError, join_ring
+from patchlight.agents.training.task import Member, TrainingError, TrainingTask
+from tests.support.waiting import free_ports
 
 
 def tasks(ranks: int, deadline_s: float = 10) -> list[TrainingTask]:

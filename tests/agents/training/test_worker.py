@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 
 from patchlight.agents import training
-from tests.support.agent_bench import free_ports
+from tests.support.waiting import ask, free_ports, wait_until
 
 TRAINING = Path(training.__file__).parent
 
@@ -42,11 +41,7 @@ class Worker:
             )
 
     def tell(self, **request: Any) -> dict[str, Any]:
-        with socket.socket(socket.AF_UNIX) as control:
-            control.settimeout(5)
-            control.connect(str(self.folder / "control.sock"))
-            control.sendall(json.dumps(request).encode() + b"\n")
-            return dict(json.loads(control.makefile().readline()))
+        return ask(self.folder / "control.sock", request)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -140,10 +135,7 @@ def test_a_killed_worker_takes_its_neighbours_down_with_its_name(make_job: MakeJ
     for worker in job:
         worker.until("ready")
         worker.tell(op="start")
-    end = time.monotonic() + 10
-    while job[1].state["iterations_done"] < 2:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: job[1].state["iterations_done"] >= 2)
     job[1].process.send_signal(signal.SIGKILL)
     for rank in (0, 2):
         assert job[rank].process.wait(20) == 1
