@@ -91,10 +91,12 @@ class Runner(Protocol):
         """End and remove a worker of an agent that died. Harmless if it is gone."""
 
     async def sweep(self) -> None:
-        """Remove workers of this server that no lease knows of."""
+        """Remove workers of this server that no lease knows of, if there can be any."""
+        return
 
     async def close(self) -> None:
-        """Let go of what ``open`` took."""
+        """Let go of what ``open`` took, if it took anything."""
+        return
 
 
 def last_lines(text: str, count: int = 20) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from patchlight.agents.errors import LaunchError
 from patchlight.agents.workers.contract import (
     TRAINING,
     ExitInfo,
+    RunningWorker,
     WorkerHandle,
     WorkerLaunch,
     last_lines,
@@ -73,9 +74,9 @@ class DockerRunner:
                 hint=f"build it: sudo bash {deploy_file('worker-image.sh')}",
             ) from exc
 
-    async def launch(self, launch: WorkerLaunch) -> DockerWorker:
+    async def launch(self, launch: WorkerLaunch) -> RunningWorker:
         """Create and start the container, and keep its network namespace."""
-        return DockerWorker(await asyncio.to_thread(self._launch, launch))
+        return _DockerWorker(await asyncio.to_thread(self._launch, launch))
 
     def _launch(self, launch: WorkerLaunch) -> Container:
         launch.write_task(_GPU_SOCKET if launch.gpu_socket else None)
@@ -173,7 +174,7 @@ class DockerRunner:
             await asyncio.to_thread(self._client.close)
 
 
-class DockerWorker:
+class _DockerWorker:
     """One container."""
 
     def __init__(self, container: Container) -> None:
@@ -181,11 +182,9 @@ class DockerWorker:
 
     @property
     def handle(self) -> WorkerHandle:
-        """The container's id."""
         return WorkerHandle(container=self._container.id)
 
     async def ended(self) -> ExitInfo:
-        """Wait for the container's end."""
         return await _in_own_thread(self._wait)
 
     def _wait(self) -> ExitInfo:
@@ -198,7 +197,6 @@ class DockerWorker:
         return ExitInfo(code, _log_tail(self._container))
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, then SIGKILL."""
         await asyncio.to_thread(self._stop, grace_s)
 
     def _stop(self, grace_s: float) -> None:
@@ -210,7 +208,6 @@ class DockerWorker:
             raise LaunchError(f"stopping the container {self._container.name}: {exc}") from exc
 
     async def dispose(self) -> None:
-        """Remove the container."""
         await asyncio.to_thread(_remove, self._container)
 
 

@@ -16,7 +16,7 @@ from patchlight.controller.changes.power import (
     PowerCheck,
     Tolerances,
 )
-from patchlight.controller.changes.preflight import PortStates, PreflightChecks
+from patchlight.controller.changes.preflight import Ports, PortStates, PreflightChecks
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.store import Store
 from patchlight.testbed.lab import Endpoint, Lab
@@ -28,6 +28,7 @@ class FlowHook(Protocol):
 
     async def follow(self, links: Links) -> list[str]:
         """Have the switches forward over these links and no others; what failed, in words."""
+        return []
 
 
 class TrafficHook(Protocol):
@@ -35,31 +36,19 @@ class TrafficHook(Protocol):
 
     def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
         """The running jobs whose traffic uses these ports."""
+        return []
 
     async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
         """Pause the traffic through these ports; who could not be paused, in words."""
+        return []
 
     async def undrain(self) -> None:
         """Let everything that was paused go on."""
+        return
 
 
-class NoHooks:
+class NoHooks(FlowHook, TrafficHook):
     """No packet switches to program and no jobs to pause: both hooks at once."""
-
-    async def follow(self, links: Links) -> list[str]:
-        """Nothing to program, so nothing fails."""
-        return []
-
-    def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
-        """No jobs run."""
-        return []
-
-    async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
-        """Nobody to pause."""
-        return []
-
-    async def undrain(self) -> None:
-        """Nobody was paused."""
 
 
 NO_HOOKS = NoHooks()
@@ -94,3 +83,7 @@ class CircuitParts:
             drivers, self.locks, self.stop, self.port_states, traffic.jobs_using, power_ceiling_dbm
         )
         self.executor = PlanExecutor(lab, drivers, self.power_check, self.stop)
+
+    async def closed_ports(self) -> tuple[Ports, Ports]:
+        """The ports, by OCS, whose circuits are to stay, and those that can carry none."""
+        return await self.preflight.closed_ports(self.devices.unread)

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from patchlight import EmulatedLab
-from patchlight.controller.client import ControllerClient, ControllerError
+from patchlight.controller.client import ControllerClient
 from patchlight.controller.jobs.policy_set import PolicyChoice
-from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import trace_links
@@ -180,12 +179,3 @@ def test_a_placement_of_no_use_is_reported_and_the_default_decides(mine: Path) -
         assert "no answer within 0.3 s" in faults[2]["message"]
         assert "still has not answered" in faults[-1]["message"]
         assert client.status()["policies"]["placement"].endswith("mine.py:OfNoUse")
-
-
-def test_without_a_partition_policy_a_job_has_to_say(mine: Path) -> None:
-    with (
-        lab_with("polnone") as lab,
-        connected(lab) as client,
-        pytest.raises((BadInput, ControllerError), match="--partition POLICY"),
-    ):
-        client.submit([spec("auto", 0)])

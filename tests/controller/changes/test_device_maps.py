@@ -101,7 +101,7 @@ async def test_flows_over_a_switch_that_does_not_answer_stay_as_committed(
         # For what is decided anew its circuits are down, and nothing may be written to it.
         links = circuits.parts.maps.links(await circuits.parts.maps.read())
         assert not [h for h in LAB.hosts if links.peer(h.endpoint)]
-        assert {h.name for h in LAB.hosts} == set(circuits.transactions.unseen_hosts())
+        assert {h.name for h in LAB.hosts} == set(circuits.parts.devices.unseen_hosts())
         with pytest.raises(Refused, match="the map of ocs1 is not known: connecting to ocs1"):
             await circuits.change(joined((1, 7)), "test")
         with pytest.raises(Refused):
