@@ -1,7 +1,5 @@
 """``python -m patchlight.agents``: the agent of one server, without the operator's commands."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

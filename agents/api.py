@@ -1,7 +1,5 @@
 """The agent's HTTP API, version 1 (JSON)."""
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -4,8 +4,6 @@ Two backends: NVML for NVIDIA GPUs, and ``socket:DIR`` for GPUs that answer on U
 (``DIR/<server>.<gpu>.sock``, JSON lines), as emulated ones do.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Runs one agent until it is told to stop."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

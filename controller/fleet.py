@@ -1,7 +1,5 @@
 """The agents of a lab, over HTTP (a Unix socket or TCP): who answers, and what the GPUs do."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

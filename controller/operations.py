@@ -1,7 +1,5 @@
 """What operators do with the circuit switches: look, undo, repair, save and restore maps."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The controller's parts, made and joined: nothing runs yet, nothing is open but the store."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The same transactions, journal, locks and routes as a controller has; only that 
 asked to pause and no flow table follows the circuits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

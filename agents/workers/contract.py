@@ -1,7 +1,5 @@
 """What a runner of workers does: processes and containers alike."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Workers as plain processes, each in a network namespace of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -4,8 +4,6 @@ They need the parts of a change and nothing else of the controller, so that they
 talks to the devices directly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Annotated, Any

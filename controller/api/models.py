@@ -1,7 +1,5 @@
 """What the REST API takes in: checked by pydantic, turned into values of the lab model."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field

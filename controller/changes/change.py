@@ -6,8 +6,6 @@ is all there is to see here. Nothing is written to a device before the intent is
 and the map has been read once more; a failure after that rolls back.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """The last committed map of each OCS: what the devices should have, as far as we were told."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass

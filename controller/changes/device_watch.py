@@ -1,7 +1,5 @@
 """Watching the circuit switches in the background: alarms, drift, and who is back."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

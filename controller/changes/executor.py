@@ -3,8 +3,6 @@
 Back it goes after a step that failed, and after a controller that died.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

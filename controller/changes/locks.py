@@ -4,8 +4,6 @@ Both outlive the controller. They are asked for where a transaction is checked, 
 past them; undoing a change that failed does.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """What changes of a lab's circuits are made with, and who else they concern: flows and traffic."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Protocol
 

@@ -4,8 +4,6 @@ Power is judged against the loss budget, and against what the same circuit showe
 Loss budget: power at an output = launch power − fibre losses − insertion losses passed, in dB.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median

@@ -1,7 +1,5 @@
 """What speaks against a change, asked before anything is written."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What is written down of one change: who asked for what, and what became of it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

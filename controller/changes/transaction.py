@@ -1,7 +1,5 @@
 """Changes of the network as transactions: one at a time, and each to its end."""
 
-from __future__ import annotations
-
 import asyncio
 
 from patchlight.controller.changes.change import Change, journal_end

@@ -3,8 +3,6 @@
 Each change of a job is in the store at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Asks the policies: which gang is next, how many workers its jobs get, and where they run."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence

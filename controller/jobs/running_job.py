@@ -3,8 +3,6 @@
 A gang is one or more jobs submitted together; all their workers begin at the same moment.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence

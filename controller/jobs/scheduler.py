@@ -1,7 +1,5 @@
 """The queue of gangs: each, in its turn, as soon as policies find hosts for it."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

@@ -1,7 +1,5 @@
 """What an agent refuses, and how it says so."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

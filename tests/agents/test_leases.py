@@ -1,7 +1,5 @@
 """Leases: on record before anything moves, one holder at a time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

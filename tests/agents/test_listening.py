@@ -1,7 +1,5 @@
 """Where an agent listens, and whom it lets in."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import stat

@@ -1,7 +1,5 @@
 """NICs on their way into a worker's namespace and back."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

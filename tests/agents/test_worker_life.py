@@ -1,7 +1,5 @@
 """Agents with real workers, as processes and as containers, in real namespaces, on shaped links."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """What clients make of a controller's or an agent's answers, and of one that goes away."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

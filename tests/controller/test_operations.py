@@ -1,7 +1,5 @@
 """What operators ask for: drift told, adopted or repaired; undoing; and power against before."""
 
-from __future__ import annotations
-
 import pytest
 
 from patchlight.controller.changes.committed_maps import CommittedMaps, Drift

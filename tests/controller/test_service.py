@@ -1,7 +1,5 @@
 """A controller as a process, asked over its REST API and by the command line; who asked."""
 
-from __future__ import annotations
-
 import json
 import os
 import pwd

@@ -1,7 +1,5 @@
 """Jobs in the emulated lab of the paper, with everything real that can be: what goes wrong too."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

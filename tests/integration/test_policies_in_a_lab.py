@@ -1,7 +1,5 @@
 """Policies that users wrote decide in an emulated lab; ones that fail do not stop it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Changes of circuits against an emulated Calient with the OFC 2022 lab's cross-connects."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

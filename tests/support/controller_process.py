@@ -1,7 +1,5 @@
 """A controller as the process that it is in a lab, with a client of its REST API."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """An emulated OCS as the subprocess that it is in a lab, reached over TCP."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

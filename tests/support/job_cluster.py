@@ -3,8 +3,6 @@
 The agents' workers are what a test says that they are. No process, no network.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

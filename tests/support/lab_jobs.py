@@ -1,7 +1,5 @@
 """Jobs in an emulated lab: submitting them, and waiting for what comes of them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """``patchlight ocs`` in this process: what it prints, and how it ends."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

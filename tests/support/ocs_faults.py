@@ -4,8 +4,6 @@ An emulated Calient as a process of its own; every change in a forked process th
 at any moment of it; then a restart: what does the device have, what does the journal say?
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

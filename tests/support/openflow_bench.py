@@ -1,7 +1,5 @@
 """Real packet switches, and OpenFlow speakers whose events are recorded, for tests."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

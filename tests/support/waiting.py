@@ -1,7 +1,5 @@
 """Waiting with a deadline, ports that are free, and one question to a Unix socket."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Joining the ring, and all-reduce over it: late peers, right sums, no deadlock, clear failures."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """The gate before each all-reduce."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Whole workers as processes over loopback, spoken to through their control sockets."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """Circuit switches that do not answer: the others go on, nothing that works is cut, and back."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """What keeps a change from being made, and what halts it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Changes as transactions, against an emulated Calient: the old map or the new one, known."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a running job asks of agents: scaled bytes and windows, and pauses while circuits change."""
 
-from __future__ import annotations
-
 from ipaddress import IPv4Network
 
 import pytest
