@@ -10,6 +10,9 @@ from patchlight import agents
 
 TRAINING = Path(agents.__file__).absolute().parent / "training"
 
+# One worker is one GPU's process; threads of a linear algebra library would fight.
+ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerLaunch:

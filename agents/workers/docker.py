@@ -15,6 +15,7 @@ from docker.types import DeviceRequest, LogConfig
 
 from patchlight.agents.errors import LaunchError
 from patchlight.agents.workers.contract import (
+    ENVIRONMENT,
     TRAINING,
     ExitInfo,
     RunningWorker,
@@ -119,13 +120,7 @@ class DockerRunner:
                 "patchlight.worker": launch.worker,
                 "patchlight.job": launch.job,
             },
-            "environment": {
-                "PYTHONPATH": _CODE,
-                "PYTHONUNBUFFERED": "1",
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "OPENBLAS_NUM_THREADS": "1",
-                "OMP_NUM_THREADS": "1",
-            },
+            "environment": {**ENVIRONMENT, "PYTHONPATH": _CODE, "PYTHONDONTWRITEBYTECODE": "1"},
             "volumes": mounts,
             "network_mode": "none",
             "cap_drop": ["ALL"],

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from patchlight.agents.errors import LaunchError
 from patchlight.agents.workers.contract import (
+    ENVIRONMENT,
     TRAINING,
     ExitInfo,
     Runner,
@@ -121,11 +122,8 @@ def _environment(launch: WorkerLaunch) -> dict[str, str]:
     keep = {name: os.environ[name] for name in ("PATH", "LANG", "HOME") if name in os.environ}
     return {
         **keep,
+        **ENVIRONMENT,
         "PYTHONPATH": str(TRAINING.parents[2]),
-        "PYTHONUNBUFFERED": "1",
-        # One worker is one GPU's process; threads of a linear algebra library would fight.
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
         **({"CUDA_VISIBLE_DEVICES": launch.gpu_uuid} if launch.gpu_uuid else {}),
     }
 

@@ -1,6 +1,6 @@
 """What changes of a lab's circuits are made with, and who else they concern: flows and traffic."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from patchlight.controller.changes.committed_maps import CommittedMaps
@@ -14,11 +14,14 @@ from patchlight.controller.changes.power import (
     PowerCheck,
     Tolerances,
 )
-from patchlight.controller.changes.preflight import Ports, PortStates, PreflightChecks
+from patchlight.controller.changes.preflight import PortStates, PreflightChecks
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.store import Store
 from patchlight.testbed.lab import Endpoint, Lab
 from patchlight.testbed.wiring import Links
+
+Ports = Mapping[str, Collection[int]]
+"""Ports by OCS."""
 
 
 class FlowHook(Protocol):
@@ -83,5 +86,18 @@ class CircuitParts:
         self.executor = PlanExecutor(lab, drivers, self.power_check, self.stop)
 
     async def closed_ports(self) -> tuple[Ports, Ports]:
-        """The ports, by OCS, whose circuits are to stay, and those that can carry none."""
-        return await self.preflight.closed_ports(self.devices.unread)
+        """The ports whose circuits are to stay (locked by us or on the device), and those that
+        the device says can carry none; by OCS, of those that answer."""
+        away = self.devices.unread
+        staying: dict[str, set[int]] = {}
+        failed: dict[str, set[int]] = {}
+        for lock in self.locks.all():
+            staying.setdefault(lock.ocs, set()).add(lock.port)
+        for name in self.drivers:
+            states = {} if name in away else await self.port_states.of(name)
+            for port, state in states.items():
+                if state.condition == "locked":
+                    staying.setdefault(name, set()).add(port.number)
+                elif state.condition != "ready":
+                    failed.setdefault(name, set()).add(port.number)
+        return staying, failed

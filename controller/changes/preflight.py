@@ -1,7 +1,7 @@
 """What speaks against a change, asked before anything is written."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from patchlight.controller.changes.locks import Locks, StopButton
@@ -11,9 +11,6 @@ from patchlight.controller.changes.record import ChangeOptions
 from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort, PortState
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Endpoint
-
-Ports = Mapping[str, Collection[int]]
-"""Ports by OCS."""
 
 # Port states are a whole table to read. A port that fails within this time shows itself when
 # its circuit is made, and the change rolls back.
@@ -108,19 +105,3 @@ class PreflightChecks:
                     if dbm is not None and dbm > self.power_ceiling_dbm
                 ]
         return result
-
-    async def closed_ports(self, away: Collection[str]) -> tuple[Ports, Ports]:
-        """The ports whose circuits are to stay (locked by us or on the device), and those that
-        the device says can carry none; of the circuit switches that are not ``away``."""
-        staying: dict[str, set[int]] = {}
-        failed: dict[str, set[int]] = {}
-        for lock in self.locks.all():
-            staying.setdefault(lock.ocs, set()).add(lock.port)
-        for name in self.drivers:
-            states = {} if name in away else await self.port_states.of(name)
-            for port, state in states.items():
-                if state.condition == "locked":
-                    staying.setdefault(name, set()).add(port.number)
-                elif state.condition != "ready":
-                    failed.setdefault(name, set()).add(port.number)
-        return staying, failed

@@ -63,6 +63,12 @@ class Worker:
         return (self.folder / "output.log").read_text()
 
 
+def start(job: list[Worker]) -> None:
+    for worker in job:
+        worker.until("ready")
+        assert worker.tell(op="start")["ok"]
+
+
 MakeJob = Callable[..., list[Worker]]
 
 
@@ -118,9 +124,7 @@ def test_a_job_trains_to_its_end(make_job: MakeJob, ranks: int) -> None:
 def test_a_wrong_sum_fails_the_worker_loudly(make_job: MakeJob) -> None:
     # Workers that disagree on the data are, to each other, workers whose bytes are wrong.
     job = make_job(2, seeds=(1, 2))
-    for worker in job:
-        worker.until("ready")
-        worker.tell(op="start")
+    start(job)
     for worker in job:
         assert worker.process.wait(20) == 1
         assert worker.state["state"] == "failed"
@@ -130,9 +134,7 @@ def test_a_wrong_sum_fails_the_worker_loudly(make_job: MakeJob) -> None:
 
 def test_a_killed_worker_takes_its_neighbours_down_with_its_name(make_job: MakeJob) -> None:
     job = make_job(3, iterations=100_000, compute_s=0)
-    for worker in job:
-        worker.until("ready")
-        worker.tell(op="start")
+    start(job)
     wait_until(lambda: job[1].state["iterations_done"] >= 2)
     job[1].process.send_signal(signal.SIGKILL)
     for rank in (0, 2):
@@ -172,8 +174,7 @@ def test_stop_ends_a_worker_in_any_state(make_job: MakeJob) -> None:
 
 def test_a_worker_ends_with_its_agent(make_job: MakeJob) -> None:
     (worker,) = make_job(1, iterations=1000, compute_s=60)
-    worker.until("ready")
-    worker.tell(op="start")
+    start([worker])
     assert worker.process.stdin is not None
     worker.process.stdin.close()
     assert worker.process.wait(10) == 113
@@ -187,8 +188,7 @@ def test_a_missing_gpu_is_named(make_job: MakeJob, tmp_path: Path) -> None:
 
 def test_the_processor_stands_in_where_there_is_no_gpu(make_job: MakeJob) -> None:
     (worker,) = make_job(1, device="auto", iterations=2)
-    worker.until("ready")
-    worker.tell(op="start")
+    start([worker])
     assert worker.process.wait(60) == 0, worker.output
     device = worker.reports[0]["device"]
     assert device == "cpu: numpy" or device.startswith("cuda: ")
