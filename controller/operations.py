@@ -5,11 +5,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from patchlight.controller.changes.committed_maps import Drift
 from patchlight.controller.changes.device_maps import Decide, Maps
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.power import PortReading, PowerVerdict
-from patchlight.controller.changes.record import Refused, as_texts
+from patchlight.controller.changes.record import Drift, Refused, as_texts
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DirectedPort, PortState
 from patchlight.testbed.errors import BadInput

@@ -17,11 +17,10 @@ import httpx
 from fastapi import FastAPI
 
 from patchlight.controller.api.circuits import circuit_routes, explain
-from patchlight.controller.changes.committed_maps import CommittedMaps
 from patchlight.controller.changes.device_maps import DeviceMonitor
 from patchlight.controller.changes.device_watch import DeviceWatch
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
-from patchlight.controller.changes.record import change_as_texts
+from patchlight.controller.changes.record import CommittedMaps, change_as_texts
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.device_lock import (

@@ -14,10 +14,10 @@ from fastapi.responses import JSONResponse
 from patchlight.controller.api import models
 from patchlight.controller.api.caller import caller_of
 from patchlight.controller.changes.device_maps import Decide
-from patchlight.controller.changes.locks import LockKind
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.planning import Plan, wanted_maps
 from patchlight.controller.changes.power import PortReading
+from patchlight.controller.changes.preflight import LockKind
 from patchlight.controller.changes.record import (
     ChangeOptions,
     Refused,

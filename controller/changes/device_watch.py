@@ -5,8 +5,8 @@ import logging
 import time
 from dataclasses import asdict
 
-from patchlight.controller.changes.committed_maps import Drift
 from patchlight.controller.changes.parts import CircuitParts
+from patchlight.controller.changes.record import Drift
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import Alarm
 from patchlight.testbed.errors import PatchlightError

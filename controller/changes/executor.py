@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from patchlight.controller.changes.device_maps import Maps
-from patchlight.controller.changes.locks import Locks, StopButton
 from patchlight.controller.changes.planning import Plan
 from patchlight.controller.changes.power import PowerCheck, Readings, Verified, read_back
-from patchlight.controller.changes.preflight import PreflightResult
+from patchlight.controller.changes.preflight import Locks, PreflightResult, StopButton
 from patchlight.controller.changes.record import Reconfiguration, StepFailed
 from patchlight.controller.circuits.contract import CircuitDriver, DeviceUnreachable, Refusal
 from patchlight.controller.store import BaselineKey

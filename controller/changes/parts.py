@@ -3,10 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from patchlight.controller.changes.committed_maps import CommittedMaps
 from patchlight.controller.changes.device_maps import DeviceMonitor, MapCache
 from patchlight.controller.changes.executor import PlanExecutor
-from patchlight.controller.changes.locks import Locks, StopButton
 from patchlight.controller.changes.power import (
     DEFAULT_TOLERANCES,
     POWER_CEILING_DBM,
@@ -14,7 +12,8 @@ from patchlight.controller.changes.power import (
     PowerCheck,
     Tolerances,
 )
-from patchlight.controller.changes.preflight import PortStates, PreflightChecks
+from patchlight.controller.changes.preflight import Locks, PortStates, PreflightChecks, StopButton
+from patchlight.controller.changes.record import CommittedMaps
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.store import Store
 from patchlight.testbed.lab import Endpoint, Lab

@@ -3,12 +3,11 @@
 import asyncio
 
 from patchlight.controller.changes.change import Change, journal_end
-from patchlight.controller.changes.committed_maps import Drift
 from patchlight.controller.changes.device_maps import Decide
 from patchlight.controller.changes.executor import changes_of, finish_or_undo, lock_ports
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.planning import Plan
-from patchlight.controller.changes.record import ChangeOptions, Reconfiguration, to_row
+from patchlight.controller.changes.record import ChangeOptions, Drift, Reconfiguration, to_row
 from patchlight.testbed.errors import in_words
 
 NO_OPTIONS = ChangeOptions()

@@ -2,9 +2,8 @@
 
 import pytest
 
-from patchlight.controller.changes.committed_maps import CommittedMaps, Drift
 from patchlight.controller.changes.power import PortReading, Tolerances
-from patchlight.controller.changes.record import ChangeOptions, Refused
+from patchlight.controller.changes.record import ChangeOptions, CommittedMaps, Drift, Refused
 from patchlight.controller.operations import CircuitOperations
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.portmap import PortMap
