@@ -12,8 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from .compute import open_device
-from .control import ControlServer, Journal
-from .gate import Gate
+from .control import ControlServer, Gate, Journal
 from .task import TrainingError, read_task
 from .trainer import train
 

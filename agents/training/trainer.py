@@ -14,8 +14,7 @@ import numpy as np
 
 from .allreduce import Array, ring_all_reduce
 from .compute import Device
-from .control import Journal
-from .gate import Gate
+from .control import Gate, Journal
 from .ring import Neighbours, join_ring
 from .task import TrainingError, TrainingTask
 

@@ -14,6 +14,7 @@ from patchlight.controller.client import ControllerClient
 from patchlight.controller.policies.regroup import regroup
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import trace_links
+from tests.support.controller_process import OcsCommand
 from tests.support.lab_jobs import (
     PAIR,
     SPREAD,
@@ -24,7 +25,6 @@ from tests.support.lab_jobs import (
     every_iteration,
 )
 from tests.support.lab_jobs import spread_spec as spec
-from tests.support.ocs_command import OcsCommand
 from tests.support.waiting import ask, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]

@@ -1,13 +1,18 @@
-"""A controller as the process that it is in a lab, with a client of its REST API."""
+"""A controller as the process that it is in a lab, a client of its REST API, and ``ocs`` commands."""
 
 import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from click.testing import CliRunner
+
+from patchlight.cli.main import cli
 from patchlight.controller.client import ControllerClient, ControllerError
+from patchlight.testbed.errors import PatchlightError
 from tests.support.waiting import free_ports, wait_until
 
 DRY_LAB = """
@@ -80,3 +85,18 @@ def controller_process(folder: Path) -> Iterator[ControllerProcess]:
         yield process
     finally:
         process.stop()
+
+
+@dataclass(frozen=True)
+class OcsCommand:
+    """Runs ``patchlight ocs`` with these options after each command's own."""
+
+    options: Sequence[str]
+
+    def __call__(self, *words: str, code: int = 0, text: str | None = None) -> str:
+        """What was printed, the error included. ``code``: how it is to end; ``text``: its input."""
+        result = CliRunner().invoke(cli, ["ocs", *words, *self.options], input=text)
+        error = result.exception
+        exit_code = error.exit_code if isinstance(error, PatchlightError) else result.exit_code
+        assert exit_code == code, (result.output, error)
+        return f"{result.output}{error or ''}"
