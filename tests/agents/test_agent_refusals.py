@@ -87,7 +87,7 @@ def test_two_agents_do_not_share_a_server(agent: Agent) -> None:
         assert "another agent is using the state folder" in second.stderr
     other = run_agent(*options, "--state", f"{state}-b", "--listen", f"unix:{agent.socket}")
     assert other.returncode == 1
-    assert "is listening at" in other.stderr
+    assert "another agent already serves" in other.stderr
     assert agent.client.get("/status").status_code == 200
 
 
