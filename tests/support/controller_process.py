@@ -1,4 +1,4 @@
-"""A controller as the process that it is in a lab, a client of its REST API, and ``ocs`` commands."""
+"""A controller as the process that it is in a lab; a client of it, and ``patchlight ocs``."""
 
 import contextlib
 import signal
