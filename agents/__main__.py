@@ -1,13 +1,10 @@
 """``python -m patchlight.agents``: the agent of one server, without the operator's commands."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
 
-from patchlight.agents.run import Options, run_agent
-from patchlight.agents.workers.choice import DEFAULT_IMAGE
+from patchlight.agents.run import DEFAULT_IMAGE, Options, run_agent
 from patchlight.testbed.errors import PatchlightError
 
 

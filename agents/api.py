@@ -1,7 +1,5 @@
 """The agent's HTTP API, version 1 (JSON)."""
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,15 +11,8 @@ from fastapi.responses import JSONResponse
 
 from patchlight.agents.errors import AgentError, Conflict, Unauthorized
 from patchlight.agents.service import AgentService
+from patchlight.testbed import worker_api
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.worker_api import (
-    AgentStatus,
-    GateAnswer,
-    HoldRequest,
-    Reports,
-    WorkerSpec,
-    WorkerStatus,
-)
 
 
 def make_app(service: AgentService, token: str | None = None) -> FastAPI:
@@ -52,36 +43,36 @@ def _routes(service: AgentService) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/status")
-    async def status() -> AgentStatus:
+    async def status() -> worker_api.AgentStatus:
         return await service.status()
 
     @routes.post("/workers", status_code=201)
-    async def create(spec: WorkerSpec) -> WorkerStatus:
+    async def create(spec: worker_api.WorkerSpec) -> worker_api.WorkerStatus:
         return await service.create(spec)
 
     @routes.get("/workers/{name}")
-    async def worker(name: str) -> WorkerStatus:
+    async def worker(name: str) -> worker_api.WorkerStatus:
         return service.worker(name)
 
     @routes.get("/workers/{name}/reports")
-    async def reports(name: str, after: Annotated[int, Query(ge=0)] = 0) -> Reports:
+    async def reports(name: str, after: Annotated[int, Query(ge=0)] = 0) -> worker_api.Reports:
         new = service.reports(name, after)
-        return Reports(reports=new, next=after + len(new))
+        return worker_api.Reports(reports=new, next=after + len(new))
 
     @routes.post("/workers/{name}/start")
-    async def start(name: str) -> GateAnswer:
-        return GateAnswer(iteration=await service.start(name))
+    async def start(name: str) -> worker_api.GateAnswer:
+        return worker_api.GateAnswer(iteration=await service.start(name))
 
     @routes.post("/workers/{name}/hold")
-    async def hold(name: str, request: HoldRequest) -> GateAnswer:
-        return GateAnswer(iteration=await service.hold(name, request.iteration))
+    async def hold(name: str, request: worker_api.HoldRequest) -> worker_api.GateAnswer:
+        return worker_api.GateAnswer(iteration=await service.hold(name, request.iteration))
 
     @routes.post("/workers/{name}/release")
-    async def release(name: str) -> GateAnswer:
-        return GateAnswer(iteration=await service.release(name))
+    async def release(name: str) -> worker_api.GateAnswer:
+        return worker_api.GateAnswer(iteration=await service.release(name))
 
     @routes.delete("/workers/{name}")
-    async def delete(name: str) -> WorkerStatus:
+    async def delete(name: str) -> worker_api.WorkerStatus:
         return await service.delete(name)
 
     return routes

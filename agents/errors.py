@@ -1,7 +1,5 @@
 """What an agent can answer other than success, each with its HTTP status."""
 
-from __future__ import annotations
-
 from patchlight.testbed.errors import PatchlightError
 
 

@@ -4,8 +4,6 @@ Two backends: NVML for NVIDIA GPUs, and ``socket:DIR`` for GPUs that answer on U
 (``DIR/<server>.<gpu>.sock``, JSON lines), as emulated ones do.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -42,12 +40,15 @@ class GpuBackend(Protocol):
 
     def socket_of(self, name: str) -> Path | None:
         """The Unix socket through which a worker computes on it, if that is how."""
+        return None
 
     def uuid_of(self, name: str) -> str | None:
         """The UUID by which a container or CUDA gets it, if that is how."""
+        return None
 
     async def close(self) -> None:
-        """Stop watching."""
+        """Stop watching, if anything watches."""
+        return
 
 
 def gpu_backend(choice: str, server: Server) -> GpuBackend:
@@ -60,8 +61,8 @@ def gpu_backend(choice: str, server: Server) -> GpuBackend:
     raise BadInput(f"--gpus {choice!r}: expected 'nvml' or 'socket:DIR'")
 
 
-class SocketGpus:
-    """GPUs behind Unix sockets."""
+class SocketGpus(GpuBackend):
+    """GPUs behind Unix sockets; each reading closes its own connection."""
 
     def __init__(self, server: Server, directory: Path, deadline_s: float = 10.0) -> None:
         self._paths = {g.name: directory / f"{server.name}.{g.name}.sock" for g in server.gpus}
@@ -105,16 +106,9 @@ class SocketGpus:
         """The GPU's socket."""
         return self._paths[name]
 
-    def uuid_of(self, name: str) -> str | None:
-        """There is none: a GPU behind a socket is reached through that."""
-        return None
 
-    async def close(self) -> None:
-        """Each reading closes its own connection: none is open."""
-
-
-class NvmlGpus:
-    """NVIDIA GPUs, through NVML (``nvidia-ml-py``).
+class NvmlGpus(GpuBackend):
+    """NVIDIA GPUs, through NVML (``nvidia-ml-py``); CUDA finds them by their UUIDs.
 
     A GPU of the lab file with a ``uuid`` is that one; one without is the server's GPU at the
     same place in the list. NVML counts no busy time, so it is summed up from its utilisation,
@@ -199,10 +193,6 @@ class NvmlGpus:
         return GpuReading(
             name, self._models[name], self._uuids[name], utilization, self._busy_s[name]
         )
-
-    def socket_of(self, name: str) -> Path | None:
-        """There is none: CUDA finds the GPU by its UUID."""
-        return None
 
     def uuid_of(self, name: str) -> str | None:
         """The GPU's UUID."""

@@ -4,14 +4,12 @@ A lease's file is written before the NIC moves and removed after it is back, so 
 starts again, after whatever, knows what its predecessor had given away.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.nics import NicState
@@ -43,7 +41,7 @@ class Lease:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Lease:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """The lease that ``as_dict`` wrote."""
         return cls(
             spec=WorkerSpec.model_validate(data["spec"]),

@@ -5,8 +5,6 @@ for all. A GID is usable if its type is RoCE v2, it holds an IPv4-mapped address
 network device is in the worker's own namespace.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from pathlib import Path

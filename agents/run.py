@@ -1,23 +1,52 @@
 """Runs one agent until it is told to stop."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl
 import ipaddress
 import logging
+import os
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from patchlight.agents.errors import AgentError
+from patchlight.agents.workers.contract import Runner
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Server
 from patchlight.testbed.linux.sockets import bind_unix, http_server, listen, split_address
+
+DEFAULT_IMAGE = "patchlight-worker:latest"
+
+
+def make_runner(choice: str, lab: str, server: str, image: str = DEFAULT_IMAGE) -> Runner:
+    """The runner of that name; ``auto`` is Docker where an engine is, else processes."""
+    if choice == "auto":
+        choice = "docker" if engine_is_there() else "process"
+    if choice == "process":
+        from patchlight.agents.workers.process import ProcessRunner
+
+        return ProcessRunner()
+    if choice == "docker":
+        # Imported only here: it takes a third of a second, and not every server has it.
+        from patchlight.agents.workers.docker import DockerRunner
+
+        return DockerRunner(lab, server, image)
+    raise BadInput(f"--workers {choice!r}: expected 'docker', 'process' or 'auto'")
+
+
+def engine_is_there() -> bool:
+    """Whether a Docker engine was named in the environment or has its usual socket."""
+    if os.environ.get("DOCKER_HOST"):
+        return True
+    try:
+        return stat.S_ISSOCK(Path("/var/run/docker.sock").stat().st_mode)
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +82,8 @@ def run_agent(options: Options) -> None:
         # Imported late, so that a wrong option is answered at once.
         from patchlight.agents.api import make_app
         from patchlight.agents.gpus import gpu_backend
+        from patchlight.agents.run import make_runner
         from patchlight.agents.service import AgentService
-        from patchlight.agents.workers.choice import make_runner
 
         service = AgentService(
             lab,

@@ -1,7 +1,5 @@
 """The agent of one server: gives a worker its GPU and NIC, watches it, takes them back."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import shutil

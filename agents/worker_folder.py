@@ -1,7 +1,5 @@
 """A worker's folder: the state and reports that it writes, and its control socket."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

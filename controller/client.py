@@ -1,10 +1,8 @@
 """The controller's REST API from Python: what the command line and the experiments use."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 import httpx
@@ -50,7 +48,7 @@ class ControllerClient:
             transport=transport,
         )
 
-    def __enter__(self) -> ControllerClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

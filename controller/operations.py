@@ -1,18 +1,14 @@
 """What operators do with the circuit switches: look, undo, repair, save and restore maps."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from patchlight.controller.changes.committed_maps import Drift
 from patchlight.controller.changes.device_maps import Decide, Maps
 from patchlight.controller.changes.parts import CircuitParts
-from patchlight.controller.changes.power_budget import PowerVerdict
-from patchlight.controller.changes.power_check import PortReading
-from patchlight.controller.changes.record import Refused, as_texts
+from patchlight.controller.changes.power import PortReading, PowerVerdict
+from patchlight.controller.changes.record import Drift, Refused, as_texts
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DirectedPort, PortState
 from patchlight.testbed.errors import BadInput

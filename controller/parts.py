@@ -1,7 +1,5 @@
 """The controller's parts, made and joined: nothing runs yet, nothing is open but the store."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,19 +9,14 @@ from typing import Any
 
 from patchlight.controller.changes.device_watch import DeviceWatch
 from patchlight.controller.changes.parts import CircuitParts
-from patchlight.controller.changes.power_budget import (
-    DEFAULT_TOLERANCES,
-    POWER_CEILING_DBM,
-    Tolerances,
-)
+from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.registry import open_driver, password_of
-from patchlight.controller.fleet.fleet import Fleet
-from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.fleet import Fleet
+from patchlight.controller.jobs.job_table import JobTable, JobTraffic
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
 from patchlight.controller.jobs.scheduler import Scheduler
-from patchlight.controller.jobs.traffic import JobTraffic
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.controller.openflow.speaker_process import SpeakerOptions

@@ -1,7 +1,5 @@
 """The controller at work: opens its parts, runs them, lets go of them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,33 +1,42 @@
-"""Talking to the circuit switches without a controller, in this process.
+"""Talking to the circuit switches, and watching them, without a controller, in this process.
 
 The same transactions, journal, locks and routes as a controller has; only that nobody is
 asked to pause and no flow table follows the circuits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import httpx
 from fastapi import FastAPI
 
 from patchlight.controller.api.circuits import circuit_routes, explain
+from patchlight.controller.changes.device_maps import DeviceMonitor
 from patchlight.controller.changes.device_watch import DeviceWatch
-from patchlight.controller.changes.hooks import NoHooks
-from patchlight.controller.changes.parts import CircuitParts
+from patchlight.controller.changes.parts import CircuitParts, NoHooks
+from patchlight.controller.changes.record import CommittedMaps, change_as_texts
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import CircuitDriver
-from patchlight.controller.circuits.device_lock import DIRECT, DeviceLocked, device_lock
+from patchlight.controller.circuits.device_lock import (
+    CONTROLLER,
+    DIRECT,
+    DeviceLocked,
+    device_lock,
+    refuse_beside,
+)
 from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.client import ControllerClient, ControllerError
 from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.store import Store, open_store
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import CircuitSwitch, Endpoint, Lab
+from patchlight.testbed.portmap import PortMap
 
 
 class _Direct(NoHooks):
@@ -119,3 +128,78 @@ def refuse_beside_a_controller(lab: Lab) -> None:
         f"a controller of lab {running} runs at {lab.controller_api}: it holds the switches",
         hint="leave out --direct, or stop the controller first",
     )
+
+
+Event = dict[str, Any]
+
+_READ_EVERY_S = 2.0
+
+
+@contextlib.contextmanager
+def watching(
+    lab: Lab, names: Collection[str], state_dir: Path
+) -> Iterator[Callable[[float], list[Event]]]:
+    """A function that waits so many seconds, then gives what happened, in order.
+
+    Alarms of these circuit switches (all if none are named), differences between their maps
+    as read every other second, who stopped answering or is back, and what commands with
+    ``--direct`` did on the same journal meanwhile. ``DeviceLocked`` beside a controller.
+    """
+    switches = [s for s in lab.circuit_switches if not names or s.name in names]
+    refuse_beside_a_controller(lab)
+    refuse_beside(switches, CONTROLLER)
+    with contextlib.ExitStack() as stack:
+        store = open_store(state_dir)
+        stack.callback(store.close)
+        loop, drivers = stack.enter_context(drivers_on_loop(switches))
+        watch = _Watch(lab, drivers, store)
+        loop.run_until_complete(watch.begin())
+        yield lambda wait_s: loop.run_until_complete(watch.happened(wait_s))
+
+
+class _Watch:
+    def __init__(self, lab: Lab, drivers: Mapping[str, CircuitDriver], store: Store) -> None:
+        self._drivers, self._journal = drivers, store
+        # Events of its own for who does not answer: the journal is told nothing of what we see.
+        self._events = Store(":memory:")
+        self._devices = DeviceMonitor(lab, drivers, CommittedMaps(store), self._events)
+        self._maps: dict[str, PortMap] = {}
+        self._last_in = {self._journal: store.last_event(), self._events: 0}
+        self._read_at = 0.0
+        self._returning: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Read what there is, so that only what happens from now on is told."""
+        await self._devices.open()
+        self._maps = dict(await self._devices.read_maps())
+
+    async def happened(self, wait_s: float) -> list[Event]:
+        """The events of the next ``wait_s`` seconds, in the order of time."""
+        await asyncio.sleep(wait_s)
+        events: list[Event] = []
+        for name in self._drivers.keys() - self._devices.unread.keys():
+            alarms = await self._devices.new_alarms(name)
+            events += [{"kind": "alarm", "ocs": name, **asdict(alarm)} for alarm in alarms]
+        if time.monotonic() - self._read_at >= _READ_EVERY_S:
+            self._read_at = time.monotonic()
+            self._bring_back()
+            events += self._differences(await self._devices.read_maps())
+        for store, last in self._last_in.items():
+            if new := store.events(last):
+                self._last_in[store] = new[-1]["number"]
+                events += new
+        return sorted(events, key=lambda event: float(event["at"]))
+
+    def _bring_back(self) -> None:
+        # Beside the rest: some devices take 15 s to be known as silent.
+        if self._devices.unread and (self._returning is None or self._returning.done()):
+            self._returning = asyncio.create_task(self._devices.open())
+
+    def _differences(self, maps: Mapping[str, PortMap]) -> list[Event]:
+        events: list[Event] = []
+        for name, port_map in maps.items():
+            if change := self._maps.get(name, port_map).diff(port_map):
+                changes = {name: change_as_texts(change)}
+                events.append({"at": time.time(), "kind": "map", "ocs": name, "changes": changes})
+            self._maps[name] = port_map
+        return events

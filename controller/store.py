@@ -4,8 +4,6 @@ Small synchronous writes from one thread: each is a committed transaction, on di
 call returns, so that a change of the network is journalled before a device is touched.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import threading

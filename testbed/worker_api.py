@@ -4,10 +4,8 @@ A request with a key that is not known is refused; in an answer such a key is pa
 that a controller understands agents that say more than it knows.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, IPvAnyAddress, model_validator
 
@@ -61,7 +59,7 @@ class WorkerSpec(_Request):
     task: WorkerTask
 
     @model_validator(mode="after")
-    def _ring_fits(self) -> WorkerSpec:
+    def _ring_fits(self) -> Self:
         ranks = sorted(member.rank for member in self.ring)
         if ranks != list(range(len(ranks))):
             raise ValueError(f"the ring must have ranks 0…n−1, once each: got {ranks}")

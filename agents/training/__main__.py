@@ -12,12 +12,13 @@ from pathlib import Path
 from types import FrameType
 
 from .compute import open_device
-from .control import ControlServer
-from .errors import Stopped, TrainingError
-from .gate import Gate
-from .journal import Journal
-from .task import read_task
+from .control import ControlServer, Gate, Journal
+from .task import TrainingError, read_task
 from .trainer import train
+
+
+class Stopped(BaseException):
+    """The worker was told to stop; not an error, so no ``except Exception`` swallows it."""
 
 
 def main() -> int:

@@ -20,10 +20,11 @@ import socket
 import struct
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .errors import RingError
-from .gradients import Array
-from .ring import Neighbours
+from .ring import Neighbours, RingError
+
+Array = NDArray[np.float32]
 
 _HEADER = struct.Struct("!4sQQ")  # what, iteration, array bytes
 _MAGIC = b"PLAR"

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .errors import TrainingError
-from .task import TrainingTask
+from .task import TrainingError, TrainingTask
 
 
 class Device(Protocol):
@@ -98,11 +97,9 @@ class _Multiplier:
     _seconds = 0.0
 
     def begin(self, seconds: float) -> None:
-        """Take note of how long to compute: ``finish`` does it."""
         self._seconds = seconds
 
     def finish(self) -> None:
-        """Compute for that time."""
         end = time.monotonic() + self._seconds
         while (left_s := end - time.monotonic()) > 0:
             self._compute(left_s)
@@ -114,7 +111,7 @@ class _Multiplier:
         """Give the device back, if there is one."""
 
 
-class CudaGpu(_Multiplier):
+class _CudaGpu(_Multiplier):
     """A CUDA GPU that multiplies matrices, through PyTorch."""
 
     def __init__(self, torch: Any) -> None:
@@ -138,11 +135,10 @@ class CudaGpu(_Multiplier):
         self._multiply(max(1, int(min(left_s, 0.02) / self._one_s)))
 
     def close(self) -> None:
-        """Give the GPU's memory back."""
         self._torch.cuda.empty_cache()
 
 
-class Processor(_Multiplier):
+class _Processor(_Multiplier):
     """No GPU: the processor multiplies matrices."""
 
     name = "cpu: numpy"
@@ -154,7 +150,7 @@ class Processor(_Multiplier):
         np.matmul(self._a, self._a)
 
 
-class Sleeper:
+class _Sleeper:
     """Computes nothing: only the time of the compute phase passes."""
 
     name = "sleep"
@@ -163,11 +159,9 @@ class Sleeper:
         self._end = 0.0
 
     def begin(self, seconds: float) -> None:
-        """Start computing for so many seconds."""
         self._end = time.monotonic() + seconds
 
     def finish(self) -> None:
-        """Return when that time is over."""
         time.sleep(max(0.0, self._end - time.monotonic()))
 
     def close(self) -> None:
@@ -179,9 +173,9 @@ def open_device(task: TrainingTask) -> Device:
     if task.gpu_socket is not None:
         return EmulatedGpu(task.gpu_socket, task.id)
     if task.device == "sleep":
-        return Sleeper()
+        return _Sleeper()
     try:
         import torch  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
-        return Processor()
-    return CudaGpu(torch) if torch.cuda.is_available() else Processor()
+        return _Processor()
+    return _CudaGpu(torch) if torch.cuda.is_available() else _Processor()

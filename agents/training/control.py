@@ -1,8 +1,9 @@
-"""The worker's control socket: JSON lines from its agent.
+"""What passes between a worker and its agent: its state, reports, and orders.
 
-``{"op": "start"}``, ``{"op": "hold", "iteration": k}``, ``{"op": "release"}``,
-``{"op": "status"}`` and ``{"op": "stop"}``; each is answered with one line,
-``{"ok": true, "iteration": …}`` or ``{"ok": false, "error": …, "iteration": …}``.
+Orders are JSON lines on the control socket: ``{"op": "start"}``,
+``{"op": "hold", "iteration": k}``, ``{"op": "release"}``, ``{"op": "status"}`` and
+``{"op": "stop"}``; each is answered with one line, ``{"ok": true, "iteration": …}`` or
+``{"ok": false, "error": …, "iteration": …}``.
 """
 
 from __future__ import annotations
@@ -12,11 +13,116 @@ import os
 import signal
 import socketserver
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .errors import TrainingError
-from .gate import Gate
+from .task import TrainingError
+
+
+class Passed(TrainingError):
+    """The iteration to hold at has already gone through the gate."""
+
+
+class Gate:
+    """One worker's gate. The trainer passes it once an iteration; the control socket holds it.
+
+    A worker that is held has computed its gradient and has not sent a byte of it. Every
+    worker that reached iteration k has received all of iteration k−1, so when all workers of
+    a ring are held at the same k, no payload is on the network.
+    """
+
+    def __init__(self, iterations: int, changed: Callable[[str, int], None]) -> None:
+        self._iterations = iterations
+        self._changed = changed
+        self._condition = threading.Condition()
+        self._started = False
+        self._next = 0
+        self._hold_at: int | None = None
+
+    @property
+    def iteration(self) -> int:
+        """The iteration whose all-reduce has not begun yet."""
+        return self._next
+
+    def start(self) -> None:
+        """Let training begin; again is harmless."""
+        with self._condition:
+            self._started = True
+            self._condition.notify_all()
+
+    def hold(self, iteration: int) -> int:
+        """Hold just before the all-reduce of ``iteration``; gives the iteration it is at.
+
+        ``Passed`` if that all-reduce has begun, or will never come.
+        """
+        with self._condition:
+            if iteration < self._next:
+                raise Passed(
+                    f"iteration {iteration} is past: the next all-reduce is that of {self._next}"
+                )
+            if iteration >= self._iterations:
+                raise Passed(
+                    f"iteration {iteration} will not come: the job has {self._iterations}, the "
+                    f"next all-reduce is that of {self._next}"
+                )
+            self._hold_at = iteration
+            self._condition.notify_all()
+            return self._next
+
+    def release(self) -> int:
+        """Go on, or forget a hold that has not come yet; gives the iteration it is at."""
+        with self._condition:
+            self._hold_at = None
+            self._condition.notify_all()
+            return self._next
+
+    def wait_for_start(self) -> None:
+        """Return when training may begin."""
+        with self._condition:
+            while not self._started:
+                self._condition.wait(0.5)
+        self._changed("running", 0)
+
+    def pass_through(self, iteration: int) -> None:
+        """Return when the all-reduce of ``iteration`` may begin."""
+        with self._condition:
+            held = False
+            while self._hold_at == iteration:
+                if not held:
+                    held = True
+                    self._changed("held", iteration)
+                self._condition.wait(0.5)
+            self._next = iteration + 1
+        if held:
+            self._changed("running", iteration)
+
+
+class Journal:
+    """Writes ``state.json`` (replaced whole) and ``reports.jsonl`` in the worker's folder."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._state: dict[str, Any] = {"state": "starting", "iterations_done": 0, "message": ""}
+        self._reports = (directory / "reports.jsonl").open("a", encoding="utf-8")
+
+    def state(self, state: str, message: str = "") -> None:
+        """The worker's state from now on."""
+        self._write({"state": state, "message": message})
+
+    def iteration(self, report: dict[str, Any]) -> None:
+        """One iteration is done and its sum was right."""
+        self._reports.write(json.dumps(report) + "\n")
+        self._reports.flush()
+        self._write({"iterations_done": report["index"] + 1})
+
+    def _write(self, changes: dict[str, Any]) -> None:
+        with self._lock:
+            self._state.update(changes)
+            fresh = self._directory / "state.json.new"
+            fresh.write_text(json.dumps(self._state), encoding="utf-8")
+            os.replace(fresh, self._directory / "state.json")
 
 
 class _Handler(socketserver.StreamRequestHandler):

@@ -19,12 +19,15 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import RingError
-from .task import Member, TrainingTask
+from .task import Member, TrainingError, TrainingTask
 
 _LINE_LIMIT = 4096
 _ATTEMPT_S = 1.0
 _TCP_RTO_MAX_MS = 44  # Linux 6.15; not yet named in the socket module
+
+
+class RingError(TrainingError):
+    """The ring could not be joined, or a neighbour in it was lost."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .errors import TrainingError
+
+class TrainingError(Exception):
+    """The worker cannot go on. The message says at what, with whom, and what came back."""
 
 
 @dataclass(frozen=True)

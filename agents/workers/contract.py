@@ -1,7 +1,5 @@
 """What a runner of workers does: processes and containers alike."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +9,9 @@ from typing import Any, Protocol
 from patchlight import agents
 
 TRAINING = Path(agents.__file__).absolute().parent / "training"
+
+# One worker is one GPU's process; threads of a linear algebra library would fight.
+ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +92,12 @@ class Runner(Protocol):
         """End and remove a worker of an agent that died. Harmless if it is gone."""
 
     async def sweep(self) -> None:
-        """Remove workers of this server that no lease knows of."""
+        """Remove workers of this server that no lease knows of, if there can be any."""
+        return
 
     async def close(self) -> None:
-        """Let go of what ``open`` took."""
+        """Let go of what ``open`` took, if it took anything."""
+        return
 
 
 def last_lines(text: str, count: int = 20) -> tuple[str, ...]:

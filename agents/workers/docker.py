@@ -15,8 +15,10 @@ from docker.types import DeviceRequest, LogConfig
 
 from patchlight.agents.errors import LaunchError
 from patchlight.agents.workers.contract import (
+    ENVIRONMENT,
     TRAINING,
     ExitInfo,
+    RunningWorker,
     WorkerHandle,
     WorkerLaunch,
     last_lines,
@@ -73,9 +75,9 @@ class DockerRunner:
                 hint=f"build it: sudo bash {deploy_file('worker-image.sh')}",
             ) from exc
 
-    async def launch(self, launch: WorkerLaunch) -> DockerWorker:
+    async def launch(self, launch: WorkerLaunch) -> RunningWorker:
         """Create and start the container, and keep its network namespace."""
-        return DockerWorker(await asyncio.to_thread(self._launch, launch))
+        return _DockerWorker(await asyncio.to_thread(self._launch, launch))
 
     def _launch(self, launch: WorkerLaunch) -> Container:
         launch.write_task(_GPU_SOCKET if launch.gpu_socket else None)
@@ -118,13 +120,7 @@ class DockerRunner:
                 "patchlight.worker": launch.worker,
                 "patchlight.job": launch.job,
             },
-            "environment": {
-                "PYTHONPATH": _CODE,
-                "PYTHONUNBUFFERED": "1",
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "OPENBLAS_NUM_THREADS": "1",
-                "OMP_NUM_THREADS": "1",
-            },
+            "environment": {**ENVIRONMENT, "PYTHONPATH": _CODE, "PYTHONDONTWRITEBYTECODE": "1"},
             "volumes": mounts,
             "network_mode": "none",
             "cap_drop": ["ALL"],
@@ -173,7 +169,7 @@ class DockerRunner:
             await asyncio.to_thread(self._client.close)
 
 
-class DockerWorker:
+class _DockerWorker:
     """One container."""
 
     def __init__(self, container: Container) -> None:
@@ -181,11 +177,9 @@ class DockerWorker:
 
     @property
     def handle(self) -> WorkerHandle:
-        """The container's id."""
         return WorkerHandle(container=self._container.id)
 
     async def ended(self) -> ExitInfo:
-        """Wait for the container's end."""
         return await _in_own_thread(self._wait)
 
     def _wait(self) -> ExitInfo:
@@ -198,7 +192,6 @@ class DockerWorker:
         return ExitInfo(code, _log_tail(self._container))
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, then SIGKILL."""
         await asyncio.to_thread(self._stop, grace_s)
 
     def _stop(self, grace_s: float) -> None:
@@ -210,7 +203,6 @@ class DockerWorker:
             raise LaunchError(f"stopping the container {self._container.name}: {exc}") from exc
 
     async def dispose(self) -> None:
-        """Remove the container."""
         await asyncio.to_thread(_remove, self._container)
 
 

@@ -1,7 +1,5 @@
 """Workers as plain processes, each in a network namespace of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -14,8 +12,11 @@ from pathlib import Path
 
 from patchlight.agents.errors import LaunchError
 from patchlight.agents.workers.contract import (
+    ENVIRONMENT,
     TRAINING,
     ExitInfo,
+    Runner,
+    RunningWorker,
     WorkerHandle,
     WorkerLaunch,
     last_lines,
@@ -25,8 +26,11 @@ from patchlight.testbed.linux import namespaces
 _OUTPUT_TAIL = 16 * 1024
 
 
-class ProcessRunner:
-    """Runs workers with this Python. They end when the agent does, even by ``kill -9``."""
+class ProcessRunner(Runner):
+    """Runs workers with this Python. They end when the agent does, even by ``kill -9``.
+
+    So there are none without a lease to sweep away.
+    """
 
     name = "process"
 
@@ -42,10 +46,10 @@ class ProcessRunner:
                 "workers need network namespaces, and those need root", hint="run the agent as root"
             )
 
-    async def launch(self, launch: WorkerLaunch) -> ProcessWorker:
+    async def launch(self, launch: WorkerLaunch) -> RunningWorker:
         """Make the namespace and start Python in it."""
         process = await asyncio.to_thread(self._launch, launch)
-        return ProcessWorker(process, launch.directory / "output.log")
+        return _ProcessWorker(process, launch.directory / "output.log")
 
     def _launch(self, launch: WorkerLaunch) -> subprocess.Popen[bytes]:
         launch.write_task(str(launch.gpu_socket) if launch.gpu_socket else None)
@@ -73,14 +77,8 @@ class ProcessRunner:
         if handle.pid is not None and handle.started is not None:
             await asyncio.to_thread(_kill_leftover, handle.pid, handle.started)
 
-    async def sweep(self) -> None:
-        """Processes without a lease ended with their agent: there are none to remove."""
 
-    async def close(self) -> None:
-        """The runner holds nothing open itself."""
-
-
-class ProcessWorker:
+class _ProcessWorker:
     """One worker process. The agent holds its standard input: that is its lifeline."""
 
     def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
@@ -99,17 +97,14 @@ class ProcessWorker:
 
     @property
     def handle(self) -> WorkerHandle:
-        """Its process number and start."""
         return WorkerHandle(pid=self._process.pid, started=self._started)
 
     async def ended(self) -> ExitInfo:
-        """Wait for the process."""
         await self._gone.wait()
         lines = await asyncio.to_thread(_tail, self._output)
         return ExitInfo(self._process.returncode, lines)
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, then SIGKILL."""
         self._process.send_signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
@@ -119,7 +114,6 @@ class ProcessWorker:
             await self._gone.wait()
 
     async def dispose(self) -> None:
-        """Close the lifeline."""
         if self._process.stdin is not None:
             self._process.stdin.close()
 
@@ -128,11 +122,8 @@ def _environment(launch: WorkerLaunch) -> dict[str, str]:
     keep = {name: os.environ[name] for name in ("PATH", "LANG", "HOME") if name in os.environ}
     return {
         **keep,
+        **ENVIRONMENT,
         "PYTHONPATH": str(TRAINING.parents[2]),
-        "PYTHONUNBUFFERED": "1",
-        # One worker is one GPU's process; threads of a linear algebra library would fight.
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
         **({"CUDA_VISIBLE_DEVICES": launch.gpu_uuid} if launch.gpu_uuid else {}),
     }
 

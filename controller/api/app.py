@@ -1,21 +1,57 @@
-"""The north-bound REST API: thin, every route a call into the controller's parts."""
+"""The north-bound REST API: thin, every route a call into the controller's parts; its metrics."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from patchlight.controller.api.circuits import circuit_routes, explain
-from patchlight.controller.api.metrics import registry_of
 from patchlight.controller.api.models import GangRequest, RegroupRequest
 from patchlight.testbed.errors import PatchlightError
 
 if TYPE_CHECKING:
     from patchlight.controller.parts import Controller
+
+
+class _State:
+    """A collector over one controller: no counters of its own, nothing to keep in step."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def collect(self) -> Iterator[Metric]:
+        controller = self._controller
+        jobs = Counter(str(job.state) for job in controller.scheduler.jobs())
+        changes = controller.store.reconfiguration_counts()
+        gpus = controller.fleet.latest_utilization()
+        devices = {row["name"]: row["reachable"] for row in controller.circuits.devices.status()}
+        yield _gauge("jobs", "Jobs by state.", "state", jobs)
+        yield _gauge("reconfigurations", "Changes of circuits by outcome.", "state", changes)
+        yield _gauge("gpu_utilization_ratio", "Busy share of the last second.", "gpu", gpus)
+        yield _gauge("agent_up", "Whether an agent answers.", "server", controller.fleet.reachable)
+        yield _gauge("ocs_up", "Whether a circuit switch answers.", "ocs", devices)
+
+
+def _gauge(name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:
+    gauge = GaugeMetricFamily(f"patchlight_{name}", about, labels=[label])
+    for key, value in values.items():
+        gauge.add_metric([key], value)
+    return gauge
+
+
+def registry_of(controller: Controller) -> CollectorRegistry:
+    """A registry that shows this controller."""
+    registry = CollectorRegistry()
+    registry.register(_State(controller))
+    return registry
+
 
 Answer = dict[str, Any]
 

@@ -4,8 +4,6 @@ The kernel knows whose a connection is that comes from this machine: its table o
 has the user id of each. From elsewhere nothing vouches for a name, and the history says so.
 """
 
-from __future__ import annotations
-
 import pwd
 import socket
 from ipaddress import ip_address

@@ -4,8 +4,6 @@ They need the parts of a change and nothing else of the controller, so that they
 talks to the devices directly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Annotated, Any
@@ -13,22 +11,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
 
+from patchlight.controller.api import models
 from patchlight.controller.api.caller import caller_of
-from patchlight.controller.api.models import (
-    BaselinesRequest,
-    ChangeRequest,
-    LockRequest,
-    PresentMapsRequest,
-    ReconfigurationRequest,
-    RepairRequest,
-    StopRequest,
-    UnlockRequest,
-)
 from patchlight.controller.changes.device_maps import Decide
-from patchlight.controller.changes.locks import LockKind
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.planning import Plan, wanted_maps
-from patchlight.controller.changes.power_check import PortReading
+from patchlight.controller.changes.power import PortReading
+from patchlight.controller.changes.preflight import LockKind
 from patchlight.controller.changes.record import (
     ChangeOptions,
     Refused,
@@ -69,7 +58,7 @@ def circuit_routes(operations: CircuitOperations) -> APIRouter:
 async def _run(
     operations: CircuitOperations,
     decide: Decide,
-    request: ChangeRequest,
+    request: models.ChangeRequest,
     caller: ChangeOptions,
     adopts: Mapping[str, PortMap],
     *,
@@ -225,7 +214,7 @@ def _change(routes: APIRouter, operations: CircuitOperations) -> None:
     parts = operations.parts
 
     @routes.post("/reconfigurations")
-    async def reconfigure(request: ReconfigurationRequest, caller: Caller) -> Answer:
+    async def reconfigure(request: models.ReconfigurationRequest, caller: Caller) -> Answer:
         asked = {name: PortMap.parse(texts) for name, texts in request.maps.items()}
 
         def decide(maps: Mapping[str, PortMap]) -> dict[str, PortMap]:
@@ -245,30 +234,30 @@ def _change(routes: APIRouter, operations: CircuitOperations) -> None:
         return record
 
     @routes.post("/reconfigurations/{number}/rollback")
-    async def roll_back(number: int, request: ChangeRequest, caller: Caller) -> Answer:
+    async def roll_back(number: int, request: models.ChangeRequest, caller: Caller) -> Answer:
         decide, adopts = operations.undoing(number)
         why = f"undoes change {number}"
         return await _run(operations, decide, request, caller, adopts, why=why, reverts=number)
 
     @routes.post("/maps/{name}/restore")
-    async def restore(name: str, request: ChangeRequest, caller: Caller) -> Answer:
+    async def restore(name: str, request: models.ChangeRequest, caller: Caller) -> Answer:
         saved = operations.saved(name)
         return await _run(
             operations, lambda _: saved, request, caller, saved, why=f"restores {name}"
         )
 
     @routes.post("/drift/repair")
-    async def repair(request: RepairRequest, caller: Caller) -> Answer:
+    async def repair(request: models.RepairRequest, caller: Caller) -> Answer:
         committed = operations.repairing(request.ocs)
         return await _run(
             operations, lambda _: committed, request, caller, committed, why="repairs drift"
         )
 
     @routes.post("/drift/adopt")
-    async def adopt(request: PresentMapsRequest, caller: Caller) -> Answer:
+    async def adopt(request: models.PresentMapsRequest, caller: Caller) -> Answer:
         maps = await parts.maps.read()
         adopts = {name: maps[name] for name in operations.named(request.ocs)}
-        asked = ChangeRequest(why=request.why)
+        asked = models.ChangeRequest(why=request.why)
         return await _run(operations, lambda _: {}, asked, caller, adopts, why="adopts drift")
 
 
@@ -276,7 +265,7 @@ def _operate(routes: APIRouter, operations: CircuitOperations) -> None:
     parts = operations.parts
 
     @routes.post("/baselines")
-    async def accept(request: BaselinesRequest, caller: Caller) -> Answer:
+    async def accept(request: models.BaselinesRequest, caller: Caller) -> Answer:
         return {"circuits": await operations.accept_power(request.ocs, caller.by)}
 
     @routes.get("/maps")
@@ -284,7 +273,7 @@ def _operate(routes: APIRouter, operations: CircuitOperations) -> None:
         return {"maps": list(parts.store.saved_maps().values())}
 
     @routes.put("/maps/{name}")
-    async def save(name: str, request: PresentMapsRequest, caller: Caller) -> Answer:
+    async def save(name: str, request: models.PresentMapsRequest, caller: Caller) -> Answer:
         return await operations.save(name, request.ocs, caller.by, request.why)
 
     @routes.delete("/maps/{name}")
@@ -298,13 +287,13 @@ def _operate(routes: APIRouter, operations: CircuitOperations) -> None:
         return {"locks": [asdict(lock) for lock in parts.locks.all()]}
 
     @routes.post("/locks")
-    async def lock(request: LockRequest, caller: Caller) -> Answer:
+    async def lock(request: models.LockRequest, caller: Caller) -> Answer:
         kind: LockKind = "kept" if request.keep else "locked"
         made = parts.locks.lock(request.ocs, request.ports, kind, caller.by, request.why)
         return {"locks": [asdict(lock) for lock in made]}
 
     @routes.post("/locks/release")
-    async def unlock(request: UnlockRequest, caller: Caller) -> Answer:
+    async def unlock(request: models.UnlockRequest, caller: Caller) -> Answer:
         gone = parts.locks.unlock(request.ocs, request.ports, caller.by, request.why)
         return {"locks": [asdict(lock) for lock in gone]}
 
@@ -313,11 +302,11 @@ def _operate(routes: APIRouter, operations: CircuitOperations) -> None:
         return {"pressed": parts.stop.pressed}
 
     @routes.post("/stop")
-    async def press(request: StopRequest, caller: Caller) -> Answer:
+    async def press(request: models.StopRequest, caller: Caller) -> Answer:
         parts.stop.press(caller.by, request.why)
         return {"pressed": parts.stop.pressed}
 
     @routes.post("/stop/clear")
-    async def clear(request: StopRequest, caller: Caller) -> Answer:
+    async def clear(request: models.StopRequest, caller: Caller) -> Answer:
         parts.stop.clear(caller.by, request.why)
         return {"pressed": parts.stop.pressed}

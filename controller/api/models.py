@@ -1,7 +1,5 @@
 """What the REST API takes in: checked by pydantic, turned into values of the lab model."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -45,33 +43,15 @@ class RepairRequest(ChangeRequest):
     ocs: list[str] = []
 
 
-class PresentMapsRequest(_Strict):
-    """Circuit switches whose present maps are to be saved, or committed; all if none are named."""
-
-    ocs: list[str] = []
-    why: str = ""
-
-
 class BaselinesRequest(_Strict):
     """Circuit switches whose power is to be the baseline from now on; all if none are named."""
 
     ocs: list[str] = []
 
 
-class LockRequest(_Strict):
-    """Ports of one OCS to lock for everybody, or with ``keep`` for all but who asks."""
+class PresentMapsRequest(BaselinesRequest):
+    """Circuit switches whose present maps are to be saved, or committed; all if none are named."""
 
-    ocs: str
-    ports: list[int] = Field(min_length=1)
-    keep: bool = False
-    why: str = ""
-
-
-class UnlockRequest(_Strict):
-    """Ports of one OCS whose locks are to go."""
-
-    ocs: str
-    ports: list[int] = Field(min_length=1)
     why: str = ""
 
 
@@ -79,6 +59,19 @@ class StopRequest(_Strict):
     """Why the stop button is pressed or cleared."""
 
     why: str = ""
+
+
+class UnlockRequest(StopRequest):
+    """Ports of one OCS whose locks are to go."""
+
+    ocs: str
+    ports: list[int] = Field(min_length=1)
+
+
+class LockRequest(UnlockRequest):
+    """Ports of one OCS to lock for everybody, or with ``keep`` for all but who asks."""
+
+    keep: bool = False
 
 
 class JobRequest(_Strict):

@@ -6,18 +6,16 @@ is all there is to see here. Nothing is written to a device before the intent is
 and the map has been read once more; a failure after that rolls back.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from enum import Enum, auto
 
 from patchlight.controller.changes.device_maps import Decide, Maps
+from patchlight.controller.changes.executor import lock_ports, restore
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.planning import Plan, difference
-from patchlight.controller.changes.power_check import Readings
+from patchlight.controller.changes.power import Readings
 from patchlight.controller.changes.preflight import PreflightResult
 from patchlight.controller.changes.record import (
     ChangeOptions,
@@ -26,22 +24,11 @@ from patchlight.controller.changes.record import (
     fingerprint,
     to_row,
 )
-from patchlight.controller.changes.recovery import lock_ports, restore
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError, in_words
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import Links
 
 log = logging.getLogger("patchlight.circuits")
-
-
-class Progress(Enum):
-    """How far an attempt at a change came."""
-
-    ENDED = auto()
-    """The change is at its end, whichever; its record says which."""
-
-    PLAN_AGAIN = auto()
-    """Nothing was written: the maps that the plan was made from are out of date."""
 
 
 class Change:
@@ -67,7 +54,7 @@ class Change:
         try:
             # First from the maps as last read, which are read again before the first
             # write; if they are out of date, once more from those that the devices have.
-            if await self._attempt(from_memory=True) is Progress.PLAN_AGAIN:
+            if not await self._attempt(from_memory=True):
                 await self._attempt(from_memory=False)
         except Exception as error:
             # What fails once something was written is rolled back where it fails. An intent
@@ -81,12 +68,15 @@ class Change:
                 self._close()
         return self.record
 
-    async def _attempt(self, *, from_memory: bool) -> Progress:
-        """Plan, check and carry out."""
+    async def _attempt(self, *, from_memory: bool) -> bool:
+        """Plan, check and carry out; whether the change is at its end, whichever.
+
+        If not, nothing was written: the maps that the plan was made from are out of date.
+        """
         parts, record = self._parts, self.record
         remembered = parts.maps.last if from_memory else None
         if from_memory and (self._options.planned_from or remembered is None):
-            return Progress.PLAN_AGAIN
+            return False
         with record.stage("read"):
             maps = remembered if remembered is not None else await parts.maps.read()
         with record.stage("plan"):
@@ -94,14 +84,14 @@ class Change:
                 self._plan = parts.maps.plan(maps, self._decide)
             except PatchlightError:
                 if from_memory:
-                    return Progress.PLAN_AGAIN
+                    return False
                 raise
             self._committed = parts.committed.after(self._plan, self._options.adopts)
             fill_record(record, self._plan, self._committed)
         with record.stage("check"):
             preflight = await self._check()
         if from_memory and (preflight.objections or not self._plan):
-            return Progress.PLAN_AGAIN
+            return False
         if not record.id:
             self._prepared_intent()()
         if preflight.objections:
@@ -113,7 +103,7 @@ class Change:
             record.state = "committed"
         else:
             return await self._carry_out(preflight, from_memory=from_memory)
-        return Progress.ENDED
+        return True
 
     async def _check(self) -> PreflightResult:
         """What speaks against the plan. Where nothing does at once, it is in the journal after."""
@@ -141,7 +131,7 @@ class Change:
 
         return journal
 
-    async def _carry_out(self, preflight: PreflightResult, *, from_memory: bool) -> Progress:
+    async def _carry_out(self, preflight: PreflightResult, *, from_memory: bool) -> bool:
         """Drain, read once more, and write if the maps are those that the plan was made from."""
         parts, plan, record = self._parts, self._plan, self.record
         try:
@@ -162,11 +152,11 @@ class Change:
                 record.note([f"planned anew: {changed}"])
                 # The new plan may be refused: then what was to go from the old one has to stay.
                 await self._set_flows(parts.maps.links(maps.everywhere))
-                return Progress.PLAN_AGAIN
+                return False
             else:
                 self._refuse(changed)
                 await self._set_flows(plan.links_before)
-            return Progress.ENDED
+            return True
         finally:
             with record.stage("undrain"):
                 await parts.traffic.undrain()

@@ -13,9 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from patchlight.controller.changes.committed_maps import CommittedMaps
 from patchlight.controller.changes.planning import Plan, plan
-from patchlight.controller.changes.record import Refused
+from patchlight.controller.changes.record import CommittedMaps, Refused
 from patchlight.controller.circuits.contract import (
     Alarm,
     CircuitDriver,

@@ -1,14 +1,12 @@
 """Watching the circuit switches in the background: alarms, drift, and who is back."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
 from dataclasses import asdict
 
-from patchlight.controller.changes.committed_maps import Drift
 from patchlight.controller.changes.parts import CircuitParts
+from patchlight.controller.changes.record import Drift
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import Alarm
 from patchlight.testbed.errors import PatchlightError

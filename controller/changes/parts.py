@@ -1,24 +1,57 @@
-"""What changes of a lab's circuits are made with, put together in one place."""
+"""What changes of a lab's circuits are made with, and who else they concern: flows and traffic."""
 
-from __future__ import annotations
+from collections.abc import Collection, Mapping
+from typing import Protocol
 
-from collections.abc import Mapping
-
-from patchlight.controller.changes.committed_maps import CommittedMaps
 from patchlight.controller.changes.device_maps import DeviceMonitor, MapCache
 from patchlight.controller.changes.executor import PlanExecutor
-from patchlight.controller.changes.hooks import NO_HOOKS, FlowHook, TrafficHook
-from patchlight.controller.changes.locks import Locks, StopButton
-from patchlight.controller.changes.power_budget import (
+from patchlight.controller.changes.power import (
     DEFAULT_TOLERANCES,
     POWER_CEILING_DBM,
+    Baselines,
+    PowerCheck,
     Tolerances,
 )
-from patchlight.controller.changes.power_check import Baselines, PowerCheck
-from patchlight.controller.changes.preflight import PortStates, PreflightChecks
+from patchlight.controller.changes.preflight import Locks, PortStates, PreflightChecks, StopButton
+from patchlight.controller.changes.record import CommittedMaps
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.store import Store
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.testbed.wiring import Links
+
+Ports = Mapping[str, Collection[int]]
+"""Ports by OCS."""
+
+
+class FlowHook(Protocol):
+    """Whoever keeps the packet switches' flow tables in step with the circuits."""
+
+    async def follow(self, links: Links) -> list[str]:
+        """Have the switches forward over these links and no others; what failed, in words."""
+        return []
+
+
+class TrafficHook(Protocol):
+    """Whoever sends over the network and can be asked to wait."""
+
+    def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
+        """The running jobs whose traffic uses these ports."""
+        return []
+
+    async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
+        """Pause the traffic through these ports; who could not be paused, in words."""
+        return []
+
+    async def undrain(self) -> None:
+        """Let everything that was paused go on."""
+        return
+
+
+class NoHooks(FlowHook, TrafficHook):
+    """No packet switches to program and no jobs to pause: both hooks at once."""
+
+
+NO_HOOKS = NoHooks()
 
 
 class CircuitParts:
@@ -50,3 +83,20 @@ class CircuitParts:
             drivers, self.locks, self.stop, self.port_states, traffic.jobs_using, power_ceiling_dbm
         )
         self.executor = PlanExecutor(lab, drivers, self.power_check, self.stop)
+
+    async def closed_ports(self) -> tuple[Ports, Ports]:
+        """The ports whose circuits are to stay (locked by us or on the device), and those that
+        the device says can carry none; by OCS, of those that answer."""
+        away = self.devices.unread
+        staying: dict[str, set[int]] = {}
+        failed: dict[str, set[int]] = {}
+        for lock in self.locks.all():
+            staying.setdefault(lock.ocs, set()).add(lock.port)
+        for name in self.drivers:
+            states = {} if name in away else await self.port_states.of(name)
+            for port, state in states.items():
+                if state.condition == "locked":
+                    staying.setdefault(name, set()).add(port.number)
+                elif state.condition != "ready":
+                    failed.setdefault(name, set()).add(port.number)
+        return staying, failed

@@ -3,8 +3,6 @@
 Pure: maps in, a ``Plan`` out. ``patchlight.controller.changes.change`` carries it out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 

@@ -1,17 +1,13 @@
 """Changes of the network as transactions: one at a time, and each to its end."""
 
-from __future__ import annotations
-
 import asyncio
 
 from patchlight.controller.changes.change import Change, journal_end
-from patchlight.controller.changes.committed_maps import Drift
-from patchlight.controller.changes.device_maps import Decide, Maps
+from patchlight.controller.changes.device_maps import Decide
+from patchlight.controller.changes.executor import changes_of, finish_or_undo, lock_ports
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.planning import Plan
-from patchlight.controller.changes.preflight import Ports
-from patchlight.controller.changes.record import ChangeOptions, Reconfiguration, to_row
-from patchlight.controller.changes.recovery import changes_of, finish_or_undo, lock_ports
+from patchlight.controller.changes.record import ChangeOptions, Drift, Reconfiguration, to_row
 from patchlight.testbed.errors import in_words
 
 NO_OPTIONS = ChangeOptions()
@@ -21,27 +17,15 @@ class Transactions:
     """Runs one change at a time over the lab's circuit switches."""
 
     def __init__(self, parts: CircuitParts) -> None:
-        self._parts = parts
+        self.parts = parts
         self._one_at_a_time = asyncio.Lock()
         self._running: set[asyncio.Task[Reconfiguration]] = set()
-
-    async def read_maps(self) -> Maps:
-        """The present map of every circuit switch that answers, asked of the devices at once."""
-        return await self._parts.maps.read()
-
-    def unseen_hosts(self) -> dict[str, str]:
-        """The hosts that are plugged into a circuit switch that does not answer, and why not."""
-        return self._parts.devices.unseen_hosts()
-
-    async def closed_ports(self) -> tuple[Ports, Ports]:
-        """The ports, by OCS, whose circuits are to stay, and those that can carry none."""
-        return await self._parts.preflight.closed_ports(self._parts.devices.unread)
 
     async def settle_flows(self) -> None:
         """Make the flow tables those of the circuits that the devices have now."""
         async with self._one_at_a_time:
-            maps = await self.read_maps()
-            await self._parts.flows.follow(self._parts.maps.links(maps.everywhere))
+            maps = await self.parts.maps.read()
+            await self.parts.flows.follow(self.parts.maps.links(maps.everywhere))
 
     async def close(self) -> None:
         """Wait until the change under way, if there is one, has come to its end."""
@@ -65,20 +49,20 @@ class Transactions:
 
     async def _run(self, decide: Decide, why: str, options: ChangeOptions) -> Reconfiguration:
         async with self._one_at_a_time:
-            return await Change(self._parts, decide, why, options).run()
+            return await Change(self.parts, decide, why, options).run()
 
     async def preview(
         self, decide: Decide, options: ChangeOptions = NO_OPTIONS
     ) -> tuple[Plan, list[str]]:
         """What ``change`` would do now, and what speaks against it."""
-        plan = self._parts.maps.plan(await self.read_maps(), decide)
-        checked = await self._parts.preflight.check(plan, options)
-        return plan, [*self._parts.preflight.halts(plan), *checked.objections]
+        plan = self.parts.maps.plan(await self.parts.maps.read(), decide)
+        checked = await self.parts.preflight.check(plan, options)
+        return plan, [*self.parts.preflight.halts(plan), *checked.objections]
 
     async def drift(self) -> dict[str, Drift]:
         """How the devices differ from their last committed maps, while no change is under way."""
         async with self._one_at_a_time:
-            return self._parts.committed.drift(await self.read_maps())
+            return self.parts.committed.drift(await self.parts.maps.read())
 
     async def resume(self) -> list[Reconfiguration]:
         """Finish or undo what a dead controller left behind; returns what became of each.
@@ -88,13 +72,13 @@ class Transactions:
         a device that does not answer stays open, and its devices closed to others, until this
         is called when the device is back.
         """
-        parts = self._parts
+        parts = self.parts
         ended: list[Reconfiguration] = []
         async with self._one_at_a_time:
             parts.preflight.unfinished.clear()
             for row in parts.store.unfinished_reconfigurations():
                 record = Reconfiguration(**row)
-                maps, changed = await self.read_maps(), changes_of(record)
+                maps, changed = await self.parts.maps.read(), changes_of(record)
                 if away := [name for name in changed if name not in maps]:
                     message = f"change {record.id} is unfinished: it waits for {', '.join(away)}"
                     parts.preflight.unfinished.update(dict.fromkeys(changed, message))

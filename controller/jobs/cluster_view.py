@@ -1,7 +1,5 @@
 """The lab as policies see it: its GPUs, racks and jobs as they are wired and run now. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,9 @@
-"""What is known of every job, kept in the store: each change of it is there at once."""
+"""Which jobs a lab takes, what is known of each, and the traffic of those that run.
 
-from __future__ import annotations
+Each change of a job is in the store at once.
+"""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -9,7 +11,50 @@ from dataclasses import asdict, replace
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.jobs import JobState, JobStatus
+from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
+from patchlight.testbed.lab import Endpoint, Lab
+
+
+def check_specs(lab: Lab, specs: Sequence[JobSpec], *, counted: bool) -> None:
+    """``BadInput`` for jobs that could never run together in this lab.
+
+    ``counted``: a job without hosts has to say how many workers it wants.
+    """
+    if not specs:
+        raise BadInput("no job given")
+    named: dict[str, str] = {}
+    for spec in specs:
+        if spec.iterations < 1 or spec.gradient_bytes < 4:
+            raise BadInput(f"job {spec.name}: expected iterations ≥ 1 and gradient_bytes ≥ 4")
+        if not spec.hosts and spec.workers < 1 and counted:
+            raise BadInput(
+                f"job {spec.name}: expected 'workers' ≥ 1 or a list of 'hosts'",
+                hint="the number is left to a policy where the controller runs with "
+                "--partition POLICY",
+            )
+        for name in spec.hosts:
+            host = lab.host(name)
+            if host.name in named:
+                raise BadInput(
+                    f"{host.name} is asked for twice: by {named[host.name]} and {spec.name}"
+                )
+            named[host.name] = spec.name
+            if host.gpu is None or host.gpu.model not in spec.compute_s:
+                model = host.gpu.model if host.gpu else "a host without a GPU"
+                raise BadInput(
+                    f"job {spec.name}: no compute time for {model} ({host.name})",
+                    hint=f"add it to compute_s, which has {', '.join(spec.compute_s)}",
+                )
+        able = sum(h.gpu is not None and h.gpu.model in spec.compute_s for h in lab.hosts)
+        if not spec.hosts and spec.workers > able:
+            raise BadInput(
+                f"job {spec.name}: {spec.workers} workers asked for: the lab has {able} GPUs "
+                f"of the models in its compute_s, which has {', '.join(spec.compute_s)}"
+            )
+    usable = [h.name for h in lab.hosts if h.gpu is not None]
+    asked = sum(len(spec.hosts) or spec.workers for spec in specs)
+    if asked > len(usable):
+        raise BadInput(f"{asked} workers asked for: the lab has {len(usable)} GPUs with a NIC")
 
 
 class JobTable:
@@ -67,3 +112,47 @@ class JobTable:
         for job_id in job_ids:
             if not self._jobs[job_id].state.is_final:
                 self.move(job_id, state, message, last_lines)
+
+
+class JobTraffic:
+    """Pauses the jobs whose workers use the ports that move, between two iterations.
+
+    Each gets the time of three of its iterations to pause, but at least ``patience_s``.
+    """
+
+    def __init__(self, table: JobTable, patience_s: float = 10.0) -> None:
+        self._table, self._patience_s = table, patience_s
+        self._drained: list[RunningJob] = []
+
+    def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
+        """The running jobs whose traffic uses these ports, by id."""
+        return [job.id for job in self._using(moved)]
+
+    def _using(self, moved: frozenset[Endpoint]) -> list[RunningJob]:
+        return [
+            job
+            for job in self._table.running.values()
+            if self._table[job.id].state is JobState.RUNNING
+            and any(host.endpoint in moved for host in job.hosts)
+        ]
+
+    async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
+        """Pause the jobs that use these ports; in words, which did not in time."""
+        self._drained = jobs = self._using(moved)
+        paused = await asyncio.gather(*(job.hold(self._deadline_s(job)) for job in jobs))
+        return [
+            f"job {job.id} did not pause in time: its packets wait for the light"
+            for job, in_time in zip(jobs, paused, strict=True)
+            if not in_time
+        ]
+
+    def _deadline_s(self, job: RunningJob) -> float:
+        status = self._table[job.id]
+        if not status.iterations_done or status.started_at is None:
+            return 3 * self._patience_s  # nobody knows yet how long an iteration takes
+        return max(self._patience_s, 3 * (time.time() - status.started_at) / status.iterations_done)
+
+    async def undrain(self) -> None:
+        """Let the paused jobs go on."""
+        jobs, self._drained = self._drained, []
+        await asyncio.gather(*(job.release() for job in jobs))

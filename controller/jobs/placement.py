@@ -1,7 +1,5 @@
 """Asks the policies: which gang is next, how many workers its jobs get, and where they run."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -37,15 +35,16 @@ class Placement:
 
     def __init__(self, lab: Lab, policies: PolicySet, transactions: Transactions) -> None:
         self._lab, self._policies, self._transactions = lab, policies, transactions
+        self._circuits = transactions.parts
 
     async def look(self, running: HostsOfJobs, recent: Sequence[JobStatus]) -> LabView:
         """The lab now. ``recent`` are all jobs that came, the latest last."""
-        maps = await self._transactions.read_maps()
+        maps = await self._circuits.maps.read()
         # On hosts whose links nobody knows, a job would wait for its ring for ever.
-        unseen = self._transactions.unseen_hosts()
+        unseen = self._circuits.devices.unseen_hosts()
         locked = failed = NO_PORTS
         if self._policies.choice.placement != DEFAULTS["placement"] and maps:
-            locked, failed = await self._transactions.closed_ports()
+            locked, failed = await self._circuits.closed_ports()
         cluster = WiredLab(self._lab, maps)
         jobs = [view_of(status) for status in recent]
         view = cluster.view(time.time(), running, tuple(unseen), jobs, locked, failed)
@@ -107,8 +106,8 @@ class Placement:
         ``running`` are all jobs that have hosts, also those whose circuits nobody asks about.
         """
         policy = self._policies.topology(topology)
-        locked, failed = await self._transactions.closed_ports()
-        unseen = tuple(self._transactions.unseen_hosts())
+        locked, failed = await self._circuits.closed_ports()
+        unseen = tuple(self._circuits.devices.unseen_hosts())
 
         def decide(maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
             cluster = WiredLab(self._lab, maps)

@@ -1,7 +1,5 @@
 """The policies that the scheduler asks, each guarded: a fault is an event, the default decides."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

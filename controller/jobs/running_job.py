@@ -3,8 +3,6 @@
 A gang is one or more jobs submitted together; all their workers begin at the same moment.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -13,8 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from patchlight.controller.fleet.agent_client import AgentClient, AgentError
-from patchlight.controller.fleet.fleet import Fleet
+from patchlight.controller.fleet import AgentClient, AgentError, Fleet
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab import Host, Lab

@@ -1,7 +1,5 @@
 """The queue of gangs: each, in its turn, as soon as policies find hosts for it."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging
@@ -13,9 +11,8 @@ from typing import Any, Literal
 
 from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.fleet.fleet import Fleet
-from patchlight.controller.jobs.admission import check_specs
-from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.fleet import Fleet
+from patchlight.controller.jobs.job_table import JobTable, check_specs
 from patchlight.controller.jobs.placement import LabView, Placement
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice, PolicySet
 from patchlight.controller.jobs.running_job import JobFailed, RunningJob, run_all

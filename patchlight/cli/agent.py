@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from patchlight.agents.workers.choice import DEFAULT_IMAGE
+from patchlight.agents.run import DEFAULT_IMAGE
 from patchlight.cli.errors import require_root
 
 

@@ -12,11 +12,7 @@ import click
 
 from patchlight.cli.connection import connect, controller_options
 from patchlight.cli.policy.options import chosen_policies, policy_options
-from patchlight.controller.changes.power_budget import (
-    DEFAULT_TOLERANCES,
-    POWER_CEILING_DBM,
-    Tolerances,
-)
+from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
 
 
 @click.group()

@@ -1,7 +1,5 @@
 """Builds benches for the tests of agents."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What an agent refuses, and how it says so."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable
@@ -81,9 +79,12 @@ def test_two_agents_do_not_share_a_server(agent: Agent) -> None:
     bench = agent.bench
     state = str(bench.directory / "state-server1")
     options = ("--lab", str(bench.lab_file), "--server", "server1", "--gpus", "nvml")
-    second = run_agent(*options, "--state", state, "--listen", f"unix:{bench.directory}/b.sock")
-    assert second.returncode == 1
-    assert "another agent is using the state folder" in second.stderr
+    # The operator's command runs the same agent.
+    for command in (("patchlight.agents",), ("patchlight", "agent", "run")):
+        listen = ("--listen", f"unix:{bench.directory}/b.sock")
+        second = run_agent(*options, "--state", state, *listen, command=command)
+        assert second.returncode == 1
+        assert "another agent is using the state folder" in second.stderr
     other = run_agent(*options, "--state", f"{state}-b", "--listen", f"unix:{agent.socket}")
     assert other.returncode == 1
     assert "another agent already serves" in other.stderr
@@ -105,13 +106,3 @@ def test_wrong_options_are_said(agent: Agent) -> None:
     ]:
         done = run_agent(*options)
         assert (done.returncode, words in done.stderr) == (code, True), done.stderr
-
-
-def test_the_operators_command_runs_the_same_agent(agent: Agent) -> None:
-    bench = agent.bench
-    options = ["--lab", str(bench.lab_file), "--server", "server1"]
-    options += ["--listen", f"unix:{bench.directory}/b.sock"]
-    options += ["--state", str(bench.directory / "state-server1")]
-    done = run_agent(*options, command=("patchlight", "agent", "run"))
-    assert done.returncode == 1
-    assert "another agent is using the state folder" in done.stderr

@@ -1,7 +1,5 @@
 """The scripts that give workers an engine and an image."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Leases: on record before anything moves, one holder at a time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,21 +78,18 @@ def test_a_gpu_and_its_nic_have_one_holder() -> None:
     assert holders.nic("nic1") == "c"
 
 
+HALFWAY = LastReport(WorkerState.RUNNING, 2)
+
+
 @pytest.mark.parametrize(
     ("last", "code", "stopping", "state", "message"),
     [
         (LastReport(WorkerState.DONE, 5), 0, False, WorkerState.DONE, ""),
         (LastReport(WorkerState.DONE, 5), 0, True, WorkerState.DONE, ""),
         (LastReport(WorkerState.STOPPED, 2, "told"), 0, False, WorkerState.STOPPED, "told"),
-        (LastReport(WorkerState.RUNNING, 2), -9, True, WorkerState.STOPPED, "on request"),
-        (LastReport(WorkerState.RUNNING, 2), -9, False, WorkerState.FAILED, "killed by signal 9"),
-        (
-            LastReport(WorkerState.RUNNING, 2),
-            0,
-            False,
-            WorkerState.FAILED,
-            "exit code 0 while running",
-        ),
+        (HALFWAY, -9, True, WorkerState.STOPPED, "on request"),
+        (HALFWAY, -9, False, WorkerState.FAILED, "killed by signal 9"),
+        (HALFWAY, 0, False, WorkerState.FAILED, "exit code 0 while running"),
         (LastReport(WorkerState.FAILED, 2, "lost"), 1, False, WorkerState.FAILED, "lost"),
         (LastReport(WorkerState.DONE, 5), 1, False, WorkerState.FAILED, "exit code 1"),
     ],

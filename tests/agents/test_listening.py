@@ -1,7 +1,5 @@
 """Where an agent listens, and whom it lets in."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import stat
@@ -14,9 +12,8 @@ import pytest
 
 from patchlight.agents.api import make_app
 from patchlight.agents.gpus import gpu_backend
-from patchlight.agents.run import open_listener, read_token
+from patchlight.agents.run import make_runner, open_listener, read_token
 from patchlight.agents.service import AgentService
-from patchlight.agents.workers.choice import make_runner
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab, Server
 from patchlight.testbed.linux.sockets import PortTaken

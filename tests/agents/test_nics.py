@@ -1,7 +1,5 @@
 """NICs on their way into a worker's namespace and back."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -15,7 +13,8 @@ from patchlight.agents import nics
 from patchlight.agents.errors import NicError
 from patchlight.testbed.linux import ethtool, namespaces
 from patchlight.testbed.linux.namespaces import NamespaceError
-from tests.support.agent_bench import ip, until
+from tests.support.agent_bench import ip
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.root
 
@@ -121,12 +120,12 @@ def test_a_nic_comes_back_as_it_was(spaces: Spaces, rate: str) -> None:
         assert (inside.mtu, inside.tx_checksum) == (1400, False)
         assert inside.shaping == before.shaping
         assert f"rate {rate}" in tc(spaces.worker, "qdisc", "show", "dev", "nic0")
-        until(lambda: ping(spaces.fabric, "10.79.0.11"), "an answer from 10.79.0.11")
+        wait_until(lambda: ping(spaces.fabric, "10.79.0.11"), "an answer from 10.79.0.11")
         assert not ping(spaces.fabric, "10.79.0.5")
         spaces.take(kept)
         after = spaces.read()
         assert after == before
-        until(lambda: ping(spaces.fabric, "10.79.0.5"), "an answer from 10.79.0.5")
+        wait_until(lambda: ping(spaces.fabric, "10.79.0.5"), "an answer from 10.79.0.5")
         assert not ping(spaces.fabric, "10.79.0.11")
         spaces.take(kept)  # again is harmless
 
@@ -135,7 +134,7 @@ def test_a_nic_that_was_down_and_bare_is_so_again(spaces: Spaces) -> None:
     before = spaces.read()
     assert (before.up, before.addresses, before.shaping) == (False, (), None)
     spaces.give(before)
-    until(lambda: ping(spaces.fabric, "10.79.0.11"), "an answer from 10.79.0.11")
+    wait_until(lambda: ping(spaces.fabric, "10.79.0.11"), "an answer from 10.79.0.11")
     spaces.take(before)
     assert spaces.read() == before
 

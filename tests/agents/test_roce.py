@@ -1,7 +1,5 @@
 """GID tables, as the kernel lays them out."""
 
-from __future__ import annotations
-
 from ipaddress import IPv4Address
 from pathlib import Path
 

@@ -1,15 +1,15 @@
-"""Agents with real workers, as processes and as containers, in real namespaces."""
-
-from __future__ import annotations
+"""Agents with real workers, as processes and as containers, in real namespaces, on shaped links."""
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 
-from tests.support.agent_bench import Agent, Bench, ip, until
+from tests.support.agent_bench import Agent, Bench, ip
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.root
 
@@ -38,6 +38,11 @@ def start_all(agents: list[Agent]) -> None:
         assert agent.client.post(f"/workers/job-{rank}/start").status_code == 200
 
 
+def until_done(agents: list[Agent]) -> None:
+    for rank, agent in enumerate(agents):
+        agent.until_state(f"job-{rank}", "done")
+
+
 def training_pid(bench: Bench, worker: str) -> int:
     """The process of a worker, container or not: the one in its namespace."""
     server = f"server{int(worker[-1]) + 1}"
@@ -61,7 +66,7 @@ def test_a_job_trains_and_gives_everything_back(make_bench: MakeBench, runner: s
         shaped = qdiscs(inside)
         assert "tbf" in shaped
         assert "rate 40Mbit" in shaped
-        until(partial(bench.reaches, rank + 1), "an answer from the worker's address")
+        wait_until(partial(bench.reaches, rank + 1), "an answer from the worker's address")
         overview = agent.client.get("/status").json()
         assert overview["nics"][0]["worker"] == overview["gpus"][0]["worker"] == f"job-{rank}"
     start_all(agents)
@@ -91,7 +96,7 @@ def test_a_killed_worker_fails_and_its_nic_comes_back(make_bench: MakeBench, run
     bench = make_bench(2)
     agents = run_job(bench, runner, 2, iterations=1000)
     start_all(agents)
-    until(lambda: agents[0].worker("job-0")["iterations_done"] >= 2, "two iterations")
+    wait_until(lambda: agents[0].worker("job-0")["iterations_done"] >= 2, "two iterations")
     os.kill(training_pid(bench, "job-0"), signal.SIGKILL)
     dead = agents[0].until_state("job-0", "failed")
     assert dead["exit_code"] in (-9, 137)
@@ -121,7 +126,7 @@ def test_an_agent_that_was_killed_puts_things_right_when_it_starts_again(
     assert not agent.nic_is_home()
     agent.start()
     assert agent.nic_is_home()
-    until(lambda: not os.path.exists(f"/proc/{pid}"), "the worker to be gone")
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), "the worker to be gone")
     status = agent.worker("job-0")
     assert status["state"] == "failed"
     assert "agent was started again" in status["message"]
@@ -148,7 +153,7 @@ def test_a_held_job_sends_nothing_and_goes_on_without_a_fault(
     bench = make_bench(2)
     agents = run_job(bench, runner, 2, iterations=30, compute_s=0.02)
     start_all(agents)
-    until(lambda: agents[0].worker("job-0")["iterations_done"] >= 1, "an iteration")
+    wait_until(lambda: agents[0].worker("job-0")["iterations_done"] >= 1, "an iteration")
     at = 15
     for rank, agent in enumerate(agents):
         answer = agent.client.post(f"/workers/job-{rank}/hold", json={"iteration": at})
@@ -182,3 +187,39 @@ def test_a_worker_is_deleted_while_it_trains(make_bench: MakeBench, runner: str)
     gpu = agent.client.get("/status").json()["gpus"][0]
     assert gpu["worker"] is None
     assert gpu["busy_s"] < 4, "the GPU went on computing for a dead tenant"
+
+
+RATE_BPS = 40e6
+GRADIENT_BYTES = 553_440
+
+
+def test_the_ring_uses_the_link_and_no_more(make_bench: MakeBench) -> None:
+    iterations = 8
+    task = {"iterations": iterations, "gradient_bytes": GRADIENT_BYTES, "compute_s": 0.1}
+    agents = run_job(make_bench(3), "process", 3, **task)
+    start_all(agents)
+    until_done(agents)
+    reports = agents[0].client.get("/workers/job-0/reports").json()["reports"]
+    took_s = (reports[-1]["finished_at"] - reports[0]["finished_at"]) / (iterations - 1) - 0.1
+    efficiency = reports[0]["sent_bytes"] * 8 / RATE_BPS / took_s
+    # 4.4 % of the link are headers. The lower bound leaves room for a busy machine.
+    assert 0.75 < efficiency < 1.02
+
+
+def test_a_path_that_is_dark_for_a_while_costs_little_more_than_that(make_bench: MakeBench) -> None:
+    bench = make_bench(2)
+    task = {"iterations": 40, "gradient_bytes": GRADIENT_BYTES, "compute_s": 0}
+    agents = run_job(bench, "process", 2, **task)
+    start_all(agents)
+    fabric = bench.namespace("fabric")
+    for dark_s in (0.1, 3.0):
+        done = agents[0].worker("job-0")["iterations_done"]
+        began = time.monotonic()
+        ip("-n", fabric, "link", "set", "server1-1", "nomaster")
+        time.sleep(dark_s)  # how long the path is dark is the experiment, not a wait for anything
+        ip("-n", fabric, "link", "set", "server1-1", "master", "br0")
+        dark_s = time.monotonic() - began
+        while agents[0].worker("job-0")["iterations_done"] <= done + 1:
+            assert time.monotonic() < began + dark_s + 3, "the ring did not recover"
+            time.sleep(0.01)
+    until_done(agents)

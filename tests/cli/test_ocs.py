@@ -13,8 +13,12 @@ from patchlight.cli.main import cli
 from patchlight.cli.ocs.maps import read_map_file
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import read_lab
-from tests.support.controller_process import DRY_LAB, ControllerProcess, controller_process
-from tests.support.ocs_command import OcsCommand
+from tests.support.controller_process import (
+    DRY_LAB,
+    ControllerProcess,
+    OcsCommand,
+    controller_process,
+)
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,7 @@ from fastapi import FastAPI
 from patchlight.cli.ocs.options import ChangeOptions
 from patchlight.cli.ocs.output import carry_out, confirm
 from patchlight.controller.api.circuits import circuit_routes
-from patchlight.controller.changes.hooks import NoHooks
-from patchlight.controller.changes.parts import CircuitParts
+from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.client import ControllerClient

@@ -1,13 +1,9 @@
 """What operators ask for: drift told, adopted or repaired; undoing; and power against before."""
 
-from __future__ import annotations
-
 import pytest
 
-from patchlight.controller.changes.committed_maps import CommittedMaps, Drift
-from patchlight.controller.changes.power_budget import Tolerances
-from patchlight.controller.changes.power_check import PortReading
-from patchlight.controller.changes.record import ChangeOptions, Refused
+from patchlight.controller.changes.power import PortReading, Tolerances
+from patchlight.controller.changes.record import ChangeOptions, CommittedMaps, Drift, Refused
 from patchlight.controller.operations import CircuitOperations
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.portmap import PortMap
@@ -113,11 +109,3 @@ async def test_the_baseline_is_the_median_of_the_last_readings_and_outlives_the_
     middle = sorted(readings)[2:4]
     now = await reading(again.operations, "1>9")
     assert now.baseline_dbm == round(middle[0] / 2 + middle[1] / 2, 2)
-
-
-async def test_a_change_that_is_rolled_back_leaves_no_readings(bench: ChangeBench) -> None:
-    await bench.parts.port_states.of("ocs1")
-    bench.device.fault(fail_ports=[9])
-    record = await bench.change(lambda _: {"ocs1": PortMap.duplex([(1, 8), (2, 9)])}, "x")
-    assert record.state == "rolled-back"
-    assert bench.store.baselines("ocs1") == {}

@@ -1,10 +1,12 @@
-"""A controller as a process, asked over its REST API and by the command line."""
-
-from __future__ import annotations
+"""A controller as a process, asked over its REST API and by the command line; who asked."""
 
 import json
+import os
+import pwd
 import signal
+import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -13,11 +15,13 @@ from click.testing import CliRunner, Result
 from prometheus_client.parser import text_string_to_metric_families
 
 from patchlight.cli.main import cli
-from patchlight.controller.client import ControllerError
+from patchlight.controller.api.caller import user_id_of
+from patchlight.controller.client import ControllerClient, ControllerError
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec
-from tests.support.controller_process import ControllerProcess, wait_until
+from tests.support.controller_process import ControllerProcess
 from tests.support.emulated_devices import lab_file, running
+from tests.support.waiting import wait_until
 
 
 def command(controller: ControllerProcess, *words: str) -> Result:
@@ -59,7 +63,7 @@ def test_wrong_requests_change_nothing_and_say_what_was_expected(
         (JobSpec("j", 1, 400, {"M": 0.1}, hosts=("a", "g0")), "asked for twice"),
         (JobSpec("j", 1, 400, {"M": 0.1}, workers=3), "the lab has 2 GPUs"),
         (JobSpec("j", 1, 400, {"other": 0.1}, workers=1), "the lab has 0 GPUs of the models"),
-        (JobSpec("j", 1, 400, {"M": 0.1}), "expected 'workers'"),
+        (JobSpec("j", 1, 400, {"M": 0.1}), "(?s)expected 'workers'.*--partition POLICY"),
         (JobSpec("j/../k", 1, 400, {"M": 0.1}, workers=1), "does not take that"),
     ):
         with pytest.raises(BadInput, match=why):
@@ -71,7 +75,7 @@ def test_wrong_requests_change_nothing_and_say_what_was_expected(
 
 def test_a_job_without_agents_fails_and_says_why(controller: ControllerProcess) -> None:
     job = controller.client.submit([JobSpec("j", 1, 400, {"M": 0.1}, workers=2)], "regroup")[0]
-    wait_until(lambda: controller.client.job(job["id"])["state"] == "failed", 20)
+    wait_until(lambda: controller.client.job(job["id"])["state"] == "failed", deadline_s=20)
     assert "has no agent" in controller.client.job(job["id"])["message"]
 
 
@@ -132,8 +136,58 @@ def test_a_circuit_switch_that_is_gone_fails_the_job_and_not_the_controller(tmp_
         try:
             device.kill()
             job = controller.client.submit([JobSpec("j", 1, 400, {"M": 0.1}, workers=2)])[0]
-            wait_until(lambda: controller.client.job(job["id"])["state"] == "failed", 60)
+            wait_until(lambda: controller.client.job(job["id"])["state"] == "failed", deadline_s=60)
             assert "no hosts could be chosen" in controller.client.job(job["id"])["message"]
             assert controller.client.status()["lab"] == "dry"
         finally:
             controller.stop()
+
+
+# Asks for a change under a name of its own choosing.
+_ASK = """
+import sys
+from patchlight.controller.client import ControllerClient
+with ControllerClient(sys.argv[1], user="eva") as client:
+    client.reconfigure({"o1": ["7-8"]})
+"""
+
+
+def ask(controller: ControllerProcess, user: int | None = None) -> tuple[str, str]:
+    subprocess.run(
+        [sys.executable, "-c", _ASK, controller.api],
+        check=True,
+        timeout=30,
+        user=user,
+        cwd="/",
+        env={"PYTHONPATH": os.getcwd(), "HOME": "/"},
+    )
+    last = controller.client.reconfigurations()[-1]
+    return last["by"], last["origin"]
+
+
+def test_this_users_connection_shows_its_user_id() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as client:
+            assert user_id_of(client.getsockname(), server.getsockname()) == os.getuid()
+        assert user_id_of(("127.0.0.1", 1), server.getsockname()) is None
+        assert user_id_of(("192.0.2.1", 4000), server.getsockname()) is None
+
+
+@pytest.mark.root
+def test_a_user_goes_by_the_login_and_the_superuser_may_speak_for_others(
+    controller: ControllerProcess,
+) -> None:
+    by, origin = ask(controller)
+    assert by == "eva"
+    assert origin.endswith("(uid 0)")
+    nobody = pwd.getpwnam("nobody")
+    by, origin = ask(controller, user=nobody.pw_uid)
+    assert by == "nobody"
+    assert origin.endswith(f"(uid {nobody.pw_uid})")
+    assert json.dumps(controller.client.reconfigurations()).count("eva") == 1
+
+
+def test_without_a_name_it_is_the_login(controller: ControllerProcess) -> None:
+    with ControllerClient(controller.api) as client:
+        client.reconfigure({"o1": ["7-8"]})
+    assert controller.client.reconfigurations()[-1]["by"] == pwd.getpwuid(os.getuid()).pw_name

@@ -1,12 +1,8 @@
 """Jobs in the emulated lab of the paper, with everything real that can be: what goes wrong too."""
 
-from __future__ import annotations
-
 import contextlib
-import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +14,7 @@ from patchlight.controller.client import ControllerClient
 from patchlight.controller.policies.regroup import regroup
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import trace_links
+from tests.support.controller_process import OcsCommand
 from tests.support.lab_jobs import (
     PAIR,
     SPREAD,
@@ -26,9 +23,9 @@ from tests.support.lab_jobs import (
     connected,
     ended,
     every_iteration,
-    wait,
 )
 from tests.support.lab_jobs import spread_spec as spec
+from tests.support.waiting import ask, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
@@ -56,11 +53,7 @@ def idle(lab: EmulatedLab) -> bool:
 
 
 def ocs_fault(lab: EmulatedLab, **faults: object) -> None:
-    with socket.socket(socket.AF_UNIX) as control:
-        control.settimeout(5)
-        control.connect(str(lab.run_dir / "optical" / "ocs1.control"))
-        control.sendall(json.dumps(faults).encode() + b"\n")
-        assert json.loads(control.makefile().readline())["ok"]
+    assert ask(lab.run_dir / "optical" / "ocs1.control", faults)["ok"]
 
 
 def pids_of(argument: str) -> list[int]:
@@ -78,7 +71,7 @@ def test_a_job_trains_and_gives_everything_back(lab: EmulatedLab, client: Contro
     end = ended(client, job["id"])
     assert end["state"] == "done", end
     assert checked_iterations(client, job["id"]) == every_iteration(4, 3)
-    wait(lambda: idle(lab))
+    wait_until(lambda: idle(lab))
     assert lab.host("gpu0").run("ping -c 1 -W 2 192.168.10.13").returncode == 0
 
 
@@ -97,7 +90,7 @@ def test_regrouping_live_loses_no_iteration_and_restarts_nobody(
 ) -> None:
     jobs = client.submit([spec("live4", SPREAD, 12), spec("live2", PAIR, 24)])
     ids = [job["id"] for job in jobs]
-    wait(lambda: client.job(ids[0])["iterations_done"] >= 4)
+    wait_until(lambda: client.job(ids[0])["iterations_done"] >= 4)
     record = client.regroup(ids)
     assert record["state"] == "committed", record
     assert not [note for note in record["notes"] if "did not pause" in note]
@@ -129,21 +122,21 @@ def test_a_refused_cross_connect_starts_no_job_and_leaves_the_map(
 def test_a_worker_that_dies_fails_its_job_alone(lab: EmulatedLab, client: ControllerClient) -> None:
     jobs = client.submit([spec("dies", SPREAD, 500), spec("lives", PAIR, 6)])
     dying, living = jobs[0]["id"], jobs[1]["id"]
-    wait(lambda: client.job(dying)["iterations_done"] >= 1)
+    wait_until(lambda: client.job(dying)["iterations_done"] >= 1)
     os.kill(max(pids_of(f"{dying}-2")), signal.SIGKILL)
     end = ended(client, dying)
     assert end["state"] == "failed"
     assert "rank" in end["message"]
     assert ended(client, living)["state"] == "done"
-    wait(lambda: idle(lab))
+    wait_until(lambda: idle(lab))
     assert pids_of(dying) == []
 
 
 def test_a_stopped_job_gives_everything_back(lab: EmulatedLab, client: ControllerClient) -> None:
     job = client.submit([spec("stopped", SPREAD, 500)])[0]
-    wait(lambda: client.job(job["id"])["state"] == "running")
+    wait_until(lambda: client.job(job["id"])["state"] == "running")
     assert client.stop(job["id"])["state"] == "stopped"
-    wait(lambda: idle(lab))
+    wait_until(lambda: idle(lab))
 
 
 def test_jobs_that_want_the_same_gpu_run_one_after_the_other(
@@ -151,7 +144,7 @@ def test_jobs_that_want_the_same_gpu_run_one_after_the_other(
 ) -> None:
     first = client.submit([spec("first", PAIR, 4)])[0]
     second = client.submit([spec("second", PAIR, 2)])[0]
-    wait(lambda: client.job(first["id"])["state"] == "running")
+    wait_until(lambda: client.job(first["id"])["state"] == "running")
     assert client.job(second["id"])["state"] == "queued"
     done = [ended(client, job["id"]) for job in (first, second)]
     assert [end["state"] for end in done] == ["done", "done"]
@@ -162,12 +155,12 @@ def test_training_outlives_the_death_of_the_openflow_speaker(
     lab: EmulatedLab, client: ControllerClient
 ) -> None:
     job = client.submit([spec("speaker", SPREAD, 10)])[0]
-    wait(lambda: client.job(job["id"])["iterations_done"] >= 2)
+    wait_until(lambda: client.job(job["id"])["iterations_done"] >= 2)
     socket_path = str(lab.run_dir / "controller" / "speaker.sock")
     (speaker,) = pids_of(socket_path)
     os.kill(speaker, signal.SIGKILL)
     assert ended(client, job["id"])["state"] == "done"
-    wait(lambda: all(s["connected"] for s in client.status()["switches"]))
+    wait_until(lambda: all(s["connected"] for s in client.status()["switches"]))
 
 
 def test_ports_and_gpus_are_sampled_while_a_job_runs(
@@ -177,7 +170,9 @@ def test_ports_and_gpus_are_sampled_while_a_job_runs(
     job = client.submit([spec("sampled", SPREAD, 12)])[0]
     assert ended(client, job["id"])["state"] == "done"
     names = {lab.lab.host(name).name for name in SPREAD}
-    rates = wait(lambda: [r for r in client.ports(since) if r["host"] in names and r["tx_bps"]])
+    rates = wait_until(
+        lambda: [r for r in client.ports(since) if r["host"] in names and r["tx_bps"]]
+    )
     # No NIC of 40 Gb/s is seen to carry more than that, in the lab's units.
     assert max(rate["tx_bps"] for rate in rates) < 42e9
     assert {sample["gpu"] for sample in client.gpus(since)} == {h.name for h in lab.lab.hosts}
@@ -191,3 +186,48 @@ def test_hosts_know_each_other_by_name_and_the_machine_does_not(lab: EmulatedLab
     assert "192.168.10.12" in answer.output
     assert Path("/etc/hosts").read_bytes() == before
     assert "gpu1" not in before.decode()
+
+
+def test_a_circuit_in_use_is_broken_only_when_somebody_agrees_and_its_job_goes_on(
+    lab: EmulatedLab, client: ControllerClient
+) -> None:
+    ocs = OcsCommand(["--lab", "jobs"])
+    iterations = 40
+    four, two = client.submit([spec("asked4", SPREAD, iterations), spec("other", PAIR, 80)])
+    wait_until(lambda: client.job(four["id"])["iterations_done"] >= 2)
+    before, changes = client.circuits(), len(client.reconfigurations())
+    free = next(
+        port
+        for port in range(7, 19)
+        if f"{port}>" not in " ".join(before["ocs1"]["map"])
+        and lab.lab.circuit_fibres["ocs1"][port][0].device == "tor1"
+    )
+    move = ("connect", "ocs1", f"server1.nic0:{free}")
+
+    refused = ocs(*move, text="n\n", code=1)
+    assert f"in use by job {four['id']}, which pauses meanwhile" in refused
+    assert two["id"] not in refused, "the other job rides on other ports"
+    assert f"ocs1 + 1>{free}" in refused
+    assert "nothing was changed" in refused
+    # Nobody there to ask counts as no.
+    assert "nothing was changed" in ocs(*move, code=1)
+    assert client.circuits() == before
+    assert len(client.reconfigurations()) == changes, "nothing was even tried"
+
+    # What no job uses is changed unasked.
+    ocs("connect", "ocs1", "100:101")
+    assert [r["state"] for r in client.reconfigurations()[changes:]] == ["committed"]
+
+    done = client.job(four["id"])["iterations_done"]
+    assert "committed" in ocs(*move, text="y\n")
+    record = client.reconfigurations()[-1]
+    assert record["state"] == "committed"
+    assert not [note for note in record["notes"] if "did not pause" in note]
+    assert f"1>{free}" in client.circuits()["ocs1"]["map"]
+    wait_until(lambda: client.job(four["id"])["iterations_done"] > done + 1)
+    # And back with --yes, as scripts say.
+    assert "committed" in ocs("rollback", str(record["id"]), "--yes")
+
+    for job_id, ranks, count in ((four["id"], 4, iterations), (two["id"], 2, 80)):
+        assert ended(client, job_id)["state"] == "done"
+        assert checked_iterations(client, job_id) == every_iteration(ranks, count)

@@ -1,7 +1,5 @@
 """Policies that users wrote decide in an emulated lab; ones that fail do not stop it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,13 +7,13 @@ from typing import Any
 import pytest
 
 from patchlight import EmulatedLab
-from patchlight.controller.client import ControllerClient, ControllerError
+from patchlight.controller.client import ControllerClient
 from patchlight.controller.jobs.policy_set import PolicyChoice
-from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import trace_links
-from tests.support.lab_jobs import connected, ended, wait
+from tests.support.lab_jobs import connected, ended
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
@@ -136,7 +134,7 @@ def test_a_users_partition_says_how_many(client: ControllerClient) -> None:
 
 def test_a_users_order_says_who_is_next(client: ControllerClient) -> None:
     first = client.submit([spec("fills-the-lab", 6, 20)], "keep")[0]["id"]
-    wait(lambda: client.job(first)["state"] == "running")
+    wait_until(lambda: client.job(first)["state"] == "running")
     long = client.submit([spec("with-a-long-name", 6)], "keep")[0]["id"]
     short = client.submit([spec("s", 6)], "keep")[0]["id"]
     ends = {job_id: ended(client, job_id) for job_id in (first, long, short)}
@@ -148,7 +146,7 @@ def test_a_topology_policy_sees_who_else_runs(client: ControllerClient) -> None:
     hosts = ("server1.gpu0", "server1.gpu1")
     named = JobSpec("stays", 40, 4_000_000, COMPUTE, hosts=hosts)
     other = client.submit([named], "keep")[0]["id"]
-    wait(lambda: client.job(other)["state"] == "running")
+    wait_until(lambda: client.job(other)["state"] == "running")
     job = ended(client, client.submit([spec("asks", 2)])[0]["id"])
     assert job["state"] == "done", job["message"]
     faults = [e["message"] for e in client.events() if e["kind"] == "policy-fault"]
@@ -179,12 +177,3 @@ def test_a_placement_of_no_use_is_reported_and_the_default_decides(mine: Path) -
         assert "no answer within 0.3 s" in faults[2]["message"]
         assert "still has not answered" in faults[-1]["message"]
         assert client.status()["policies"]["placement"].endswith("mine.py:OfNoUse")
-
-
-def test_without_a_partition_policy_a_job_has_to_say(mine: Path) -> None:
-    with (
-        lab_with("polnone") as lab,
-        connected(lab) as client,
-        pytest.raises((BadInput, ControllerError), match="--partition POLICY"),
-    ):
-        client.submit([spec("auto", 0)])

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ import pytest
 
 from patchlight.testbed.lab import Gpu, Lab, Nic, Server
 from patchlight.testbed.labfile.reader import write_lab
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 NETWORK = "10.77.0"
@@ -26,23 +24,6 @@ NETWORK = "10.77.0"
 def ip(*arguments: str) -> str:
     """Run ``ip``; its output."""
     return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
-
-
-def until(condition: Callable[[], Any], what: str, deadline_s: float = 15.0) -> Any:
-    """Poll until the condition holds; its value."""
-    end = time.monotonic() + deadline_s
-    while not (value := condition()):
-        if time.monotonic() > end:
-            pytest.fail(f"waited {deadline_s} s for {what}; last: {value!r}")
-        time.sleep(0.02)
-    return value
-
-
-def free_ports(count: int) -> list[int]:
-    """So many different TCP ports of this machine that nobody listens on now."""
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [server.getsockname()[1] for server in held]
 
 
 class Agent:
@@ -69,7 +50,7 @@ class Agent:
             command += ["--workers", self.workers, "--gpus", f"socket:{folder / 'gpus'}"]
             command += ["--state", str(folder / f"state-{self.server}")]
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-        until(self._answers, f"the agent of {self.server} ({self.log.read_text()})", 30)
+        wait_until(self._answers, f"the agent of {self.server} ({self.log.read_text()})", 30)
         return self
 
     def _answers(self) -> bool:
@@ -100,14 +81,13 @@ class Agent:
         return "nic0" in links
 
     def until_state(self, name: str, *states: str, deadline_s: float = 30) -> dict[str, Any]:
-        def reached() -> dict[str, Any] | None:
+        def reached() -> dict[str, Any]:
             status = self.worker(name)
             if status["state"] in ("failed", "stopped") and status["state"] not in states:
                 pytest.fail(f"{self.server}: {status}")
-            return status if status["state"] in states else None
+            return status if status["state"] in states else {}
 
-        status: dict[str, Any] = until(reached, f"{name} to be {states}", deadline_s)
-        return status
+        return wait_until(reached, f"{name} to be {states}", deadline_s)
 
 
 class Bench:

@@ -1,21 +1,18 @@
 """Changes of circuits against an emulated Calient with the OFC 2022 lab's cross-connects."""
 
-from __future__ import annotations
-
 import asyncio
-import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from patchlight.controller.changes.device_maps import Decide
 from patchlight.controller.changes.device_watch import DeviceWatch
-from patchlight.controller.changes.hooks import NoHooks
-from patchlight.controller.changes.parts import CircuitParts
+from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import CircuitDriver
@@ -29,7 +26,7 @@ from patchlight.testbed.lab import Endpoint, Lab
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import Links
-from tests.support.emulated_devices import Running, running
+from tests.support.emulated_devices import ROOT, Running, running
 
 LAB = read_lab(builtin_lab("ofc2022"))
 START = LAB.initial_maps["ocs1"]
@@ -112,44 +109,38 @@ async def change_bench(folder: Path) -> AsyncIterator[ChangeBench]:
         await driver.close()
 
 
-# Starts a change and is killed at a point of it: what a crash leaves in the journal.
-_KILLED = """
-import asyncio, json, os, signal, sys
-from dataclasses import replace
-from patchlight.controller.changes.hooks import NoHooks
-from patchlight.controller.changes.parts import CircuitParts
-from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.circuits.registry import open_driver
-from patchlight.controller.policies.regroup import regroup
-from patchlight.controller.store import Store
-from patchlight.testbed.labfile.reader import builtin_lab, read_lab
-
-async def main(address, store, point, jobs):
-    lab = read_lab(builtin_lab("ofc2022"))
-    driver = open_driver(replace(lab.circuit_switch("ocs1"), address=address), "")
+async def _regroup_and_die(address: str, journal: str, point: str) -> None:
+    """What a crash leaves in the journal: this process is killed at a point of its change."""
+    driver = open_driver(replace(LAB.circuit_switch("ocs1"), address=address), "")
     await driver.open()
-    network = NoHooks()
-    def dying(method):
-        async def die(*args):
-            if point.startswith("after"):
-                await method(*args)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return die
-    owner, name = {"drain": (network, "drain"), "break": (driver, "disconnect"),
-                   "make": (driver, "connect"), "undrain": (network, "undrain")}[point.split()[1]]
-    setattr(owner, name, dying(getattr(owner, name)))
-    transactions = Transactions(CircuitParts(lab, {"ocs1": driver}, Store(store), network, network))
-    await transactions.change(lambda maps: regroup(lab, maps, json.loads(jobs)), "test")
+    circuits = CircuitsOf(LAB, {"ocs1": driver}, Store(journal))
+    when, step = point.split()
+    owner, name = {
+        "drain": (circuits.network, "drain"),
+        "break": (driver, "disconnect"),
+        "make": (driver, "connect"),
+        "undrain": (circuits.network, "undrain"),
+    }[step]
+    method = getattr(owner, name)
 
-asyncio.run(main(*sys.argv[1:]))
-"""
+    async def die(*arguments: Any) -> None:
+        if when == "after":
+            await method(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, name, die)
+    await circuits.change(lambda maps: regroup(LAB, maps, JOBS), "test")
 
 
 async def kill_a_change(device: Running, journal: Path, point: str) -> None:
     """Have a process regroup ``JOBS`` that dies ``before`` or ``after`` a step of it."""
-    command = [sys.executable, "-c", _KILLED, device.switch.address, str(journal), point]
+    command = [sys.executable, "-m", __name__, device.switch.address, str(journal), point]
     killed = await asyncio.create_subprocess_exec(
-        *command, json.dumps(JOBS), stderr=asyncio.subprocess.PIPE
+        *command, cwd=ROOT, stderr=asyncio.subprocess.PIPE
     )
     _, errors = await asyncio.wait_for(killed.communicate(), 60)
     assert killed.returncode == -signal.SIGKILL, errors.decode()
+
+
+if __name__ == "__main__":
+    asyncio.run(_regroup_and_die(*sys.argv[1:]))

@@ -1,17 +1,19 @@
-"""A controller as the process that it is in a lab, with a client of its REST API."""
-
-from __future__ import annotations
+"""A controller as the process that it is in a lab; a client of it, and ``patchlight ocs``."""
 
 import contextlib
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from click.testing import CliRunner
+
+from patchlight.cli.main import cli
 from patchlight.controller.client import ControllerClient, ControllerError
+from patchlight.testbed.errors import PatchlightError
+from tests.support.waiting import free_ports, wait_until
 
 DRY_LAB = """
 name: dry
@@ -41,29 +43,16 @@ fibres:
 """Two servers, two ToRs and a dry-run OCS; to be filled with the ``api`` and ``openflow`` ports."""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_until(condition: Callable[[], object], deadline_s: float = 30.0) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.05)
-
-
 class ControllerProcess:
     """A controller of the dry lab, to be started and stopped, and a client of it."""
 
     process: subprocess.Popen[bytes]
 
     def __init__(self, folder: Path) -> None:
-        self.api, self.state = f"127.0.0.1:{free_port()}", folder / "state"
+        api, openflow = free_ports(2)
+        self.api, self.state = f"127.0.0.1:{api}", folder / "state"
         self.lab = folder / "lab.yaml"
-        port = self.api.rpartition(":")[2]
-        self.lab.write_text(DRY_LAB.format(api=port, openflow=free_port()))
+        self.lab.write_text(DRY_LAB.format(api=api, openflow=openflow))
         self.client = ControllerClient(self.api)
         self.log = folder / "controller.log"
 
@@ -96,3 +85,18 @@ def controller_process(folder: Path) -> Iterator[ControllerProcess]:
         yield process
     finally:
         process.stop()
+
+
+@dataclass(frozen=True)
+class OcsCommand:
+    """Runs ``patchlight ocs`` with these options after each command's own."""
+
+    options: Sequence[str]
+
+    def __call__(self, *words: str, code: int = 0, text: str | None = None) -> str:
+        """What was printed, the error included. ``code``: how it is to end; ``text``: its input."""
+        result = CliRunner().invoke(cli, ["ocs", *words, *self.options], input=text)
+        error = result.exception
+        exit_code = error.exit_code if isinstance(error, PatchlightError) else result.exit_code
+        assert exit_code == code, (result.output, error)
+        return f"{result.output}{error or ''}"

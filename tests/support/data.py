@@ -4,8 +4,6 @@
 ``traces/philly.csv`` is the Philly trace.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

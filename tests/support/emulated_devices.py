@@ -1,10 +1,7 @@
 """An emulated OCS as the subprocess that it is in a lab, reached over TCP."""
 
-from __future__ import annotations
-
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +13,7 @@ from typing import Any
 
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.labfile.reader import read_lab
+from tests.support.waiting import ask
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,12 +54,7 @@ class Running:
     process: subprocess.Popen[bytes]
 
     def fault(self, **faults: Any) -> dict[str, Any]:
-        with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(5)
-            client.connect(str(self.control))
-            client.sendall(json.dumps(faults).encode() + b"\n")
-            answer: dict[str, Any] = json.loads(client.makefile().readline())
-        return answer
+        return ask(self.control, faults)
 
     def kill(self) -> None:
         self.process.kill()

@@ -1,7 +1,5 @@
 """Emulated labs for tests: what is made, what it carries, and what is left of it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small lab file with every kind of device, and texts in which a mistake is marked."""
 
-from __future__ import annotations
-
 SMALL_LAB = """\
 name: small
 network: 192.168.10.0/24

@@ -1,41 +1,28 @@
 """Jobs in an emulated lab: submitting them, and waiting for what comes of them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
-import time
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 from patchlight import EmulatedLab
 from patchlight.controller.client import ControllerClient
-from patchlight.controller.fleet.fleet import Fleet
+from patchlight.controller.fleet import Fleet
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.worker_api import AgentStatus
+from tests.support.waiting import wait_until
 
 # Two jobs that share the GPUs of the ofc2022 lab, each spread over both ToRs at first.
 SPREAD = ("gpu0", "gpu2", "gpu4", "gpu5")
 PAIR = ("gpu1", "gpu3")
-
-T = TypeVar("T")
-
-
-def wait(condition: Callable[[], T], deadline_s: float = 30.0) -> T:
-    """Poll until the condition holds; its value."""
-    deadline = time.monotonic() + deadline_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.05)
-    return value
 
 
 @contextlib.contextmanager
 def connected(lab: EmulatedLab) -> Iterator[ControllerClient]:
     """A client of the lab's controller, once all switches are there; stops what still runs."""
     with ControllerClient(lab.lab.controller_api) as client:
-        wait(lambda: all(s["connected"] for s in client.status()["switches"]))
+        wait_until(lambda: all(s["connected"] for s in client.status()["switches"]))
         yield client
         for job in client.jobs():
             if job["finished_at"] is None:
@@ -51,14 +38,8 @@ def spread_spec(name: str, hosts: tuple[str, ...], iterations: int) -> JobSpec:
 
 def ended(client: ControllerClient, job_id: str) -> dict[str, Any]:
     """The job once it has come to its end."""
-
-    def finished() -> dict[str, Any] | None:
-        job = client.job(job_id)
-        return job if job["finished_at"] else None
-
-    job = wait(finished, 60.0)
-    assert job is not None
-    return job
+    wait_until(lambda: client.job(job_id)["finished_at"], deadline_s=60.0)
+    return client.job(job_id)
 
 
 def checked_iterations(client: ControllerClient, job_id: str) -> list[tuple[int, int]]:

@@ -1,7 +1,5 @@
 """What tests of OCS drivers share: drivers by name, an open one, and servers that are no switch."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ssl

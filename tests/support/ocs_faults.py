@@ -4,8 +4,6 @@ An emulated Calient as a process of its own; every change in a forked process th
 at any moment of it; then a restart: what does the device have, what does the journal say?
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random
@@ -13,22 +11,18 @@ import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
-from dataclasses import asdict, replace
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from patchlight.controller.changes.device_watch import DeviceWatch
-from patchlight.controller.changes.parts import CircuitParts
-from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.store import Store
-from patchlight.emulation.optical.faults import Faults
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import read_lab
 from patchlight.testbed.portmap import PortMap
+from tests.support.change_bench import CircuitsOf
 from tests.support.emulated_devices import lab_file, running
 
 _PORTS = 16
@@ -45,11 +39,11 @@ def campaign(folder: Path, count: int, seed: int) -> Counter[str]:
             circuit_switches=(replace(lab.circuit_switches[0], address=device.switch.address),)
         )
         journal = folder / "journal.db"
-        old, _ = asyncio.run(_restart(lab, journal))
+        old, records = asyncio.run(_restart(lab, journal))
         for number in range(count):
             new = _random_map(rng)
             kind, faults, kill_after_s = _random_fault(rng, old, new)
-            before = _count(journal)
+            before = len(records)
 
             def work(begun: Callable[[], None], new: PortMap = new, faults: Any = faults) -> None:
                 def inject() -> None:
@@ -72,7 +66,15 @@ def campaign(folder: Path, count: int, seed: int) -> Counter[str]:
     return ended
 
 
-_NO_FAULTS: dict[str, Any] = asdict(Faults())
+_NO_FAULTS: dict[str, Any] = {
+    "refuse_ports": [],
+    "fail_ports": [],
+    "refuse_next": "",
+    "cut": "",
+    "stall_s": 0.0,
+    "acknowledge": False,
+    "repeat_pages": False,
+}
 
 
 def _random_fault(
@@ -129,32 +131,25 @@ def _in_a_child(work: Callable[[Callable[[], None]], None], kill_after_s: float 
     return os.WIFSIGNALED(status)
 
 
+@asynccontextmanager
+async def _circuits(lab: Lab, journal: Path) -> AsyncIterator[CircuitsOf]:
+    store, driver = Store(journal), open_driver(lab.circuit_switches[0])
+    await driver.open()
+    yield CircuitsOf(lab, {driver.name: driver}, store)
+    await driver.close()
+    store.close()
+
+
 async def _change(lab: Lab, journal: Path, new: PortMap, inject: Callable[[], None]) -> None:
-    async with _controlling(lab, journal) as (driver, parts):
+    async with _circuits(lab, journal) as circuits:
         # Port states are read before the fault begins: else a port that will not do is seen in
         # the checks, and nothing ever has to be undone for it.
-        await parts.port_states.of(driver.name)
+        await circuits.parts.port_states.of("ocs1")
         inject()
-        await Transactions(parts).change(lambda _: {driver.name: new}, "campaign")
+        await circuits.change(lambda _: {"ocs1": new}, "campaign")
 
 
 async def _restart(lab: Lab, journal: Path) -> tuple[PortMap, list[dict[str, Any]]]:
-    async with _controlling(lab, journal) as (driver, parts):
-        await DeviceWatch(parts, Transactions(parts)).begin()
-        return await driver.read_map(), parts.store.reconfigurations()
-
-
-@asynccontextmanager
-async def _controlling(
-    lab: Lab, journal: Path
-) -> AsyncIterator[tuple[CircuitDriver, CircuitParts]]:
-    with closing(Store(journal)) as store:
-        driver = open_driver(lab.circuit_switches[0])
-        await driver.open()
-        yield driver, CircuitParts(lab, {driver.name: driver}, store)
-        await driver.close()
-
-
-def _count(journal: Path) -> int:
-    with closing(Store(journal)) as store:
-        return sum(store.reconfiguration_counts().values())
+    async with _circuits(lab, journal) as circuits:
+        await circuits.watch.begin()
+        return await circuits.drivers["ocs1"].read_map(), circuits.store.reconfigurations()

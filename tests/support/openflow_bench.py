@@ -1,11 +1,7 @@
 """Real packet switches, and OpenFlow speakers whose events are recorded, for tests."""
 
-from __future__ import annotations
-
-import asyncio
 import itertools
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,6 +9,7 @@ from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.protocol import Message
 from patchlight.controller.openflow.speaker_process import SpeakerOptions
 from tests.support.private_ovs import PrivateOvs
+from tests.support.waiting import eventually
 
 _NUMBERS = itertools.count(1)
 
@@ -39,13 +36,6 @@ class Recorder:
             f"event {kind} {fields}, but only {[e['event'] for e in self.events[-9:]]}",
         )
         return next(e for e in self.of(kind, **fields) if e in self.events[after:])
-
-
-async def eventually(true: Callable[[], object], what: str, within_s: float = 15.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < deadline, f"in vain waited for {what}"
-        await asyncio.sleep(0.02)
 
 
 class OpenFlowBench:

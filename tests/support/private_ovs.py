@@ -1,7 +1,5 @@
 """The private Open vSwitch of emulated labs, alone in a namespace, for benchmarks and tests."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -9,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 from patchlight.emulation.fabric.openvswitch import OpenVSwitch, new_bridge
 from patchlight.emulation.fabric.processes import Service
@@ -36,7 +35,7 @@ class PrivateOvs:
         """The process id of ovs-vswitchd."""
         return self._daemons[-1].pid
 
-    def __enter__(self) -> PrivateOvs:
+    def __enter__(self) -> Self:
         try:
             self._start()
         except BaseException:

@@ -1,7 +1,5 @@
 """An emulated device in one process with the test, and a client that talks to it by hand."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager

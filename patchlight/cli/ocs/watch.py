@@ -148,7 +148,7 @@ def _followed(target: Target, names: set[str] | None, since: int | None) -> Iter
 def _watching(
     target: Target, names: Collection[str]
 ) -> contextlib.AbstractContextManager[Callable[[float], list[Answer]]]:
-    from patchlight.controller.standalone_watch import watching
+    from patchlight.controller.standalone import watching
 
     return watching(target.lab, names, target.state_dir)
 

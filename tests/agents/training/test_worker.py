@@ -1,13 +1,10 @@
 """Whole workers as processes over loopback, spoken to through their control sockets."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +15,7 @@ from typing import Any
 import pytest
 
 from patchlight.agents import training
-from tests.support.agent_bench import free_ports
+from tests.support.waiting import ask, free_ports, wait_until
 
 TRAINING = Path(training.__file__).parent
 
@@ -42,11 +39,7 @@ class Worker:
             )
 
     def tell(self, **request: Any) -> dict[str, Any]:
-        with socket.socket(socket.AF_UNIX) as control:
-            control.settimeout(5)
-            control.connect(str(self.folder / "control.sock"))
-            control.sendall(json.dumps(request).encode() + b"\n")
-            return dict(json.loads(control.makefile().readline()))
+        return ask(self.folder / "control.sock", request)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -68,6 +61,12 @@ class Worker:
     @property
     def output(self) -> str:
         return (self.folder / "output.log").read_text()
+
+
+def start(job: list[Worker]) -> None:
+    for worker in job:
+        worker.until("ready")
+        assert worker.tell(op="start")["ok"]
 
 
 MakeJob = Callable[..., list[Worker]]
@@ -125,9 +124,7 @@ def test_a_job_trains_to_its_end(make_job: MakeJob, ranks: int) -> None:
 def test_a_wrong_sum_fails_the_worker_loudly(make_job: MakeJob) -> None:
     # Workers that disagree on the data are, to each other, workers whose bytes are wrong.
     job = make_job(2, seeds=(1, 2))
-    for worker in job:
-        worker.until("ready")
-        worker.tell(op="start")
+    start(job)
     for worker in job:
         assert worker.process.wait(20) == 1
         assert worker.state["state"] == "failed"
@@ -137,13 +134,8 @@ def test_a_wrong_sum_fails_the_worker_loudly(make_job: MakeJob) -> None:
 
 def test_a_killed_worker_takes_its_neighbours_down_with_its_name(make_job: MakeJob) -> None:
     job = make_job(3, iterations=100_000, compute_s=0)
-    for worker in job:
-        worker.until("ready")
-        worker.tell(op="start")
-    end = time.monotonic() + 10
-    while job[1].state["iterations_done"] < 2:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    start(job)
+    wait_until(lambda: job[1].state["iterations_done"] >= 2)
     job[1].process.send_signal(signal.SIGKILL)
     for rank in (0, 2):
         assert job[rank].process.wait(20) == 1
@@ -182,8 +174,7 @@ def test_stop_ends_a_worker_in_any_state(make_job: MakeJob) -> None:
 
 def test_a_worker_ends_with_its_agent(make_job: MakeJob) -> None:
     (worker,) = make_job(1, iterations=1000, compute_s=60)
-    worker.until("ready")
-    worker.tell(op="start")
+    start([worker])
     assert worker.process.stdin is not None
     worker.process.stdin.close()
     assert worker.process.wait(10) == 113
@@ -197,8 +188,7 @@ def test_a_missing_gpu_is_named(make_job: MakeJob, tmp_path: Path) -> None:
 
 def test_the_processor_stands_in_where_there_is_no_gpu(make_job: MakeJob) -> None:
     (worker,) = make_job(1, device="auto", iterations=2)
-    worker.until("ready")
-    worker.tell(op="start")
+    start([worker])
     assert worker.process.wait(60) == 0, worker.output
     device = worker.reports[0]["device"]
     assert device == "cpu: numpy" or device.startswith("cuda: ")

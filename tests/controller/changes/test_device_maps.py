@@ -1,11 +1,8 @@
 """Circuit switches that do not answer: the others go on, nothing that works is cut, and back."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +18,9 @@ from patchlight.testbed.labfile.reader import builtin_lab
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import trace_links
 from tests.support.change_bench import LAB, START, CircuitsOf, joined, kill_a_change
-from tests.support.controller_process import ControllerProcess, free_port, wait_until
+from tests.support.controller_process import ControllerProcess
 from tests.support.emulated_devices import Running, lab_file, running
+from tests.support.waiting import eventually, free_ports, wait_until
 
 
 class Door:
@@ -33,7 +31,7 @@ class Door:
     def __init__(self, address: str) -> None:
         self._host, _, port = address.rpartition(":")
         self._port, self._writers = int(port), set[asyncio.StreamWriter]()
-        self.port = free_port()
+        self.port = free_ports(1)[0]
 
     async def open(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
@@ -54,13 +52,6 @@ class Door:
             while data := await reader.read(65536):
                 writer.write(data)
         writer.close()
-
-
-async def until(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        await asyncio.sleep(0.02)
 
 
 @contextlib.asynccontextmanager
@@ -108,7 +99,7 @@ async def test_flows_over_a_switch_that_does_not_answer_stay_as_committed(
         # For what is decided anew its circuits are down, and nothing may be written to it.
         links = circuits.parts.maps.links(await circuits.parts.maps.read())
         assert not [h for h in LAB.hosts if links.peer(h.endpoint)]
-        assert {h.name for h in LAB.hosts} == set(circuits.transactions.unseen_hosts())
+        assert {h.name for h in LAB.hosts} == set(circuits.parts.devices.unseen_hosts())
         with pytest.raises(Refused, match="the map of ocs1 is not known: connecting to ocs1"):
             await circuits.change(joined((1, 7)), "test")
         with pytest.raises(Refused):
@@ -125,7 +116,7 @@ async def test_a_switch_that_comes_back_is_compared_with_its_committed_map(
         await door.shut()
         with contextlib.suppress(Refused):
             await circuits.parts.maps.read()
-        await until(lambda: not circuits.parts.devices.status()[0]["reachable"])
+        await eventually(lambda: not circuits.parts.devices.status()[0]["reachable"])
         assert circuits.network.tables == tables
         # Somebody else works on it meanwhile.
         other = open_driver(device.switch)
@@ -134,12 +125,12 @@ async def test_a_switch_that_comes_back_is_compared_with_its_committed_map(
         await other.close()
         await door.open()
         kinds = ["unreachable", "reachable", "drift"]
-        await until(lambda: [e["kind"] for e in circuits.store.events()] == kinds)
+        await eventually(lambda: [e["kind"] for e in circuits.store.events()] == kinds)
         drift = circuits.store.events()[-1]
         assert (drift["missing"], drift["unknown"]) == (["1>7", "7>1"], [])
         maps = {"ocs1": await circuits.drivers["ocs1"].read_map()}
         after = flow_tables(LAB, trace_links(LAB, maps))
-        await until(lambda: circuits.network.tables == after)
+        await eventually(lambda: circuits.network.tables == after)
         assert after != tables
         assert (await circuits.change(lambda maps: maps, "x")).state == "committed"
 
@@ -153,7 +144,7 @@ async def test_a_change_cut_short_waits_for_its_switch_and_is_then_ended(
         assert record["state"] == "intent"
         assert "waits for ocs1" in record["message"]
         await door.open()
-        await until(lambda: circuits.store.reconfigurations()[0]["state"] == "rolled-back")
+        await eventually(lambda: circuits.store.reconfigurations()[0]["state"] == "rolled-back")
         assert await circuits.drivers["ocs1"].read_map() == START
 
 
@@ -186,7 +177,7 @@ def test_a_controller_starts_without_a_switch_and_takes_it_in_when_it_is_there(
 ) -> None:
     folder = tmp_path / "device"
     folder.mkdir()
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     controller = ControllerProcess(tmp_path)
     second = f"  - {{name: ocs1, driver: calient-tl1, address: '{address}', ports: 16}}\nfibres:\n"
     controller.lab.write_text(controller.lab.read_text().replace("fibres:\n", second))
@@ -206,7 +197,7 @@ def test_a_controller_starts_without_a_switch_and_takes_it_in_when_it_is_there(
         assert client.links()
         assert client.drift()["ocs1"]["unreachable"]
         with running(folder, lab_file(folder, ports=16), "--no-fabric", listen=address):
-            wait_until(lambda: client.status()["circuit_switches"][1]["reachable"], 40)
+            wait_until(lambda: client.status()["circuit_switches"][1]["reachable"], deadline_s=40)
             assert client.reconfigure({"ocs1": ["7-8"]})["state"] == "committed"
             events = [e["kind"] for e in client.events() if e.get("ocs") == "ocs1"]
             assert events == ["unreachable", "reachable"]

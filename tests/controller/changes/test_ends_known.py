@@ -1,7 +1,5 @@
 """However a change ends, by a bug or a full disk too: the journal says how, flows are right."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Changes as transactions, against an emulated Calient: the old map or the new one, known."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 
@@ -69,6 +67,7 @@ async def test_a_mirror_that_does_not_settle_rolls_back(bench: ChangeBench) -> N
     record = await bench.regroup()
     assert record.state == "rolled-back", record
     assert await bench.driver.read_map() == before
+    assert bench.store.baselines("ocs1") == {}, "no reading of it is kept"
 
 
 async def test_a_map_changed_by_somebody_else_stops_the_change_before_it_writes(

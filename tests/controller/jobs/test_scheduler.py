@@ -1,7 +1,5 @@
 """Jobs in the queue, on hosts and at their end. Each worker does what the test says."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

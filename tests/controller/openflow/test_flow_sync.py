@@ -12,7 +12,8 @@ from patchlight.controller.openflow.flow_sync import Applied, FlowSync, removals
 from patchlight.controller.openflow.flowtable import FlowTable, diff
 from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
-from tests.support.openflow_bench import OpenFlowBench, eventually
+from tests.support.openflow_bench import OpenFlowBench
+from tests.support.waiting import eventually
 
 MACS = [f"02:00:00:00:00:{i:02x}" for i in range(4)]
 TABLE = FlowTable.of([TABLE_MISS, *(entry_to(mac, 1 + i) for i, mac in enumerate(MACS))])

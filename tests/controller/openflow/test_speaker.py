@@ -18,8 +18,9 @@ from patchlight.controller.openflow.protocol import VERSION, Message
 from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.wiring import trace_links
-from tests.support.openflow_bench import OpenFlowBench, eventually
+from tests.support.openflow_bench import OpenFlowBench
 from tests.support.private_ovs import in_namespace
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 

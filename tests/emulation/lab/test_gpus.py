@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from patchlight.agents.errors import GpuError
 from patchlight.agents.gpus import NvmlGpus, SocketGpus
 from patchlight.agents.training.compute import EmulatedGpu as GpuClient
-from patchlight.agents.training.errors import TrainingError
+from patchlight.agents.training.task import TrainingError
 from patchlight.emulation.lab.gpus import BusyMeter, gpu_uuid, serve
 from patchlight.testbed.lab import Gpu, Lab, Server
 

@@ -1,0 +1,49 @@
+"""Waiting with a deadline, ports that are free, and one question to a Unix socket."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def wait_until(
+    condition: Callable[[], T], what: str = "it to come about", deadline_s: float = 30.0
+) -> T:
+    """Poll until the condition holds; its value."""
+    deadline = time.monotonic() + deadline_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {deadline_s} s for {what}; last: {value!r}"
+        time.sleep(0.02)
+    return value
+
+
+async def eventually(
+    condition: Callable[[], object], what: str = "it to come about", deadline_s: float = 20.0
+) -> None:
+    """The same while the loop goes on."""
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, f"in vain waited for {what}"
+        await asyncio.sleep(0.02)
+
+
+def free_ports(count: int) -> list[int]:
+    """So many different TCP ports of this machine that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in held]
+
+
+def ask(path: Path, request: dict[str, Any]) -> dict[str, Any]:
+    """What a Unix socket answers to one JSON line."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(5)
+        client.connect(str(path))
+        client.sendall(json.dumps(request).encode() + b"\n")
+        return dict(json.loads(client.makefile().readline()))
