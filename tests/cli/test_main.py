@@ -12,7 +12,8 @@ import pytest
 from patchlight.cli import main as command_line
 from patchlight.cli.errors import require_root
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
-from patchlight.testbed.labfile.reader import FileIssue, LabFileError
+from patchlight.testbed.files.issues import FileIssue
+from patchlight.testbed.labfile.reader import LabFileError
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from patchlight.testbed.lab import Gpu, Lab, Nic, Server
-from patchlight.testbed.labfile.reader import write_lab
+from patchlight.testbed.labfile.writer import write_lab
 
 ROOT = Path(__file__).parents[2]
 NETWORK = "10.77.0"

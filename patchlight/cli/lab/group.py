@@ -10,13 +10,8 @@ import click
 from patchlight.cli.lab.generate import generate, init
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.labfile.reader import (
-    LabFileError,
-    find_lab,
-    json_schema,
-    load_lab,
-    read_lab,
-)
+from patchlight.testbed.labfile.reader import LabFileError, find_lab, load_lab, read_lab
+from patchlight.testbed.labfile.schema import json_schema
 from patchlight.testbed.mapfile import parse_maps
 from patchlight.testbed.portmap import PortMap
 
