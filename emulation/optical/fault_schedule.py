@@ -7,8 +7,8 @@ import logging
 from collections.abc import Iterable
 
 from patchlight.emulation.optical.faults import FaultRequest
-from patchlight.testbed.emulated import OcsFault
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import OcsFault
 
 log = logging.getLogger("patchlight.optical")
 

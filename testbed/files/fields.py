@@ -324,6 +324,11 @@ class Key:
         """A value of the key, as it stands in YAML."""
         return self.example or sample(self.type)
 
+    @property
+    def description(self) -> str:
+        """What it is about, and what holds without it."""
+        return self.about if self.default is None else f"{self.about} (default: {self.default})"
+
 
 def required(name: str, type: FieldType, about: str, example: str = "") -> Key:
     """A key that a group cannot do without."""
@@ -366,14 +371,11 @@ class Group(FieldType):
         return locate(node, fields)
 
     def schema(self) -> dict[str, Any]:
-        properties: dict[str, Any] = {}
-        for key in self.keys:
-            properties[key.name] = {**key.type.schema(), "description": key.about}
-            if key.default is not None:
-                properties[key.name]["description"] += f" (default: {key.default})"
         return {
             "type": "object",
-            "properties": properties,
+            "properties": {
+                key.name: {**key.type.schema(), "description": key.description} for key in self.keys
+            },
             "required": [key.name for key in self.keys if key.required],
             "additionalProperties": False,
         }

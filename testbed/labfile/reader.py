@@ -5,17 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from patchlight.testbed.emulated import Emulation, OcsFault, OcsUser
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.fields import Fields, plain
 from patchlight.testbed.files.issues import FileError, FileIssues, nearest
 from patchlight.testbed.files.reader import parse, read_text
 from patchlight.testbed.lab import (
     CircuitSwitch,
+    Emulation,
     Fibre,
     Gpu,
     Lab,
     Nic,
+    OcsFault,
+    OcsUser,
     PacketSwitch,
     Server,
     default_mac,

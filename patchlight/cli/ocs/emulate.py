@@ -14,9 +14,8 @@ from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.emulation.optical.serving import serve_until_stopped
 from patchlight.emulation.optical.vendors.registry import server_class
-from patchlight.testbed.emulated import Emulation, OcsUser
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.lab import CircuitSwitch, Emulation, OcsUser
 from patchlight.testbed.labfile.schema import MOST_CIRCUIT_PORTS
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.portmap import PortMap, parse_cross_connects
