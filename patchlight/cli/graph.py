@@ -224,7 +224,6 @@ def _ms(value: float) -> str:
     "--repeat",
     type=click.IntRange(min=1),
     default=10,
-    show_default=True,
     help="Runs of each operation; the median counts.",
 )
 @click.option(

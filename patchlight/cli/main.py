@@ -88,7 +88,7 @@ def _load(name: str, command: _Command) -> click.Command:
 
 @click.group(
     cls=_LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     epilog="LAB is a lab file or the name of a built-in lab, like ofc2022.",
 )
 @click.version_option(package_name="patchlight", message="%(prog)s %(version)s")

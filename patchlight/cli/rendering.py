@@ -19,6 +19,7 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 # A pipe has no width: lines are then as long as they need to be, so that grep finds them whole.
 _PIPE_WIDTH = 240
 

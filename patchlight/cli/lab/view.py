@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -52,17 +53,8 @@ def _parse_map(name: str, texts: Any, lab: Lab, source: str) -> PortMap:
 
 
 def describe_lab(lab: Lab, maps: Mapping[str, PortMap]) -> dict[str, Any]:
-    """The lab and its links under these maps, in plain JSON values.
-
-    Keys: ``lab``, ``network``, ``fabric``, ``scale``; ``devices`` (``name``, ``kind`` server |
-    packet-switch | circuit-switch, ``ports``, ``fibres``, and what is particular to the kind);
-    ``hosts`` (``name``, ``server``, ``gpu``, ``model``, ``nic``, ``address``, ``mac``,
-    ``rate_bps``, and the link: ``peer``, ``switch``, ``link_rate_bps``, ``loss_db``, ``via``, all
-    ``null`` or empty while it is down); ``links`` (``a``, ``b``, ``rate_bps``, ``loss_db``,
-    ``via``); ``circuits`` (cross-connects by OCS); ``dark`` (ports that have a fibre, or are a
-    NIC, but no two-way link). Rates are bits per second, ``null`` without a limit; ``via`` is a
-    list of ``{ocs, inp, out}`` from ``a`` (or from the host) on.
-    """
+    """The lab and its links under these maps, in plain JSON values: the help of ``patchlight
+    lab show`` has the keys."""
     links = trace_links(lab, maps)
     return {
         "lab": lab.name,
@@ -89,36 +81,25 @@ def dark_ports(lab: Lab, links: Links) -> tuple[Endpoint, ...]:
 
 
 def _devices(lab: Lab) -> Iterable[dict[str, Any]]:
-    plugged: dict[str, int] = {}
-    for end in lab.fibre_ends:
-        plugged[end.device] = plugged.get(end.device, 0) + 1
+    fibres = Counter(end.device for end in lab.fibre_ends)
+
+    def common(name: str, kind: str, ports: int) -> dict[str, Any]:
+        return {"name": name, "kind": kind, "ports": ports, "fibres": fibres[name]}
+
     for server in lab.servers:
         yield {
-            "name": server.name,
-            "kind": "server",
-            "ports": len(server.nics),
-            "fibres": plugged.get(server.name, 0),
+            **common(server.name, "server", len(server.nics)),
             "management": server.management,
             "gpus": [{"name": gpu.name, "model": gpu.model} for gpu in server.gpus],
         }
     for switch in lab.packet_switches:
-        yield {
-            "name": switch.name,
-            "kind": "packet-switch",
-            "ports": switch.ports,
-            "fibres": plugged.get(switch.name, 0),
-            "datapath_id": f"{switch.datapath_id:016x}",
-        }
+        datapath_id = f"{switch.datapath_id:016x}"
+        yield {**common(switch.name, "packet-switch", switch.ports), "datapath_id": datapath_id}
     for ocs in lab.circuit_switches:
+        particulars = ("driver", "address", "switching_time_s", "insertion_loss_db")
         yield {
-            "name": ocs.name,
-            "kind": "circuit-switch",
-            "ports": ocs.ports,
-            "fibres": plugged.get(ocs.name, 0),
-            "driver": ocs.driver,
-            "address": ocs.address,
-            "switching_time_s": ocs.switching_time_s,
-            "insertion_loss_db": ocs.insertion_loss_db,
+            **common(ocs.name, "circuit-switch", ocs.ports),
+            **{name: getattr(ocs, name) for name in particulars},
         }
 
 
