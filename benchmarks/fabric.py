@@ -25,7 +25,7 @@ from typing import Any
 
 from patchlight.testbed import generate
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.labfile.reader import write_lab
+from patchlight.testbed.labfile.writer import write_lab
 from tests.support.private_ovs import PrivateOvs
 
 HOSTS, PER_SWITCH = 256, 16

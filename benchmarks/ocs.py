@@ -39,7 +39,7 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
-from patchlight.testbed.labfile.reader import write_lab
+from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.portmap import PortMap
 from tests.support.emulated_devices import Running, running
 from tests.support.ocs_faults import campaign

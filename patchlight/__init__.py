@@ -29,31 +29,20 @@ if TYPE_CHECKING:
     from patchlight.testbed.portmap import CrossConnect, PortMap
 
 # Loaded when first asked for: reading a lab file needs neither NumPy nor a web framework.
-_PUBLIC = {
-    "BadInput": "testbed.errors",
-    "ComputationGraph": "testbed.graphs",
-    "ControllerClient": "controller.client",
-    "CrossConnect": "testbed.portmap",
-    "EmulatedLab": "emulation.lab.emulated_lab",
-    "JobSpec": "testbed.jobs",
-    "Lab": "testbed.lab",
-    "OrderPolicy": "controller.policies.contract",
-    "OutcomeUnknown": "testbed.errors",
-    "PartitionPolicy": "controller.policies.contract",
-    "PatchlightError": "testbed.errors",
-    "PlacementPolicy": "controller.policies.contract",
-    "Policies": "emulation.simulator.cluster",
-    "PortMap": "testbed.portmap",
-    "TopologyPolicy": "controller.policies.contract",
-    "TwoLevel": "emulation.simulator.cluster",
-    "builtin_graph": "testbed.graphs",
-    "builtin_lab": "testbed.labfile.reader",
-    "queue_jobs": "emulation.simulator.cluster",
-    "read_graph": "testbed.graphs",
-    "read_lab": "testbed.labfile.reader",
-    "read_trace": "emulation.simulator.traces",
-    "simulate": "emulation.simulator.cluster",
+_NAMES_IN = {
+    "controller.client": "ControllerClient",
+    "controller.policies.contract": "OrderPolicy PartitionPolicy PlacementPolicy TopologyPolicy",
+    "emulation.lab.emulated_lab": "EmulatedLab",
+    "emulation.simulator.cluster": "Policies TwoLevel queue_jobs simulate",
+    "emulation.simulator.traces": "read_trace",
+    "testbed.errors": "BadInput OutcomeUnknown PatchlightError",
+    "testbed.graphs": "ComputationGraph builtin_graph read_graph",
+    "testbed.jobs": "JobSpec",
+    "testbed.lab": "Lab",
+    "testbed.labfile.reader": "builtin_lab read_lab",
+    "testbed.portmap": "CrossConnect PortMap",
 }
+_PUBLIC = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 
 __all__ = [
     "BadInput",

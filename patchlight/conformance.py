@@ -63,30 +63,28 @@ __all__ = [
 
 
 @click.command(
+    context_settings={"show_default": True},
     epilog="The checks make and break circuits on ports 1 to 24. A device that carries circuits is "
     "left alone unless they are those of --initial; in the end the device has its circuits again. "
-    "Exit codes: 0 all passed, 1 some failed, 2 wrong input or a device in use: nothing was done."
+    "Exit codes: 0 all passed, 1 some failed, 2 wrong input or a device in use: nothing was done.",
 )
 @click.argument("driver", metavar="MODULE:CLASS|NAME")
 @click.option("--device", required=True, metavar="HOST:PORT", help="Where the device answers.")
-@click.option(
-    "--ports", type=click.IntRange(PORTS), default=32, show_default=True, help="On each side."
-)
-@click.option("--user", default="admin", show_default=True, help="Whom to log in as.")
+@click.option("--ports", type=click.IntRange(PORTS), default=32, help="On each side.")
+@click.option("--user", default="admin", help="Whom to log in as.")
 @click.option("--password-env", metavar="VARIABLE", help="Environment variable of the password.")
-@click.option("--switching-time", default="25ms", show_default=True, metavar="TIME")
+@click.option("--switching-time", default="25ms", metavar="TIME")
 @click.option(
     "--datapath-id", type=int, metavar="N", help="Of a switch that connects to Patchlight."
 )
 @click.option(
     "--initial",
     default=",".join(INITIAL.texts),
-    show_default=True,
     metavar="CIRCUITS",
     help="What the device carries and may lose for as long as this takes.",
 )
 @click.option("--any-map", is_flag=True, help="Interrupt whatever circuits there are.")
-@click.option("--check-timeout", default="2min", show_default=True, metavar="TIME")
+@click.option("--check-timeout", default="2min", metavar="TIME")
 def conformance(
     driver: str,
     device: str,

@@ -28,7 +28,8 @@ from patchlight.emulation.lab.services import LabKeywords, LabOptions, LabServic
 from patchlight.emulation.lab.teardown import is_there, remove_lab
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.labfile.reader import find_lab, read_lab, write_lab
+from patchlight.testbed.labfile.reader import find_lab, read_lab
+from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import docker_engine, namespaces
 
 

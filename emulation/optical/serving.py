@@ -14,8 +14,8 @@ from typing import Any
 
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.server import ProtocolServer
-from patchlight.testbed.emulated import OcsFault
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import OcsFault
 from patchlight.testbed.linux.sockets import free_ports, listen, split_address
 from patchlight.testbed.portmap import parse_cross_connects
 

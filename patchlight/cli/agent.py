@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -28,13 +29,11 @@ def agent() -> None:
     "--workers",
     type=click.Choice(["docker", "process", "auto"]),
     default="auto",
-    show_default=True,
     help="What a worker is; auto: a container where a Docker engine is, else a process.",
 )
 @click.option(
     "--gpus",
     default="nvml",
-    show_default=True,
     metavar="nvml|socket:DIR",
     help="NVIDIA GPUs, or GPUs that answer on Unix sockets in DIR.",
 )
@@ -42,41 +41,16 @@ def agent() -> None:
     "--state",
     type=click.Path(path_type=Path),
     default=Path("/var/lib/patchlight/agent"),
-    show_default=True,
     help="Where leases and workers' folders are kept.",
 )
+@click.option("--image", default=DEFAULT_IMAGE, help="The container image of workers.")
 @click.option(
-    "--image", default=DEFAULT_IMAGE, show_default=True, help="The container image of workers."
+    "--token-file", type=click.Path(path_type=Path), help="The token that clients must send."
 )
-@click.option(
-    "--token-file",
-    type=click.Path(path_type=Path),
-    default=None,
-    help="The token that clients must send.",
-)
-def run(
-    lab: Path,
-    server: str,
-    listen: str,
-    workers: str,
-    gpus: str,
-    state: Path,
-    image: str,
-    token_file: Path | None,
-) -> None:
+def run(**options: Any) -> None:
     """Serve one server until SIGTERM; then stop its workers and take its NICs back."""
     from patchlight.agents.run import Options, run_agent
 
-    require_root("running an agent", f"patchlight agent run --lab {lab} --server {server} …")
-    run_agent(
-        Options(
-            lab=lab,
-            server=server,
-            listen=listen,
-            workers=workers,
-            gpus=gpus,
-            state=state,
-            image=image,
-            token_file=token_file,
-        )
-    )
+    again = "patchlight agent run --lab {lab} --server {server} …".format_map(options)
+    require_root("running an agent", again)
+    run_agent(Options(**options))

@@ -16,16 +16,15 @@ from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import load_lab, read_lab
 
 RUN_ROOT = Path("/run/patchlight")
+lab_option = click.option("--lab", "lab_name", metavar="LAB", help="The lab, if several are up.")
 
 
 def controller_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command ``--lab`` and ``--controller``."""
-    command = click.option(
+    address = click.option(
         "--controller", "address", metavar="HOST:PORT", help="The controller's API address."
-    )(command)
-    return click.option("--lab", "lab_name", metavar="LAB", help="The lab, if several are up.")(
-        command
     )
+    return lab_option(address(command))
 
 
 def running_lab(lab_name: str | None) -> Lab:

@@ -51,21 +51,18 @@ def controller() -> None:
 @click.option(
     "--power-ceiling",
     default=POWER_CEILING_DBM,
-    show_default=True,
     metavar="DBM",
     help="More optical power than this at an OCS input is not switched.",
 )
 @click.option(
     "--loss-tolerance",
     default=DEFAULT_TOLERANCES.budget_db,
-    show_default=True,
     metavar="DB",
     help="How far from the loss budget the power at an output may be.",
 )
 @click.option(
     "--baseline-tolerance",
     default=DEFAULT_TOLERANCES.baseline_db,
-    show_default=True,
     metavar="DB",
     help="How much less than before makes a circuit degraded.",
 )

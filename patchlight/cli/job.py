@@ -33,8 +33,8 @@ def job() -> None:
     "with auto the partition policy how many.",
 )
 @click.option("--hosts", metavar="HOST,HOST…", help="Which GPUs, in ring order.")
-@click.option("--iterations", type=click.IntRange(min=1), default=10, show_default=True)
-@click.option("--gradient", default="553MB", show_default=True, help="Bytes of one gradient.")
+@click.option("--iterations", type=click.IntRange(min=1), default=10)
+@click.option("--gradient", default="553MB", help="Bytes of one gradient.")
 @click.option(
     "--compute",
     multiple=True,
@@ -49,7 +49,7 @@ def job() -> None:
     "as they are, or its GPUs under one packet switch.  [default: the lab's policy]",
 )
 @click.option("--regroup", is_flag=True, help="The same as --topology regroup.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=int, default=0)
 @click.option("--follow", is_flag=True, help="Wait for the end and show progress.")
 @controller_options
 def submit(

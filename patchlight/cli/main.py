@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,37 +16,27 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 
 @dataclass(frozen=True)
 class _Command:
-    """Where a sub-command lives, and what it is for (so that help imports nothing)."""
+    """The module that has a sub-command of its own name, and what it is for."""
 
     module: str
-    attribute: str
     about: str
 
 
+# What they are for stands here too, so that help imports none of them.
 COMMANDS: Mapping[str, _Command] = {
-    "lab": _Command("patchlight.cli.lab.group", "lab", "Check, show, draw and generate lab files."),
-    "emulate": _Command(
-        "patchlight.cli.lab.emulate", "emulate", "Run a lab in software on this machine."
-    ),
-    "controller": _Command(
-        "patchlight.cli.controller", "controller", "Run and ask the controller."
-    ),
-    "agent": _Command("patchlight.cli.agent", "agent", "Run the agent of one server."),
-    "job": _Command("patchlight.cli.job", "job", "Submit and follow training jobs."),
-    "ocs": _Command("patchlight.cli.ocs.group", "ocs", "Read and change optical circuit switches."),
-    "graph": _Command(
-        "patchlight.cli.graph.group", "graph", "Show, draw, measure and fetch computation graphs."
-    ),
-    "policy": _Command(
-        "patchlight.cli.policy.group", "policy", "List, test, train and export policies."
-    ),
+    "lab": _Command("patchlight.cli.lab.group", "Check, show, draw and generate lab files."),
+    "emulate": _Command("patchlight.cli.lab.emulate", "Run a lab in software on this machine."),
+    "controller": _Command("patchlight.cli.controller", "Run and ask the controller."),
+    "agent": _Command("patchlight.cli.agent", "Run the agent of one server."),
+    "job": _Command("patchlight.cli.job", "Submit and follow training jobs."),
+    "ocs": _Command("patchlight.cli.ocs.group", "Read and change optical circuit switches."),
+    "graph": _Command("patchlight.cli.graph", "Show, draw, measure and fetch computation graphs."),
+    "policy": _Command("patchlight.cli.policy.group", "List, test, train and export policies."),
     "simulate": _Command(
-        "patchlight.cli.simulate", "simulate", "Simulate a cluster with a queue under a job trace."
+        "patchlight.cli.simulate", "Simulate a cluster with a queue under a job trace."
     ),
-    "experiment": _Command(
-        "patchlight.cli.experiment.group", "experiment", "Run a paper's experiment."
-    ),
-    "doctor": _Command("patchlight.cli.doctor.group", "doctor", "Say what this machine lacks."),
+    "experiment": _Command("patchlight.cli.experiment.group", "Run a paper's experiment."),
+    "doctor": _Command("patchlight.cli.doctor", "Say what this machine lacks."),
 }
 
 
@@ -80,7 +69,7 @@ class _LazyGroup(click.Group):
 
 def _load(name: str, command: _Command) -> click.Command:
     try:
-        found = getattr(importlib.import_module(command.module), command.attribute)
+        found = getattr(importlib.import_module(command.module), name)
     except ModuleNotFoundError as error:
         missing = error.name or "?"
         if missing == command.module:
@@ -99,7 +88,7 @@ def _load(name: str, command: _Command) -> click.Command:
 
 @click.group(
     cls=_LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     epilog="LAB is a lab file or the name of a built-in lab, like ofc2022.",
 )
 @click.version_option(package_name="patchlight", message="%(prog)s %(version)s")

@@ -135,13 +135,11 @@ class Text(FieldType):
         raise BadInput(f"expected {self.expected()}, found {shown}{hint}")
 
     def schema(self) -> dict[str, Any]:
-        """A string, with the pattern and examples there are."""
         examples = {"examples": [self.example]} if self.example else {}
         kind: Any = ["string", "number"] if self.numbers else "string"
         return {"type": kind, **examples, **self.json}
 
     def expected(self) -> str:
-        """What it is, and an example."""
         return f"{self.what}, like {self.example!r}" if self.example else self.what
 
 
@@ -200,7 +198,6 @@ class Whole(FieldType):
         raise BadInput(f"expected {self.what}, {bounds}, found {describe(node)}")
 
     def schema(self) -> dict[str, Any]:
-        """An integer between the bounds."""
         return {"type": "integer", "minimum": self.lowest, "maximum": self.highest}
 
 
@@ -238,7 +235,6 @@ class Number(FieldType):
         return "" if self.highest is None else f"{before} {self.highest:g}"
 
     def schema(self) -> dict[str, Any]:
-        """A number with the bounds there are."""
         bounds = {"minimum": self.lowest, "maximum": self.highest, "exclusiveMinimum": self.above}
         return {"type": "number", **{key: b for key, b in bounds.items() if b is not None}}
 
@@ -255,7 +251,6 @@ class YesNo(FieldType):
         raise BadInput(f"expected {self.what}, true or false, found {describe(node)}")
 
     def schema(self) -> dict[str, Any]:
-        """A boolean."""
         return {"type": "boolean"}
 
 
@@ -278,12 +273,10 @@ class ListOf(FieldType):
         return replace(locate(node, read), whole=len(read) == len(items))
 
     def schema(self) -> dict[str, Any]:
-        """An array of the item's schema."""
         bounds = {} if self.count is None else {"minItems": self.count, "maxItems": self.count}
         return {"type": "array", "items": self.item.schema(), **bounds}
 
     def expected(self) -> str:
-        """What the items are."""
         return f"a list of {self.what}"
 
 
@@ -307,7 +300,6 @@ class MapOf(FieldType):
         return locate(node, values)
 
     def schema(self) -> dict[str, Any]:
-        """An object with the key's pattern for its keys."""
         values = {self.key.json.get("pattern", ".*"): self.item.schema()}
         return {"type": "object", "patternProperties": values, "additionalProperties": False}
 
@@ -323,22 +315,31 @@ class Key:
     name: str
     type: FieldType
     about: str
-    required: bool = False
     default: str | None = None
     example: str = ""
+    required: bool = False
 
     @property
     def sample(self) -> str:
         """A value of the key, as it stands in YAML."""
         return self.example or sample(self.type)
 
+    @property
+    def description(self) -> str:
+        """What it is about, and what holds without it."""
+        return self.about if self.default is None else f"{self.about} (default: {self.default})"
 
-@dataclass(frozen=True)
+
+def required(name: str, type: FieldType, about: str, example: str = "") -> Key:
+    """A key that a group cannot do without."""
+    return Key(name, type, about, example=example, required=True)
+
+
 class Group(FieldType):
     """A mapping with known keys; every other key is a mistake."""
 
-    what: str
-    keys: tuple[Key, ...]
+    def __init__(self, what: str, *keys: Key) -> None:
+        self.what, self.keys = what, keys
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
         if not isinstance(node, yaml.MappingNode) or not _PLAIN_TAG.fullmatch(node.tag):
@@ -370,21 +371,16 @@ class Group(FieldType):
         return locate(node, fields)
 
     def schema(self) -> dict[str, Any]:
-        """An object with these keys alone, described."""
-        properties: dict[str, Any] = {}
-        for key in self.keys:
-            properties[key.name] = {**key.type.schema(), "description": key.about}
-            if key.default is not None:
-                properties[key.name]["description"] += f" (default: {key.default})"
         return {
             "type": "object",
-            "properties": properties,
+            "properties": {
+                key.name: {**key.type.schema(), "description": key.description} for key in self.keys
+            },
             "required": [key.name for key in self.keys if key.required],
             "additionalProperties": False,
         }
 
     def expected(self) -> str:
-        """What it is, and the keys that it cannot do without."""
         names = ", ".join(key.name for key in self.keys if key.required)
         return f"{self.what} with keys {names}" if names else self.what
 

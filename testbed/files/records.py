@@ -34,7 +34,7 @@ class Record(FieldType):
     def __init__(self, cls: type[Any], what: str) -> None:
         self.cls, self.what = cls, what
         self.keys = tuple(map(_key, dataclasses.fields(cls)))
-        self.group = Group(what, self.keys)
+        self.group = Group(what, *self.keys)
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any] | None:
         read = self.group.read(node, issues)
@@ -43,11 +43,9 @@ class Record(FieldType):
         return dataclasses.replace(read, value=self.cls(**plain(read.value)))
 
     def schema(self) -> dict[str, Any]:
-        """That of the group of keys."""
         return self.group.schema()
 
     def expected(self) -> str:
-        """What it is, and the keys that it cannot do without."""
         return self.group.expected()
 
 
@@ -56,7 +54,8 @@ def _key(field: dataclasses.Field[Any]) -> Key:
     factory: Any = field.default_factory
     default = field.default if factory is _REQUIRED else factory()
     shown = None if required or dataclasses.is_dataclass(default) else _shown(default)
-    return Key(field.name, field.metadata["type"], field.metadata["about"], required, shown)
+    type, about = field.metadata["type"], field.metadata["about"]
+    return Key(field.name, type, about, shown, required=required)
 
 
 def _shown(value: Any) -> str:

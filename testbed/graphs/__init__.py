@@ -6,9 +6,14 @@ whole training step (``mirror``) and split its operations over workers (``partit
 
 from patchlight.testbed.graphs.builtin import BUILTIN_NAMES, builtin_graph
 from patchlight.testbed.graphs.files import read_graph, write_graph
-from patchlight.testbed.graphs.mirroring import TrainingGraph, mirror
 from patchlight.testbed.graphs.model import ComputationGraph, GraphFileError, Operation
-from patchlight.testbed.graphs.partitioning import PartitionedGraph, partition, splits_of
+from patchlight.testbed.graphs.partitioning import (
+    PartitionedGraph,
+    TrainingGraph,
+    mirror,
+    partition,
+    splits_of,
+)
 
 __all__ = [
     "BUILTIN_NAMES",

@@ -16,7 +16,6 @@ from matplotlib.path import Path as Curve
 from patchlight.testbed.graphs.model import ComputationGraph
 from patchlight.testbed.units import format_size
 
-FORMATS = ("svg", "png", "pdf")
 _BOX_WIDTH, _BOX_HEIGHT, _LANE, _ROW = 2.0, 0.34, 2.15, 0.52
 _AROUND = 0.7  # room right of a column for edges that pass rows by
 _INK, _EDGE, _HOT = "#222222", "#8a8a8a", (0.835, 0.369, 0.0)  # Okabe and Ito's vermilion

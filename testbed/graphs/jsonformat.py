@@ -33,34 +33,16 @@ from patchlight.testbed.graphs.model import (
 )
 
 FORMAT, VERSION = "patchlight-graph", 1
-_KEYS = (
-    "format",
-    "version",
-    "name",
-    "origin",
-    "device",
-    "batch",
-    "notes",
-    "loss",
-    "operations",
-    "edges",
-)
+_HEAD = ("format", "version", "name", "origin", "device", "batch", "notes", "loss")
+_KEYS = (*_HEAD, "operations", "edges")
 _NUMBERS = ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
 
 
 def graph_to_json(graph: ComputationGraph) -> str:
     """The graph as text that ``graph_from_json`` reads back equal."""
     names = [operation.name for operation in graph.operations]
-    head = {
-        "format": FORMAT,
-        "version": VERSION,
-        "name": graph.name,
-        "origin": graph.origin,
-        "device": graph.device,
-        "batch": graph.batch,
-        "notes": graph.notes,
-        "loss": names[graph.loss],
-    }
+    own = {"format": FORMAT, "version": VERSION, "loss": names[graph.loss]}
+    head = {key: own[key] if key in own else getattr(graph, key) for key in _HEAD}
     operations = [
         {"name": o.name, "kind": o.kind, **{key: getattr(o, key) for key in _NUMBERS}}
         for o in graph.operations
@@ -153,20 +135,12 @@ class _Reader:
             if name in first:
                 self.text.at(path, f"operation {name!r} is there twice")
             first.add(name)
-            for key in item.keys() - {"name", "kind", *_NUMBERS}:
-                known = ("name", "kind", *_NUMBERS)
+            known = ("name", "kind", *_NUMBERS)
+            for key in item.keys() - set(known):
                 self.text.at((*path, key), f"{key!r} is unknown: {nearest(key, known)}")
             numbers = [self._number((*path, key), item, key) for key in _NUMBERS]
-            operations.append(
-                Operation(
-                    name,
-                    str(item.get("kind", "")),
-                    numbers[0],
-                    numbers[1],
-                    int(numbers[2]),
-                    int(numbers[3]),
-                )
-            )
+            kind, times, sizes = str(item.get("kind", "")), numbers[:2], map(int, numbers[2:])
+            operations.append(Operation(name, kind, times[0], times[1], *sizes))
         return operations
 
     def _number(self, path: Path, item: dict[str, Any], key: str) -> float:
@@ -190,11 +164,8 @@ class _Reader:
             return edges
         for number, item in enumerate(listed):
             path = ("edges", number)
-            if not (
-                isinstance(item, list)
-                and len(item) == 2
-                and all(isinstance(end, str) for end in item)
-            ):
+            is_list = isinstance(item, list) and len(item) == 2
+            if not is_list or not all(isinstance(end, str) for end in item):
                 self.text.at(path, "expected a pair of names, like ['conv1', 'relu1']")
                 continue
             absent = [end for end in item if end not in index_of]

@@ -1,7 +1,7 @@
 """PipeDream's profiles on the user's disk: they are not part of the project.
 
 ``fetch_profiles`` copies them from a folder into the user's cache, ``download_profiles`` from the
-public repository; ``read_profiles`` reads all five from a folder.
+public repository, at one commit; ``read_profiles`` reads all five from a folder.
 """
 
 from __future__ import annotations
@@ -12,39 +12,82 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
+
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.graphs.files import read_graph
 from patchlight.testbed.graphs.model import ComputationGraph
 
-_VISION = "image_classification/profiles/{}/graph.txt"
+COMMIT = "11c40c015e1b7a8e668363c8521609ad48e287f3"
+"""The commit of msr-fiddle/pipedream that the checksums are of."""
+BASE_URL = f"https://raw.githubusercontent.com/msr-fiddle/pipedream/{COMMIT}/profiler/"
+_REPOSITORY = "https://github.com/msr-fiddle/pipedream"
+_AT_MOST = 1 << 20  # bytes a file; the largest is 14 kB
+_HINT = (
+    "with another way to the files, use it: --url for a mirror of the repository's profiler/ "
+    f"folder, or --from for a clone of {_REPOSITORY}"
+)
+
+
+def download(
+    paths: Mapping[str, str], base_url: str = BASE_URL, timeout_s: float = 20.0
+) -> dict[str, bytes]:
+    """The files at these paths under ``base_url``: name → path gives name → content.
+
+    ``timeout_s`` is for each wait: to connect, and for the next bytes. ``BadInput`` for an address
+    that is none; ``PatchlightError`` if one cannot be had: no network, an error of the server, or
+    more than 1 MiB.
+    """
+    base = base_url if base_url.endswith("/") else f"{base_url}/"
+    try:
+        root = httpx.URL(base)
+    except httpx.InvalidURL as error:
+        raise BadInput(f"{base_url!r} is no address to download from: {error}") from error
+    if root.scheme not in ("http", "https") or not root.host:
+        raise BadInput(f"{base_url!r} is no address to download from: expected https://…")
+    with httpx.Client(timeout=timeout_s, follow_redirects=True) as client:
+        return {name: _file(client, str(root.join(path))) for name, path in paths.items()}
+
+
+def _file(client: httpx.Client, url: str) -> bytes:
+    content = bytearray()
+    try:
+        with client.stream("GET", url) as answer:
+            if answer.status_code != httpx.codes.OK:
+                said = f"{answer.status_code} {answer.reason_phrase}"
+                raise _failed(url, f"the server answered {said}")
+            for part in answer.iter_bytes():
+                content += part
+                if len(content) > _AT_MOST:
+                    raise _failed(url, f"it is more than {_AT_MOST:,} bytes, no profile")
+    except httpx.TimeoutException as error:
+        raise _failed(url, "no answer in time") from error
+    except httpx.HTTPError as error:
+        raise _failed(url, str(error) or type(error).__name__) from error
+    return bytes(content)
+
+
+def _failed(url: str, reason: str) -> PatchlightError:
+    return PatchlightError(f"downloading {url}: {reason}", hint=_HINT)
+
+
+_VISION, _TRANSLATION = "image_classification", "translation"
+_KINDS_AND_SUMS = {
+    "alexnet": (_VISION, "e9a0bb73a0929b03be3a23cbcdf224c03ae39123bed685de4f1e17b65014d26b"),
+    "resnet18": (_VISION, "9514adf4714f637ebf45d614f61a79dac315ae6aaacbfa3f5a851a6531c863c4"),
+    "squeezenet1_0": (_VISION, "78938a95d1ca0fee63d9459271ec93761bd5c97e31c0ade8229a8fec0aedf830"),
+    "vgg16": (_VISION, "3e914ff5290644c6b1c871002d278e57fcc486c22ac07283480b7779f28e5b08"),
+    "gnmt": (_TRANSLATION, "2c5b8415ed45b34b7530d051023de388a7e0dbc02cec38f9e43610f29211dc5a"),
+}
 SOURCES: Mapping[str, tuple[str, str]] = {
-    "alexnet": (
-        _VISION.format("alexnet"),
-        "e9a0bb73a0929b03be3a23cbcdf224c03ae39123bed685de4f1e17b65014d26b",
-    ),
-    "resnet18": (
-        _VISION.format("resnet18"),
-        "9514adf4714f637ebf45d614f61a79dac315ae6aaacbfa3f5a851a6531c863c4",
-    ),
-    "squeezenet1_0": (
-        _VISION.format("squeezenet1_0"),
-        "78938a95d1ca0fee63d9459271ec93761bd5c97e31c0ade8229a8fec0aedf830",
-    ),
-    "vgg16": (
-        _VISION.format("vgg16"),
-        "3e914ff5290644c6b1c871002d278e57fcc486c22ac07283480b7779f28e5b08",
-    ),
-    "gnmt": (
-        "translation/profiles/gnmt/graph.txt",
-        "2c5b8415ed45b34b7530d051023de388a7e0dbc02cec38f9e43610f29211dc5a",
-    ),
+    name: (f"{kind}/profiles/{name}/graph.txt", checksum)
+    for name, (kind, checksum) in _KINDS_AND_SUMS.items()
 }
 """The five profiles of PAC-ML: name → (path under ``profiler/`` in PipeDream, SHA-256)."""
 
-REPOSITORY = "https://github.com/msr-fiddle/pipedream"
 _GET = (
     "download them with: patchlight graph fetch pipedream; or give a clone of "
-    f"{REPOSITORY} with --from"
+    f"{_REPOSITORY} with --from"
 )
 
 
@@ -90,8 +133,6 @@ def download_profiles(base_url: str | None = None, cache: Path | None = None) ->
     ``PatchlightError`` if one cannot be had or is another file, and then nothing is written. The
     files written.
     """
-    from patchlight.testbed.graphs.download import BASE_URL, download
-
     base_url = base_url or BASE_URL
     paths = {name: path for name, (path, _) in SOURCES.items()}
     contents = download(paths, base_url)
@@ -104,15 +145,12 @@ def download_profiles(base_url: str | None = None, cache: Path | None = None) ->
 
 def _others(contents: Mapping[str, bytes], sources: Mapping[str, str]) -> list[str]:
     """What is wrong with each content that is not the profile of that name."""
-    wrong = []
-    for name, content in contents.items():
-        checksum, expected = hashlib.sha256(content).hexdigest(), SOURCES[name][1]
-        if checksum != expected:
-            wrong.append(
-                f"{sources[name]} is not PipeDream's {name}: its SHA-256 is {checksum}, "
-                f"expected {expected}"
-            )
-    return wrong
+    checksums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    return [
+        f"{sources[name]} is not PipeDream's {name}: its SHA-256 is {checksum}, expected {expected}"
+        for name, checksum in checksums.items()
+        if checksum != (expected := SOURCES[name][1])
+    ]
 
 
 def _keep(contents: Mapping[str, bytes], cache: Path) -> list[Path]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network
-from typing import Any
+from typing import Any, TypeVar
 
 from patchlight.testbed.files.fields import Fields
 from patchlight.testbed.files.issues import FileIssues, Located, nearest
 from patchlight.testbed.lab import Endpoint, default_mac
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
+
+T = TypeVar("T")
 
 
 def _check_emulated(switch: Fields, issues: FileIssues) -> None:
@@ -42,14 +44,10 @@ def _check_users(driver: str | None, users: Located[Any], issues: FileIssues) ->
     known = OCS_DRIVERS.get(driver or "")
     if known is not None and not known.has_users and users.value:
         issues.at(users, f"nobody logs in to a {driver}: expected no users")
-    first: dict[str, Located[Any]] = {}
-    for user in (item.value for item in users.value):
-        if "name" not in user:
-            continue
-        before = first.setdefault(user["name"].value, user["name"])
-        if before is not user["name"]:
-            message = f"user {before.value} is listed twice, first on line {before.line}"
-            issues.at(user["name"], f"{message}: expected each once")
+    names = (item.value["name"] for item in users.value if "name" in item.value)
+    for name, before in _repeated(names):
+        message = f"user {name.value} is listed twice, first on line {before.line}"
+        issues.at(name, f"{message}: expected each once")
 
 
 def _ports(fault: Fields) -> Iterator[tuple[int, Located[Any]]]:
@@ -76,7 +74,7 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
     gpus = [gpu for server in _items(lab, "servers") for gpu in _items(server, "gpus")]
     _once("GPU UUID", "uuid", gpus, issues)
     _once("address", "address", nics, issues)
-    _check_macs(nics, issues)
+    _each_once("MAC address", _macs(nics), issues)
     if "network" in lab:
         for nic in nics:
             _check_address(nic, lab["network"].value, issues)
@@ -91,7 +89,9 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
         _check_cross_connects(switch, issues)
         _check_emulated(switch, issues)
     _check_fibres(lab, issues)
-    _check_controller(lab, issues)
+    controller: Fields = lab["controller"].value if "controller" in lab else Fields()
+    addresses = [controller[key] for key in ("api", "openflow") if key in controller]
+    _each_once("controller address", addresses, issues)
 
 
 def _items(fields: Fields, key: str) -> list[Fields]:
@@ -112,12 +112,18 @@ def _once(
 def _each_once(
     what: str, values: Iterable[Located[Any]], issues: FileIssues, show: Any = str
 ) -> None:
-    first: dict[object, Located[Any]] = {}
+    for value, before in _repeated(values):
+        message = f"{what} {show(value.value)} is used twice, first on line {before.line}"
+        issues.at(value, f"{message}: expected one of its own")
+
+
+def _repeated(values: Iterable[Located[T]]) -> Iterator[tuple[Located[T], Located[T]]]:
+    """Each value that was there before, and where it was first."""
+    first: dict[T, Located[T]] = {}
     for value in values:
         before = first.setdefault(value.value, value)
         if before is not value:
-            message = f"{what} {show(value.value)} is used twice, first on line {before.line}"
-            issues.at(value, f"{message}: expected one of its own")
+            yield value, before
 
 
 def _check_server(server: Fields, issues: FileIssues) -> None:
@@ -131,46 +137,34 @@ def _check_server(server: Fields, issues: FileIssues) -> None:
         _each_once(f"in {owner}, the interface", (i for i in interfaces if i is not None), issues)
     names = [gpu["name"].value for gpu in gpus if "name" in gpu]
     all_gpus_known = "gpus" not in server.broken and len(names) == len(gpus)
-    served: dict[str, Located[Any]] = {}
-    for nic in nics:
-        if "gpu" not in nic:
-            continue
-        gpu = nic["gpu"]
+    served = [nic["gpu"] for nic in nics if "gpu" in nic]
+    for gpu in served:
         if gpu.value not in names and all_gpus_known:
             hint = nearest(gpu.value, names, "it has")
             issues.at(gpu, f"{owner} has no GPU called {gpu.value!r}: {hint}")
-        before = served.setdefault(gpu.value, gpu)
-        if before is not gpu:
-            message = f"GPU {gpu.value} already has the NIC of line {before.line}"
-            issues.at(gpu, f"{message}: expected one NIC for each GPU")
+    for gpu, before in _repeated(served):
+        message = f"GPU {gpu.value} already has the NIC of line {before.line}"
+        issues.at(gpu, f"{message}: expected one NIC for each GPU")
     # A NIC that could not be read may be the one that is missed here.
-    if "nics" in server and "nics" not in server.broken:
-        if any("gpu" in nic.broken for nic in nics):
-            return
-        for gpu_fields in gpus:
-            if "name" in gpu_fields and gpu_fields["name"].value not in served:
-                name = gpu_fields["name"]
-                message = f"GPU {name.value} has no NIC: expected a NIC of the same server"
-                issues.at(name, f"{message} with 'gpu: {name.value}'")
+    if "nics" not in server or "nics" in server.broken or any("gpu" in n.broken for n in nics):
+        return
+    with_nic = {gpu.value for gpu in served}
+    for name in (gpu["name"] for gpu in gpus if "name" in gpu):
+        if name.value not in with_nic:
+            message = f"GPU {name.value} has no NIC: expected a NIC of the same server"
+            issues.at(name, f"{message} with 'gpu: {name.value}'")
 
 
-def _check_macs(nics: list[Fields], issues: FileIssues) -> None:
-    first: dict[str, Located[Any]] = {}
+def _macs(nics: list[Fields]) -> Iterator[Located[str]]:
     # Addresses used twice give default MACs used twice: that is one mistake, not two.
     addresses: set[IPv4Address] = set()
     for nic in nics:
         if "mac" in nic:
-            mac = nic["mac"]
+            yield nic["mac"]
         elif "address" in nic and nic["address"].value not in addresses:
-            addresses.add(nic["address"].value)
             address = nic["address"]
-            mac = replace(address, value=default_mac(address.value))
-        else:
-            continue
-        before = first.setdefault(mac.value, mac)
-        if before is not mac:
-            message = f"MAC address {mac.value} is used twice, first on line {before.line}"
-            issues.at(mac, f"{message}: expected one of its own")
+            addresses.add(address.value)
+            yield replace(address, value=default_mac(address.value))
 
 
 def _check_address(nic: Fields, network: IPv4Network, issues: FileIssues) -> None:
@@ -270,7 +264,7 @@ def _check_fibres(lab: Fields, issues: FileIssues) -> None:
     ports = _ports_of(lab)
     unread = lab.broken & {"servers", "packet_switches", "circuit_switches"}
     every_device_named = not unread and all("name" in device for device in _devices(lab))
-    first: dict[Endpoint, Located[Any]] = {}
+    plugged: list[Located[Endpoint]] = []
     for fibre in _items(lab, "fibres"):
         ends: list[Located[Endpoint]] = fibre["ends"].value if "ends" in fibre else []
         if len(ends) == 2 and ends[0].value.device == ends[1].value.device:
@@ -282,11 +276,11 @@ def _check_fibres(lab: Fields, issues: FileIssues) -> None:
             problem = _wrong_end(end.value, ports)
             if problem:
                 issues.at(end, problem)
-                continue
-            before = first.setdefault(end.value, end)
-            if before is not end:
-                message = f"port {end.value} is used twice, first on line {before.line}"
-                issues.at(end, f"{message}: expected one fibre for each port")
+            else:
+                plugged.append(end)
+    for end, before in _repeated(plugged):
+        message = f"port {end.value} is used twice, first on line {before.line}"
+        issues.at(end, f"{message}: expected one fibre for each port")
 
 
 def _wrong_end(end: Endpoint, ports: dict[str, _Ports]) -> str | None:
@@ -306,11 +300,3 @@ def _wrong_end(end: Endpoint, ports: dict[str, _Ports]) -> str | None:
     if count is not None and (len(end.port) > 9 or int(end.port) > count):
         return f"port {end.port} is outside {end.device}: expected {bound}"
     return None
-
-
-def _check_controller(lab: Fields, issues: FileIssues) -> None:
-    def addresses() -> Iterator[Located[Any]]:
-        controller: Fields = lab["controller"].value if "controller" in lab else Fields()
-        yield from (controller[key] for key in ("api", "openflow") if key in controller)
-
-    _each_once("controller address", addresses(), issues)

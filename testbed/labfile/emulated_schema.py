@@ -25,6 +25,7 @@ from patchlight.testbed.files.fields import (
     YesNo,
     choice,
     quantity,
+    required,
     short,
 )
 from patchlight.testbed.files.issues import FileIssues, Located, nearest
@@ -51,7 +52,6 @@ class _Fault(Group):
         return located
 
     def schema(self) -> dict[str, Any]:
-        """That of the group, of which one key at least must be there."""
         return {**super().schema(), "minProperties": 1}
 
 
@@ -82,64 +82,58 @@ _WORDS = Text("the words of the device", _words)
 
 FAULT = _Fault(
     "a fault",
-    (
-        Key("refuse_ports", ListOf(_PORT, "port numbers"), "ports that are locked"),
-        Key("fail_ports", ListOf(_PORT, "port numbers"), "ports whose mirrors are stuck"),
-        Key(
-            "drift_db",
-            MapOf(_PORT_KEY, Number("dB"), "dB by port", "{3: 1.5}"),
-            "more loss at these outputs, in dB",
-        ),
-        Key(
-            "read_only",
-            YesNo("whether nobody may change anything"),
-            "whoever logs in may only look",
-        ),
-        Key(
-            "repeat_pages",
-            YesNo("whether long replies come as several whole ones"),
-            "long replies come as several whole ones",
-        ),
-        Key(
-            "monitors",
-            choice("where power monitors are", "both", "out", "none"),
-            "where there are power monitors",
-            default="both",
-        ),
-        Key(
-            "acknowledge",
-            YesNo("whether a stalled command is acknowledged"),
-            "keep saying that a stalled command is in progress",
-        ),
-        Key("refuse_next", _WORDS, "refuse the next change with these words", example="busy"),
-        Key(
-            "cut",
-            choice("when the connection is cut", "before", "after"),
-            "drop the connection before or after doing the next change",
-        ),
-        Key("stall_s", Number("seconds", lowest=0), "do the next change so many seconds later"),
-        Key("garble", _COUNT, "so many of the next answers come broken"),
-        Key("answer_twice", _COUNT, "so many of the next answers come twice"),
-        Key("flood", _COUNT, "so many alarms come before the next answer"),
-        Key("report", _WORDS, "say this unasked, as an alarm", example="power supply 2 failed"),
-        Key(
-            "lose",
-            Text("a cross-connect", _circuit, example="3>9"),
-            "a cross-connect that is gone without a word",
-        ),
-        Key(
-            "reboot",
-            choice("what becomes of the map", "keep", "forget"),
-            "restart, with or without its map",
-        ),
-        Key(
-            "after",
-            quantity(units.parse_time, units.TIME, "a time", "30s"),
-            "so long after the device began to answer",
-            default="at once",
-        ),
-        Key("after_changes", _COUNT, "once so many commands that change something have come"),
+    Key("refuse_ports", ListOf(_PORT, "port numbers"), "ports that are locked"),
+    Key("fail_ports", ListOf(_PORT, "port numbers"), "ports whose mirrors are stuck"),
+    Key(
+        "drift_db",
+        MapOf(_PORT_KEY, Number("dB"), "dB by port", "{3: 1.5}"),
+        "more loss at these outputs, in dB",
     ),
+    Key("read_only", YesNo("whether nobody may change anything"), "whoever logs in may only look"),
+    Key(
+        "repeat_pages",
+        YesNo("whether long replies come as several whole ones"),
+        "long replies come as several whole ones",
+    ),
+    Key(
+        "monitors",
+        choice("where power monitors are", "both", "out", "none"),
+        "where there are power monitors",
+        default="both",
+    ),
+    Key(
+        "acknowledge",
+        YesNo("whether a stalled command is acknowledged"),
+        "keep saying that a stalled command is in progress",
+    ),
+    Key("refuse_next", _WORDS, "refuse the next change with these words", example="busy"),
+    Key(
+        "cut",
+        choice("when the connection is cut", "before", "after"),
+        "drop the connection before or after doing the next change",
+    ),
+    Key("stall_s", Number("seconds", lowest=0), "do the next change so many seconds later"),
+    Key("garble", _COUNT, "so many of the next answers come broken"),
+    Key("answer_twice", _COUNT, "so many of the next answers come twice"),
+    Key("flood", _COUNT, "so many alarms come before the next answer"),
+    Key("report", _WORDS, "say this unasked, as an alarm", example="power supply 2 failed"),
+    Key(
+        "lose",
+        Text("a cross-connect", _circuit, example="3>9"),
+        "a cross-connect that is gone without a word",
+    ),
+    Key(
+        "reboot",
+        choice("what becomes of the map", "keep", "forget"),
+        "restart, with or without its map",
+    ),
+    Key(
+        "after",
+        quantity(units.parse_time, units.TIME, "a time", "30s"),
+        "so long after the device began to answer",
+        default="at once",
+    ),
+    Key("after_changes", _COUNT, "once so many commands that change something have come"),
 )
 
 
@@ -147,37 +141,33 @@ def emulated_group(name: FieldType, variable: FieldType) -> Group:
     """The keys under ``emulated:``, given the types of a user's and a variable's name."""
     user = Group(
         "a user",
-        (
-            Key("name", name, "whom to log in as", required=True),
-            Key(
-                "password_env",
-                variable,
-                "the environment variable that holds the password",
-                default="any password will do",
-            ),
-            Key(
-                "read_only",
-                YesNo("whether the user may only look"),
-                "may look, not change",
-                default="false",
-            ),
+        required("name", name, "whom to log in as"),
+        Key(
+            "password_env",
+            variable,
+            "the environment variable that holds the password",
+            default="any password will do",
+        ),
+        Key(
+            "read_only",
+            YesNo("whether the user may only look"),
+            "may look, not change",
+            default="false",
         ),
     )
     return Group(
         "an emulated circuit switch",
-        (
-            Key(
-                "faults",
-                ListOf(FAULT, "faults"),
-                "what goes wrong, and when",
-                example="[{fail_ports: [3], after: 30s}]",
-            ),
-            Key("users", ListOf(user, "users"), "who may log in besides 'user'"),
-            Key(
-                "conflict_time",
-                quantity(units.parse_time, units.TIME, "a time", "500ms"),
-                "a Calient that takes busy ports from their circuits, and how long that takes",
-                default="such a circuit is refused",
-            ),
+        Key(
+            "faults",
+            ListOf(FAULT, "faults"),
+            "what goes wrong, and when",
+            example="[{fail_ports: [3], after: 30s}]",
+        ),
+        Key("users", ListOf(user, "users"), "who may log in besides 'user'"),
+        Key(
+            "conflict_time",
+            quantity(units.parse_time, units.TIME, "a time", "500ms"),
+            "a Calient that takes busy ports from their circuits, and how long that takes",
+            default="such a circuit is refused",
         ),
     )

@@ -5,40 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from patchlight.testbed.emulated import Emulation, OcsFault, OcsUser
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.fields import Fields, plain
-from patchlight.testbed.files.issues import FileError, FileIssue, FileIssues, nearest
+from patchlight.testbed.files.issues import FileError, FileIssues, nearest
 from patchlight.testbed.files.reader import parse, read_text
 from patchlight.testbed.lab import (
     CircuitSwitch,
+    Emulation,
     Fibre,
     Gpu,
     Lab,
     Nic,
+    OcsFault,
+    OcsUser,
     PacketSwitch,
     Server,
     default_mac,
 )
 from patchlight.testbed.labfile.check import check_lab
 from patchlight.testbed.labfile.emulated_schema import TRIGGERS
-from patchlight.testbed.labfile.schema import LAB, json_schema
-from patchlight.testbed.labfile.writer import FIELD_OF, write_lab
+from patchlight.testbed.labfile.schema import LAB
+from patchlight.testbed.labfile.writer import FIELD_OF
 from patchlight.testbed.portmap import PortMap
-
-__all__ = [
-    "FileIssue",
-    "LabFileError",
-    "builtin_lab",
-    "builtin_labs",
-    "find_lab",
-    "json_schema",
-    "labs_dir",
-    "load_lab",
-    "parse_lab",
-    "read_lab",
-    "write_lab",
-]
 
 
 class LabFileError(FileError):

@@ -1,25 +1,70 @@
-"""The reference of lab files as Markdown, made from their schema.
+"""What is made of the lab file's schema for people: files with comments, and the reference.
 
-``python -m patchlight.testbed.labfile.reference`` prints it.
+``python -m patchlight.testbed.labfile.reference`` prints the reference as Markdown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from textwrap import wrap
+from typing import Any
 
-from patchlight.testbed.files.fields import (
-    FieldType,
-    Group,
-    Key,
-    ListOf,
-    Number,
-    Text,
-    Whole,
-    YesNo,
-)
-from patchlight.testbed.labfile.commented import write_commented_lab
+from patchlight.testbed.files import fields
+from patchlight.testbed.files.fields import FieldType, Group, Key, ListOf
+from patchlight.testbed.files.issues import FileIssues
+from patchlight.testbed.files.reader import parse
+from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import load_lab
 from patchlight.testbed.labfile.schema import LAB
+from patchlight.testbed.labfile.writer import lab_document, to_yaml
+
+_WIDTH = 100
+_FILE_HEAD = (
+    "# A Patchlight lab file. Keys behind a # may be left out: what stands there is the default or",
+    "# an example. To see what is wrong: patchlight lab check FILE",
+    "",
+)
+
+
+def write_commented_lab(lab: Lab) -> str:
+    """YAML text that ``parse_lab`` reads back equal, with comments."""
+    return "".join(f"{line}\n" for line in (*_FILE_HEAD, *_group(LAB, lab_document(lab))))
+
+
+def _group(group: Group, values: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of one group, not indented."""
+    for key in group.keys:
+        comment = f"{key.description[0].upper()}{key.description[1:]}."
+        yield from wrap(comment, _WIDTH - 12, initial_indent="# ", subsequent_indent="# ")
+        value = values.get(key.name)
+        if value is None:
+            yield f"# {key.name}: {_left_out(key)}"
+        elif isinstance(key.type, ListOf) and isinstance(key.type.item, Group):
+            yield f"{key.name}:"
+            yield from _items(key.type.item, value)
+        else:
+            yield from to_yaml({key.name: value}).splitlines()
+
+
+def _items(group: Group, items: list[Mapping[str, Any]]) -> Iterator[str]:
+    starts = True
+    for line in _group(group, items[0]):
+        indent = "    " if not starts else "  " if line.startswith("#") else "  - "
+        starts = starts and line.startswith("#")
+        yield f"{indent}{line}"
+    for item in items[1:]:
+        yield from (f"  {line}" for line in to_yaml([item]).splitlines())
+
+
+def _left_out(key: Key) -> str:
+    """The default, if it is a value and no description of it, else an example."""
+    if key.default is not None:
+        issues = FileIssues(key.name)
+        parse(key.default, key.type, issues)
+        if not issues:
+            return key.default
+    return key.sample
+
 
 _HEAD = """\
 # Lab files
@@ -29,8 +74,6 @@ twice; `patchlight lab check FILE` names all mistakes with line and column, `pat
 prints a JSON Schema for editors, and `patchlight lab init` writes a first file with comments. What
 looks like a number but is a name stands in quotes: `"3090"`.
 """
-
-
 _TABLE = """\
 | key | what it is | type | default | example |
 |---|---|---|---|---|
@@ -39,10 +82,9 @@ _TABLE = """\
 
 def lab_file_reference() -> str:
     """Each group of keys as a table, and a whole file, as Markdown."""
-    sections = [_HEAD, *_sections("", LAB)]
     example = write_commented_lab(load_lab("ofc2022"))
-    sections.append(f"## A whole file\n\n```yaml\n{example}```\n")
-    return "\n".join(sections)
+    whole = f"## A whole file\n\n```yaml\n{example}```\n"
+    return "\n".join([_HEAD, *_sections("", LAB), whole])
 
 
 def group_of(type: FieldType) -> Group | None:
@@ -70,13 +112,13 @@ def _row(key: Key) -> str:
 
 def _kind(type: FieldType) -> str:
     match type:
-        case Text(units=(_, *_)):
+        case fields.Text(units=(_, *_)):
             return f"{type.what}: {', '.join(type.units)}"
-        case Whole():
+        case fields.Whole():
             return f"whole number, {type.lowest} to {type.highest}"
-        case Number():
+        case fields.Number():
             return f"number{type.range}"
-        case YesNo():
+        case fields.YesNo():
             return "`true` or `false`"
         case ListOf():
             return type.expected() if type.count is None else f"{type.expected()}, {type.count}"

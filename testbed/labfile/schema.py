@@ -19,6 +19,7 @@ from patchlight.testbed.files.fields import (
     choice,
     matching,
     quantity,
+    required,
     short,
 )
 from patchlight.testbed.lab import Endpoint
@@ -159,178 +160,138 @@ LAUNCH_POWER = Key("launch_power", POWER, "optical power its ports send with", d
 
 GPU = Group(
     "a GPU",
-    (
-        Key(
-            "name", PART_NAME, "what the GPU is called, like 'gpu0'", required=True, example="gpu0"
-        ),
-        Key("model", MODEL, "the model, like 'Tesla M40'", required=True),
-        Key("uuid", UUID, "pins the physical GPU on a real server"),
-    ),
+    required("name", PART_NAME, "what the GPU is called, like 'gpu0'", example="gpu0"),
+    required("model", MODEL, "the model, like 'Tesla M40'"),
+    Key("uuid", UUID, "pins the physical GPU on a real server"),
 )
 NIC = Group(
     "a NIC",
-    (
-        Key("name", PART_NAME, "what the NIC port is called, like 'nic0'", required=True),
-        Key("address", ADDRESS, "its IPv4 address in the lab's network", required=True),
-        Key("rate", RATE, "its line rate", default="no limit"),
-        Key("gpu", PART_NAME, "the GPU of the same server that it serves", example="gpu0"),
-        Key("mac", MAC, "its MAC address", default="made of the IPv4 address"),
-        Key("interface", INTERFACE, "the kernel's name of it on the server", default="its name"),
-        LAUNCH_POWER,
-    ),
+    required("name", PART_NAME, "what the NIC port is called, like 'nic0'"),
+    required("address", ADDRESS, "its IPv4 address in the lab's network"),
+    Key("rate", RATE, "its line rate", default="no limit"),
+    Key("gpu", PART_NAME, "the GPU of the same server that it serves", example="gpu0"),
+    Key("mac", MAC, "its MAC address", default="made of the IPv4 address"),
+    Key("interface", INTERFACE, "the kernel's name of it on the server", default="its name"),
+    LAUNCH_POWER,
 )
 SERVER = Group(
     "a server",
-    (
-        Key("name", DEVICE_NAME, "what the server is called, like 'server1'", required=True),
-        Key("management", MANAGEMENT, "where the server's agent answers: host:port or unix:/path"),
-        Key("gpus", ListOf(GPU, "GPUs"), "its GPUs", default="none"),
-        Key("nics", ListOf(NIC, "NICs"), "its NIC ports in the lab's network", required=True),
-    ),
+    required("name", DEVICE_NAME, "what the server is called, like 'server1'"),
+    Key("management", MANAGEMENT, "where the server's agent answers: host:port or unix:/path"),
+    Key("gpus", ListOf(GPU, "GPUs"), "its GPUs", default="none"),
+    required("nics", ListOf(NIC, "NICs"), "its NIC ports in the lab's network"),
 )
 PACKET_SWITCH = Group(
     "a packet switch",
-    (
-        Key(
-            "name",
-            DEVICE_NAME,
-            "what the switch is called, like 'tor1'",
-            required=True,
-            example="tor1",
-        ),
-        Key(
-            "datapath_id",
-            DATAPATH_ID,
-            "its OpenFlow datapath id, like 0x1",
-            required=True,
-            example="0x1",
-        ),
-        Key("ports", PACKET_PORTS, "how many ports it has", required=True, example="48"),
-        LAUNCH_POWER,
-    ),
+    required("name", DEVICE_NAME, "what the switch is called, like 'tor1'", example="tor1"),
+    required("datapath_id", DATAPATH_ID, "its OpenFlow datapath id, like 0x1", example="0x1"),
+    required("ports", PACKET_PORTS, "how many ports it has", example="48"),
+    LAUNCH_POWER,
 )
 CIRCUIT_SWITCH = Group(
     "a circuit switch",
-    (
-        Key(
-            "name",
-            DEVICE_NAME,
-            "what the switch is called, like 'ocs1'",
-            required=True,
-            example="ocs1",
-        ),
-        Key("driver", DRIVER, "the driver that speaks to it, like 'calient-tl1'", required=True),
-        Key(
-            "address",
-            HOST_PORT,
-            "where it answers: host:port; with driver openflow, where Patchlight listens for it",
-            required=True,
-        ),
-        Key(
-            "datapath_id",
-            DATAPATH_ID,
-            "its OpenFlow datapath id, like 0x51; only with driver openflow",
-            example="0x51",
-        ),
-        Key("ports", CIRCUIT_PORTS, "how many duplex ports it has", required=True, example="320"),
-        Key("switching_time", TIME, "how long a new circuit stays dark", default="25ms"),
-        Key("insertion_loss", LOSS, "what a circuit through it loses", default="1.5dB"),
-        Key("user", USER_NAME, "whom to log in as", default="admin"),
-        Key("password_env", VARIABLE_NAME, "the environment variable that holds the password"),
-        Key(
-            "cross_connects",
-            ListOf(CROSS_CONNECT, "cross-connects"),
-            "the circuits it starts with: a-b both ways, a>b one way",
-            default="none",
-            example="[1-7, 2>8]",
-        ),
-        Key(
-            "emulated",
-            emulated_group(USER_NAME, VARIABLE_NAME),
-            "what its emulation alone heeds: faults, more users",
-            example="{users: [{name: viewer, read_only: true}]}",
-        ),
+    required("name", DEVICE_NAME, "what the switch is called, like 'ocs1'", example="ocs1"),
+    required("driver", DRIVER, "the driver that speaks to it, like 'calient-tl1'"),
+    required(
+        "address",
+        HOST_PORT,
+        "where it answers: host:port; with driver openflow, where Patchlight listens for it",
+    ),
+    Key(
+        "datapath_id",
+        DATAPATH_ID,
+        "its OpenFlow datapath id, like 0x51; only with driver openflow",
+        example="0x51",
+    ),
+    required("ports", CIRCUIT_PORTS, "how many duplex ports it has", example="320"),
+    Key("switching_time", TIME, "how long a new circuit stays dark", default="25ms"),
+    Key("insertion_loss", LOSS, "what a circuit through it loses", default="1.5dB"),
+    Key("user", USER_NAME, "whom to log in as", default="admin"),
+    Key("password_env", VARIABLE_NAME, "the environment variable that holds the password"),
+    Key(
+        "cross_connects",
+        ListOf(CROSS_CONNECT, "cross-connects"),
+        "the circuits it starts with: a-b both ways, a>b one way",
+        default="none",
+        example="[1-7, 2>8]",
+    ),
+    Key(
+        "emulated",
+        emulated_group(USER_NAME, VARIABLE_NAME),
+        "what its emulation alone heeds: faults, more users",
+        example="{users: [{name: viewer, read_only: true}]}",
     ),
 )
 FIBRE = Group(
     "a fibre",
-    (
-        Key(
-            "ends",
-            ListOf(PORT, "ends", count=2),
-            "the two ports it joins, like [server1.nic0, ocs1.1]",
-            required=True,
-            example="[server1.nic0, ocs1.1]",
-        ),
-        Key("rate", RATE, "its rate", default="no limit of its own"),
-        Key("loss", LOSS, "what light loses in it", default="0.3dB"),
+    required(
+        "ends",
+        ListOf(PORT, "ends", count=2),
+        "the two ports it joins, like [server1.nic0, ocs1.1]",
+        example="[server1.nic0, ocs1.1]",
     ),
+    Key("rate", RATE, "its rate", default="no limit of its own"),
+    Key("loss", LOSS, "what light loses in it", default="0.3dB"),
 )
 CONTROLLER = Group(
     "the controller",
-    (
-        Key(
-            "api",
-            HOST_PORT,
-            "where its REST API answers",
-            example="10.0.0.1:8470",
-            default="127.0.0.1:8470",
-        ),
-        Key(
-            "openflow",
-            HOST_PORT,
-            "where it listens for OpenFlow",
-            example="10.0.0.1:6653",
-            default="127.0.0.1:6653",
-        ),
+    Key(
+        "api",
+        HOST_PORT,
+        "where its REST API answers",
+        example="10.0.0.1:8470",
+        default="127.0.0.1:8470",
+    ),
+    Key(
+        "openflow",
+        HOST_PORT,
+        "where it listens for OpenFlow",
+        example="10.0.0.1:6653",
+        default="127.0.0.1:6653",
     ),
 )
 LAB = Group(
     "a lab",
-    (
-        Key("name", LAB_NAME, "what the lab is called", required=True),
-        Key(
-            "network",
-            NETWORK,
-            "the IPv4 network of the NICs, like '192.168.10.0/24'; needed with servers",
-            default="none",
-        ),
-        Key(
-            "fabric",
-            choice("a fabric", *FABRICS),
-            "what an emulation makes packet switches of",
-            default="openvswitch",
-        ),
-        Key(
-            "scale",
-            Number("a scale", above=0),
-            "what an emulation divides rates and bytes by",
-            default="1",
-            example="1000",
-        ),
-        Key(
-            "controller", CONTROLLER, "where the controller answers", example="{api: 10.0.0.1:8470}"
-        ),
-        Key(
-            "servers",
-            ListOf(SERVER, "servers"),
-            "the servers, with their GPUs and NICs",
-            default="none: a lab of switches alone",
-        ),
-        Key(
-            "packet_switches",
-            ListOf(PACKET_SWITCH, "packet switches"),
-            "the switches that forward packets (ToR, aggregator, core)",
-            default="none",
-        ),
-        Key(
-            "circuit_switches",
-            ListOf(CIRCUIT_SWITCH, "circuit switches"),
-            "the optical circuit switches",
-            default="none",
-        ),
-        Key("fibres", ListOf(FIBRE, "fibres"), "the fibre pairs between ports", default="none"),
+    required("name", LAB_NAME, "what the lab is called"),
+    Key(
+        "network",
+        NETWORK,
+        "the IPv4 network of the NICs, like '192.168.10.0/24'; needed with servers",
+        default="none",
     ),
+    Key(
+        "fabric",
+        choice("a fabric", *FABRICS),
+        "what an emulation makes packet switches of",
+        default="openvswitch",
+    ),
+    Key(
+        "scale",
+        Number("a scale", above=0),
+        "what an emulation divides rates and bytes by",
+        default="1",
+        example="1000",
+    ),
+    Key("controller", CONTROLLER, "where the controller answers", example="{api: 10.0.0.1:8470}"),
+    Key(
+        "servers",
+        ListOf(SERVER, "servers"),
+        "the servers, with their GPUs and NICs",
+        default="none: a lab of switches alone",
+    ),
+    Key(
+        "packet_switches",
+        ListOf(PACKET_SWITCH, "packet switches"),
+        "the switches that forward packets (ToR, aggregator, core)",
+        default="none",
+    ),
+    Key(
+        "circuit_switches",
+        ListOf(CIRCUIT_SWITCH, "circuit switches"),
+        "the optical circuit switches",
+        default="none",
+    ),
+    Key("fibres", ListOf(FIBRE, "fibres"), "the fibre pairs between ports", default="none"),
 )
 
 

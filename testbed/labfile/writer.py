@@ -8,14 +8,15 @@ from typing import Any, TypeVar
 
 import yaml
 
-from patchlight.testbed.emulated import Emulation, OcsFault
 from patchlight.testbed.files.fields import is_bare_text
 from patchlight.testbed.lab import (
     NO_NETWORK,
     CircuitSwitch,
+    Emulation,
     Fibre,
     Lab,
     Nic,
+    OcsFault,
     PacketSwitch,
     Server,
     default_mac,

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from patchlight.cli.doctor import host_checks
-from patchlight.cli.doctor.group import doctor
-from patchlight.cli.doctor.host_checks import DEMO, Check, docker_engine, examine
+from patchlight.cli import doctor as host_checks
+from patchlight.cli.doctor import DEMO, Check, docker_engine, doctor, examine
 
 
 def named(checks: list[Check], name: str) -> Check:
@@ -37,11 +36,7 @@ def test_everything_looked_for_is_told_and_what_is_missing_can_be_mended() -> No
 def test_the_exit_code_says_whether_the_demo_can_run() -> None:
     result = CliRunner().invoke(doctor, ["--json"])
     seen = json.loads(result.stdout)
-    lacking = [
-        check
-        for check in seen["checks"]
-        if check["state"] == "missing" and check["needed_for"] == DEMO
-    ]
+    lacking = ("missing", DEMO) in [(c["state"], c["needed_for"]) for c in seen["checks"]]
     assert seen["ready_for_demo"] is (not lacking)
     assert result.exit_code == (1 if lacking else 0)
 
@@ -61,24 +56,15 @@ def test_programs_that_are_not_there_are_told(
 
 @pytest.mark.root
 def test_the_kernel_is_tried_without_changing_the_host() -> None:
-    def interfaces() -> str:
-        return subprocess.run(
-            ["ip", "-o", "link"], capture_output=True, text=True, check=True
-        ).stdout
+    def printed(command: str) -> str:
+        return subprocess.check_output(command.split(), text=True)
 
-    def disciplines() -> str:
-        return subprocess.run(
-            ["tc", "qdisc", "show", "dev", "lo"], capture_output=True, text=True, check=True
-        ).stdout
-
-    before = disciplines()
-    checks = list(examine())
-    assert {check.state for check in checks if check.name.startswith("kernel: ")} <= {
-        "ok",
-        "missing",
-    }
-    assert disciplines() == before
-    assert "pla@" not in interfaces()
+    disciplines = "tc qdisc show dev lo"
+    before = printed(disciplines)
+    states = {check.state for check in examine() if check.name.startswith("kernel: ")}
+    assert states <= {"ok", "missing"}
+    assert printed(disciplines) == before
+    assert "pla@" not in printed("ip -o link")
 
 
 def test_without_root_the_kernel_is_untested() -> None:
@@ -88,18 +74,13 @@ def test_without_root_the_kernel_is_untested() -> None:
         code = (
             # Imported first: nobody may not be allowed to read the checkout.
             "import os, json\n"
-            "from patchlight.cli.doctor.host_checks import _kernel, _KERNEL, _root\n"
+            "from patchlight.cli.doctor import _kernel, _KERNEL, _root\n"
             "os.setgid(65534); os.setuid(65534)\n"
             "print(json.dumps([[c.name, c.ok] for c in "
             "(_root(), *(_kernel(*k) for k in _KERNEL))]))"
         )
-        said = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=Path(__file__).parents[2],
-        ).stdout
+        folder = Path(__file__).parents[2]
+        said = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=folder)
         checks = [Check(name, ok, "", "") for name, ok in json.loads(said)]
     assert named(checks, "root").ok is False
     assert {check.ok for check in checks if check.name.startswith("kernel: ")} == {None}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from patchlight.cli.graph.group import graph
+from patchlight.cli.graph import graph
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import BUILTIN_NAMES, builtin_graph, read_graph
 from patchlight.testbed.graphs.profiles import SOURCES, fetch_profiles, profile_cache, read_profiles

@@ -12,7 +12,8 @@ import pytest
 from patchlight.cli import main as command_line
 from patchlight.cli.errors import require_root
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
-from patchlight.testbed.labfile.reader import FileIssue, LabFileError
+from patchlight.testbed.files.issues import FileIssue
+from patchlight.testbed.labfile.reader import LabFileError
 
 ROOT = Path(__file__).parents[2]
 
@@ -121,7 +122,7 @@ def run_with(
     module = types.ModuleType("patchlight_test_command")
     module.fails = fails  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    command = command_line._Command(module.__name__, "fails", "Fail.")
+    command = command_line._Command(module.__name__, "Fail.")
     monkeypatch.setattr(command_line, "COMMANDS", {"fails": command})
     monkeypatch.delenv("PATCHLIGHT_DEBUG", raising=False)
     with pytest.raises(SystemExit) as caught:
@@ -167,7 +168,7 @@ def test_a_bug_says_how_to_get_the_traceback(
 def test_a_command_that_is_not_installed_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    commands = {"gone": command_line._Command("patchlight.cli.gone", "gone", "Be gone.")}
+    commands = {"gone": command_line._Command("patchlight.cli.gone", "Be gone.")}
     monkeypatch.setattr(command_line, "COMMANDS", commands)
     with pytest.raises(SystemExit):
         command_line.main(["--help"])
@@ -183,7 +184,7 @@ def test_a_missing_package_is_named(
 ) -> None:
     (tmp_path / "needs_much.py").write_text("import not_there.at_all\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    commands = {"much": command_line._Command("needs_much", "much", "Need much.")}
+    commands = {"much": command_line._Command("needs_much", "Need much.")}
     monkeypatch.setattr(command_line, "COMMANDS", commands)
     with pytest.raises(SystemExit) as caught:
         command_line.main(["much"])

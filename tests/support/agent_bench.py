@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from patchlight.testbed.lab import Gpu, Lab, Nic, Server
-from patchlight.testbed.labfile.reader import write_lab
+from patchlight.testbed.labfile.writer import write_lab
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.lab.hosts import EmulatedHost
 from patchlight.emulation.lab.services import LabKeywords
 from patchlight.testbed import generate
-from patchlight.testbed.labfile.reader import write_lab
+from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import namespaces
 
 SWITCHES_ONLY: LabKeywords = {"controller": False, "agents": False}

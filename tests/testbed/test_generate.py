@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate import arity, fat_tree, linear, single, tree
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.labfile.reader import parse_lab, write_lab
+from patchlight.testbed.labfile.reader import parse_lab
+from patchlight.testbed.labfile.writer import write_lab
 
 SHAPES: list[Callable[..., Lab]] = [single, linear, tree, fat_tree]
 

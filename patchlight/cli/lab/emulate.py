@@ -26,7 +26,6 @@ def emulate() -> None:
     "--scale",
     type=float,
     default=1.0,
-    show_default=True,
     help="Divide every rate by this, and the bytes of jobs alike, so that times stay true.",
 )
 @click.option("--name", help="Call it otherwise than the lab file does.")
@@ -41,7 +40,6 @@ def emulate() -> None:
     "--workers",
     type=click.Choice(["auto", "docker", "process"]),
     default="auto",
-    show_default=True,
     help="What the agents run workers as.",
 )
 @click.option("--engine", type=click.Choice(["ryu", "os-ken"]), help="The OpenFlow engine.")
@@ -51,36 +49,16 @@ def emulate() -> None:
     help="What packet switches are made of. [default: as the lab file says]",
 )
 @policy_options
-def up(
-    lab: str,
-    scale: float,
-    name: str | None,
-    replace: bool,
-    no_controller: bool,
-    agents: bool | None,
-    workers: str,
-    engine: str | None,
-    fabric: str | None,
-    **policies: Any,
-) -> None:
+def up(lab: str, no_controller: bool, **options: Any) -> None:
     """Bring LAB up: a lab file, or the name of a built-in lab."""
     require_root(f"patchlight emulate up {lab}")
     # A polite kill is undone like Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     began = time.monotonic()
+    policies = chosen_policies(options)
     emulated = EmulatedLab.from_file(
-        lab,
-        scale,
-        name=name,
-        replace=replace,
-        controller=not no_controller,
-        agents=agents,
-        workers=workers,
-        engine=engine,
-        fabric=fabric,
-        policies=chosen_policies(policies),
-        progress=_say,
+        lab, controller=not no_controller, policies=policies, progress=_say, **options
     )
     emulated.up()
     _say(f"up in {time.monotonic() - began:.1f} s")

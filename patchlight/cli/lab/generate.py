@@ -11,7 +11,7 @@ import click
 from patchlight.testbed import generate as shapes
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.labfile.commented import write_commented_lab
+from patchlight.testbed.labfile.reference import write_commented_lab
 from patchlight.testbed.labfile.schema import FABRICS, KNOWN_DRIVERS
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.units import parse_rate
@@ -36,7 +36,6 @@ _per_switch = click.option(
     "--hosts-per-switch",
     type=click.IntRange(1),
     default=16,
-    show_default=True,
     help="How many hosts each switch with hosts has.",
 )
 _rate = click.option(
@@ -59,7 +58,6 @@ _fabric = click.option(
     "--fabric",
     type=click.Choice(FABRICS),
     default="openvswitch",
-    show_default=True,
     help="What an emulation makes the switches of.",
 )
 _name = click.option("--name", help="The lab's name.", show_default="the shape and the hosts")
@@ -127,28 +125,16 @@ def fat_tree(output: str | None, **options: Any) -> None:
 
 
 @click.command()
+@click.option("--servers", type=click.IntRange(1), default=4, help="How many servers.")
 @click.option(
-    "--servers", type=click.IntRange(1), default=4, show_default=True, help="How many servers."
+    "--gpus", type=click.IntRange(1), default=1, help="GPUs of each server, with a NIC for each."
 )
-@click.option(
-    "--gpus",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="GPUs of each server, with a NIC for each.",
-)
-@click.option(
-    "--gpu-model", default="Generic", show_default=True, help="Model of the GPUs, like 'Tesla M40'."
-)
+@click.option("--gpu-model", default="Generic", help="Model of the GPUs, like 'Tesla M40'.")
 @_rate
 @click.option(
-    "--driver",
-    type=click.Choice(KNOWN_DRIVERS),
-    default="calient-tl1",
-    show_default=True,
-    help="Driver of the OCS.",
+    "--driver", type=click.Choice(KNOWN_DRIVERS), default="calient-tl1", help="Driver of the OCS."
 )
-@click.option("--name", default="my-lab", show_default=True, help="The lab's name.")
+@click.option("--name", default="my-lab", help="The lab's name.")
 @_output
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
 def init(output: str | None, force: bool, **options: Any) -> None:

@@ -8,16 +8,10 @@ from pathlib import Path
 import click
 
 from patchlight.cli.lab.generate import generate, init
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.labfile.reader import (
-    LabFileError,
-    find_lab,
-    json_schema,
-    load_lab,
-    read_lab,
-)
-from patchlight.testbed.mapfile import parse_maps
+from patchlight.testbed.labfile.reader import LabFileError, find_lab, load_lab, read_lab
+from patchlight.testbed.labfile.schema import json_schema
 from patchlight.testbed.portmap import PortMap
 
 
@@ -70,15 +64,19 @@ def _plural(name: str, count: int) -> str:
     return name if count == 1 else f"{name}es" if name.endswith("ch") else f"{name}s"
 
 
-def _read_maps(lab_read: Lab, file: str | None) -> dict[str, PortMap]:
+def _lab_and_maps(name: str, file: str | None) -> tuple[Lab, dict[str, PortMap]]:
+    """The lab, and its maps at the start but for those in the file."""
+    from patchlight.cli.lab.view import parse_maps
+
+    lab_read = load_lab(name)
     if file is None:
-        return lab_read.initial_maps
+        return lab_read, lab_read.initial_maps
     try:
         with click.open_file(file, encoding="utf-8") as stream:
             text = stream.read()
     except (OSError, UnicodeError) as error:
         raise BadInput(f"the maps in {file} cannot be read: {error}") from error
-    return {**lab_read.initial_maps, **parse_maps(text, lab_read, file)}
+    return lab_read, {**lab_read.initial_maps, **parse_maps(text, lab_read, file)}
 
 
 map_option = click.option(
@@ -113,8 +111,7 @@ def show(name: str, as_json: bool, map_file: str | None) -> None:
     from patchlight.cli.lab.view import dark_line, describe_lab, tables
     from patchlight.cli.rendering import console, print_json
 
-    lab_read = load_lab(name)
-    maps = _read_maps(lab_read, map_file)
+    lab_read, maps = _lab_and_maps(name, map_file)
     if as_json:
         print_json(describe_lab(lab_read, maps))
         return
@@ -129,24 +126,20 @@ def show(name: str, as_json: bool, map_file: str | None) -> None:
 @lab.command()
 @click.argument("name", metavar="LAB")
 @click.option(
-    "--output", "-o", required=True, metavar="FILE", help="Picture to write: .svg, .png or .pdf."
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="Picture to write: .svg, .png or .pdf.",
 )
 @map_option
-def graph(name: str, output: str, map_file: str | None) -> None:
+def graph(name: str, output: Path, map_file: str | None) -> None:
     """Draw a lab: servers, circuit switches, packet switches, and the lit circuits."""
-    from patchlight.testbed.drawing import FORMATS, draw_lab
+    from patchlight.cli.rendering import save_picture
+    from patchlight.testbed.drawing import draw_lab
 
-    suffix = Path(output).suffix.lower().lstrip(".")
-    if suffix not in FORMATS:
-        raise BadInput(f"cannot draw {output!r}: expected a name ending in .{', .'.join(FORMATS)}")
-    lab_read = load_lab(name)
-    figure = draw_lab(lab_read, _read_maps(lab_read, map_file))
-    try:
-        figure.savefig(output, format=suffix)
-    except OSError as error:
-        message = f"cannot write the picture {output}: {error.strerror}"
-        raise PatchlightError(message, hint="name a file in a folder you can write to") from error
-    click.echo(f"wrote {output}")
+    save_picture(output, lambda: draw_lab(*_lab_and_maps(name, map_file)))
 
 
 @lab.command()

@@ -1,32 +1,60 @@
-"""What ``patchlight lab show`` says of a lab: as JSON (a stable shape) and as tables."""
+"""What ``patchlight lab`` reads of maps, and says of a lab: as JSON (stable) and as tables."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.table import Table
 
 from patchlight.cli.rendering import new_table
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Endpoint, Host, Lab, PacketSwitch
-from patchlight.testbed.mapfile import maps_as_json
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.units import format_rate, format_time
 from patchlight.testbed.wiring import LightPath, Links, trace_links
 
 
-def describe_lab(lab: Lab, maps: Mapping[str, PortMap]) -> dict[str, Any]:
-    """The lab and its links under these maps, in plain JSON values.
+def parse_maps(text: str, lab: Lab, source: str = "the maps") -> dict[str, PortMap]:
+    """``{"ocs1": ["1-7", "2>8"]}`` → a map for each OCS of ``lab`` named in it.
 
-    Keys: ``lab``, ``network``, ``fabric``, ``scale``; ``devices`` (``name``, ``kind`` server |
-    packet-switch | circuit-switch, ``ports``, ``fibres``, and what is particular to the kind);
-    ``hosts`` (``name``, ``server``, ``gpu``, ``model``, ``nic``, ``address``, ``mac``,
-    ``rate_bps``, and the link: ``peer``, ``switch``, ``link_rate_bps``, ``loss_db``, ``via``, all
-    ``null`` or empty while it is down); ``links`` (``a``, ``b``, ``rate_bps``, ``loss_db``,
-    ``via``); ``circuits`` (cross-connects by OCS); ``dark`` (ports that have a fibre, or are a
-    NIC, but no two-way link). Rates are bits per second, ``null`` without a limit; ``via`` is a
-    list of ``{ocs, inp, out}`` from ``a`` (or from the host) on.
+    The controller's answer, ``{"ocs1": {"map": […]}}``, is taken as well. ``BadInput`` names
+    ``source``, the OCS and what is wrong: no JSON, an unknown OCS, a port outside it or one
+    used twice.
     """
+    try:
+        maps = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{source}: not JSON: {error}") from error
+    if not isinstance(maps, dict):
+        raise BadInput(f'{source}: expected cross-connects by OCS, like {{"ocs1": ["1-7"]}}')
+    return {name: _parse_map(name, texts, lab, source) for name, texts in maps.items()}
+
+
+def maps_as_json(maps: Mapping[str, PortMap]) -> dict[str, list[str]]:
+    """The maps as ``parse_maps`` reads them."""
+    return {name: list(port_map.texts) for name, port_map in maps.items()}
+
+
+def _parse_map(name: str, texts: Any, lab: Lab, source: str) -> PortMap:
+    switch = lab.circuit_switch(name)
+    if isinstance(texts, dict):
+        texts = texts.get("map")
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise BadInput(f'{source}: {name}: expected a list of cross-connects, like ["1-7"]')
+    try:
+        port_map = PortMap.parse(texts)
+        port_map.check(switch.ports)
+    except BadInput as error:
+        raise BadInput(f"{source}: {name}: {error.message}") from error
+    return port_map
+
+
+def describe_lab(lab: Lab, maps: Mapping[str, PortMap]) -> dict[str, Any]:
+    """The lab and its links under these maps, in plain JSON values: the help of ``patchlight
+    lab show`` has the keys."""
     links = trace_links(lab, maps)
     return {
         "lab": lab.name,
@@ -53,36 +81,25 @@ def dark_ports(lab: Lab, links: Links) -> tuple[Endpoint, ...]:
 
 
 def _devices(lab: Lab) -> Iterable[dict[str, Any]]:
-    plugged: dict[str, int] = {}
-    for end in lab.fibre_ends:
-        plugged[end.device] = plugged.get(end.device, 0) + 1
+    fibres = Counter(end.device for end in lab.fibre_ends)
+
+    def common(name: str, kind: str, ports: int) -> dict[str, Any]:
+        return {"name": name, "kind": kind, "ports": ports, "fibres": fibres[name]}
+
     for server in lab.servers:
         yield {
-            "name": server.name,
-            "kind": "server",
-            "ports": len(server.nics),
-            "fibres": plugged.get(server.name, 0),
+            **common(server.name, "server", len(server.nics)),
             "management": server.management,
             "gpus": [{"name": gpu.name, "model": gpu.model} for gpu in server.gpus],
         }
     for switch in lab.packet_switches:
-        yield {
-            "name": switch.name,
-            "kind": "packet-switch",
-            "ports": switch.ports,
-            "fibres": plugged.get(switch.name, 0),
-            "datapath_id": f"{switch.datapath_id:016x}",
-        }
+        datapath_id = f"{switch.datapath_id:016x}"
+        yield {**common(switch.name, "packet-switch", switch.ports), "datapath_id": datapath_id}
     for ocs in lab.circuit_switches:
+        particulars = ("driver", "address", "switching_time_s", "insertion_loss_db")
         yield {
-            "name": ocs.name,
-            "kind": "circuit-switch",
-            "ports": ocs.ports,
-            "fibres": plugged.get(ocs.name, 0),
-            "driver": ocs.driver,
-            "address": ocs.address,
-            "switching_time_s": ocs.switching_time_s,
-            "insertion_loss_db": ocs.insertion_loss_db,
+            **common(ocs.name, "circuit-switch", ocs.ports),
+            **{name: getattr(ocs, name) for name in particulars},
         }
 
 

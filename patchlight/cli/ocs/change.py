@@ -18,7 +18,6 @@ from patchlight.cli.ocs.options import (
     ChangeOptions,
     Target,
     change_options,
-    json_option,
     target_options,
     why_option,
 )
@@ -29,7 +28,7 @@ from patchlight.cli.rendering import print_json
 @click.command("connect")
 @click.argument("name", metavar="OCS", shell_complete=complete_switch)
 @click.argument("pairs", nargs=-1, required=True, metavar="A:B…", shell_complete=complete_pair)
-@click.option("--one-way/--duplex", help="Only A to B, or also back [default].")
+@click.option("--one-way/--duplex", show_default=False, help="Only A to B, or also back [default].")
 @change_options
 def connect_ports(
     name: str, pairs: tuple[str, ...], one_way: bool, target: Target, options: ChangeOptions
@@ -77,7 +76,6 @@ def apply_map(file: str, only: bool, target: Target, options: ChangeOptions) -> 
 @_file
 @_only
 @target_options
-@json_option
 def plan(file: str, only: bool, target: Target, as_json: bool) -> None:
     """What applying FILE would change, which links and jobs ride on it, what is against it."""
     maps = read_map_file(file, target.lab)
@@ -88,7 +86,6 @@ def plan(file: str, only: bool, target: Target, as_json: bool) -> None:
 @click.command("diff")
 @_file
 @target_options
-@json_option
 def diff_map(file: str, target: Target, as_json: bool) -> None:
     """How the devices differ from FILE: '-' they have, '+' they lack."""
     from patchlight.cli.ocs.output import change_lines
@@ -119,7 +116,6 @@ def roll_back(number: int, target: Target, options: ChangeOptions) -> None:
 @click.argument("switches", nargs=-1, metavar="[OCS…]", shell_complete=complete_switch)
 @why_option
 @target_options
-@json_option
 def save(name: str, switches: tuple[str, ...], why: str, target: Target, as_json: bool) -> None:
     """Keep the present maps under NAME, for 'restore'. Replaces what had that name."""
     with target.client(switches) as client:

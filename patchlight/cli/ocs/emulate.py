@@ -13,9 +13,8 @@ from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.server import ProtocolServer, server_class
 from patchlight.emulation.optical.serving import serve_until_stopped
-from patchlight.testbed.emulated import Emulation, OcsUser
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.lab import CircuitSwitch, Emulation, OcsUser
 from patchlight.testbed.labfile.schema import MOST_CIRCUIT_PORTS
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.portmap import PortMap, parse_cross_connects
@@ -41,16 +40,15 @@ _EMULATED = [driver for driver in OCS_DRIVERS.values() if driver.device]
     "--ports",
     type=click.IntRange(1, MOST_CIRCUIT_PORTS),
     default=32,
-    show_default=True,
     metavar="N",
     help="Ports on each side.",
 )
 @click.option(
     "--listen", metavar="HOST:PORT", help="Port 0: any. [default: 127.0.0.1, the vendor's port]"
 )
-@click.option("--switching-time", default="25ms", show_default=True, metavar="TIME")
-@click.option("--insertion-loss", default="1.5dB", show_default=True, metavar="LOSS")
-@click.option("--user", default="admin", show_default=True, help="Who may log in.")
+@click.option("--switching-time", default="25ms", metavar="TIME")
+@click.option("--insertion-loss", default="1.5dB", metavar="LOSS")
+@click.option("--user", default="admin", help="Who may log in.")
 @click.option("--password-env", metavar="VARIABLE", help="Environment variable of the password.")
 @click.option(
     "--viewer",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from patchlight.cli.connection import RUN_ROOT, connect, controller_options, running_lab, user_name
+from patchlight.cli.rendering import json_option
 from patchlight.controller.client import ControllerClient
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
@@ -84,50 +85,49 @@ class ChangeOptions:
     as_json: bool
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-why_option = click.option("--why", default="", metavar="TEXT", help="The reason, for the history.")
+why_option = click.option(
+    "--why", default="", show_default=False, metavar="TEXT", help="The reason, for the history."
+)
 
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command ``--lab``, ``--controller``, ``--direct``, ``--state`` as ``target``."""
+    """Give a command ``--lab``, ``--controller``, ``--direct``, ``--state`` as ``target``, and
+    ``--json`` as ``as_json``."""
 
-    @functools.wraps(command)
-    def with_target(
-        *args: Any,
-        lab_name: str | None,
-        address: str | None,
-        direct: bool,
-        state: Path | None,
-        **options: Any,
-    ) -> Any:
-        return command(*args, target=Target(lab_name, address, direct, state), **options)
-
-    wrapped = click.option(
-        "--direct", is_flag=True, help="Talk to the device without a controller."
-    )(with_target)
-    wrapped = click.option(
+    @controller_options
+    @click.option(
         "--state",
         type=click.Path(path_type=Path, file_okay=False),
         metavar="DIR",
         help="Where --direct keeps its journal [default: where the controller does].",
-    )(wrapped)
-    return controller_options(wrapped)
+    )
+    @click.option("--direct", is_flag=True, help="Talk to the device without a controller.")
+    @json_option
+    @functools.wraps(command)
+    def with_target(
+        lab_name: str | None, address: str | None, direct: bool, state: Path | None, **options: Any
+    ) -> Any:
+        return command(target=Target(lab_name, address, direct, state), **options)
+
+    return with_target
 
 
 def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command that changes circuits ``--dry-run``, ``--yes``, ``--why``, ``--json`` as
     ``options``, and the options of ``target_options``."""
 
+    @target_options
+    @why_option
+    @click.option(
+        "-y",
+        "--yes",
+        count=True,
+        show_default=False,
+        help="Do not ask; given twice, not even before many circuits go.",
+    )
+    @click.option("--dry-run", is_flag=True, help="Show what would change, change nothing.")
     @functools.wraps(command)
-    def with_options(
-        *args: Any, dry_run: bool, yes: int, why: str, as_json: bool, **others: Any
-    ) -> Any:
-        return command(*args, options=ChangeOptions(dry_run, yes, why, as_json), **others)
+    def with_options(dry_run: bool, yes: int, why: str, as_json: bool, **others: Any) -> Any:
+        return command(options=ChangeOptions(dry_run, yes, why, as_json), **others)
 
-    wrapped = click.option(
-        "--dry-run", is_flag=True, help="Show what would change, change nothing."
-    )(with_options)
-    wrapped = click.option(
-        "-y", "--yes", count=True, help="Do not ask; given twice, not even before many circuits go."
-    )(wrapped)
-    return target_options(json_option(why_option(wrapped)))
+    return with_options

@@ -11,7 +11,6 @@ from patchlight.cli.ocs.options import (
     ChangeOptions,
     Target,
     change_options,
-    json_option,
     target_options,
     why_option,
 )
@@ -25,11 +24,14 @@ _ports = click.argument("ports", nargs=-1, metavar="PORT…", shell_complete=com
 
 @click.command()
 @_ports
-@click.option("--why", default="", metavar="TEXT", help="The reason; others are shown it.")
+@click.option(
+    "--why", default="", show_default=False, metavar="TEXT", help="The reason; others are shown it."
+)
 @click.option("--keep", is_flag=True, help="Only keep others off: your own changes still go.")
 @target_options
-@json_option
-def lock(ports: tuple[str, ...], why: str, keep: bool, target: Target, as_json: bool) -> None:
+def lock(
+    ports: tuple[str, ...], why: str | None, keep: bool, target: Target, as_json: bool
+) -> None:
     """Lock ports (ocs1.17, or what is plugged in): no change touches them until 'unlock'.
 
     Without ports: list the locks.
@@ -60,7 +62,6 @@ def lock(ports: tuple[str, ...], why: str, keep: bool, target: Target, as_json: 
 @_ports
 @why_option
 @target_options
-@json_option
 def unlock(ports: tuple[str, ...], why: str, target: Target, as_json: bool) -> None:
     """Unlock ports, whoever locked them."""
     if not ports:
@@ -124,7 +125,6 @@ def drift(
 @click.option("--status", is_flag=True, help="Only say whether it is pressed.")
 @why_option
 @target_options
-@json_option
 def stop(clear: bool, status: bool, why: str, target: Target, as_json: bool) -> None:
     """Press the stop button: the change under way halts before its next step and rolls back.
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from patchlight.cli.ocs.names import complete_switch, plugged_in, port_anywhere
-from patchlight.cli.ocs.options import Target, json_option, target_options
+from patchlight.cli.ocs.options import Target, target_options
 from patchlight.cli.ocs.output import change_lines, say_unreachable
 from patchlight.cli.rendering import console, new_table, print_json
 from patchlight.controller.client import ControllerError
@@ -38,7 +38,6 @@ def named_switches(lab: Lab, names: tuple[str, ...]) -> list[str]:
 
 @click.command("list")
 @target_options
-@json_option
 def list_switches(target: Target, as_json: bool) -> None:
     """The lab's circuit switches: where they are, whether they answer, what they say they are.
 
@@ -65,29 +64,22 @@ def list_switches(target: Target, as_json: bool) -> None:
         reachable = {None: "", True: "yes", False: f"no: {row['words']}"}[row["reachable"]]
         is_a = row["identity"] or {}
         device = " ".join(filter(None, (is_a.get(k) for k in ("vendor", "model", "software"))))
+        # Nothing for none: not every device has such a list.
+        alarms = f"{row['standing_alarms']} standing" if row.get("standing_alarms") else ""
         table.add_row(
-            row["name"],
-            row["driver"],
-            row["address"],
-            str(row["ports"]),
+            *(str(row[column]) for column in ("name", "driver", "address", "ports")),
             f"{row['switching_time_s'] * 1e3:g} ms",
             reachable,
-            _alarms_of(row),
+            alarms,
             device or (row["words"] if row["reachable"] else ""),
         )
     console().print(table)
-
-
-def _alarms_of(row: Answer) -> str:
-    # Nothing for none: not every device has such a list.
-    return f"{row['standing_alarms']} standing" if row.get("standing_alarms") else ""
 
 
 @click.command()
 @switches_argument
 @click.option("--power", "with_power", is_flag=True, help="Also measure the light.")
 @target_options
-@json_option
 def show(switches: tuple[str, ...], with_power: bool, target: Target, as_json: bool) -> None:
     """The present cross-connects, and which devices they join."""
     names = named_switches(target.lab, switches)
@@ -118,7 +110,6 @@ def show(switches: tuple[str, ...], with_power: bool, target: Target, as_json: b
 @click.command()
 @click.argument("places", nargs=-1, metavar="[OCS|PORT…]", shell_complete=complete_switch)
 @target_options
-@json_option
 def power(places: tuple[str, ...], target: Target, as_json: bool) -> None:
     """Measured light of the circuits of an OCS, or of those of some ports."""
     whole = {switch.name for switch in target.lab.circuit_switches}
@@ -154,15 +145,10 @@ def _print_power(answers: dict[str, Answer], *, as_json: bool) -> None:
     )
     for name, answer in answers.items():
         for row in answer["circuits"]:
+            powers = (row[f"{where}_dbm"] for where in ("in", "out", "expected", "baseline"))
+            verdict = row["words"] or row["verdict"]
             table.add_row(
-                name,
-                row["cross_connect"],
-                _dbm(row["in_dbm"]),
-                _dbm(row["out_dbm"]),
-                _dbm(row["expected_dbm"]),
-                _dbm(row["baseline_dbm"]),
-                row["words"] or row["verdict"],
-                row["source"] or "",
+                name, row["cross_connect"], *map(_dbm, powers), verdict, row["source"] or ""
             )
     console().print(table)
     for name, answer in answers.items():
@@ -178,7 +164,6 @@ def _dbm(value: float | None) -> str:
 @switches_argument
 @click.option("--accept", is_flag=True, help="Take the light as it is for the baselines.")
 @target_options
-@json_option
 def verify(switches: tuple[str, ...], accept: bool, target: Target, as_json: bool) -> None:
     """Check each circuit: as committed, port states, light against budget and baseline.
 
@@ -222,10 +207,9 @@ def verify(switches: tuple[str, ...], accept: bool, target: Target, as_json: boo
 
 @click.command()
 @click.argument("switch", metavar="[OCS]", required=False, shell_complete=complete_switch)
-@click.option("--last", type=click.IntRange(min=1), default=20, show_default=True)
+@click.option("--last", type=click.IntRange(min=1), default=20)
 @click.option("--id", "number", type=int, metavar="ID", help="All of one change.")
 @target_options
-@json_option
 def history(
     switch: str | None, last: int, number: int | None, target: Target, as_json: bool
 ) -> None:
@@ -250,18 +234,10 @@ def history(
         what = ", ".join(
             f"{ocs} −{len(c['breaks'])} +{len(c['makes'])}" for ocs, c in row["changes"].items()
         )
-        came_to = (
-            row["state"] if row["state"] == "committed" else (f"{row['state']}: {row['message']}")
-        )
-        table.add_row(
-            str(row["id"]),
-            when(row["started_at"]),
-            row.get("by", ""),
-            row.get("origin", ""),
-            what or "nothing",
-            came_to,
-            row["why"],
-        )
+        state, message = row["state"], row["message"]
+        came_to = state if state == "committed" else f"{state}: {message}"
+        who = (when(row["started_at"]), row.get("by", ""), row.get("origin", ""))
+        table.add_row(str(row["id"]), *who, what or "nothing", came_to, row["why"])
     console().print(table)
 
 

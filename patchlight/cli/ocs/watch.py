@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from patchlight.cli.ocs.options import Target, json_option, target_options
+from patchlight.cli.ocs.options import Target, target_options
 from patchlight.cli.ocs.output import change_lines, say_unreachable
 from patchlight.cli.ocs.view import named_switches, switches_argument, when
 from patchlight.cli.rendering import console, new_table, print_json
@@ -19,20 +19,8 @@ from patchlight.controller.client import ControllerError
 Answer = dict[str, Any]
 
 _POLL_S = 0.5
-_CIRCUIT_EVENTS = {
-    "circuits",
-    "alarm",
-    "drift",
-    "resumed",
-    "locked",
-    "unlocked",
-    "stopped",
-    "stop-cleared",
-    "unreachable",
-    "reachable",
-    "baselines",
-    "map",
-}
+_CIRCUIT_EVENTS = {"circuits", "map", "baselines", "drift", "alarm", "unreachable", "reachable"}
+_CIRCUIT_EVENTS |= {"locked", "unlocked", "stopped", "stop-cleared", "resumed"}
 
 
 @click.command()
@@ -45,7 +33,6 @@ _CIRCUIT_EVENTS = {
     help="First listen so long [default: 0; with --direct 2].",
 )
 @target_options
-@json_option
 def alarms(
     switches: tuple[str, ...], listen_s: float | None, target: Target, as_json: bool
 ) -> None:
@@ -68,14 +55,8 @@ def alarms(
     else:
         table = new_table("when", "OCS", "severity", "standing", "about", "words")
         for row in rows:
-            table.add_row(
-                when(row["at"]),
-                row["ocs"],
-                row["severity"],
-                "yes" if row["standing"] else "",
-                row["subject"],
-                row["words"],
-            )
+            what = (row["ocs"], row["severity"], "yes" if row["standing"] else "")
+            table.add_row(when(row["at"]), *what, row["subject"], row["words"])
         console().print(table)
     say_unreachable({row["ocs"]: {"unreachable": row["message"]} for row in silent})
 
@@ -88,7 +69,6 @@ def alarms(
     "--all", "everything", is_flag=True, help="Also notices, and what is not of circuits."
 )
 @target_options
-@json_option
 def watch(
     switches: tuple[str, ...],
     since: int | None,

@@ -33,16 +33,17 @@ def policy_options(command: Command) -> Command:
 
 
 def chosen_policies(options: dict[str, Any]) -> Any:
-    """What these options say, as a ``PolicyChoice``; files by their full path.
+    """Takes these options out, and gives what they say as a ``PolicyChoice``; files by full path.
 
     ``BadInput`` if one of the policies cannot be had.
     """
     from patchlight.controller.jobs.policy_set import PolicyChoice, PolicySet
 
     kinds = ("placement", "order", "topology", "partition")
-    given: dict[str, Any] = {kind: absolute(options[kind]) for kind in kinds if options[kind]}
-    if options["policy_deadline"] is not None:
-        given["deadline_s"] = options["policy_deadline"]
+    given: dict[str, Any] = {kind: absolute(said) for kind in kinds if (said := options.pop(kind))}
+    deadline_s = options.pop("policy_deadline")
+    if deadline_s is not None:
+        given["deadline_s"] = deadline_s
     choice = PolicyChoice(**given)
     PolicySet(choice, lambda fault: None)  # Here, where somebody reads what is wrong.
     return choice

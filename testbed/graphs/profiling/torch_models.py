@@ -13,8 +13,7 @@ import torch
 from torch import fx, nn
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.graphs.gpu_model import GpuModel
-from patchlight.testbed.graphs.layers import Layers, Tensor
+from patchlight.testbed.graphs.layers import GpuModel, Layers, Tensor
 from patchlight.testbed.graphs.profiling import steps
 
 _MODULES: dict[str, Callable[..., nn.Module]] = {

@@ -16,7 +16,7 @@ from patchlight.emulation.fabric import build
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.testbed import generate
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.labfile.reader import write_lab
+from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.netlink import Netlink
 from patchlight.testbed.linux.rate_limits import NotShaped, limit_request

@@ -7,7 +7,7 @@ import pytest
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import BUILTIN_NAMES, builtin_graph, read_graph
 from patchlight.testbed.graphs.builtin import layers_of
-from patchlight.testbed.graphs.gpu_model import GpuModel
+from patchlight.testbed.graphs.layers import GpuModel
 
 # Parameters, and multiply-adds of one sample's forward pass, as the models' authors and
 # torchvision's or Hugging Face's model cards give them.

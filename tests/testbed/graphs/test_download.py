@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from patchlight.cli.graph.group import graph
+from patchlight.cli.graph import graph
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.graphs.download import BASE_URL, download
 from patchlight.testbed.graphs.profiles import (
+    BASE_URL,
     SOURCES,
+    download,
     download_profiles,
     profile_cache,
     read_profiles,

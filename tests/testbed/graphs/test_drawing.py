@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib import rc_context
 
+from patchlight.testbed.drawing import FORMATS
 from patchlight.testbed.graphs import (
     BUILTIN_NAMES,
     ComputationGraph,
@@ -15,7 +16,7 @@ from patchlight.testbed.graphs import (
     builtin_graph,
     read_graph,
 )
-from patchlight.testbed.graphs.drawing import FORMATS, draw_graph, lay_out_graph
+from patchlight.testbed.graphs.drawing import draw_graph, lay_out_graph
 
 
 def svg_of(graph: ComputationGraph) -> str:

@@ -17,12 +17,12 @@ from torch import nn  # noqa: E402
 
 from patchlight.testbed.errors import BadInput, PatchlightError  # noqa: E402
 from patchlight.testbed.graphs import BUILTIN_NAMES, builtin_graph, read_graph, write_graph  # noqa: E402
-from patchlight.testbed.graphs.gpu_model import A100  # noqa: E402
+from patchlight.testbed.graphs.builtin import bert_large, gnmt, gpt2  # noqa: E402
+from patchlight.testbed.graphs.layers import A100  # noqa: E402
 from patchlight.testbed.graphs.model import ComputationGraph  # noqa: E402
 from patchlight.testbed.graphs.profiling.profile import profile  # noqa: E402
 from patchlight.testbed.graphs.profiling.torch_models import TorchLayers  # noqa: E402
 from patchlight.testbed.graphs.profiling.user_models import load_model  # noqa: E402
-from patchlight.testbed.graphs.sequencenets import bert_large, gnmt, gpt2  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

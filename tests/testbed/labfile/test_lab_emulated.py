@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from patchlight.testbed.emulated import Emulation, OcsFault, OcsUser
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import Emulation, OcsFault, OcsUser
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab
 from patchlight.testbed.labfile.writer import write_lab
 from tests.support.lab_files import unmarked

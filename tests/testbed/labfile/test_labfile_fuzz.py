@@ -20,26 +20,20 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
-from patchlight.testbed.labfile.reader import (
-    FileIssue,
-    LabFileError,
-    builtin_lab,
-    parse_lab,
-    write_lab,
-)
+from patchlight.testbed.labfile.reader import LabFileError, builtin_lab, parse_lab
 from patchlight.testbed.labfile.schema import LAB
+from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.portmap import PortMap
 
 OFC2022 = builtin_lab("ofc2022").read_text(encoding="utf-8")
 
 
 def read_or_refuse(text: str) -> None:
-    mistakes: tuple[FileIssue, ...] | None = None
     try:
         lab = parse_lab(text)
     except LabFileError as error:
         mistakes = error.issues
-    if mistakes is None:
+    else:
         assert parse_lab(write_lab(lab)) == lab
         return
     assert mistakes

@@ -12,9 +12,8 @@ from patchlight.testbed.files.fields import Group, Key
 from patchlight.testbed.files.issues import FileIssues
 from patchlight.testbed.files.reader import parse
 from patchlight.testbed.generate import two_tors
-from patchlight.testbed.labfile.commented import write_commented_lab
 from patchlight.testbed.labfile.reader import builtin_labs, load_lab, parse_lab
-from patchlight.testbed.labfile.reference import group_of, lab_file_reference
+from patchlight.testbed.labfile.reference import group_of, lab_file_reference, write_commented_lab
 from patchlight.testbed.labfile.schema import KNOWN_DRIVERS, LAB
 
 

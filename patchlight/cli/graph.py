@@ -1,14 +1,16 @@
-"""``patchlight graph``: computation graphs, from files and built in."""
+"""``patchlight graph``: computation graphs, from files, built in and measured with PyTorch."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.cli.graph.profile import profile
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.units import format_size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,9 +23,6 @@ _NAME_HELP = "A graph file (PipeDream's graph.txt or Patchlight's JSON), or a na
 @click.group()
 def graph() -> None:
     """Show, measure and fetch computation graphs: what a training step computes and moves."""
-
-
-graph.add_command(profile)
 
 
 @graph.command("list")
@@ -50,7 +49,7 @@ def list_graphs(as_json: bool) -> None:
             str(len(loaded.operations)),
             _ms(loaded.forward_ms),
             _ms(loaded.backward_ms),
-            _size(loaded.parameter_bytes),
+            format_size(loaded.parameter_bytes),
             str(loaded.batch or ""),
         )
     console().print(table)
@@ -69,14 +68,16 @@ def show(name: str, as_json: bool, backward: bool, draw: Path | None) -> None:
     """Print a graph's operations, who feeds whom, and the totals; or draw it."""
     from rich.markup import escape
 
-    from patchlight.cli.rendering import console
+    from patchlight.cli.rendering import console, save_picture
     from patchlight.testbed.graphs import mirror
     from patchlight.testbed.graphs.jsonformat import graph_to_json
 
     if draw is not None:
         if as_json or backward:
             raise click.UsageError("--draw draws instead: leave out --json and --backward")
-        _draw(name, draw)
+        from patchlight.testbed.graphs.drawing import draw_graph
+
+        save_picture(draw, lambda: draw_graph(_load(name)))
         return
     loaded = _load(name)
     if as_json:
@@ -92,7 +93,7 @@ def show(name: str, as_json: bool, backward: bool, draw: Path | None) -> None:
     out.print(
         f"{_count(len(loaded.operations), 'operation')}, {_count(len(loaded.edges), 'edge')}; "
         f"forward {_ms(loaded.forward_ms)}, backward {_ms(loaded.backward_ms)}; activations "
-        f"{_size(loaded.activation_bytes)}, weights {_size(loaded.parameter_bytes)}"
+        f"{format_size(loaded.activation_bytes)}, weights {format_size(loaded.parameter_bytes)}"
     )
     if backward:
         step = mirror(loaded)
@@ -127,22 +128,6 @@ def fetch(what: str, source: Path | None, url: str | None) -> None:
 
     for path in fetch_profiles(source) if source else download_profiles(url):
         click.echo(f"wrote {path}")
-
-
-def _draw(name: str, file: Path) -> None:
-    from patchlight.testbed.graphs.drawing import FORMATS, draw_graph
-
-    suffix = file.suffix.lower().lstrip(".")
-    if suffix not in FORMATS:
-        expected = ", .".join(FORMATS)
-        raise BadInput(f"cannot draw {str(file)!r}: expected a name ending in .{expected}")
-    figure = draw_graph(_load(name))
-    try:
-        figure.savefig(file, format=suffix)
-    except OSError as error:
-        message = f"cannot write the picture {file}: {error.strerror}"
-        raise PatchlightError(message, hint="name a file in a folder you can write to") from error
-    click.echo(f"wrote {file}")
 
 
 def _names() -> list[str]:
@@ -188,8 +173,8 @@ def _operations(loaded: ComputationGraph) -> Table:
             escape(operation.kind),
             _ms(operation.forward_ms),
             _ms(operation.backward_ms),
-            _size(operation.activation_bytes),
-            _size(operation.parameter_bytes),
+            format_size(operation.activation_bytes),
+            format_size(operation.parameter_bytes),
             escape(", ".join(loaded.operations[parent].name for parent in parents)),
         )
     for column in table.columns[2:6]:
@@ -223,7 +208,98 @@ def _ms(value: float) -> str:
     return f"{value:.3f} ms"
 
 
-def _size(value: int) -> str:
-    from patchlight.testbed.units import format_size
+@graph.command()
+@click.argument("model", metavar="MODEL")
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    help="Samples in the mini-batch.  [default: the model's own]",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    help="Where to measure.  [default: cuda where there is a GPU]",
+)
+@click.option(
+    "--repeat",
+    type=click.IntRange(min=1),
+    default=10,
+    help="Runs of each operation; the median counts.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The graph file to write.  [default: standard output]",
+)
+def profile(
+    model: str, batch: int | None, device: str | None, repeat: int, output: Path | None
+) -> None:
+    """Measure a model with PyTorch, operation by operation, and write its graph (JSON).
 
-    return format_size(value)
+    MODEL is a built-in model (see list) or FILE.py:FUNCTION. The function returns the model, a
+    torch.nn.Module, and a mini-batch for it, a tensor or a tuple of tensors; if it takes a
+    parameter named batch, --batch sets it. The file is run as it is.
+
+    Needs PyTorch: pip install 'patchlight[learn]'.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise PatchlightError(
+            f"measuring {model!r} needs PyTorch, which cannot be imported: {error}",
+            hint="install it with: pip install 'patchlight[learn]'",
+        ) from error
+    from patchlight.testbed.graphs import write_graph
+    from patchlight.testbed.graphs.jsonformat import graph_to_json
+    from patchlight.testbed.graphs.profiling.profile import profile as measure
+    from patchlight.testbed.graphs.profiling.user_models import load_model
+
+    there = torch.cuda.is_available()
+    if device == "cuda" and not there:
+        raise BadInput(
+            "cannot measure on cuda: PyTorch sees no GPU here",
+            hint="take --device cpu, or install a PyTorch built for your GPU and driver",
+        )
+    if output is not None and not output.parent.is_dir():
+        raise BadInput(f"cannot write {output}: there is no folder {output.parent}")
+    device = device or ("cuda" if there else "cpu")
+    loaded = load_model(model, batch, device)
+    with _progress(loaded.name) as progress:
+        result = measure(
+            loaded.model,
+            loaded.inputs,
+            loaded.name,
+            device=device,
+            repeats=repeat,
+            batch=loaded.batch,
+            progress=progress,
+        )
+    if output is None:
+        click.echo(graph_to_json(result), nl=False)
+        return
+    write_graph(result, output)
+    click.echo(
+        f"wrote {output}: {len(result.operations)} operations, forward {_ms(result.forward_ms)}, "
+        f"backward {_ms(result.backward_ms)} on {result.device}, batch {result.batch}"
+    )
+
+
+@contextlib.contextmanager
+def _progress(name: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Shows how far it is, on a terminal's standard error."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("measuring {task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task(name, total=None)
+
+        def tell(done: int, total: int, what: str) -> None:
+            described = escape(f"{name} {what}")
+            progress.update(task, completed=done, total=total, description=described)
+
+        yield tell
