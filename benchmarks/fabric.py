@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import figure
 from patchlight.testbed import generate
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.labfile.reader import write_lab
@@ -72,28 +73,17 @@ def _figures(
     bridge: Cost, ours: list[Cost], peers: list[Cost], ports: Cost
 ) -> Iterator[dict[str, Any]]:
     what = f"{HOSTS}-host lab, up and down"
-    yield _figure(f"{what}, Linux bridges", bridge.wall_s, "s", asked="at most 4")
-    yield _figure(f"{what}, Linux bridges, CPU", bridge.cpu_s, "CPU-s", asked="at most 1.5")
+    yield figure(f"{what}, Linux bridges", bridge.wall_s, "s", "at most 4")
+    yield figure(f"{what}, Linux bridges, CPU", bridge.cpu_s, "CPU-s", "at most 1.5")
     peer = "Mininet --switch ovs,datapath=user" if peers else None
     wall_s, peer_s = _middle(ours, "wall_s"), _middle(peers, "wall_s")
-    yield _figure(f"{what}, Open vSwitch", wall_s, "s", peer=peer, peer_value=peer_s)
+    yield figure(f"{what}, Open vSwitch", wall_s, "s", peer=peer, peer_value=peer_s)
     cpu_s, peer_cpu_s = _middle(ours, "cpu_s"), _middle(peers, "cpu_s")
-    yield _figure(f"{what}, Open vSwitch, CPU", cpu_s, "CPU-s", peer=peer, peer_value=peer_cpu_s)
+    yield figure(f"{what}, Open vSwitch, CPU", cpu_s, "CPU-s", peer=peer, peer_value=peer_cpu_s)
     if peer_s is not None:
-        yield _figure(
-            f"{what}, Open vSwitch, times faster than Mininet",
-            peer_s / wall_s,
-            "times",
-            asked="at least 4",
-        )
-    yield _figure("one Open vSwitch with 300 ports, up and down", ports.wall_s, "s", asked="works")
-
-
-def _figure(name: str, value: float, unit: str, **more: Any) -> dict[str, Any]:
-    if more.get("peer_value") is not None:
-        more["peer_value"] = round(more["peer_value"], 3)
-    return {"name": name, "value": round(value, 3), "unit": unit, "asked": None, "peer": None,
-            "peer_value": None, **more}  # fmt: skip
+        name = f"{what}, Open vSwitch, times faster than Mininet"
+        yield figure(name, peer_s / wall_s, "times", "at least 4")
+    yield figure("one Open vSwitch with 300 ports, up and down", ports.wall_s, "s", "works")
 
 
 def _median(measure: Callable[[], Cost]) -> Cost:

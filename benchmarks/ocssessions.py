@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import figure
 from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, Connection
 from patchlight.controller.circuits.protocols.scpi.framing import LineFramer
 from patchlight.controller.circuits.protocols.tl1.framing import Framer
@@ -43,15 +44,9 @@ def run() -> list[dict[str, Any]]:
     figures = [_faulty_sessions()]
     for kind in _FRAMERS:
         grown = asyncio.run(_memory(kind))
-        figures.append(
-            {
-                "name": f"memory that a connection flooded without an end holds at most, {kind} "
-                f"(growth of {_CONNECTIONS} of them)",
-                "value": grown / 2**20,
-                "unit": "MiB",
-                "asked": "≤ 1 MiB",
-            }
-        )
+        name = f"memory that a connection flooded without an end holds at most, {kind}"
+        name += f" (growth of {_CONNECTIONS} of them)"
+        figures.append(figure(name, grown / 2**20, "MiB", "≤ 1 MiB"))
     return figures
 
 
@@ -63,14 +58,13 @@ def _faulty_sessions() -> dict[str, Any]:
     grown = (_rss() - before) / 1024
     for words in wrong[:5]:
         print(f"seed {seed}: {words}", file=sys.stderr)
-    return {
-        "name": f"of {sum(SESSIONS.values())} random faulty sessions (TL1, SCPI): hung, raised "
-        f"what is not ours or were wrong afterwards; {told}; {time.monotonic() - began:.0f} s, "
-        f"{grown / sum(SESSIONS.values()):.2f} KiB more memory a session",
-        "value": len(wrong),
-        "unit": "",
-        "asked": "0",
-    }
+    count = sum(SESSIONS.values())
+    name = (
+        f"of {count} random faulty sessions (TL1, SCPI): hung, raised what is not ours or were "
+        f"wrong afterwards; {told}; {time.monotonic() - began:.0f} s, "
+        f"{grown / count:.2f} KiB more memory a session"
+    )
+    return figure(name, len(wrong), "", "0")
 
 
 async def _all(seed: int) -> tuple[Counter[str], list[str]]:
@@ -99,11 +93,7 @@ async def _memory(kind: str) -> float:
     server = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "benchmarks.ocssessions",
-        kind,
-        str(port),
+        *(sys.executable, "-m", "benchmarks.ocssessions", kind, str(port)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         cwd=Path(__file__).parents[1],
