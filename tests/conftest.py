@@ -21,6 +21,7 @@ import pytest
 from hypothesis import settings
 
 from patchlight.testbed.linux import docker_engine
+from patchlight.testbed.linux.processes import ancestors, command_line, environment, process_ids
 from tests.support.data import data_set, without
 
 # On machines that are busy with other tests slow is not wrong.
@@ -100,33 +101,6 @@ def docker_host() -> str:
     return docker_engine.engine_url()
 
 
-def _marked(process: Path) -> bool:
-    try:
-        return MARK.encode() in (process / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return False  # gone, or not ours to read
-
-
-def _command(process: Path) -> str:
-    try:
-        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _processes() -> list[Path]:
-    return [path for path in Path("/proc").iterdir() if path.name.isdigit()]
-
-
-def _ancestors() -> set[int]:
-    found, pid = set(), os.getpid()
-    while pid > 0:
-        found.add(pid)
-        # After the command's closing bracket: state, parent, …
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return found
-
-
 def _labs_made() -> set[str]:
     spaces = NAMESPACES.glob("pl.*") if NAMESPACES.is_dir() else ()
     folders = LABS.iterdir() if LABS.is_dir() else ()
@@ -134,14 +108,12 @@ def _labs_made() -> set[str]:
 
 
 def _left_behind(before: set[str]) -> list[str]:
-    kin = _ancestors()
     strangers, left = [], []
-    for process in _processes():
-        command = _command(process)
-        if not command or int(process.name) in kin:
+    for pid in set(process_ids()) - ancestors():
+        if not (command := command_line(pid)):
             continue
-        if _marked(process):
-            left.append(f"process {process.name}: {command}")
+        if MARK in environment(pid):
+            left.append(f"process {pid}: {command}")
         else:
             strangers.append(command)
     for made in sorted(_labs_made() - before):

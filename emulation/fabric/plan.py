@@ -7,17 +7,63 @@ one direction, so both ends have one and nothing depends on what lies behind an 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Interface
 
-from patchlight.emulation.fabric import names
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Endpoint, Fibre, Lab, Nic, PacketSwitch, Server
 from patchlight.testbed.wiring import trace_links
 
+# The kernel's limit for the name of an interface, in bytes; unique in its namespace.
+_LONGEST_NAME = 15
 # Indexes are given, not asked for: a namespace is new, and the kernel's own stay below.
 _FIRST_INDEX = 100
+
+
+def namespace_name(lab: str, device: str) -> str:
+    """The namespace of a server, an OCS, or the ``fabric``: ``pl.<lab>.<device>``."""
+    return f"{namespace_prefix(lab)}{device}"
+
+
+def namespace_prefix(lab: str) -> str:
+    """What the name of every namespace of a lab begins with."""
+    return f"pl.{lab}."
+
+
+def fabric_namespace(lab: str) -> str:
+    """The namespace that holds the lab's packet switches."""
+    return namespace_name(lab, "fabric")
+
+
+def switch_port_name(switch: str, port: str) -> str:
+    """``tor1-3``; a long switch name is cut and told apart by a hash of the whole name."""
+    return fitted(switch, f"-{port}")
+
+
+def bridge_name(switch: str) -> str:
+    """The bridge of a packet switch."""
+    return fitted(switch, "")
+
+
+def fitted(name: str, ending: str) -> str:
+    """``name + ending`` in 15 bytes: the same names always give the same result."""
+    if len((name + ending).encode()) <= _LONGEST_NAME:
+        return name + ending
+    digest = hashlib.sha256(name.encode()).hexdigest()[:4]
+    kept = name.encode()[: _LONGEST_NAME - len(ending) - len(digest) - 1].decode(errors="ignore")
+    return f"{kept}~{digest}{ending}"
+
+
+def interface_name(lab: Lab, endpoint: Endpoint) -> str:
+    """What the emulated lab calls the interface at ``endpoint``, in its device's namespace."""
+    device = lab.device(endpoint.device)
+    if isinstance(device, Server):
+        return endpoint.port
+    if isinstance(device, PacketSwitch):
+        return switch_port_name(device.name, endpoint.port)
+    return f"p{endpoint.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +119,7 @@ def plan_fabric(lab: Lab) -> FabricPlan:
     for host in lab.hosts:
         if host.endpoint not in plugged:
             cables.append(_unplugged(lab, host.endpoint, indexes))
-    fabric = names.fabric_namespace(lab.name)
+    fabric = fabric_namespace(lab.name)
     used: dict[str, list[int]] = {switch.name: [] for switch in lab.packet_switches}
     for end in plugged:
         if end.device in used:
@@ -83,10 +129,8 @@ def plan_fabric(lab: Lab) -> FabricPlan:
     )
     return FabricPlan(
         fabric=fabric,
-        servers=tuple(names.namespace_name(lab.name, s.name) for s in lab.servers),
-        circuit_switches=tuple(
-            names.namespace_name(lab.name, c.name) for c in lab.circuit_switches
-        ),
+        servers=tuple(namespace_name(lab.name, s.name) for s in lab.servers),
+        circuit_switches=tuple(namespace_name(lab.name, c.name) for c in lab.circuit_switches),
         cables=tuple(cables),
         bridges=bridges,
     )
@@ -126,15 +170,15 @@ def _end(
     lab: Lab, endpoint: Endpoint, nic: Nic | None, rate_bps: float | None, indexes: _Indexes
 ) -> PlannedEnd:
     is_switch = isinstance(lab.device(endpoint.device), PacketSwitch)
-    namespace = names.namespace_name(lab.name, "fabric" if is_switch else endpoint.device)
+    namespace = namespace_name(lab.name, "fabric" if is_switch else endpoint.device)
     return PlannedEnd(
         namespace=namespace,
-        name=names.interface_name(lab, endpoint),
+        name=interface_name(lab, endpoint),
         index=indexes.take(namespace),
         mac=nic.mac if nic else None,
         address=nic_address(lab, nic) if nic else None,
         rate_bps=rate_bps,
-        bridge=names.bridge_name(endpoint.device) if is_switch else None,
+        bridge=bridge_name(endpoint.device) if is_switch else None,
     )
 
 
@@ -145,7 +189,7 @@ def nic_address(lab: Lab, nic: Nic) -> IPv4Interface:
 
 def _unplugged(lab: Lab, endpoint: Endpoint, indexes: _Indexes) -> tuple[PlannedEnd, PlannedEnd]:
     """A NIC without a fibre: there, but its other end stays down, so it has no carrier."""
-    fabric = names.fabric_namespace(lab.name)
+    fabric = fabric_namespace(lab.name)
     index = indexes.take(fabric)
     end = _end(lab, endpoint, _nic(lab, endpoint), None, indexes)
     return end, PlannedEnd(fabric, f"dark{index}", index, up=False)
@@ -154,12 +198,10 @@ def _unplugged(lab: Lab, endpoint: Endpoint, indexes: _Indexes) -> tuple[Planned
 def _bridge(switch: PacketSwitch, numbers: list[int], index: int) -> PlannedBridge:
     return PlannedBridge(
         switch=switch.name,
-        name=names.bridge_name(switch.name),
+        name=bridge_name(switch.name),
         index=index,
         datapath_id=switch.datapath_id,
-        ports=tuple(
-            (port, names.switch_port_name(switch.name, str(port))) for port in sorted(numbers)
-        ),
+        ports=tuple((port, switch_port_name(switch.name, str(port))) for port in sorted(numbers)),
     )
 
 

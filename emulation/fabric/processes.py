@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from patchlight.emulation.fabric.lab_state import MARK, LabState, ProcessRecord, process_start
+from patchlight.emulation.fabric.lab_state import MARK, LabState, ProcessRecord
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.namespaces import entered
+from patchlight.testbed.linux.processes import process_start
 
 _LAST_LINES = 15
 

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from patchlight.emulation.fabric.names import namespace_name
+from patchlight.emulation.fabric.plan import namespace_name
 from patchlight.emulation.optical.crossbar import Crossbar, KernelCrossbar, NoCrossbar, arriving_dbm
 from patchlight.emulation.optical.device import EmulatedOcs, LoopClock
 from patchlight.emulation.optical.serving import serve_until_stopped

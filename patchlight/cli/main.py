@@ -47,7 +47,7 @@ COMMANDS: Mapping[str, _Command] = {
     "experiment": _Command(
         "patchlight.cli.experiment.group", "experiment", "Run a paper's experiment."
     ),
-    "doctor": _Command("patchlight.cli.doctor.group", "doctor", "Say what this machine lacks."),
+    "doctor": _Command("patchlight.cli.doctor", "doctor", "Say what this machine lacks."),
 }
 
 

@@ -84,7 +84,7 @@ def token_bucket(rate_bps: float) -> TokenBucket:
     return TokenBucket(rate, min(burst, 1 << 30), min(limit, 1 << 31))
 
 
-def limit_request(index: int, rate_bps: float, name: str) -> Request:
+def limit_request(index: int, name: str, rate_bps: float) -> Request:
     """Limit what the interface sends; replaces a limit that is there."""
     bucket = token_bucket(rate_bps)
     old_rate = min(bucket.rate_bytes_per_s, 0xFFFFFFFF)

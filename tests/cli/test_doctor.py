@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from patchlight.cli.doctor import host_checks
-from patchlight.cli.doctor.group import doctor
-from patchlight.cli.doctor.host_checks import DEMO, Check, docker_engine, examine
+from patchlight.cli.doctor import DEMO, Check, docker_engine, doctor, examine
 
 
 def named(checks: list[Check], name: str) -> Check:
@@ -49,7 +47,7 @@ def test_the_exit_code_says_whether_the_demo_can_run() -> None:
 def test_programs_that_are_not_there_are_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(host_checks, "_PATH", str(tmp_path))
+    monkeypatch.setattr("patchlight.cli.doctor._PATH", str(tmp_path))
     checks = list(examine())
     missing = named(checks, "ovs-vswitchd")
     assert missing.state == "missing"
@@ -88,7 +86,7 @@ def test_without_root_the_kernel_is_untested() -> None:
         code = (
             # Imported first: nobody may not be allowed to read the checkout.
             "import os, json\n"
-            "from patchlight.cli.doctor.host_checks import _kernel, _KERNEL, _root\n"
+            "from patchlight.cli.doctor import _kernel, _KERNEL, _root\n"
             "os.setgid(65534); os.setuid(65534)\n"
             "print(json.dumps([[c.name, c.ok] for c in "
             "(_root(), *(_kernel(*k) for k in _KERNEL))]))"

@@ -76,8 +76,7 @@ def _run(options: argparse.Namespace) -> None:
     chosen = engine.choose(options.engine)
     # Only now: these import the engine.
     from patchlight.controller.openflow.speaker.app_runner import run_apps
-    from patchlight.controller.openflow.speaker.handlers import Handlers
-    from patchlight.controller.openflow.speaker.server import Server
+    from patchlight.controller.openflow.speaker.server import Handlers, Server
     from patchlight.controller.openflow.speaker.switch_registry import SwitchRegistry
 
     address, port = listener.getsockname()[:2]

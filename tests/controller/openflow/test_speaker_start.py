@@ -14,6 +14,7 @@ import pytest
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.speaker_process import SpeakerFailed, SpeakerOptions
 from patchlight.testbed.linux import deploy_file
+from patchlight.testbed.linux.processes import process_start
 from tests.support.private_ovs import until
 
 FREE = "127.0.0.1:0"
@@ -77,14 +78,7 @@ asyncio.run(run())
     pid = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    until(lambda: not running(pid), "the speaker to end")
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    until(lambda: process_start(pid) is None, "the speaker to end")
 
 
 def test_a_namespace_that_is_not_there(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What this machine has of what Patchlight uses. Every probe leaves the machine as it was."""
+"""``patchlight doctor``: what this machine has and lacks; every probe leaves it as it was."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
+from patchlight.cli.rendering import console, new_table, print_json
 from patchlight.testbed.linux import deploy_file
 from patchlight.testbed.linux import docker_engine as engine
 
 DEMO = "make demo"
+_COLOURS = {"ok": "green", "missing": "red", "untested": "yellow"}
 _BY_HAND = "looking into a lab by hand"
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 _PATIENCE_S = 20.0
@@ -44,26 +49,19 @@ class Check:
         return {True: "ok", False: "missing", None: "untested"}[self.ok]
 
 
-@dataclass(frozen=True)
-class _Program:
-    name: str
-    package: str
-    needed_for: str
-    version: tuple[str, ...] = ()
-
-
+# Name, Debian's package, what does not work without it, the option that prints its version.
 _PROGRAMS = (
-    _Program("ovs-vswitchd", "openvswitch-switch", DEMO, ("--version",)),
-    _Program("ovsdb-server", "openvswitch-switch", DEMO, ("--version",)),
-    _Program("ovs-vsctl", "openvswitch-switch", DEMO, ("--version",)),
-    _Program("ovsdb-tool", "openvswitch-switch", DEMO, ("--version",)),
-    _Program("ovs-ofctl", "openvswitch-switch", _BY_HAND, ("--version",)),
-    _Program("ip", "iproute2", _BY_HAND, ("-V",)),
-    _Program("tc", "iproute2", _BY_HAND, ("-V",)),
-    _Program("ethtool", "ethtool", _BY_HAND, ("--version",)),
-    _Program("nsenter", "util-linux", DEMO, ("--version",)),
-    _Program("ping", "iputils-ping", _BY_HAND, ("-V",)),
-    _Program("mmdebstrap", "mmdebstrap", "the image of Docker workers", ("--version",)),
+    ("ovs-vswitchd", "openvswitch-switch", DEMO, "--version"),
+    ("ovsdb-server", "openvswitch-switch", DEMO, "--version"),
+    ("ovs-vsctl", "openvswitch-switch", DEMO, "--version"),
+    ("ovsdb-tool", "openvswitch-switch", DEMO, "--version"),
+    ("ovs-ofctl", "openvswitch-switch", _BY_HAND, "--version"),
+    ("ip", "iproute2", _BY_HAND, "-V"),
+    ("tc", "iproute2", _BY_HAND, "-V"),
+    ("ethtool", "ethtool", _BY_HAND, "--version"),
+    ("nsenter", "util-linux", DEMO, "--version"),
+    ("ping", "iputils-ping", _BY_HAND, "-V"),
+    ("mmdebstrap", "mmdebstrap", "the image of Docker workers", "--version"),
 )
 
 # Packages that are not imported by their name in lower case with underscores.
@@ -101,11 +99,55 @@ _KERNEL = (
 )
 
 
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(as_json: bool) -> None:
+    """Say what this machine has and lacks, and how to install what is missing.
+
+    Exit code 1 if something is missing that `make demo` needs. Nothing on the machine changes.
+    """
+    checks = list(examine())
+    lacking = [check for check in checks if check.ok is False and check.needed_for == DEMO]
+    if as_json:
+        print_json({"ready_for_demo": not lacking, "checks": [_plain(check) for check in checks]})
+    else:
+        _print(checks, lacking)
+    if lacking:
+        sys.exit(1)
+
+
+def _plain(check: Check) -> dict[str, object]:
+    facts = {"name": check.name, "state": check.state, "found": check.found}
+    return {**facts, "needed_for": check.needed_for, "install": check.install or None}
+
+
+def _print(checks: list[Check], lacking: list[Check]) -> None:
+    from rich.markup import escape
+
+    out = console()
+    table = new_table("", "what", "found", "needed for")
+    for check in checks:
+        colour = _COLOURS[check.state]
+        state = f"[{colour}]{check.state}[/{colour}]"
+        table.add_row(state, check.name, escape(check.found), check.needed_for)
+    out.print(table)
+    wanted = [check for check in checks if check.ok is not True and check.install]
+    if wanted:
+        out.print("To install or try what is missing:")
+        for command in dict.fromkeys(check.install for check in wanted):
+            names = ", ".join(check.name for check in wanted if check.install == command)
+            out.print(f"  {escape(command)}    [dim]# {escape(names)}[/dim]", soft_wrap=True)
+    if lacking:
+        out.print(f"\n`{DEMO}` cannot run yet: {', '.join(check.name for check in lacking)}.")
+    else:
+        out.print(f"\nAll that `{DEMO}` needs is here.")
+
+
 def examine() -> Iterator[Check]:
     """Every check, in the order to mend things in."""
     yield _root()
     yield _python()
-    yield from (_program(program) for program in _PROGRAMS)
+    yield from (_program(*program) for program in _PROGRAMS)
     yield _datapath()
     yield from (_kernel(name, command) for name, command in _KERNEL)
     yield docker_engine()
@@ -124,32 +166,27 @@ def _python() -> Check:
     return Check("Python 3.11 or newer", good, found, DEMO, _apt("python3 python3-venv"))
 
 
-def _program(program: _Program) -> Check:
-    where = shutil.which(program.name, path=_PATH)
-    if where is None:
-        missing = "not found"
-        return Check(program.name, False, missing, program.needed_for, _apt(program.package))
-    found = where
-    if program.version:
-        process = _run([where, *program.version])
-        if process.returncode == 0 and (process.stdout or process.stderr).strip():
-            found = (process.stdout or process.stderr).strip().splitlines()[0]
-    return Check(program.name, True, found, program.needed_for)
+def _program(name: str, package: str, needed_for: str, version_option: str) -> Check:
+    path = shutil.which(name, path=_PATH)
+    if path is None:
+        return Check(name, False, "not found", needed_for, _apt(package))
+    process = _run([path, version_option])
+    lines = (process.stdout or process.stderr).strip().splitlines()
+    return Check(name, True, lines[0] if lines and not process.returncode else path, needed_for)
 
 
 def _datapath() -> Check:
     """Which Open vSwitch datapath a lab gets. Either will do, so this is never missing."""
     name, purpose = "Open vSwitch datapath", "speed of emulated switches"
+    found = "in user space (this kernel has no module openvswitch)"
     if Path("/sys/module/openvswitch").exists():
-        return Check(name, True, "in the kernel (module openvswitch is loaded)", purpose)
-    known = Path("/lib/modules", platform.release(), "modules.dep")
-    try:
-        loadable = "/openvswitch.ko" in known.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        loadable = False
-    if loadable:
-        return Check(name, True, "in the kernel (module openvswitch can be loaded)", purpose)
-    return Check(name, True, "in user space (this kernel has no module openvswitch)", purpose)
+        found = "in the kernel (module openvswitch is loaded)"
+    else:
+        modules = Path("/lib/modules", platform.release(), "modules.dep")
+        with suppress(OSError):
+            if "/openvswitch.ko" in modules.read_text(encoding="utf-8", errors="replace"):
+                found = "in the kernel (module openvswitch can be loaded)"
+    return Check(name, True, found, purpose)
 
 
 def _kernel(name: str, command: str) -> Check:
