@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,11 +123,9 @@ async def _memory(kind: str) -> float:
 
 
 async def _say(writer: asyncio.StreamWriter, data: bytes) -> None:
-    try:
+    with suppress(OSError):  # it gives up, as it should
         writer.write(data)
         await writer.drain()
-    except OSError:
-        return  # it gave up, as it should
 
 
 async def _hold(kind: str, port: int) -> None:

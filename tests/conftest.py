@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -55,11 +55,7 @@ def _no_docker() -> str | None:
     return f"no Docker engine at {url}: 'make test' starts one"
 
 
-NEEDS: dict[str, Callable[[], str | None]] = {
-    "root": _no_root,
-    "ovs": _no_ovs,
-    "docker": _no_docker,
-}
+NEEDS = {"root": _no_root, "ovs": _no_ovs, "docker": _no_docker}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -8,9 +8,11 @@ one direction, so both ends have one and nothing depends on what lies behind an 
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Interface
+from itertools import count
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Endpoint, Fibre, Lab, Nic, PacketSwitch, Server
@@ -113,19 +115,29 @@ class FabricPlan:
 
 def plan_fabric(lab: Lab) -> FabricPlan:
     """The plan of a runtime lab; ``BadInput`` where its fabric cannot be what it asks for."""
-    indexes = _Indexes()
+    indexes = _Indexes(lambda: count(_FIRST_INDEX))
     cables = [_cable(lab, fibre, indexes) for fibre in lab.fibres]
     plugged = {end for fibre in lab.fibres for end in (fibre.a, fibre.b)}
     for host in lab.hosts:
         if host.endpoint not in plugged:
             cables.append(_unplugged(lab, host.endpoint, indexes))
     fabric = fabric_namespace(lab.name)
-    used: dict[str, list[int]] = {switch.name: [] for switch in lab.packet_switches}
+    ports: dict[str, list[int]] = {switch.name: [] for switch in lab.packet_switches}
     for end in plugged:
-        if end.device in used:
-            used[end.device].append(int(end.port))
+        if end.device in ports:
+            ports[end.device].append(int(end.port))
     bridges = tuple(
-        _bridge(switch, used[switch.name], indexes.take(fabric)) for switch in lab.packet_switches
+        PlannedBridge(
+            switch=switch.name,
+            name=bridge_name(switch.name),
+            index=next(indexes[fabric]),
+            datapath_id=switch.datapath_id,
+            ports=tuple(
+                (port, switch_port_name(switch.name, str(port)))
+                for port in sorted(ports[switch.name])
+            ),
+        )
+        for switch in lab.packet_switches
     )
     return FabricPlan(
         fabric=fabric,
@@ -136,16 +148,8 @@ def plan_fabric(lab: Lab) -> FabricPlan:
     )
 
 
-class _Indexes:
-    """The next free interface index of each namespace."""
-
-    def __init__(self) -> None:
-        self._next: dict[str, int] = {}
-
-    def take(self, namespace: str) -> int:
-        index = self._next.get(namespace, _FIRST_INDEX)
-        self._next[namespace] = index + 1
-        return index
+# The next free interface index of each namespace.
+_Indexes = defaultdict[str, Iterator[int]]
 
 
 def _nic(lab: Lab, endpoint: Endpoint) -> Nic | None:
@@ -174,7 +178,7 @@ def _end(
     return PlannedEnd(
         namespace=namespace,
         name=interface_name(lab, endpoint),
-        index=indexes.take(namespace),
+        index=next(indexes[namespace]),
         mac=nic.mac if nic else None,
         address=nic_address(lab, nic) if nic else None,
         rate_bps=rate_bps,
@@ -190,19 +194,9 @@ def nic_address(lab: Lab, nic: Nic) -> IPv4Interface:
 def _unplugged(lab: Lab, endpoint: Endpoint, indexes: _Indexes) -> tuple[PlannedEnd, PlannedEnd]:
     """A NIC without a fibre: there, but its other end stays down, so it has no carrier."""
     fabric = fabric_namespace(lab.name)
-    index = indexes.take(fabric)
+    index = next(indexes[fabric])
     end = _end(lab, endpoint, _nic(lab, endpoint), None, indexes)
     return end, PlannedEnd(fabric, f"dark{index}", index, up=False)
-
-
-def _bridge(switch: PacketSwitch, numbers: list[int], index: int) -> PlannedBridge:
-    return PlannedBridge(
-        switch=switch.name,
-        name=bridge_name(switch.name),
-        index=index,
-        datapath_id=switch.datapath_id,
-        ports=tuple((port, switch_port_name(switch.name, str(port))) for port in sorted(numbers)),
-    )
 
 
 def check_without_controller(lab: Lab) -> None:
@@ -218,7 +212,13 @@ def check_without_controller(lab: Lab) -> None:
             name = group[name]
         return name
 
-    for a, b in _switch_links(lab, switches):
+    if lab.circuit_switches:
+        links = trace_links(lab, lab.initial_maps).pairs()
+    else:
+        links = tuple((fibre.a, fibre.b) for fibre in lab.fibres)
+    for a, b in links:
+        if not {a.device, b.device} <= switches:
+            continue
         if root(a.device) == root(b.device):
             raise BadInput(
                 f"lab {lab.name} has a loop of packet switches (closed by {a} – {b}): learning "
@@ -226,14 +226,6 @@ def check_without_controller(lab: Lab) -> None:
                 hint="Run it with the controller and fabric: openvswitch, or take a fibre out.",
             )
         group[root(a.device)] = root(b.device)
-
-
-def _switch_links(lab: Lab, switches: set[str]) -> Iterator[tuple[Endpoint, Endpoint]]:
-    if lab.circuit_switches:
-        pairs = trace_links(lab, lab.initial_maps).pairs()
-    else:
-        pairs = tuple((fibre.a, fibre.b) for fibre in lab.fibres)
-    return ((a, b) for a, b in pairs if a.device in switches and b.device in switches)
 
 
 def check_bridge_fabric(lab: Lab) -> None:

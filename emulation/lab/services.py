@@ -20,7 +20,8 @@ from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, names
 from patchlight.emulation.fabric.processes import Service, Supervisor, get_json
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.linux import deploy_file, docker_engine, namespaces
+from patchlight.testbed.linux import deploy_file, docker_engine
+from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.sockets import free_ports, unix_socket_answers
 from patchlight.testbed.units import format_rate
 
@@ -133,10 +134,10 @@ class LabServices:
         if self.datapath == "bridge":
             supervisor.wait()
             return
-        switches = openvswitch.OpenVSwitch(self._run_dir / "ovs", _path(plan.fabric))
+        switches = openvswitch.OpenVSwitch(self._run_dir / "ovs", namespace_path(plan.fabric))
         self._say(f"starting Open vSwitch ({self.datapath} datapath), {len(plan.bridges)} switches")
         self._warn_of_rates(plan)
-        switches.start(supervisor)
+        switches.start(supervisor.start)
         switches.add_bridges(plan, self.datapath, learning=not self.has_controller)
         build.limit_switch_ports(plan)
         supervisor.wait()
@@ -221,7 +222,7 @@ class LabServices:
                 f"agent-{server.name}",
                 "patchlight.agents",
                 options,
-                namespace=_path(namespace_name(self._lab.name, server.name)),
+                namespace=namespace_path(namespace_name(self._lab.name, server.name)),
                 ready=partial(unix_socket_answers, path),
             )
 
@@ -244,7 +245,7 @@ class LabServices:
         choice = self._options.policies
         options = {
             "--state": self._run_dir / "controller",
-            "--openflow-netns": _path(fabric_namespace(self._lab.name)),
+            "--openflow-netns": namespace_path(fabric_namespace(self._lab.name)),
             "--api": self._lab.controller_api,
             "--engine": self._options.engine,
             **{f"--{kind}": name for kind, name in choice.words.items()},
@@ -270,7 +271,3 @@ class LabServices:
         argv = [sys.executable, "-m", *command.split(), f"--lab={self._run_dir / 'lab.yaml'}"]
         argv += [f"{option}={value}" for option, value in options.items() if value]
         return Service(name=name, argv=argv, ready=ready, namespace=namespace)
-
-
-def _path(namespace: str) -> Path:
-    return namespaces.namespace_path(namespace)

@@ -38,7 +38,11 @@ class PrivateOvs:
 
     def __enter__(self) -> PrivateOvs:
         try:
-            self._start()
+            self.add_namespace(self.namespace)
+            self._ovs.start(self._start_daemons)
+            # Not one thread of each kind as in a lab: what is measured here runs on Open
+            # vSwitch's own choice, as a host's would.
+            self.vsctl("clear", "Open_vSwitch", ".", "other_config")
         except BaseException:
             self.stop()
             raise
@@ -47,15 +51,7 @@ class PrivateOvs:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _start(self) -> None:
-        self.add_namespace(self.namespace)
-        self._ovs.start(self)
-        # Not one thread of each kind as in a lab: what is measured here runs on Open vSwitch's own
-        # choice, as a host's would.
-        self.vsctl("clear", "Open_vSwitch", ".", "other_config")
-
-    def start(self, services: Sequence[Service]) -> None:
-        """Start these daemons and wait until each answers."""
+    def _start_daemons(self, services: Sequence[Service]) -> None:
         for service in services:
             with entered(self._ovs.namespace):
                 environment = {**os.environ, **service.environment}

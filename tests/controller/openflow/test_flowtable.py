@@ -3,9 +3,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from patchlight.controller.openflow.flow_sync import removals_first
 from patchlight.controller.openflow.flowtable import (
     COOKIE_MARK,
     FlowEntry,
@@ -14,6 +15,7 @@ from patchlight.controller.openflow.flowtable import (
     diff,
     held_by_others,
 )
+from patchlight.controller.openflow.forwarding import entry_to
 from patchlight.testbed.errors import BadInput
 
 MACS = [f"02:00:00:00:00:{i:02x}" for i in range(6)]
@@ -61,13 +63,9 @@ def test_diff_gives_the_wanted_table_and_leaves_others_alone(
     assert diff(result, want) == ((), ())
 
 
-@given(tables())
-def test_tables_go_through_json(table: FlowTable) -> None:
-    assert FlowTable.from_json(json.loads(json.dumps(table.to_json()))) == table
-
-
-def test_a_masked_match_goes_through_json() -> None:
-    entry = FlowEntry.ours(Match(ipv4_dst=("10.0.0.0", "255.0.0.0")), [1], priority=5)
+@given(entries())
+@example(FlowEntry.ours(Match(ipv4_dst=("10.0.0.0", "255.0.0.0")), [1], priority=5))
+def test_entries_go_through_json(entry: FlowEntry) -> None:
     assert FlowEntry.from_json(json.loads(json.dumps(entry.to_json()))) == entry
 
 
@@ -96,3 +94,15 @@ def test_two_entries_for_the_same_packets_are_refused() -> None:
 def test_what_is_not_an_entry_is_refused(value: object) -> None:
     with pytest.raises(BadInput, match="not a flow entry"):
         FlowEntry.from_json(value)  # type: ignore[arg-type]
+
+
+def test_old_ways_go_first_where_they_change_on_two_switches() -> None:
+    old, new = entry_to(MACS[0], 1), entry_to(MACS[0], 2)
+    have = {i: FlowTable.of([old, entry_to(MACS[1], 5)]) for i in (1, 2)}
+    one = {1: diff(have[1], FlowTable.of([new, entry_to(MACS[1], 5)]))}
+    assert removals_first(have, one) == {}
+    both = {i: diff(have[i], FlowTable.of([new])) for i in (1, 2)}
+    first = removals_first(have, both)
+    assert {i: set(entries) for i, entries in first.items()} == {
+        i: {old, entry_to(MACS[1], 5)} for i in (1, 2)
+    }

@@ -142,9 +142,7 @@ async def test_what_a_switch_refuses_is_reported_and_the_rest_is_in_place(
     nonsense = FlowEntry.ours(Match(favourite_colour="blue"), [1], priority=110)
     too_big = FlowEntry.ours(Match(eth_dst=MAC), [1], priority=70000)
 
-    async with bench.speaker(1) as (speaker, events):
-        name = bench.bridge(1)
-        await events.wait("switch-up", datapath_id=1)
+    async with bench.connected() as (speaker, events, name):
         flows = FlowSync(speaker)
         done = await flows.set_table(1, FlowTable.of([good, bad, nonsense, too_big]))
         assert not done.ok
@@ -163,9 +161,7 @@ async def test_what_a_switch_refuses_is_reported_and_the_rest_is_in_place(
 
 
 async def test_a_switch_that_says_nothing_is_an_unknown_outcome(bench: OpenFlowBench) -> None:
-    async with bench.speaker(1) as (speaker, events):
-        bench.bridge(1)
-        await events.wait("switch-up", datapath_id=1)
+    async with bench.connected() as (speaker, _, _):
         vswitchd = bench.ovs.pid
         os.kill(vswitchd, signal.SIGSTOP)
         try:
