@@ -34,7 +34,6 @@ MODULES = (
 
 
 def table(figures: list[dict[str, Any]]) -> Table:
-    """The figures for people to read."""
     shown = Table("figure", "measured", "unit", "limit", "peer", "peer measured")
     for each in figures:
         peer_value = each["peer_value"]

@@ -97,7 +97,6 @@ def _median(costs: list[Cost]) -> Cost:
 
 
 def _ours(folder: Path, fabric: str, *, one_switch: int = 0) -> Cost:
-    """Bring a lab up and down by the command line."""
     name = f"bench-{os.getpid()}"
     lab = generate.single(one_switch) if one_switch else generate.tree(HOSTS)
     file = folder / "lab.yaml"

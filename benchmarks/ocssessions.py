@@ -41,7 +41,6 @@ _FRAMERS: dict[str, Any] = {"TL1": Framer, "SCPI": LineFramer}
 
 
 def run() -> list[dict[str, Any]]:
-    """The figures."""
     figures = [_faulty_sessions()]
     for kind in _FRAMERS:
         grown = asyncio.run(_memory(kind))
@@ -152,7 +151,6 @@ async def _until(condition: Callable[[], bool], deadline_s: float = 30.0) -> Non
 
 
 def _rss() -> int:
-    """This process's memory in bytes, shared libraries and all."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

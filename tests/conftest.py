@@ -79,19 +79,16 @@ def _data_set(name: str) -> Path:
 
 @pytest.fixture(scope="session")
 def pipedream() -> Path:
-    """The folder of PipeDream's profiles."""
     return _data_set("pipedream")
 
 
 @pytest.fixture(scope="session")
 def philly() -> Path:
-    """The Philly trace as CSV."""
     return _data_set("traces/philly.csv")
 
 
 @pytest.fixture(scope="session")
 def docker_host() -> str:
-    """The URL of a Docker engine that answers."""
     if reason := _no_docker():
         pytest.skip(reason)
     return docker_engine.engine_url()

@@ -169,9 +169,7 @@ def test_a_broken_wall_is_found(tmp_path: Path) -> None:
         "patchlight/cli/main.py": f"{root} import EmulatedLab\n{root}.controller import store\n",
     }
     _write(tmp_path, {**broken, **fine})
-
     found = violations(tmp_path)
-
     assert [line.split(": ")[0] for line in found] == [
         "agents/old.py:1",
         "agents/service.py:1",
@@ -199,8 +197,6 @@ def test_a_circle_is_found_between_files_and_between_folders(tmp_path: Path) -> 
         "agents/nics.py": "",
     }
     _write(tmp_path, files)
-
     found = circles(tmp_path)
-
     assert [line.split(":")[0] for line in found] == ["patchlight.controller", "patchlight.testbed"]
     assert "lab → wiring (testbed/lab.py:2)" in found[1]

@@ -70,7 +70,6 @@ def _entries(host: Host, port: int) -> Iterator[FlowEntry]:
 
 
 def _trunks(lab: Lab, links: Links) -> dict[str, list[_Trunk]]:
-    """For each packet switch, its ports that are lit to another packet switch."""
     trunks: dict[str, list[_Trunk]] = {switch.name: [] for switch in lab.packet_switches}
     for a, b in links.pairs():
         if a.device in trunks and b.device in trunks and a.device != b.device:

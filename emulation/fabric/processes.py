@@ -122,9 +122,8 @@ class Supervisor:
         if service.ready():
             return True
         if (status := process.poll()) is not None:
-            how = f"ended with status {status}"
-            if status < 0:
-                how = f"was killed by signal {-status}"
+            ended = f"ended with status {status}"
+            how = ended if status >= 0 else f"was killed by signal {-status}"
             raise self._failure(service.name, f"it {how}")
         if time.monotonic() > deadline:
             raise self._failure(service.name, f"it did not answer within {service.deadline_s:g} s")

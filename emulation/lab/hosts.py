@@ -13,7 +13,7 @@ import os
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -52,14 +52,6 @@ def write_hosts_file(lab: Lab, run_dir: Path) -> None:
     (run_dir / "hosts").write_text("\n".join([own.rstrip(), f"# lab {lab.name}", *lines, ""]))
 
 
-def _names_for_child(run_dir: Path) -> Callable[[], None] | None:
-    """What a child does to see the lab's file in the place of ``/etc/hosts``, where both are."""
-    file = run_dir / "hosts"
-    return (
-        partial(namespaces.see_file_at, file, _HOSTS) if file.exists() and _HOSTS.exists() else None
-    )
-
-
 class Result(subprocess.CompletedProcess[str]):
     """What a command did: ``args``, ``exit_status`` and ``output`` (both streams, as written)."""
 
@@ -81,6 +73,9 @@ class HostProcess(subprocess.Popen[str]):
         self._borrowed = borrowed
         arguments = shlex.split(command) if isinstance(command, str) else list(command)
         environment = {**(options.pop("env", None) or os.environ), MARK: str(borrowed.run_dir)}
+        # In a mount namespace of its own the child sees the lab's file in place of /etc/hosts.
+        file = borrowed.run_dir / "hosts"
+        see_names = partial(namespaces.see_file_at, file, _HOSTS)
         try:
             # The child begins in the namespace that this thread is in when it forks.
             with namespaces.entered(borrowed.namespace):
@@ -88,7 +83,7 @@ class HostProcess(subprocess.Popen[str]):
                     arguments,
                     env=environment,
                     text=True,
-                    preexec_fn=_names_for_child(borrowed.run_dir),
+                    preexec_fn=see_names if file.exists() and _HOSTS.exists() else None,
                     **options,
                 )
         except FileNotFoundError as error:
@@ -224,7 +219,6 @@ def _holds(path: Path, interface: str) -> bool:
 
 
 def _process_namespaces() -> Iterator[tuple[Path, int]]:
-    """The namespace of each process, with its inode."""
     for pid in process_ids():
         path = Path(f"/proc/{pid}/ns/net")
         if (number := namespaces.inode(path)) is not None:

@@ -48,18 +48,17 @@ def remove_lab(lab: str) -> bool:
     """
     directory = states.run_dir(lab)
     state = _recorded(lab)
-    if state is None and not directory.exists():
+    if state is None:
         return False
-    if state is not None and state.is_of_this_boot:
+    # After a reboot the kernel holds nothing of ours, but Docker keeps its containers.
+    if state.is_of_this_boot:
         present = _present_namespaces(state)
         _refuse_own_namespace(lab, present)
         _end_processes(state, set(present.values()))
-        _remove_containers(lab, state.docker if state else "")
+    _remove_containers(lab, state.docker)
+    if state.is_of_this_boot:
         # Looked up again: a dying agent takes the namespaces of its workers away itself.
         _end_namespaces(lab, _present_namespaces(state))
-    else:
-        # After a reboot the kernel holds nothing of ours, but Docker keeps its containers.
-        _remove_containers(lab, state.docker if state else "")
     shutil.rmtree(directory, ignore_errors=True)
     if directory.exists():
         raise NotRemoved(f"removing {directory}: it is still there", hint="Remove it by hand.")
@@ -83,7 +82,6 @@ def is_there(lab: str) -> bool:
 
 
 def _present_namespaces(state: states.LabState) -> dict[str, int]:
-    """The lab's namespaces that are there, with their inodes."""
     prefix = namespace_prefix(state.lab)
     names_of_lab = {*state.namespaces, *namespaces.names_with_prefix(prefix)}
     inodes = {name: namespaces.inode(namespaces.namespace_path(name)) for name in names_of_lab}
@@ -99,7 +97,6 @@ def _refuse_own_namespace(lab: str, present: dict[str, int]) -> None:
 
 
 def _end_processes(state: states.LabState, inodes: set[int]) -> None:
-    """End every process of the lab: politely, then by force."""
     for process in state.processes:
         if process.abrupt and states.is_running(process):
             _kill_and_close(process.pid)
@@ -222,21 +219,17 @@ def _remove_containers(lab: str, engine: str) -> None:
     """Force away every container labelled ``patchlight.lab=<lab>``, where an engine answers."""
     filters = quote(json.dumps({"label": [f"patchlight.lab={lab}"]}))
     try:
-        containers = docker_engine.ask("GET", f"/containers/json?all=1&filters={filters}", engine)
+        answer = docker_engine.ask("GET", f"/containers/json?all=1&filters={filters}", engine)
     except OSError:
         return
-    if containers.status != 200:
-        raise ContainerNotRemoved(
-            f"listing the containers of lab {lab}: Docker said {containers.text}"
-        )
-    for container in containers.json():
-        number = container["Id"]
+    if answer.status != 200:
+        raise ContainerNotRemoved(f"listing the containers of lab {lab}: Docker said {answer.text}")
+    for number in [container["Id"] for container in answer.json()]:
         answer = docker_engine.ask("DELETE", f"/containers/{number}?force=1&v=1", engine)
         # 404, 409: it is gone, or already on its way.
         if answer.status not in (204, 404, 409):
-            raise ContainerNotRemoved(
-                f"removing the container {number[:12]}: Docker said {answer.text}"
-            )
+            what = f"removing the container {number[:12]}"
+            raise ContainerNotRemoved(f"{what}: Docker said {answer.text}")
 
 
 def _described(pids: set[int]) -> str:

@@ -109,16 +109,15 @@ def doctor(as_json: bool) -> None:
     checks = list(examine())
     lacking = [check for check in checks if check.ok is False and check.needed_for == DEMO]
     if as_json:
-        print_json({"ready_for_demo": not lacking, "checks": [_plain(check) for check in checks]})
+        keys = ("name", "state", "found", "needed_for")
+        facts = [{key: getattr(check, key) for key in keys} for check in checks]
+        for check, fact in zip(checks, facts, strict=True):
+            fact["install"] = check.install or None
+        print_json({"ready_for_demo": not lacking, "checks": facts})
     else:
         _print(checks, lacking)
     if lacking:
         sys.exit(1)
-
-
-def _plain(check: Check) -> dict[str, object]:
-    facts = {"name": check.name, "state": check.state, "found": check.found}
-    return {**facts, "needed_for": check.needed_for, "install": check.install or None}
 
 
 def _print(checks: list[Check], lacking: list[Check]) -> None:

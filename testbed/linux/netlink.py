@@ -87,10 +87,6 @@ class Netlink:
         """Close the socket; a namespace lives as long as a socket in it does."""
         self._socket.close()
 
-    def fileno(self) -> int:
-        """The socket's descriptor."""
-        return self._socket.fileno()
-
     def run(self, requests: Sequence[Request]) -> None:
         """Have the kernel do all of these, in order; raise for the first that failed.
 

@@ -70,7 +70,6 @@ def pings(a: EmulatedHost, b: EmulatedHost) -> bool:
 
 
 def left_of(name: str) -> list[str]:
-    """Everything on this machine that says it is of this lab."""
     remains = namespaces.names_with_prefix(f"pl.{name}.")
     remains += [str(path) for path in states.RUN_ROOT.glob(f"*{name}*")]
     run_dir = f"/run/patchlight/{name}"

@@ -18,14 +18,11 @@ _NUMBERS = itertools.count(1)
 
 
 class Recorder:
-    """The events of a speaker, as they came."""
-
     def __init__(self, speaker: Speaker) -> None:
         self.events: list[Message] = []
         speaker.subscribe(self.events.append)
 
     def of(self, kind: str, **fields: object) -> list[Message]:
-        """The events so far of that kind, and with these values."""
         fields["event"] = kind
         return [event for event in self.events if fields.items() <= event.items()]
 
@@ -89,7 +86,6 @@ class OpenFlowBench:
             yield speaker, events, name
 
     def bridge(self, datapath_id: int) -> str:
-        """A new bridge that connects at once."""
         name = f"br{next(_NUMBERS)}"
         self.ovs.add_bridge(name, datapath_id, self.listen)
         self.bridges.append(name)

@@ -28,12 +28,10 @@ class PrivateOvs:
 
     @property
     def netns(self) -> str:
-        """The namespace as a path."""
         return f"/run/netns/{self.namespace}"
 
     @property
     def pid(self) -> int:
-        """The process id of ovs-vswitchd."""
         return self._daemons[-1].pid
 
     def __enter__(self) -> PrivateOvs:
@@ -59,7 +57,6 @@ class PrivateOvs:
             until(service.ready, f"{service.name} answers")
 
     def stop(self) -> None:
-        """End the daemons and take the namespaces away."""
         for daemon in reversed(self._daemons):
             daemon.terminate()
         for daemon in self._daemons:
@@ -73,13 +70,11 @@ class PrivateOvs:
                 _run("ip", "netns", "del", name)
 
     def add_namespace(self, name: str) -> None:
-        """Another namespace, gone when this is stopped."""
         _run("ip", "netns", "add", name)
         self._namespaces.append(name)
         _run("ip", "-n", name, "link", "set", "lo", "up")
 
     def vsctl(self, *arguments: str) -> str:
-        """Run ovs-vsctl on this Open vSwitch's database."""
         return self._ovs.vsctl(arguments)
 
     def ofctl(self, command: str, bridge: str, *arguments: str) -> str:
@@ -113,7 +108,6 @@ class PrivateOvs:
 
 
 def until(true: Callable[[], object], what: str, within_s: float = 15.0) -> None:
-    """Poll until it is so; ``PatchlightError`` after ``within_s``."""
     deadline = time.monotonic() + within_s
     while not true():
         if time.monotonic() > deadline:
@@ -122,7 +116,6 @@ def until(true: Callable[[], object], what: str, within_s: float = 15.0) -> None
 
 
 def in_namespace(name: str, *command: str) -> str:
-    """What the command prints when it runs in that namespace."""
     return _run("ip", "netns", "exec", name, *command)
 
 

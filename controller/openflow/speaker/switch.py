@@ -68,13 +68,9 @@ class Switch:
     def description(self) -> dict[str, str]:
         """Who made it, and what it is, in its own words."""
         (description, *_) = self._gather(parser.OFPDescStatsRequest(self.datapath, 0))
-        return {
-            "vendor": _words(description.mfr_desc),
-            "hardware": _words(description.hw_desc),
-            "software": _words(description.sw_desc),
-            "serial": _words(description.serial_num),
-            "name": _words(description.dp_desc),
-        }
+        names = {"vendor": "mfr_desc", "hardware": "hw_desc", "software": "sw_desc"}
+        names |= {"serial": "serial_num", "name": "dp_desc"}
+        return {name: _words(getattr(description, field)) for name, field in names.items()}
 
     # -- requests -----------------------------------------------------------------------
 

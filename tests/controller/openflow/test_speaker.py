@@ -16,8 +16,8 @@ from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match
 from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to, flow_tables
 from patchlight.controller.openflow.protocol import VERSION, Message
 from patchlight.testbed.errors import OutcomeUnknown
-from patchlight.testbed.lab import Lab
 from patchlight.testbed.wiring import trace_links
+from tests.support.fake_network import make_lab
 from tests.support.openflow_bench import OpenFlowBench, eventually
 from tests.support.private_ovs import in_namespace
 
@@ -82,10 +82,9 @@ class Eager(app_manager.RyuApp):
 """
 
 
-async def test_hosts_talk_over_two_switches_and_are_counted(
-    bench: OpenFlowBench, two_switch_lab: Lab
-) -> None:
-    lab = two_switch_lab
+async def test_hosts_talk_over_two_switches_and_are_counted(bench: OpenFlowBench) -> None:
+    # Port 1 of each switch is the link between them, port 2 its host.
+    lab = make_lab([(0, 1)], [0, 1])
     tables = flow_tables(lab, trace_links(lab, {}))
 
     async with bench.speaker(1, 2) as (speaker, events):

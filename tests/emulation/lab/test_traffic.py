@@ -138,8 +138,7 @@ def test_two_labs_with_the_same_addresses_are_apart(
         assert left_of(other) == []
 
 
-def host_facts() -> dict[str, str]:
-    """What of the host's network a lab could have changed."""
+def host_facts() -> dict[str, list[str]]:
     commands = {
         "links": "ip -o link show",
         "addresses": "ip -o addr show",
@@ -152,18 +151,11 @@ def host_facts() -> dict[str, str]:
         commands["iptables"] = "iptables-save"
     facts = {what: subprocess.getoutput(command) for what, command in commands.items()}
     # What counts or passes by itself, and what other labs do meanwhile.
-    facts["sysctls"] = "\n".join(
-        line for line in facts["sysctls"].splitlines() if "_count" not in line
-    )
-    facts["iptables"] = "\n".join(
-        line.partition("[")[0]
-        for line in facts.get("iptables", "").splitlines()
-        if not line.startswith("#")
-    )
-    facts["namespaces"] = "\n".join(
-        line for line in facts["namespaces"].splitlines() if f".t{os.getpid()}-" in line
-    )
-    return facts
+    lines = {what: text.splitlines() for what, text in facts.items()}
+    sysctls = [line for line in lines["sysctls"] if "_count" not in line]
+    rules = [line.partition("[")[0] for line in lines.get("iptables", ()) if line[:1] != "#"]
+    spaces = [line for line in lines["namespaces"] if f".t{os.getpid()}-" in line]
+    return {**lines, "sysctls": sysctls, "iptables": rules, "namespaces": spaces}
 
 
 def test_the_host_is_as_before(two_tors: Path, new_name: Callable[[], str]) -> None:
