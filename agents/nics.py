@@ -8,10 +8,10 @@ here block; they run in the calling thread's namespace unless they say otherwise
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -137,20 +137,6 @@ def is_in(namespace: Path, interface: str) -> bool:
 def _read(ip: Any, interface: str) -> NicState:
     index = _index(ip, interface)
     (link,) = ip.get_links(index)
-    addresses = [
-        (message.get_attr("IFA_LOCAL"), message["prefixlen"])
-        for message in ip.get_addr(index=index, family=2)
-    ]
-    neighbours = [
-        (message.get_attr("NDA_DST"), message.get_attr("NDA_LLADDR"))
-        for message in ip.get_neighbours(ifindex=index, family=2)
-        if message["state"] & _NUD_PERMANENT
-    ]
-    routes = [
-        _route(message)
-        for message in ip.get_routes(oif=index, family=2)
-        if message["proto"] != _PROTO_KERNEL
-    ]
     with Netlink() as netlink:
         limit = save_limit(netlink, index, interface)
     return NicState(
@@ -158,9 +144,22 @@ def _read(ip: Any, interface: str) -> NicState:
         mac=link.get_attr("IFLA_ADDRESS"),
         mtu=link.get_attr("IFLA_MTU"),
         up=bool(link["flags"] & _IFF_UP),
-        addresses=tuple(addresses),
-        neighbours=tuple(sorted(neighbours)),
-        routes=tuple(routes),
+        addresses=tuple(
+            (message.get_attr("IFA_LOCAL"), message["prefixlen"])
+            for message in ip.get_addr(index=index, family=2)
+        ),
+        neighbours=tuple(
+            sorted(
+                (message.get_attr("NDA_DST"), message.get_attr("NDA_LLADDR"))
+                for message in ip.get_neighbours(ifindex=index, family=2)
+                if message["state"] & _NUD_PERMANENT
+            )
+        ),
+        routes=tuple(
+            _route(message)
+            for message in ip.get_routes(oif=index, family=2)
+            if message["proto"] != _PROTO_KERNEL
+        ),
         shaping=limit,
         tx_checksum=ethtool.tx_checksum(interface),
         sysctls={
@@ -185,11 +184,8 @@ def _route(message: Any) -> dict[str, Any]:
 
 
 def _move(ip: Any, interface: str, namespace: Path) -> None:
-    descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        ip.link("set", index=_index(ip, interface), net_ns_fd=descriptor)
-    finally:
-        os.close(descriptor)
+    with namespace.open("rb") as opened:
+        ip.link("set", index=_index(ip, interface), net_ns_fd=opened.fileno())
 
 
 def _restore(state: NicState, *, loopback_up: bool = False) -> None:
@@ -216,8 +212,11 @@ def _restore(state: NicState, *, loopback_up: bool = False) -> None:
                 "replace", ifindex=index, dst=address, lladdr=mac, state=_NUD_PERMANENT, family=2
             )
         for address, prefix in state.addresses:
-            with _already_there():
+            try:
                 ip.addr("add", index=index, address=address, prefixlen=prefix)
+            except NetlinkError as exc:
+                if exc.code != errno.EEXIST:
+                    raise
         for route in state.routes:
             ip.route("replace", oif=index, family=2, **route)
         now = _read(ip, interface)
@@ -245,7 +244,7 @@ def _set_sysctl(key: str, value: str | int) -> None:
         raise NicError(f"setting the sysctl net/{key} to {value}: this kernel has none")
 
 
-@contextlib.contextmanager
+@contextmanager
 def _netlink(interface: str, doing: str) -> Iterator[Any]:
     try:
         with IPRoute() as ip:
@@ -257,12 +256,3 @@ def _netlink(interface: str, doing: str) -> Iterator[Any]:
         raise NicError(f"{doing} {interface}: {exc}") from exc
     except (KernelRefused, LimitNotKept, ethtool.OffloadNotSet) as exc:
         raise NicError(exc.message, hint=exc.hint) from exc
-
-
-@contextlib.contextmanager
-def _already_there() -> Iterator[None]:
-    try:
-        yield
-    except NetlinkError as exc:
-        if exc.code != errno.EEXIST:
-            raise

@@ -1,8 +1,7 @@
 """Runs the benchmarks, prints their figures as a table and writes them as JSON.
 
-Each module named in ``MODULES`` has ``run() -> list[dict]``; a figure has ``name``, ``value``,
-``unit``, and where there is one ``asked`` (the figure to reach, as text), ``peer`` (who else was
-measured in the same run) and ``peer_value``.
+Each module named in ``MODULES`` has ``run() -> list[dict]``; its figures are as
+``benchmarks.figure`` makes them.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import figure
 from patchlight.emulation.machine import describe_machine
 from patchlight.testbed.errors import PatchlightError
 
@@ -31,30 +31,17 @@ MODULES = (
     "benchmarks.queues",
     "benchmarks.learning",
 )
-_KEYS = ("name", "value", "unit", "asked", "peer", "peer_value")
-
-
-def figure(raw: dict[str, Any], module: str) -> dict[str, Any]:
-    """A figure with every key there; ``PatchlightError`` if it lacks an obligatory one."""
-    missing = [key for key in ("name", "value", "unit") if key not in raw]
-    unknown = sorted(set(raw) - set(_KEYS))
-    if missing or unknown:
-        raise PatchlightError(
-            f"{module} gave a figure that lacks {missing} and has unknown keys {unknown}: {raw}"
-        )
-    return {key: raw.get(key) for key in _KEYS}
 
 
 def table(figures: list[dict[str, Any]]) -> Table:
-    """The figures for people to read."""
-    shown = Table("figure", "measured", "unit", "asked", "peer", "peer measured")
+    shown = Table("figure", "measured", "unit", "limit", "peer", "peer measured")
     for each in figures:
         peer_value = each["peer_value"]
         shown.add_row(
             each["name"],
             f"{each['value']:.4g}",
             each["unit"],
-            str(each["asked"] or ""),
+            each["limit"] or "",
             each["peer"] or "",
             "" if peer_value is None else f"{peer_value:.4g}",
         )
@@ -76,24 +63,18 @@ def main(arguments: list[str] | None = None) -> int:
     for name in options.modules:
         console.print(f"[bold]{name}[/bold]")
         try:
-            figures += [figure(raw, name) for raw in importlib.import_module(name).run()]
+            figures += [figure(**raw) for raw in importlib.import_module(name).run()]
         except PatchlightError as error:
             failures.append({"module": name, "error": str(error)})
             console.print(f"[red]{name}: {error}[/red]")
     console.print(table(figures))
-    options.output.write_text(
-        json.dumps(
-            {
-                "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                "machine": before,
-                "figures": figures,
-                "failures": failures,
-            },
-            indent=2,
-            ensure_ascii=False,
-        )
-        + "\n"
-    )
+    result = {
+        "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": before,
+        "figures": figures,
+        "failures": failures,
+    }
+    options.output.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     console.print(f"written to {options.output}")
     return 1 if failures else 0
 

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks import figure
 from patchlight.testbed.errors import PatchlightError
 
 # How near to the paper's reduction it is to come, in shares of one.
@@ -33,22 +34,15 @@ def run() -> list[dict[str, Any]]:
     cases, live = result["cases"], result["live"]
     limit_s = cases["a"]["static"]["iteration_s"] + _LIVE_SLACK_S
     figures = [
-        {
-            "name": f"ofc2022 {each['name']}",
-            "value": each["measured"],
-            "unit": "",
-            "asked": f"{100 * each['paper']:.1f} ± {100 * _REDUCTION_TOLERANCE:.0f} points"
+        figure(
+            f"ofc2022 {each['name']}",
+            each["measured"],
+            "",
+            f"{100 * each['paper']:.1f} ± {100 * _REDUCTION_TOLERANCE:.0f} points"
             if each["name"].endswith("reduction")
             else f"at least {each['paper']:g}",
-        }
+        )
         for each in result["comparisons"]
     ]
-    return [
-        *figures,
-        {
-            "name": "ofc2022 live.longest_gap_s",
-            "value": live["longest_gap_s"],
-            "unit": "s",
-            "asked": f"at most {limit_s:.2f} s (a static iteration + {_LIVE_SLACK_S:g} s)",
-        },
-    ]
+    limit = f"at most {limit_s:.2f} s (a static iteration + {_LIVE_SLACK_S:g} s)"
+    return [*figures, figure("ofc2022 live.longest_gap_s", live["longest_gap_s"], "s", limit)]

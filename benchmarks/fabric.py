@@ -17,12 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import figure
 from patchlight.testbed import generate
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.labfile.writer import write_lab
@@ -57,56 +58,45 @@ def run() -> list[dict[str, Any]]:
     # Daemons that outlive the command that started them come to us, and so does their CPU time.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with tempfile.TemporaryDirectory() as folder:
-        bridge = _median(lambda: _ours(Path(folder), "bridge"))
+        bridge = _median([_ours(Path(folder), "bridge") for _ in range(ROUNDS)])
         # Ours and Mininet's in turn, so that both see the machine as busy as it is.
         ours, peers = [], []
         for _ in range(ROUNDS):
             ours.append(_ours(Path(folder), "openvswitch"))
             if Path("/usr/lib/python3/dist-packages/mininet").is_dir():
                 peers.append(_mininet(Path(folder)))
-        ports = _median(lambda: _ours(Path(folder), "openvswitch", one_switch=300))
-    return list(_figures(bridge, ours, peers, ports))
+        ports = [_ours(Path(folder), "openvswitch", one_switch=300) for _ in range(ROUNDS)]
+    mininet = _median(peers) if peers else None
+    return list(_figures(bridge, _median(ours), mininet, _median(ports)))
 
 
 def _figures(
-    bridge: Cost, ours: list[Cost], peers: list[Cost], ports: Cost
+    bridge: Cost, ours: Cost, mininet: Cost | None, ports: Cost
 ) -> Iterator[dict[str, Any]]:
     what = f"{HOSTS}-host lab, up and down"
-    yield _figure(f"{what}, Linux bridges", bridge.wall_s, "s", asked="at most 4")
-    yield _figure(f"{what}, Linux bridges, CPU", bridge.cpu_s, "CPU-s", asked="at most 1.5")
-    peer = "Mininet --switch ovs,datapath=user" if peers else None
-    wall_s, peer_s = _middle(ours, "wall_s"), _middle(peers, "wall_s")
-    yield _figure(f"{what}, Open vSwitch", wall_s, "s", peer=peer, peer_value=peer_s)
-    cpu_s, peer_cpu_s = _middle(ours, "cpu_s"), _middle(peers, "cpu_s")
-    yield _figure(f"{what}, Open vSwitch, CPU", cpu_s, "CPU-s", peer=peer, peer_value=peer_cpu_s)
-    if peer_s is not None:
-        yield _figure(
-            f"{what}, Open vSwitch, times faster than Mininet",
-            peer_s / wall_s,
-            "times",
-            asked="at least 4",
-        )
-    yield _figure("one Open vSwitch with 300 ports, up and down", ports.wall_s, "s", asked="works")
+    yield figure(f"{what}, Linux bridges", bridge.wall_s, "s", "at most 4")
+    yield figure(f"{what}, Linux bridges, CPU", bridge.cpu_s, "CPU-s", "at most 1.5")
+    name = f"{what}, Open vSwitch"
+    if mininet is None:
+        yield figure(name, ours.wall_s, "s")
+        yield figure(f"{name}, CPU", ours.cpu_s, "CPU-s")
+    else:
+        peer = "Mininet --switch ovs,datapath=user"
+        yield figure(name, ours.wall_s, "s", peer=peer, peer_value=mininet.wall_s)
+        yield figure(f"{name}, CPU", ours.cpu_s, "CPU-s", peer=peer, peer_value=mininet.cpu_s)
+        times = mininet.wall_s / ours.wall_s
+        yield figure(f"{name}, times faster than Mininet", times, "times", "at least 4")
+    yield figure("one Open vSwitch with 300 ports, up and down", ports.wall_s, "s", "works")
 
 
-def _figure(name: str, value: float, unit: str, **more: Any) -> dict[str, Any]:
-    if more.get("peer_value") is not None:
-        more["peer_value"] = round(more["peer_value"], 3)
-    return {"name": name, "value": round(value, 3), "unit": unit, "asked": None, "peer": None,
-            "peer_value": None, **more}  # fmt: skip
-
-
-def _median(measure: Callable[[], Cost]) -> Cost:
-    costs = [measure() for _ in range(ROUNDS)]
-    return Cost(_middle(costs, "wall_s") or 0.0, _middle(costs, "cpu_s") or 0.0)
-
-
-def _middle(costs: list[Cost], which: str) -> float | Any:
-    return statistics.median(getattr(cost, which) for cost in costs) if costs else None
+def _median(costs: list[Cost]) -> Cost:
+    return Cost(
+        statistics.median(cost.wall_s for cost in costs),
+        statistics.median(cost.cpu_s for cost in costs),
+    )
 
 
 def _ours(folder: Path, fabric: str, *, one_switch: int = 0) -> Cost:
-    """Bring a lab up and down by the command line."""
     name = f"bench-{os.getpid()}"
     lab = generate.single(one_switch) if one_switch else generate.tree(HOSTS)
     file = folder / "lab.yaml"

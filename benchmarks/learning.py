@@ -42,7 +42,7 @@ def run() -> list[dict[str, Any]]:
                 episode.decide(degree)
         found += [
             {"name": f"learned policy {name}: a decision, 99th percentile of {len(took)}",
-             "value": float(np.percentile(took, 99)), "unit": "CPU ms", "asked": "at most 1"},
+             "value": float(np.percentile(took, 99)), "unit": "CPU ms", "limit": "at most 1"},
             {"name": f"learned policy {name}: a decision, median",
              "value": statistics.median(took), "unit": "CPU ms"},
         ]  # fmt: skip
@@ -68,7 +68,7 @@ def run() -> list[dict[str, Any]]:
                 f"({source})",
                 "value": statistics.median(rates),
                 "unit": "steps/CPU s",
-                "asked": "at least 5000",
+                "limit": "at least 5000",
             }
         )
     return found

@@ -21,6 +21,7 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
+from benchmarks import figure
 from patchlight.controller.changes.device_maps import Decide
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.planning import plan
@@ -45,7 +46,7 @@ from tests.support.emulated_devices import Running, running
 from tests.support.ocs_faults import campaign
 
 PORTS, SWITCHING_S, ROUNDS, CAMPAIGN = 320, 0.025, 21, 1000
-ASKED_MS = {1: 10, 16: 15, 320: 60}
+LIMITS_MS = {1: 10, 16: 15, 320: 60}
 DRIVERS = ("calient-tl1", "polatis-scpi")
 
 
@@ -62,15 +63,9 @@ def run() -> list[dict[str, Any]]:
     found += [_planning(PORTS, "≤ 5 ms"), _planning(65536, "≤ 1000 ms")]
     with tempfile.TemporaryDirectory() as folder:
         ended = campaign(Path(folder), CAMPAIGN, seed=int(time.time()))
-        found.append(
-            {
-                "name": f"changes with a fault or kill -9 that ended in the old map or the new: "
-                f"{', '.join(f'{n} {kind}' for kind, n in sorted(ended.items()))}",
-                "value": sum(ended.values()),
-                "unit": "",
-                "asked": f"{CAMPAIGN}",
-            }
-        )
+        kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(ended.items()))
+        name = f"changes with a fault or kill -9 that ended in the old map or the new: {kinds}"
+        found.append(figure(name, sum(ended.values()), "", str(CAMPAIGN)))
     return found
 
 
@@ -109,7 +104,7 @@ async def _overheads(lab: Lab, device: Running, folder: Path) -> list[dict[str, 
     store = Store(folder / "journal.db")
     transactions = Transactions(CircuitParts(lab, {"ocs1": driver}, store))
     figures = []
-    for pairs, asked_ms in ASKED_MS.items():
+    for pairs, limit_ms in LIMITS_MS.items():
         # One pair needs a free output to move to; more of them change places.
         used = PORTS - 1 if pairs == 1 else PORTS
         outputs = rng.sample(range(1, PORTS + 1), used)
@@ -127,11 +122,10 @@ async def _overheads(lab: Lab, device: Running, folder: Path) -> list[dict[str, 
             if record.state != "committed" or made != pairs:
                 raise PatchlightError(f"moving {pairs} pairs made {made}: {record.message}")
             outputs = wanted
-        figures.append({
-            "name": f"control overhead, {pairs} pairs of {PORTS} moved, {device.switch.driver}: "
-            f"{_stages(stages)}; least {min(spent):.1f}, load {os.getloadavg()[0]:.1f}",
-            "value": statistics.median(spent), "unit": "ms", "asked": f"≤ {asked_ms} ms",
-        })  # fmt: skip
+        name = f"control overhead, {pairs} pairs of {PORTS} moved, {device.switch.driver}"
+        load = f"least {min(spent):.1f}, load {os.getloadavg()[0]:.1f}"
+        about = f"{name}: {_stages(stages)}; {load}"
+        figures.append(figure(about, statistics.median(spent), "ms", f"≤ {limit_ms} ms"))
     await driver.close()
     store.close()
     return figures
@@ -148,10 +142,10 @@ def _map(outputs: list[int]) -> PortMap:
 def _moved(outputs: list[int], moved: list[int]) -> list[int]:
     wanted = list(outputs)
     if len(moved) == 1:
-        wanted[moved[0]] = next(iter(set(range(1, PORTS + 1)) - set(outputs)))
+        (wanted[moved[0]],) = set(range(1, PORTS + 1)) - set(outputs)
+        return wanted
     for here, there in zip(moved, [*moved[1:], moved[0]], strict=True):
-        if len(moved) > 1:
-            wanted[here] = outputs[there]
+        wanted[here] = outputs[there]
     return wanted
 
 
@@ -160,7 +154,7 @@ def _stages(stages: Sequence[Mapping[str, float]]) -> str:
     return ", ".join(f"{name} {spent:.1f}" for name, spent in medians.items() if spent >= 0.05)
 
 
-def _planning(ports: int, asked: str) -> dict[str, Any]:
+def _planning(ports: int, limit: str) -> dict[str, Any]:
     rng = random.Random(2)
     lab = lab_of(ports, "dry-run")
     numbers = range(1, ports + 1)
@@ -174,13 +168,11 @@ def _planning(ports: int, asked: str) -> dict[str, Any]:
         spent.append(1e3 * (time.perf_counter() - begun))
         if len(steps.changes["ocs1"].makes) < ports - 20:
             raise PatchlightError("two random maps cannot be so much alike")
-    return {
-        "name": f"planning the change between two random maps of {ports} ports, all plugged, "
-        "light followed through both",
-        "value": statistics.median(spent),
-        "unit": "ms",
-        "asked": asked,
-    }
+    name = (
+        f"planning the change between two random maps of {ports} ports, all plugged, "
+        "light followed through both"
+    )
+    return figure(name, statistics.median(spent), "ms", limit)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks import figure
 from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, Connection
 from patchlight.controller.circuits.protocols.scpi.framing import LineFramer
 from patchlight.controller.circuits.protocols.tl1.framing import Framer
@@ -39,19 +41,12 @@ _FRAMERS: dict[str, Any] = {"TL1": Framer, "SCPI": LineFramer}
 
 
 def run() -> list[dict[str, Any]]:
-    """The figures."""
     figures = [_faulty_sessions()]
     for kind in _FRAMERS:
         grown = asyncio.run(_memory(kind))
-        figures.append(
-            {
-                "name": f"memory that a connection flooded without an end holds at most, {kind} "
-                f"(growth of {_CONNECTIONS} of them)",
-                "value": grown / 2**20,
-                "unit": "MiB",
-                "asked": "≤ 1 MiB",
-            }
-        )
+        name = f"memory that a connection flooded without an end holds at most, {kind}"
+        name += f" (growth of {_CONNECTIONS} of them)"
+        figures.append(figure(name, grown / 2**20, "MiB", "≤ 1 MiB"))
     return figures
 
 
@@ -63,14 +58,13 @@ def _faulty_sessions() -> dict[str, Any]:
     grown = (_rss() - before) / 1024
     for words in wrong[:5]:
         print(f"seed {seed}: {words}", file=sys.stderr)
-    return {
-        "name": f"of {sum(SESSIONS.values())} random faulty sessions (TL1, SCPI): hung, raised "
-        f"what is not ours or were wrong afterwards; {told}; {time.monotonic() - began:.0f} s, "
-        f"{grown / sum(SESSIONS.values()):.2f} KiB more memory a session",
-        "value": len(wrong),
-        "unit": "",
-        "asked": "0",
-    }
+    count = sum(SESSIONS.values())
+    name = (
+        f"of {count} random faulty sessions (TL1, SCPI): hung, raised what is not ours or were "
+        f"wrong afterwards; {told}; {time.monotonic() - began:.0f} s, "
+        f"{grown / count:.2f} KiB more memory a session"
+    )
+    return figure(name, len(wrong), "", "0")
 
 
 async def _all(seed: int) -> tuple[Counter[str], list[str]]:
@@ -99,11 +93,7 @@ async def _memory(kind: str) -> float:
     server = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "benchmarks.ocssessions",
-        kind,
-        str(port),
+        *(sys.executable, "-m", "benchmarks.ocssessions", kind, str(port)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         cwd=Path(__file__).parents[1],
@@ -132,11 +122,9 @@ async def _memory(kind: str) -> float:
 
 
 async def _say(writer: asyncio.StreamWriter, data: bytes) -> None:
-    try:
+    with suppress(OSError):  # it gives up, as it should
         writer.write(data)
         await writer.drain()
-    except OSError:
-        return  # it gave up, as it should
 
 
 async def _hold(kind: str, port: int) -> None:
@@ -163,7 +151,6 @@ async def _until(condition: Callable[[], bool], deadline_s: float = 30.0) -> Non
 
 
 def _rss() -> int:
-    """This process's memory in bytes, shared libraries and all."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

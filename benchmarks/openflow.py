@@ -14,10 +14,10 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import figure
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.flow_sync import FlowSync
 from patchlight.controller.openflow.flowtable import FlowTable
@@ -37,10 +37,8 @@ def run() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name in engines.available():
-            place = Path(folder) / name
-            place.mkdir()
             # A fresh one for each, so that no engine inherits the other's memory.
-            with PrivateOvs(f"pl.bench-{os.getpid()}-of", place) as ovs:
+            with PrivateOvs(f"pl.bench-{os.getpid()}-of", Path(folder) / name) as ovs:
                 found += asyncio.run(_measure(ovs, name))
     return found
 
@@ -48,15 +46,10 @@ def run() -> list[dict[str, Any]]:
 async def _measure(ovs: PrivateOvs, engine: str) -> list[dict[str, Any]]:
     file = ovs.directory / "flows.txt"
     up = asyncio.Event()
-    speaker = Speaker(
-        SpeakerOptions(
-            ovs.directory / "speaker.sock", (1,), listen=_LISTEN, netns=ovs.netns, engine=engine
-        )
-    )
+    socket = ovs.directory / "speaker.sock"
+    speaker = Speaker(SpeakerOptions(socket, (1,), _LISTEN, netns=ovs.netns, engine=engine))
     speaker.subscribe(lambda event: up.set() if event["event"] == "switch-up" else None)
-    ours: list[float] = []
-    add: list[float] = []
-    bundle: list[float] = []
+    ours, add, bundle = list[float](), list[float](), list[float]()
     async with speaker:
         ovs.add_bridge(_BRIDGE, 1, _LISTEN)
         async with asyncio.timeout(30):
@@ -64,12 +57,8 @@ async def _measure(ovs: PrivateOvs, engine: str) -> list[dict[str, Any]]:
         for number in range(ROUNDS):
             ports = _ports(number)
             table = FlowTable.of(entry_to(mac, port) for mac, port in ports.items())
-            file.write_text(
-                "".join(
-                    f"priority=100,dl_dst={mac},actions=output:{port}\n"
-                    for mac, port in ports.items()
-                )
-            )
+            entry = "priority=100,dl_dst={},actions=output:{}\n"
+            file.write_text("".join(entry.format(mac, port) for mac, port in ports.items()))
             # New each time: one that is kept would mend what the peers do to the table.
             flows = FlowSync(speaker)
             begun = time.perf_counter()
@@ -79,25 +68,16 @@ async def _measure(ovs: PrivateOvs, engine: str) -> list[dict[str, Any]]:
                 raise PatchlightError(f"{engine}: the table was not installed: {applied}")
             await flows.close()
             _check(ovs)
-            add.append(_peer(ovs, lambda: ovs.ofctl("add-flows", _BRIDGE, str(file))))
-            bundle.append(
-                _peer(ovs, lambda: ovs.ofctl("add-flows", _BRIDGE, "--bundle", str(file)))
-            )
+            add.append(_peer(ovs, str(file)))
+            bundle.append(_peer(ovs, "--bundle", str(file)))
             ovs.ofctl("del-flows", _BRIDGE)
     version = f"{speaker.info['engine']} {speaker.info['engine_version']}"
-    figures = []
-    for peer, rates in (("ovs-ofctl add-flows", add), ("ovs-ofctl --bundle add-flows", bundle)):
-        figures.append(
-            {
-                "name": f"flow entries installed, {version}, beside {peer}",
-                "value": statistics.median(ours),
-                "unit": "1/s",
-                "asked": None,
-                "peer": peer,
-                "peer_value": statistics.median(rates),
-            }
-        )
-    return figures
+    name = f"flow entries installed, {version}, beside"
+    rate = statistics.median(ours)
+    return [
+        figure(f"{name} {peer}", rate, "1/s", peer=peer, peer_value=statistics.median(rates))
+        for peer, rates in (("ovs-ofctl add-flows", add), ("ovs-ofctl --bundle add-flows", bundle))
+    ]
 
 
 def _ports(number: int) -> dict[str, int]:
@@ -105,10 +85,10 @@ def _ports(number: int) -> dict[str, int]:
     return {f"02:00:00:{number:02x}:{i >> 8:02x}:{i & 255:02x}": 1 + i % 8 for i in range(ENTRIES)}
 
 
-def _peer(ovs: PrivateOvs, install: Callable[[], str]) -> float:
+def _peer(ovs: PrivateOvs, *arguments: str) -> float:
     ovs.ofctl("del-flows", _BRIDGE)
     begun = time.perf_counter()
-    install()
+    ovs.ofctl("add-flows", _BRIDGE, *arguments)
     took_s = time.perf_counter() - begun
     _check(ovs)
     return ENTRIES / took_s

@@ -83,10 +83,10 @@ def run() -> list[dict[str, Any]]:
         head = f"queue simulator, Philly, {runs[0]['jobs']} jobs, {name}"
         found += [
             {"name": f"{head}: time", "value": cpu_s, "unit": "CPU s",
-             "asked": "at most 15" if asked else None},
+             "limit": "at most 15" if asked else None},
             {"name": f"{head}: jobs", "value": runs[0]["jobs"] / cpu_s, "unit": "jobs/CPU s"},
             {"name": f"{head}: peak memory", "value": max(each["peak_mib"] for each in runs),
-             "unit": "MiB", "asked": "at most 500"},
+             "unit": "MiB", "limit": "at most 500"},
         ]  # fmt: skip
         if asked:
             found += [
@@ -107,7 +107,7 @@ def run() -> list[dict[str, Any]]:
                 "name": f"{environment}: 8 at once, full observations",
                 "value": float(_alone(_STEPPING, environment, str(STEPS))),
                 "unit": "steps/CPU s",
-                "asked": "at least 5000",
+                "limit": "at least 5000",
             }
         )
     return found

@@ -62,7 +62,7 @@ def run() -> list[dict[str, Any]]:
         found += [
             {"name": f"simulator: job decisions, constant degree 8, {rule} ({source})",
              "value": statistics.median(rates), "unit": "decisions/CPU s",
-             "asked": f"at least {asked}"},
+             "limit": f"at least {asked}"},
             {"name": f"simulator: the same, first episode with nothing known, {rule}",
              "value": first, "unit": "decisions/CPU s"},
         ]  # fmt: skip
@@ -72,7 +72,7 @@ def run() -> list[dict[str, Any]]:
             "name": "simulator: peak memory of the benchmarking process",
             "value": peak_kib / 1024,
             "unit": "MiB",
-            "asked": "at most 500",
+            "limit": "at most 500",
         }
     )
     return found

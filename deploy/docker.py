@@ -23,28 +23,28 @@ def engine_with_image(say: Callable[[str], None]) -> Iterator[None]:
     what is done. Raises ``NoEngine`` where a script of this folder fails; it has said why.
     """
     before = os.environ.get("DOCKER_HOST")
-    url = _script("docker-engine.sh", "status", quiet=True).stdout.strip()
+    url = _run("docker-engine.sh", "status", stderr=subprocess.DEVNULL).stdout.strip()
     started = not url
     if started:
         say("starting a private Docker engine")
-        url = _run("docker-engine.sh", "start")
+        url = _checked("docker-engine.sh", "start")
     os.environ["DOCKER_HOST"] = url
     try:
         say(f"looking for the worker image in the Docker engine at {url}")
-        _run("worker-image.sh")
+        _checked("worker-image.sh")
         yield
     finally:
         if started:
-            _run("docker-engine.sh", "stop")
+            _checked("docker-engine.sh", "stop")
         if before is None:
             os.environ.pop("DOCKER_HOST", None)
         else:
             os.environ["DOCKER_HOST"] = before
 
 
-def _run(script: str, *arguments: str) -> str:
+def _checked(script: str, *arguments: str) -> str:
     """What one of the scripts beside this file prints; what it says besides goes to the user."""
-    process = _script(script, *arguments)
+    process = _run(script, *arguments)
     if process.returncode:
         raise NoEngine(
             f"{deploy_file(script)} ended with status {process.returncode} (see above)",
@@ -53,12 +53,9 @@ def _run(script: str, *arguments: str) -> str:
     return process.stdout.strip()
 
 
-def _script(name: str, *arguments: str, quiet: bool = False) -> subprocess.CompletedProcess[str]:
+def _run(
+    script: str, *arguments: str, stderr: int | None = None
+) -> subprocess.CompletedProcess[str]:
     # By bash, because files of a wheel are not executable.
-    return subprocess.run(
-        ["bash", str(deploy_file(name)), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL if quiet else None,
-        text=True,
-        check=False,
-    )
+    command = ["bash", str(deploy_file(script)), *arguments]
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, text=True, check=False)

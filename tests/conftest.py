@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import pytest
 from hypothesis import settings
 
 from patchlight.testbed.linux import docker_engine
+from patchlight.testbed.linux.processes import ancestors, command_line, environment, process_ids
 from tests.support.data import data_set, without
 
 # On machines that are busy with other tests slow is not wrong.
@@ -54,11 +55,7 @@ def _no_docker() -> str | None:
     return f"no Docker engine at {url}: 'make test' starts one"
 
 
-NEEDS: dict[str, Callable[[], str | None]] = {
-    "root": _no_root,
-    "ovs": _no_ovs,
-    "docker": _no_docker,
-}
+NEEDS = {"root": _no_root, "ovs": _no_ovs, "docker": _no_docker}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -82,49 +79,19 @@ def _data_set(name: str) -> Path:
 
 @pytest.fixture(scope="session")
 def pipedream() -> Path:
-    """The folder of PipeDream's profiles."""
     return _data_set("pipedream")
 
 
 @pytest.fixture(scope="session")
 def philly() -> Path:
-    """The Philly trace as CSV."""
     return _data_set("traces/philly.csv")
 
 
 @pytest.fixture(scope="session")
 def docker_host() -> str:
-    """The URL of a Docker engine that answers."""
     if reason := _no_docker():
         pytest.skip(reason)
     return docker_engine.engine_url()
-
-
-def _marked(process: Path) -> bool:
-    try:
-        return MARK.encode() in (process / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return False  # gone, or not ours to read
-
-
-def _command(process: Path) -> str:
-    try:
-        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _processes() -> list[Path]:
-    return [path for path in Path("/proc").iterdir() if path.name.isdigit()]
-
-
-def _ancestors() -> set[int]:
-    found, pid = set(), os.getpid()
-    while pid > 0:
-        found.add(pid)
-        # After the command's closing bracket: state, parent, …
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return found
 
 
 def _labs_made() -> set[str]:
@@ -134,14 +101,12 @@ def _labs_made() -> set[str]:
 
 
 def _left_behind(before: set[str]) -> list[str]:
-    kin = _ancestors()
     strangers, left = [], []
-    for process in _processes():
-        command = _command(process)
-        if not command or int(process.name) in kin:
+    for pid in set(process_ids()) - ancestors():
+        if not (command := command_line(pid)):
             continue
-        if _marked(process):
-            left.append(f"process {process.name}: {command}")
+        if MARK in environment(pid):
+            left.append(f"process {pid}: {command}")
         else:
             strangers.append(command)
     for made in sorted(_labs_made() - before):

@@ -168,13 +168,10 @@ class Speaker:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+        unknown = OutcomeUnknown(f"no answer: {why.message}", hint="read the switch's flows again")
         for answer in self._waiting.values():
             if not answer.done():
-                answer.set_exception(
-                    OutcomeUnknown(
-                        f"no answer: {why.message}", hint="read the switch's flows again"
-                    )
-                )
+                answer.set_exception(unknown)
 
     async def _supervise(self) -> None:
         attempts, begun = 0, time.monotonic()

@@ -217,13 +217,9 @@ class FlowSync:
             LOG.info("switch %#x is not mended yet: %s", datapath_id, applied.error)
             return
         if applied.changed or applied.failed:
-            LOG.warning(
-                "switch %#x was mended: %d flow entries added, %d removed, %d refused",
-                datapath_id,
-                applied.added,
-                applied.removed,
-                len(applied.failed),
-            )
+            counts = (applied.added, applied.removed, len(applied.failed))
+            message = "switch %#x was mended: %d flow entries added, %d removed, %d refused"
+            LOG.warning(message, datapath_id, *counts)
             if self._on_mended is not None:
                 self._on_mended(datapath_id, applied)
 

@@ -166,16 +166,6 @@ class FlowTable:
         """The entries by what tells them apart."""
         return {entry.key: entry for entry in self.entries}
 
-    def to_json(self) -> list[dict[str, Any]]:
-        """The entries as plain JSON values, highest priority first, in a stable order."""
-        ordered = sorted(self.entries, key=lambda e: (e.table, -e.priority, repr(e.match)))
-        return [entry.to_json() for entry in ordered]
-
-    @classmethod
-    def from_json(cls, value: Iterable[Mapping[str, Any]]) -> FlowTable:
-        """The table ``to_json`` gave; ``BadInput`` if the value is not one."""
-        return cls.of(FlowEntry.from_json(item) for item in value)
-
 
 def diff(have: FlowTable, want: FlowTable) -> FlowChange:
     """The smallest change that turns our entries in ``have`` into ``want``.

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
 
 from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match
-from patchlight.testbed.lab import Endpoint, Host, Lab
+from patchlight.testbed.lab import Host, Lab
 from patchlight.testbed.wiring import Links
 
 ETHERTYPE_ARP = 0x0806
@@ -27,12 +26,8 @@ PRIORITY_MISS = 0
 TABLE_MISS = FlowEntry.ours(Match(), (), priority=PRIORITY_MISS)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Trunk:
-    """A port of a switch and the switch that it is lit to."""
-
-    port: int
-    neighbour: str
+# A port of a switch, and the switch that it is lit to.
+_Trunk = tuple[int, str]
 
 
 def flow_tables(lab: Lab, links: Links) -> dict[str, FlowTable]:
@@ -75,16 +70,11 @@ def _entries(host: Host, port: int) -> Iterator[FlowEntry]:
 
 
 def _trunks(lab: Lab, links: Links) -> dict[str, list[_Trunk]]:
-    """For each packet switch, its ports that are lit to another packet switch."""
     trunks: dict[str, list[_Trunk]] = {switch.name: [] for switch in lab.packet_switches}
-
-    def add(near: Endpoint, far: Endpoint) -> None:
-        trunks[near.device].append(_Trunk(int(near.port), far.device))
-
     for a, b in links.pairs():
         if a.device in trunks and b.device in trunks and a.device != b.device:
-            add(a, b)
-            add(b, a)
+            trunks[a.device].append((int(a.port), b.device))
+            trunks[b.device].append((int(b.port), a.device))
     return {name: sorted(ports) for name, ports in trunks.items()}
 
 
@@ -93,15 +83,15 @@ def _distances(trunks: Mapping[str, list[_Trunk]], last: str) -> dict[str, int]:
     distance, waiting = {last: 0}, deque([last])
     while waiting:
         name = waiting.popleft()
-        for trunk in trunks[name]:
-            if trunk.neighbour not in distance:
-                distance[trunk.neighbour] = distance[name] + 1
-                waiting.append(trunk.neighbour)
+        for _, neighbour in trunks[name]:
+            if neighbour not in distance:
+                distance[neighbour] = distance[name] + 1
+                waiting.append(neighbour)
     return distance
 
 
 def _next_port(mac: str, switch: str, trunks: list[_Trunk], distance: Mapping[str, int]) -> int:
-    nearer = [t.port for t in trunks if distance[t.neighbour] == distance[switch] - 1]
+    nearer = [port for port, neighbour in trunks if distance[neighbour] < distance[switch]]
     if len(nearer) == 1:
         return nearer[0]
 

@@ -19,7 +19,6 @@ LONGEST_LINE = 64 * 2**20
 DEFAULT_DEADLINE_S = 10.0
 
 OPERATIONS = ("hello", "switches", "describe", "ports", "apply", "read_flows", "counters")
-EVENTS = ("switch-up", "switch-down", "unknown-switch", "port", "counters")
 
 Message = dict[str, Any]
 

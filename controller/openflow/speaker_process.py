@@ -85,7 +85,7 @@ class SpeakerProcess:
             await child.stop()
             raise SpeakerFailed(
                 f"the OpenFlow speaker was not ready within {_READY_WITHIN_S:g} s",
-                hint=child.last_words() or "it said nothing",
+                hint="\n".join(child._lines) or "it said nothing",
             ) from None
         except BaseException:
             await child.stop()
@@ -103,10 +103,6 @@ class SpeakerProcess:
     def running(self) -> bool:
         """Whether it has not ended yet."""
         return self._process.returncode is None
-
-    def last_words(self) -> str:
-        """The last lines of its log."""
-        return "\n".join(self._lines)
 
     async def ended(self) -> SpeakerFailed:
         """Wait for its end; the error that tells of it."""

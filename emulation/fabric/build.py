@@ -7,9 +7,10 @@ the far end of a link waits until all namespaces are there. 256 hosts take well 
 from __future__ import annotations
 
 import os
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
-from patchlight.emulation.fabric import links, names
+from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
 from patchlight.testbed.linux import ethtool, namespaces, rate_limits
 from patchlight.testbed.linux.netlink import Netlink, Request
@@ -34,40 +35,36 @@ def build_links(
         with namespaces.kept_namespace():
             for name in plan.namespaces:
                 made(name, work.make(name))
-        fabric = work.later.setdefault(plan.fabric, [])
         if bridges:
+            fabric = work.later[plan.fabric]
             fabric[:0] = [links.add_bridge(b.name, b.index) for b in plan.bridges]
-            fabric.extend(_bridge_ports(plan))
+            index_of = {bridge.name: bridge.index for bridge in plan.bridges}
+            for end in _ends(plan):
+                if end.bridge is not None:
+                    fabric.append(links.set_master(end.index, index_of[end.bridge], end.name))
         for name, requests in work.later.items():
             with Netlink(namespaces.namespace_path(name)) as netlink:
                 netlink.run(requests)
                 if name in work.limited:
                     rate_limits.verify_limits(netlink, work.limited[name])
-        settle_links(plan)
+        _settle_links(plan)
     finally:
         work.close()
     if bridges:
         limit_switch_ports(plan)
 
 
-def settle_links(plan: FabricPlan) -> None:
+def _settle_links(plan: FabricPlan) -> None:
     """Return once every link that is up carries frames."""
-    here: dict[str, list[str]] = {}
+    interfaces = defaultdict[str, list[str]](list)
     for end in _ends(plan):
         if end.up:
-            here.setdefault(end.namespace, []).append(end.name)
+            interfaces[end.namespace].append(end.name)
     with namespaces.kept_namespace():
-        for namespace, interfaces in here.items():
+        for namespace, names in interfaces.items():
             namespaces.enter(namespaces.namespace_path(namespace))
-            for interface in interfaces:
-                ethtool.settle_link(interface)
-
-
-def _bridge_ports(plan: FabricPlan) -> Iterable[Request]:
-    index_of = {bridge.name: bridge.index for bridge in plan.bridges}
-    for end in _ends(plan):
-        if end.bridge is not None:
-            yield links.set_master(end.index, index_of[end.bridge], end.name)
+            for name in names:
+                ethtool.settle_link(name)
 
 
 def _ends(plan: FabricPlan) -> Iterable[PlannedEnd]:
@@ -76,34 +73,23 @@ def _ends(plan: FabricPlan) -> Iterable[PlannedEnd]:
 
 def limit_switch_ports(plan: FabricPlan) -> None:
     """Limit what packet-switch ports send, and read it back."""
-    limited = [
-        (end.index, end.name, end.rate_bps)
-        for end in _ends(plan)
-        if end.bridge is not None and end.rate_bps is not None
-    ]
-    if not limited:
-        return
     with Netlink(namespaces.namespace_path(plan.fabric)) as netlink:
-        netlink.run([rate_limits.limit_request(*_order(item)) for item in limited])
-        rate_limits.verify_limits(netlink, limited)
+        netlink.run([rate_limits.limit_request(*limit) for limit in _port_limits(plan)])
+    verify_switch_ports(plan)
 
 
 def verify_switch_ports(plan: FabricPlan) -> None:
     """Raise ``NotShaped`` if a packet-switch port has lost its limit."""
     with Netlink(namespaces.namespace_path(plan.fabric)) as netlink:
-        rate_limits.verify_limits(
-            netlink,
-            [
-                (end.index, end.name, end.rate_bps)
-                for end in _ends(plan)
-                if end.bridge is not None and end.rate_bps is not None
-            ],
-        )
+        rate_limits.verify_limits(netlink, _port_limits(plan))
 
 
-def _order(limited: tuple[int, str, float]) -> tuple[int, float, str]:
-    index, name, rate_bps = limited
-    return index, rate_bps, name
+def _port_limits(plan: FabricPlan) -> list[tuple[int, str, float]]:
+    return [
+        (end.index, end.name, end.rate_bps)
+        for end in _ends(plan)
+        if end.bridge is not None and end.rate_bps is not None
+    ]
 
 
 class _Work:
@@ -112,19 +98,16 @@ class _Work:
     def __init__(self, plan: FabricPlan, *, offload: bool) -> None:
         self._offload = offload
         self._servers = set(plan.servers)
-        self._cables: dict[str, list[tuple[PlannedEnd, PlannedEnd]]] = {}
-        self._nics: dict[str, list[PlannedEnd]] = {}
+        self._cables = defaultdict[str, list[tuple[PlannedEnd, PlannedEnd]]](list)
         for a, b in plan.cables:
-            self._cables.setdefault(a.namespace, []).append((a, b))
+            self._cables[a.namespace].append((a, b))
             if b.namespace != a.namespace:
-                self._cables.setdefault(b.namespace, []).append((b, a))
-            for end in (a, b):
-                if end.address is not None:
-                    self._nics.setdefault(end.namespace, []).append(end)
+                self._cables[b.namespace].append((b, a))
+        self._nics = Counter(end.namespace for end in _ends(plan) if end.address is not None)
         self._open: dict[str, int] = {}
         self._made: set[str] = set()
-        self.later: dict[str, list[Request]] = {}
-        self.limited: dict[str, list[tuple[int, str, float]]] = {}
+        self.later = defaultdict[str, list[Request]](list)
+        self.limited = defaultdict[str, list[tuple[int, str, float]]](list)
 
     def close(self) -> None:
         for fd in self._open.values():
@@ -134,7 +117,7 @@ class _Work:
         """Make one namespace, this thread in it, and the links to those made before."""
         inode = namespaces.create_here(name)
         self._made.add(name)
-        _set_sysctls(several_nics=len(self._nics.get(name, ())) > 1)
+        _set_sysctls(several_nics=self._nics[name] > 1)
         if name not in self._servers:
             # Few, and each an end of many links: kept open. Servers are many, with few links.
             self._open[name] = namespaces.open_namespace(namespaces.namespace_path(name))
@@ -142,15 +125,14 @@ class _Work:
         opened: list[int] = []
         try:
             made_here = []
-            for near, far in self._cables.get(name, ()):
+            for near, far in self._cables[name]:
                 if far.namespace in self._made:
                     requests.append(self._link(near, far, opened))
                     requests.extend(self._settings(near))
                     made_here.append(near)
-                    later = self.later.setdefault(far.namespace, [])
                     if far.up:
-                        later.append(links.set_up(far.index, far.name))
-                    later.extend(self._settings(far))
+                        self.later[far.namespace].append(links.set_up(far.index, far.name))
+                    self.later[far.namespace] += self._settings(far)
             with Netlink() as netlink:
                 netlink.run(requests)
                 if name in self.limited and name in self._servers:
@@ -179,22 +161,18 @@ class _Work:
     def _settings(self, end: PlannedEnd) -> list[Request]:
         """What an end needs besides its link; a packet-switch port gets its limit later."""
         requests: list[Request] = []
+        rate_bps = end.rate_bps if end.bridge is None else None
         if end.address is not None:
-            nics = self._nics[end.namespace]
-            if len(nics) > 1:
-                requests.append(links.add_source_rule(end.address.ip, nic_table(end.index)))
-            requests.extend(nic_requests(end, end.index, several_nics=len(nics) > 1))
-        elif end.rate_bps is not None and end.bridge is None:
-            requests.append(rate_limits.limit_request(end.index, end.rate_bps, end.name))
-        if end.rate_bps is not None and end.bridge is None:
-            limited = self.limited.setdefault(end.namespace, [])
-            limited.append((end.index, end.name, end.rate_bps))
+            several_nics = self._nics[end.namespace] > 1
+            if several_nics:
+                table = _FIRST_TABLE + end.index
+                requests.append(links.add_source_rule(end.address.ip, table))
+            requests += nic_requests(end, end.index, several_nics=several_nics)
+        elif rate_bps is not None:
+            requests.append(rate_limits.limit_request(end.index, end.name, rate_bps))
+        if rate_bps is not None:
+            self.limited[end.namespace].append((end.index, end.name, rate_bps))
         return requests
-
-
-def nic_table(index: int) -> int:
-    """The routing table for packets from the NIC with this planned index."""
-    return _FIRST_TABLE + index
 
 
 def nic_requests(end: PlannedEnd, index: int, *, several_nics: bool) -> list[Request]:
@@ -202,10 +180,10 @@ def nic_requests(end: PlannedEnd, index: int, *, several_nics: bool) -> list[Req
     assert end.address is not None
     requests = [links.add_address(index, end.address, end.name)]
     if several_nics:
-        table = nic_table(end.index)
+        table = _FIRST_TABLE + end.index
         requests.append(links.add_subnet_route(index, end.address, table, end.name))
     if end.rate_bps is not None:
-        requests.append(rate_limits.limit_request(index, end.rate_bps, end.name))
+        requests.append(rate_limits.limit_request(index, end.name, end.rate_bps))
     return requests
 
 
@@ -222,9 +200,3 @@ def _set_sysctls(*, several_nics: bool) -> None:
         namespaces.set_sysctl("ipv4/conf/all/arp_announce", 2)
         for scope in ("all", "default"):
             namespaces.set_sysctl(f"ipv4/conf/{scope}/rp_filter", 0)
-
-
-def planned_nic(plan: FabricPlan, lab: str, server: str, nic: str) -> PlannedEnd:
-    """The planned end of a NIC."""
-    namespace = names.namespace_name(lab, server)
-    return next(e for e in _ends(plan) if e.namespace == namespace and e.name == nic)

@@ -7,7 +7,6 @@ first and kept up while the lab is built, so whatever dies at whatever moment, t
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -17,9 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.linux.processes import process_start
 
 RUN_ROOT = Path("/run/patchlight")
 # Every process that a lab starts carries this variable, so that one whose start could not be
@@ -117,18 +116,15 @@ def read_state(lab: str) -> LabState | None:
     except FileNotFoundError:
         return None
     try:
-        return _state_of(json.loads(text))
+        data = json.loads(text)
+        processes = [ProcessRecord(**item) for item in data.pop("processes")]
+        builder = ProcessRecord(**data.pop("builder"))
+        return LabState(**data, builder=builder, processes=processes)
     except (ValueError, TypeError) as error:
         raise PatchlightError(
             f"reading {path}: {error}",
             hint="Another version of Patchlight wrote it: bring the lab down with that one.",
         ) from error
-
-
-def _state_of(data: dict[str, Any]) -> LabState:
-    processes = [ProcessRecord(**item) for item in data.pop("processes")]
-    builder = ProcessRecord(**data.pop("builder"))
-    return LabState(**data, builder=builder, processes=processes)
 
 
 def recorded_labs() -> list[str]:
@@ -159,11 +155,16 @@ def lab_lock(lab: str) -> Iterator[None]:
 def _locked(path: Path, lab: str) -> int:
     deadline = time.monotonic() + _LOCK_WAIT_S
     while True:
-        fd = _open_lock(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:
+            continue  # whoever held another lock has just removed the directory
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _same_file(fd, path):
-                return fd
+            with suppress(FileNotFoundError):
+                if os.fstat(fd).st_ino == path.stat().st_ino:
+                    return fd
         except BlockingIOError:
             if time.monotonic() > deadline:
                 holder = os.pread(fd, 32, 0).decode(errors="replace") or "unknown"
@@ -176,38 +177,9 @@ def _locked(path: Path, lab: str) -> int:
         os.close(fd)
 
 
-def _open_lock(path: Path) -> int:
-    while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-
-
-def _same_file(fd: int, path: Path) -> bool:
-    try:
-        return os.fstat(fd).st_ino == path.stat().st_ino
-    except FileNotFoundError:
-        return False
-
-
 def boot_id() -> str:
     """What the kernel calls this run of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def process_start(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; ``None`` if there is none (any more)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    except OSError as error:
-        if error.errno == errno.ESRCH:
-            return None
-        raise
-    # The name of the command, in parentheses, may hold anything, parentheses too.
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
 def is_running(process: ProcessRecord) -> bool:

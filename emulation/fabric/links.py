@@ -6,7 +6,6 @@ Encoded by pyroute2; each comes with the words that an error about it would use.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface
 from typing import Any
@@ -19,7 +18,7 @@ from pyroute2.netlink.rtnl.rtmsg import rtmsg
 from patchlight.testbed.linux.netlink import F_CREATE, F_DUMP, F_EXCL, F_REPLACE, Netlink, Request
 from patchlight.testbed.linux.netlink import attributes as split_attributes
 
-_NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
+_NEWLINK, _GETLINK = 16, 18
 _NEWADDR, _NEWROUTE, _NEWRULE = 20, 24, 32
 _GETNSID = 90
 _IFF_UP = 1
@@ -92,39 +91,36 @@ def add_veth(a: LinkEnd, b: LinkEnd) -> Request:
 def add_bridge(name: str, index: int) -> Request:
     """Make a learning bridge without spanning tree, up."""
     # Forward at once (no 15 s of listening), and do not let multicast snooping hold frames.
-    options = [
-        ("IFLA_BR_STP_STATE", 0),
-        ("IFLA_BR_FORWARD_DELAY", 0),
-        ("IFLA_BR_MCAST_SNOOPING", 0),
-    ]
+    settings = ("IFLA_BR_STP_STATE", "IFLA_BR_FORWARD_DELAY", "IFLA_BR_MCAST_SNOOPING")
     value = _end_value(LinkEnd(name, index, up=True))
-    value["attrs"].append(_kind("bridge", options))
+    value["attrs"].append(_kind("bridge", [(setting, 0) for setting in settings]))
     body = _body(ifinfmsg(), **value)
     return Request(_NEWLINK, F_CREATE | F_EXCL, body, f"making the bridge {name}")
 
 
 def set_master(index: int, bridge_index: int, name: str) -> Request:
     """Make an interface a port of a bridge."""
-    body = _body(ifinfmsg(), index=index, attrs=[("IFLA_MASTER", bridge_index)])
-    return Request(_NEWLINK, 0, body, f"putting {name} on its bridge")
+    return _set(index, f"putting {name} on its bridge", attrs=[("IFLA_MASTER", bridge_index)])
 
 
 def set_up(index: int, name: str) -> Request:
     """Bring an interface up."""
-    body = _body(ifinfmsg(), index=index, flags=_IFF_UP, change=_IFF_UP)
-    return Request(_NEWLINK, 0, body, f"bringing {name} up")
+    return _set(index, f"bringing {name} up", flags=_IFF_UP, change=_IFF_UP)
 
 
 def set_alias(index: int, alias: str) -> Request:
     """Note something on an interface; the cheapest question whether it is still there."""
-    body = _body(ifinfmsg(), index=index, attrs=[("IFLA_IFALIAS", alias)])
-    return Request(_NEWLINK, 0, body, f"noting {alias} on interface {index}")
+    return _set(index, f"noting {alias} on interface {index}", attrs=[("IFLA_IFALIAS", alias)])
 
 
 def move(index: int, namespace: int, name: str) -> Request:
     """Move an interface to an open namespace; it arrives down, without addresses or queue."""
-    body = _body(ifinfmsg(), index=index, attrs=[("IFLA_NET_NS_FD", namespace)])
-    return Request(_NEWLINK, 0, body, f"moving {name} to another namespace")
+    attrs = [("IFLA_NET_NS_FD", namespace)]
+    return _set(index, f"moving {name} to another namespace", attrs=attrs)
+
+
+def _set(index: int, doing: str, **value: Any) -> Request:
+    return Request(_NEWLINK, 0, _body(ifinfmsg(), index=index, **value), doing)
 
 
 def add_address(index: int, address: IPv4Interface, name: str) -> Request:
@@ -160,9 +156,8 @@ def add_subnet_route(index: int, address: IPv4Interface, table: int, name: str) 
 def add_source_rule(source: IPv4Address, table: int) -> Request:
     """Packets from this address are routed by ``table``."""
     attrs = [("FRA_SRC", str(source)), ("FRA_TABLE", table), ("FRA_PRIORITY", 1000)]
-    body = _body(
-        fibmsg(), family=_AF_INET, src_len=32, table=min(table, 252), action=1, attrs=attrs
-    )
+    fixed = {"family": _AF_INET, "src_len": 32, "action": 1}
+    body = _body(fibmsg(), table=min(table, 252), attrs=attrs, **fixed)
     return Request(_NEWRULE, F_CREATE, body, f"adding the routing rule for {source}")
 
 
@@ -174,21 +169,15 @@ def _kind(kind: str, data: list[tuple[str, Any]]) -> tuple[str, Any]:
 def list_links(netlink: Netlink) -> dict[str, Link]:
     """Every interface of the socket's namespace, by name."""
     request = Request(_GETLINK, F_DUMP, _IFINFO.pack(0, 0, 0, 0, 0), "listing interfaces")
-    return {link.name: link for link in _links(netlink.ask(request))}
+    links = [_parse_link(body) for kind, body in netlink.ask(request) if kind == _NEWLINK]
+    return {link.name: link for link in links}
 
 
-def _links(answers: list[tuple[int, bytes]]) -> Iterator[Link]:
-    for kind, body in answers:
-        if kind == _NEWLINK:
-            yield parse_link(body)
-
-
-def parse_link(body: bytes) -> Link:
+def _parse_link(body: bytes) -> Link:
     """A link message's body → what it says. (pyroute2 decodes everything, 30 times slower.)"""
     _, _, index, flags, _ = _IFINFO.unpack_from(body)
     values = dict(split_attributes(body[_IFINFO.size :]))
     info = dict(split_attributes(values.get(_IFLA_LINKINFO, b"")))
-    elsewhere = values.get(_IFLA_LINK_NETNSID)
     return Link(
         index=index,
         name=values[_IFLA_IFNAME].rstrip(b"\0").decode(),
@@ -196,7 +185,7 @@ def parse_link(body: bytes) -> Link:
         up=bool(flags & _IFF_UP),
         kind=info.get(_IFLA_INFO_KIND, b"").rstrip(b"\0").decode(),
         peer_index=_integer(values.get(_IFLA_LINK)),
-        peer_namespace_id=_integer(elsewhere),
+        peer_namespace_id=_integer(values.get(_IFLA_LINK_NETNSID)),
     )
 
 

@@ -9,12 +9,13 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
-from patchlight.emulation.fabric.plan import FabricPlan, PlannedBridge
-from patchlight.emulation.fabric.processes import Service, Starter
+from patchlight.emulation.fabric.plan import FabricPlan
+from patchlight.emulation.fabric.processes import Service
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.netlink import KernelRefused, Netlink, Request, attribute
 from patchlight.testbed.linux.sockets import unix_socket_answers
@@ -45,19 +46,19 @@ class OpenVSwitch:
     def _database(self) -> str:
         return f"unix:{self.directory}/db.sock"
 
-    def start(self, supervisor: Starter) -> None:
-        """Start the database and the switch daemon, and wait until both answer."""
+    def start(self, start: Callable[[Sequence[Service]], None]) -> None:
+        """Have ``start`` start the database and the switch daemon, each until it answers."""
         self.directory.mkdir(parents=True, exist_ok=True)
         database = self.directory / "conf.db"
         self._tool(["ovsdb-tool", "create", str(database), str(_schema())])
         socket = self.directory / "db.sock"
         arguments = [str(database), f"--remote=punix:{socket}"]
-        supervisor.start([self._daemon("ovsdb-server", arguments, socket)])
+        start([self._daemon("ovsdb-server", arguments, socket)])
         # One thread of each kind: labs are many small switches on few cores.
         threads = [f"other_config:n-{kind}-threads=1" for kind in ("handler", "revalidator")]
         self.vsctl(["init", "--", "set", "Open_vSwitch", ".", *threads], wait=False)
         control = self.directory / "ovs-vswitchd.ctl"
-        supervisor.start([self._daemon("ovs-vswitchd", [self._database], control)])
+        start([self._daemon("ovs-vswitchd", [self._database], control)])
 
     def _daemon(self, name: str, arguments: Sequence[str], answers: Path) -> Service:
         return Service(
@@ -82,16 +83,14 @@ class OpenVSwitch:
         ``learning`` switches find the way themselves; others carry nothing until a controller
         tells them to.
         """
-        for calls in _in_calls(plan.bridges):
-            command = ["--id=@noop", "create", "QoS", "type=linux-noop"]
-            for bridge, ports, is_first in calls:
-                if is_first:
-                    command += new_bridge(
-                        bridge.name, bridge.datapath_id, datapath, learning=learning
-                    )
-                for number, interface in ports:
-                    command += _new_port(bridge.name, interface, number)
-            self.vsctl(command)
+        commands: list[list[str]] = []
+        for bridge in plan.bridges:
+            name = bridge.name
+            commands.append(new_bridge(name, bridge.datapath_id, datapath, learning=learning))
+            commands += [_new_port(name, interface, number) for number, interface in bridge.ports]
+        for first in range(0, len(commands), _PORTS_IN_A_CALL):
+            call = chain.from_iterable(commands[first : first + _PORTS_IN_A_CALL])
+            self.vsctl(["--id=@noop", "create", "QoS", "type=linux-noop", *call])
         self._check_ports(plan)
 
     def set_controller(self, plan: FabricPlan, target: str) -> None:
@@ -139,25 +138,6 @@ class OpenVSwitch:
                 hint=f"See {self.directory}/ovs-vswitchd.log.",
             )
         return done.stdout
-
-
-def _in_calls(
-    bridges: Sequence[PlannedBridge],
-) -> list[list[tuple[PlannedBridge, tuple[tuple[int, str], ...], bool]]]:
-    """Split the bridges' ports into calls of bounded length; ``True``: the bridge is new."""
-    calls: list[list[tuple[PlannedBridge, tuple[tuple[int, str], ...], bool]]] = [[]]
-    room = _PORTS_IN_A_CALL
-    for bridge in bridges:
-        left, is_first = bridge.ports, True
-        while left or is_first:
-            if room <= 0:
-                calls.append([])
-                room = _PORTS_IN_A_CALL
-            now, left = left[:room], left[room:]
-            calls[-1].append((bridge, now, is_first))
-            is_first = False
-            room -= len(now) + 1
-    return calls
 
 
 def new_bridge(name: str, datapath_id: int, datapath: str, *, learning: bool) -> list[str]:

@@ -7,17 +7,65 @@ one direction, so both ends have one and nothing depends on what lies behind an 
 
 from __future__ import annotations
 
+import hashlib
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Interface
+from itertools import count
 
-from patchlight.emulation.fabric import names
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Endpoint, Fibre, Lab, Nic, PacketSwitch, Server
 from patchlight.testbed.wiring import trace_links
 
+# The kernel's limit for the name of an interface, in bytes; unique in its namespace.
+_LONGEST_NAME = 15
 # Indexes are given, not asked for: a namespace is new, and the kernel's own stay below.
 _FIRST_INDEX = 100
+
+
+def namespace_name(lab: str, device: str) -> str:
+    """The namespace of a server, an OCS, or the ``fabric``: ``pl.<lab>.<device>``."""
+    return f"{namespace_prefix(lab)}{device}"
+
+
+def namespace_prefix(lab: str) -> str:
+    """What the name of every namespace of a lab begins with."""
+    return f"pl.{lab}."
+
+
+def fabric_namespace(lab: str) -> str:
+    """The namespace that holds the lab's packet switches."""
+    return namespace_name(lab, "fabric")
+
+
+def switch_port_name(switch: str, port: str) -> str:
+    """``tor1-3``; a long switch name is cut and told apart by a hash of the whole name."""
+    return fitted(switch, f"-{port}")
+
+
+def bridge_name(switch: str) -> str:
+    """The bridge of a packet switch."""
+    return fitted(switch, "")
+
+
+def fitted(name: str, ending: str) -> str:
+    """``name + ending`` in 15 bytes: the same names always give the same result."""
+    if len((name + ending).encode()) <= _LONGEST_NAME:
+        return name + ending
+    digest = hashlib.sha256(name.encode()).hexdigest()[:4]
+    kept = name.encode()[: _LONGEST_NAME - len(ending) - len(digest) - 1].decode(errors="ignore")
+    return f"{kept}~{digest}{ending}"
+
+
+def interface_name(lab: Lab, endpoint: Endpoint) -> str:
+    """What the emulated lab calls the interface at ``endpoint``, in its device's namespace."""
+    device = lab.device(endpoint.device)
+    if isinstance(device, Server):
+        return endpoint.port
+    if isinstance(device, PacketSwitch):
+        return switch_port_name(device.name, endpoint.port)
+    return f"p{endpoint.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,41 +115,41 @@ class FabricPlan:
 
 def plan_fabric(lab: Lab) -> FabricPlan:
     """The plan of a runtime lab; ``BadInput`` where its fabric cannot be what it asks for."""
-    indexes = _Indexes()
+    indexes = _Indexes(lambda: count(_FIRST_INDEX))
     cables = [_cable(lab, fibre, indexes) for fibre in lab.fibres]
     plugged = {end for fibre in lab.fibres for end in (fibre.a, fibre.b)}
     for host in lab.hosts:
         if host.endpoint not in plugged:
             cables.append(_unplugged(lab, host.endpoint, indexes))
-    fabric = names.fabric_namespace(lab.name)
-    used: dict[str, list[int]] = {switch.name: [] for switch in lab.packet_switches}
+    fabric = fabric_namespace(lab.name)
+    ports: dict[str, list[int]] = {switch.name: [] for switch in lab.packet_switches}
     for end in plugged:
-        if end.device in used:
-            used[end.device].append(int(end.port))
+        if end.device in ports:
+            ports[end.device].append(int(end.port))
     bridges = tuple(
-        _bridge(switch, used[switch.name], indexes.take(fabric)) for switch in lab.packet_switches
+        PlannedBridge(
+            switch=switch.name,
+            name=bridge_name(switch.name),
+            index=next(indexes[fabric]),
+            datapath_id=switch.datapath_id,
+            ports=tuple(
+                (port, switch_port_name(switch.name, str(port)))
+                for port in sorted(ports[switch.name])
+            ),
+        )
+        for switch in lab.packet_switches
     )
     return FabricPlan(
         fabric=fabric,
-        servers=tuple(names.namespace_name(lab.name, s.name) for s in lab.servers),
-        circuit_switches=tuple(
-            names.namespace_name(lab.name, c.name) for c in lab.circuit_switches
-        ),
+        servers=tuple(namespace_name(lab.name, s.name) for s in lab.servers),
+        circuit_switches=tuple(namespace_name(lab.name, c.name) for c in lab.circuit_switches),
         cables=tuple(cables),
         bridges=bridges,
     )
 
 
-class _Indexes:
-    """The next free interface index of each namespace."""
-
-    def __init__(self) -> None:
-        self._next: dict[str, int] = {}
-
-    def take(self, namespace: str) -> int:
-        index = self._next.get(namespace, _FIRST_INDEX)
-        self._next[namespace] = index + 1
-        return index
+# The next free interface index of each namespace.
+_Indexes = defaultdict[str, Iterator[int]]
 
 
 def _nic(lab: Lab, endpoint: Endpoint) -> Nic | None:
@@ -126,15 +174,15 @@ def _end(
     lab: Lab, endpoint: Endpoint, nic: Nic | None, rate_bps: float | None, indexes: _Indexes
 ) -> PlannedEnd:
     is_switch = isinstance(lab.device(endpoint.device), PacketSwitch)
-    namespace = names.namespace_name(lab.name, "fabric" if is_switch else endpoint.device)
+    namespace = namespace_name(lab.name, "fabric" if is_switch else endpoint.device)
     return PlannedEnd(
         namespace=namespace,
-        name=names.interface_name(lab, endpoint),
-        index=indexes.take(namespace),
+        name=interface_name(lab, endpoint),
+        index=next(indexes[namespace]),
         mac=nic.mac if nic else None,
         address=nic_address(lab, nic) if nic else None,
         rate_bps=rate_bps,
-        bridge=names.bridge_name(endpoint.device) if is_switch else None,
+        bridge=bridge_name(endpoint.device) if is_switch else None,
     )
 
 
@@ -145,22 +193,10 @@ def nic_address(lab: Lab, nic: Nic) -> IPv4Interface:
 
 def _unplugged(lab: Lab, endpoint: Endpoint, indexes: _Indexes) -> tuple[PlannedEnd, PlannedEnd]:
     """A NIC without a fibre: there, but its other end stays down, so it has no carrier."""
-    fabric = names.fabric_namespace(lab.name)
-    index = indexes.take(fabric)
+    fabric = fabric_namespace(lab.name)
+    index = next(indexes[fabric])
     end = _end(lab, endpoint, _nic(lab, endpoint), None, indexes)
     return end, PlannedEnd(fabric, f"dark{index}", index, up=False)
-
-
-def _bridge(switch: PacketSwitch, numbers: list[int], index: int) -> PlannedBridge:
-    return PlannedBridge(
-        switch=switch.name,
-        name=names.bridge_name(switch.name),
-        index=index,
-        datapath_id=switch.datapath_id,
-        ports=tuple(
-            (port, names.switch_port_name(switch.name, str(port))) for port in sorted(numbers)
-        ),
-    )
 
 
 def check_without_controller(lab: Lab) -> None:
@@ -176,7 +212,13 @@ def check_without_controller(lab: Lab) -> None:
             name = group[name]
         return name
 
-    for a, b in _switch_links(lab, switches):
+    if lab.circuit_switches:
+        links = trace_links(lab, lab.initial_maps).pairs()
+    else:
+        links = tuple((fibre.a, fibre.b) for fibre in lab.fibres)
+    for a, b in links:
+        if not {a.device, b.device} <= switches:
+            continue
         if root(a.device) == root(b.device):
             raise BadInput(
                 f"lab {lab.name} has a loop of packet switches (closed by {a} – {b}): learning "
@@ -184,14 +226,6 @@ def check_without_controller(lab: Lab) -> None:
                 hint="Run it with the controller and fabric: openvswitch, or take a fibre out.",
             )
         group[root(a.device)] = root(b.device)
-
-
-def _switch_links(lab: Lab, switches: set[str]) -> Iterator[tuple[Endpoint, Endpoint]]:
-    if lab.circuit_switches:
-        pairs = trace_links(lab, lab.initial_maps).pairs()
-    else:
-        pairs = tuple((fibre.a, fibre.b) for fibre in lab.fibres)
-    return ((a, b) for a, b in pairs if a.device in switches and b.device in switches)
 
 
 def check_bridge_fabric(lab: Lab) -> None:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from patchlight.emulation.fabric.lab_state import MARK, LabState, ProcessRecord, process_start
+from patchlight.emulation.fabric.lab_state import MARK, LabState, ProcessRecord
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.namespaces import entered
+from patchlight.testbed.linux.processes import process_start
 
 _LAST_LINES = 15
 
@@ -40,13 +41,6 @@ class Service:
     environment: Mapping[str, str] = field(default_factory=dict)
     deadline_s: float = 30.0
     abrupt: bool = False
-
-
-class Starter(Protocol):
-    """Whatever starts services and waits until they are ready."""
-
-    def start(self, services: Sequence[Service]) -> None:
-        """Start these and wait until all are ready."""
 
 
 # A lab keeps real time: what else runs on the machine should disturb its switches and its
@@ -72,10 +66,8 @@ class Supervisor:
             log = self.log_path(service.name)
             log.parent.mkdir(parents=True, exist_ok=True)
             process = self._spawn(service, log)
-            started = process_start(process.pid)
-            record = ProcessRecord(
-                service.name, process.pid, started or 0, str(log), service.abrupt
-            )
+            pid, started = process.pid, process_start(process.pid) or 0
+            record = ProcessRecord(service.name, pid, started, str(log), service.abrupt)
             self._state.processes.append(record)
             self._state.save()
             self._waiting.append((service, process, time.monotonic() + service.deadline_s))
@@ -85,12 +77,8 @@ class Supervisor:
         return self._state.run_dir / "log" / f"{name}.log"
 
     def _spawn(self, service: Service, log: Path) -> subprocess.Popen[bytes]:
-        environment = {
-            **os.environ,
-            "PYTHONUNBUFFERED": "1",
-            **service.environment,
-            MARK: str(self._state.run_dir),
-        }
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **service.environment}
+        environment[MARK] = str(self._state.run_dir)
         # A process begins in the namespace of the thread that makes it. In a session of its
         # own, Ctrl-C at the terminal reaches the builder alone.
         inside = entered(service.namespace) if service.namespace else nullcontext()
@@ -133,27 +121,20 @@ class Supervisor:
     ) -> bool:
         if service.ready():
             return True
-        status = process.poll()
-        if status is not None:
-            how = (
-                f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
-            )
+        if (status := process.poll()) is not None:
+            ended = f"ended with status {status}"
+            how = ended if status >= 0 else f"was killed by signal {-status}"
             raise self._failure(service.name, f"it {how}")
         if time.monotonic() > deadline:
             raise self._failure(service.name, f"it did not answer within {service.deadline_s:g} s")
         return False
 
     def _failure(self, name: str, what: str) -> DidNotStart:
-        lines = last_lines(self.log_path(name))
-        wrote = "\n    ".join(lines) if lines else "(nothing)"
+        lines: list[str] = []
+        with suppress(OSError):
+            lines = self.log_path(name).read_text(errors="replace").splitlines()[-_LAST_LINES:]
+        wrote = "\n    ".join(lines) or "(nothing)"
         return DidNotStart(f"starting {name}: {what}; the last it wrote:\n    {wrote}")
-
-
-def last_lines(log: Path) -> list[str]:
-    """The end of a log."""
-    with suppress(OSError):
-        return log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
-    return []
 
 
 def get_json(url: str) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 from patchlight.emulation.fabric import build
@@ -21,10 +20,8 @@ from patchlight.emulation.fabric.plan import (
     plan_fabric,
 )
 from patchlight.emulation.fabric.processes import Supervisor
-from patchlight.emulation.fabric.runtime import runtime_lab
-from patchlight.emulation.lab.hostnames import write_hosts_file
-from patchlight.emulation.lab.hosts import EmulatedHost
-from patchlight.emulation.lab.services import LabKeywords, LabOptions, LabServices
+from patchlight.emulation.lab.hosts import EmulatedHost, write_hosts_file
+from patchlight.emulation.lab.services import LabKeywords, LabOptions, LabServices, runtime_lab
 from patchlight.emulation.lab.teardown import is_there, remove_lab
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
@@ -107,7 +104,7 @@ class EmulatedLab:
                 hint=f"Bring it up with: sudo patchlight emulate up {name}",
             )
         if state.phase != "up" and not half_there:
-            raise AlreadyThere(*_half_there(state))
+            raise _half_there(state, name)
         emulated = cls(
             read_lab(state.run_dir / "lab.yaml"), source=state.source, options=LabOptions()
         )
@@ -118,12 +115,7 @@ class EmulatedLab:
         self.up()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.down()
         except PatchlightError as failure:
@@ -184,7 +176,7 @@ class EmulatedLab:
                 f"lab {self.lab.name} is up already",
                 hint="Use it, or make it anew with --replace, or another one with --name.",
             )
-        raise AlreadyThere(*_half_there(state, self.lab.name))
+        raise _half_there(state, self.lab.name)
 
     def _make(self) -> None:
         state = states.new_state(self.lab.name, self._source, self.lab.scale)
@@ -260,9 +252,12 @@ def lab_status(name: str) -> dict[str, Any]:
     if state is None or not state.is_of_this_boot:
         return {"name": name, "state": "down", "missing": []}
     missing = missing_parts(state)
+    condition = "up" if state.phase == "up" and not missing else "half-there"
+    if state.phase == "making" and states.is_running(state.builder):
+        condition = "making"
     return {
         "name": name,
-        "state": _condition(state, missing),
+        "state": condition,
         "missing": missing,
         "source": state.source,
         "scale": state.scale,
@@ -279,12 +274,6 @@ def lab_status(name: str) -> dict[str, Any]:
     }
 
 
-def _condition(state: states.LabState, missing: list[str]) -> str:
-    if state.phase == "making" and states.is_running(state.builder):
-        return "making"
-    return "up" if state.phase == "up" and not missing else "half-there"
-
-
 def missing_parts(state: states.LabState) -> list[str]:
     """What of a lab is recorded but gone."""
     gone = [
@@ -295,18 +284,15 @@ def missing_parts(state: states.LabState) -> list[str]:
     return gone + [f"process {p.name}" for p in state.processes if not states.is_running(p)]
 
 
-def _half_there(state: states.LabState | None, name: str = "") -> tuple[str]:
-    if state is None:
-        return (
-            f"lab {name} is half there: things of its name are, but nothing says what was made\n"
-            "  Make it anew with --replace, or remove it with: patchlight emulate down " + name,
-        )
-    missing = missing_parts(state)
-    what = f"gone: {', '.join(missing[:5])}" if missing else "it was never finished"
-    more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-    return (
-        f"lab {state.lab} is half there ({what}{more})\n"
-        f"  Make it anew with --replace, or remove it with: patchlight emulate down {state.lab}",
+def _half_there(state: states.LabState | None, name: str) -> AlreadyThere:
+    what = ": things of its name are, but nothing says what was made"
+    if state is not None:
+        missing = missing_parts(state)
+        parts = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
+        what = f" (gone: {parts})" if missing else " (it was never finished)"
+    return AlreadyThere(
+        f"lab {name} is half there{what}",
+        hint=f"Make it anew with --replace, or remove it with: patchlight emulate down {name}",
     )
 
 

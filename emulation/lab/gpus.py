@@ -184,9 +184,8 @@ async def _run(lab: Lab, directory: Path) -> None:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="patchlight.emulation.lab.gpus", description="Serve emulated GPUs."
-    )
+    name = "patchlight.emulation.lab.gpus"
+    parser = argparse.ArgumentParser(prog=name, description="Serve emulated GPUs.")
     parser.add_argument("--lab", type=Path, required=True, help="the lab file")
     parser.add_argument("--dir", type=Path, required=True, help="where to put the sockets")
     arguments = parser.parse_args()

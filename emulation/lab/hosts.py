@@ -15,26 +15,41 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from patchlight.emulation.fabric import build, links, names
+from patchlight.emulation.fabric import build, links
 from patchlight.emulation.fabric.lab_state import MARK, LabState
-from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
-from patchlight.emulation.lab.hostnames import names_for_child
+from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd, namespace_name
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Host
+from patchlight.testbed.lab import Host, Lab
 from patchlight.testbed.linux import ethtool, namespaces
 from patchlight.testbed.linux.netlink import KernelRefused, Netlink
+from patchlight.testbed.linux.processes import process_ids
 
 # FIN-WAIT-1, LAST-ACK, CLOSING: closed here, not yet acknowledged by the other side.
 _CLOSING = {"04", "09", "0B"}
 _STUCK_S = 2.0
+_HOSTS = Path("/etc/hosts")
 Command = str | Sequence[str]
 
 
 class HostUnreachable(PatchlightError):
     """A host's NIC is not where a command could use it."""
+
+
+def write_hosts_file(lab: Lab, run_dir: Path) -> None:
+    """Write the ``/etc/hosts`` that commands in the lab see, and they alone.
+
+    The machine's own names, and after them every name that a host of the lab has.
+    """
+    names: dict[str, list[str]] = {}
+    for name, host in lab.host_names.items():
+        names.setdefault(str(host.nic.address), []).append(name)
+    own = _HOSTS.read_text(errors="replace") if _HOSTS.exists() else "127.0.0.1 localhost\n"
+    lines = [f"{address} {' '.join(aliases)}" for address, aliases in names.items()]
+    (run_dir / "hosts").write_text("\n".join([own.rstrip(), f"# lab {lab.name}", *lines, ""]))
 
 
 class Result(subprocess.CompletedProcess[str]):
@@ -58,6 +73,9 @@ class HostProcess(subprocess.Popen[str]):
         self._borrowed = borrowed
         arguments = shlex.split(command) if isinstance(command, str) else list(command)
         environment = {**(options.pop("env", None) or os.environ), MARK: str(borrowed.run_dir)}
+        # In a mount namespace of its own the child sees the lab's file in place of /etc/hosts.
+        file = borrowed.run_dir / "hosts"
+        see_names = partial(namespaces.see_file_at, file, _HOSTS)
         try:
             # The child begins in the namespace that this thread is in when it forks.
             with namespaces.entered(borrowed.namespace):
@@ -65,7 +83,7 @@ class HostProcess(subprocess.Popen[str]):
                     arguments,
                     env=environment,
                     text=True,
-                    preexec_fn=names_for_child(borrowed.run_dir),
+                    preexec_fn=see_names if file.exists() and _HOSTS.exists() else None,
                     **options,
                 )
         except FileNotFoundError as error:
@@ -135,37 +153,64 @@ class EmulatedHost:
         env: dict[str, str] | None = None,
     ) -> HostProcess:
         """Start a command; the streams are those of ``subprocess.Popen``, in text."""
-        borrowed = BorrowedNic(self.host, self._plan, self._state)
+        borrowed = BorrowedNic(_HostNic(self.host, self._plan, self._state))
         return HostProcess(borrowed, command, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
 
     def namespace(self) -> Path:
         """The namespace that the NIC is in now: the server's, a command's, or a worker's."""
-        return find_nic(self.host, self._plan, self._state)
+        return _HostNic(self.host, self._plan, self._state).find()
 
 
-def _server_namespace(host: Host, state: LabState) -> Path:
-    return namespaces.namespace_path(names.namespace_name(state.lab, host.server.name))
+class _HostNic:
+    """A host's NIC: the ends of its fibre, and the namespaces that it may be in."""
 
+    def __init__(self, host: Host, plan: FabricPlan, state: LabState) -> None:
+        self.host, self.state = host, state
+        self.server = namespace_name(state.lab, host.server.name)
+        self.command = namespace_name(state.lab, f"{host.server.name}.{host.nic.name}")
+        self.end, self.far_end = self._ends(plan)
 
-def _command_namespace(host: Host, state: LabState) -> str:
-    return names.namespace_name(state.lab, f"{host.server.name}.{host.nic.name}")
+    def _ends(self, plan: FabricPlan) -> tuple[PlannedEnd, PlannedEnd]:
+        for a, b in plan.cables:
+            for near, far in ((a, b), (b, a)):
+                if (near.namespace, near.name) == (self.server, self.host.nic.name):
+                    return near, far
+        raise HostUnreachable(f"{self.host.name} is not in the lab as it was made")
 
+    def find(self) -> Path:
+        """The namespace that holds the NIC now; ``HostUnreachable`` if none does."""
+        for name in (self.server, self.command):
+            path = namespaces.namespace_path(name)
+            if namespaces.inode(path) is not None and _holds(path, self.end.name):
+                return path
+        path_of_process = self._by_far_end()
+        if path_of_process is None:
+            raise HostUnreachable(
+                f"looking for the NIC of {self.host.name}: {self.end.name} is neither in "
+                f"{self.server} nor in the namespace of any process",
+                hint=f"Make the lab anew: patchlight emulate up {self.state.source} --replace",
+            )
+        return path_of_process
 
-def find_nic(host: Host, plan: FabricPlan, state: LabState) -> Path:
-    """The namespace that holds a host's NIC now; ``HostUnreachable`` if none does."""
-    server = _server_namespace(host, state)
-    own = namespaces.namespace_path(_command_namespace(host, state))
-    for path in (server, own):
-        if namespaces.inode(path) is not None and _holds(path, host.nic.name):
-            return path
-    path_of_process = _by_far_end(host, plan)
-    if path_of_process is None:
-        raise HostUnreachable(
-            f"looking for the NIC of {host.name}: {host.nic.name} is neither in {server.name} "
-            "nor in the namespace of any process",
-            hint=f"Make the lab anew: patchlight emulate up {state.source} --replace",
-        )
-    return path_of_process
+    def _by_far_end(self) -> Path | None:
+        """Follow the NIC's fibre: the interface at its far end knows where its peer is."""
+        with Netlink(namespaces.namespace_path(self.far_end.namespace)) as netlink:
+            link = links.list_links(netlink).get(self.far_end.name)
+            if link is None or link.peer_namespace_id is None:
+                return None
+            seen = set[int]()
+            for path, number in _process_namespaces():
+                if number in seen:
+                    continue
+                seen.add(number)
+                with suppress(OSError, PatchlightError):
+                    fd = namespaces.open_namespace(path)
+                    try:
+                        if links.namespace_id(netlink, fd) == link.peer_namespace_id:
+                            return path
+                    finally:
+                        os.close(fd)
+        return None
 
 
 def _holds(path: Path, interface: str) -> bool:
@@ -173,46 +218,11 @@ def _holds(path: Path, interface: str) -> bool:
         return interface in links.list_links(netlink)
 
 
-def _by_far_end(host: Host, plan: FabricPlan) -> Path | None:
-    """Follow the NIC's fibre: the interface at its far end knows where its peer is."""
-    far = _far_end(host, plan)
-    with Netlink(namespaces.namespace_path(far.namespace)) as netlink:
-        link = links.list_links(netlink).get(far.name)
-        if link is None or link.peer_namespace_id is None:
-            return None
-        for path in _namespaces_of_processes():
-            with suppress(OSError, PatchlightError):
-                fd = namespaces.open_namespace(path)
-                try:
-                    if links.namespace_id(netlink, fd) == link.peer_namespace_id:
-                        return path
-                finally:
-                    os.close(fd)
-    return None
-
-
-def _far_end(host: Host, plan: FabricPlan) -> PlannedEnd:
-    for a, b in plan.cables:
-        for near, far in ((a, b), (b, a)):
-            if near.mac == host.nic.mac and near.name == host.nic.name:
-                return far
-    raise HostUnreachable(f"{host.name} is not in the lab as it was made")
-
-
-def _namespaces_of_processes() -> Iterator[Path]:
-    seen: set[int] = set()
-    for entry in os.listdir("/proc"):
-        path = Path(f"/proc/{entry}/ns/net")
-        number = namespaces.inode(path) if entry.isdigit() else None
-        if number is not None and number not in seen:
-            seen.add(number)
-            yield path
-
-
-def _processes_in(number: int) -> Iterator[int]:
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and namespaces.inode(f"/proc/{entry}/ns/net") == number:
-            yield int(entry)
+def _process_namespaces() -> Iterator[tuple[Path, int]]:
+    for pid in process_ids():
+        path = Path(f"/proc/{pid}/ns/net")
+        if (number := namespaces.inode(path)) is not None:
+            yield path, number
 
 
 def _let_connections_end(path: Path) -> None:
@@ -241,25 +251,21 @@ def _unsent_bytes(path: Path) -> int | None:
 class BorrowedNic:
     """A namespace in which a command has the host's NIC, and no other, until it is given back."""
 
-    def __init__(self, host: Host, plan: FabricPlan, state: LabState) -> None:
-        self._host = host
-        self._state = state
-        self._end = build.planned_nic(plan, state.lab, host.server.name, host.nic.name)
+    def __init__(self, nic: _HostNic) -> None:
+        self._nic = nic
         self._users: int | None = None
-        self.run_dir = state.run_dir
-        server = _server_namespace(host, state)
-        if len(host.server.nics) == 1:
-            self.namespace = find_nic(host, plan, state)
+        self.run_dir = nic.state.run_dir
+        if len(nic.host.server.nics) == 1:
+            self.namespace = nic.find()
             return
         with self._locked():
-            present = find_nic(host, plan, state)
-            if present == server:
-                present = self._take(server)
-            if present.name == _command_namespace(host, state):
+            self.namespace = nic.find()
+            if self.namespace.name == nic.server:
+                self.namespace = self._take()
+            if self.namespace.name == nic.command:
                 # Others may run commands with it too: the last one out gives it back.
-                self._users = os.open(self._file("users"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+                self._users = self._open_file("users")
                 fcntl.flock(self._users, fcntl.LOCK_SH)
-            self.namespace = present
 
     def give_back(self) -> None:
         """Put the NIC back on its server, if no other command uses it; harmless again."""
@@ -267,84 +273,78 @@ class BorrowedNic:
         if users is None:
             return
         try:
-            if not self.run_dir.exists():
-                return
-            with self._locked():
-                try:
+            if self.run_dir.exists():
+                with self._locked(), suppress(BlockingIOError):
                     fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return
-                self._put_back()
+                    self._put_back()
         finally:
             os.close(users)
 
-    def _file(self, kind: str) -> Path:
-        directory = self.run_dir / "borrowed"
-        directory.mkdir(exist_ok=True)
-        return directory / f"{self._host.server.name}.{self._host.nic.name}.{kind}"
+    def _open_file(self, kind: str) -> int:
+        path = (
+            self.run_dir / "borrowed" / f"{self._nic.host.server.name}.{self._nic.end.name}.{kind}"
+        )
+        path.parent.mkdir(exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        fd = os.open(self._file("lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        fd = self._open_file("lock")
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
             os.close(fd)
 
-    def _take(self, server: Path) -> Path:
-        name = _command_namespace(self._host, self._state)
-        path = namespaces.namespace_path(name)
+    def _take(self) -> Path:
+        nic = self._nic
+        path = namespaces.namespace_path(nic.command)
         with namespaces.kept_namespace():
             if namespaces.inode(path) is None:
-                namespaces.create_here(name)
+                namespaces.create_here(nic.command)
                 namespaces.set_sysctl("ipv6/conf/all/disable_ipv6", 1)
                 namespaces.set_sysctl("ipv4/ip_forward", 0)
                 with Netlink() as netlink:
                     netlink.run([links.set_up(links.LOOPBACK, "lo")])
             try:
-                self._move(server, path, several_nics=False)
+                self._move(nic.server, nic.command)
             except KernelRefused as error:
-                namespaces.delete(name)
+                namespaces.delete(nic.command)
                 raise HostUnreachable(
-                    f"borrowing {self._host.nic.name} of {self._host.server.name}: {error.message}",
+                    f"borrowing {nic.end.name} of {nic.host.server.name}: {error.message}",
                     hint="A worker may have taken it just now: try again.",
                 ) from error
         return path
 
     def _put_back(self) -> None:
-        name = _command_namespace(self._host, self._state)
-        path = namespaces.namespace_path(name)
+        path = namespaces.namespace_path(self._nic.command)
         number = namespaces.inode(path)
-        if number is None or not _holds(path, self._end.name):
+        if number is None or not _holds(path, self._nic.end.name):
             return
-        if any(True for _ in _processes_in(number)):
+        if any(inode == number for _, inode in _process_namespaces()):
             # The command left something running: it keeps the NIC for as long.
             return
         _let_connections_end(path)
-        self._move(path, _server_namespace(self._host, self._state), several_nics=True)
-        namespaces.delete(name)
+        self._move(self._nic.command, self._nic.server)
+        namespaces.delete(self._nic.command)
 
-    def _move(self, origin: Path, target: Path, *, several_nics: bool) -> None:
+    def _move(self, origin: str, target: str) -> None:
         """Move the NIC, and set up again what a move loses: address, routes, limit."""
-        end = self._end
-        fd = namespaces.open_namespace(target)
+        end = self._nic.end
+        fd = namespaces.open_namespace(namespaces.namespace_path(target))
         try:
-            with Netlink(origin) as netlink:
+            with Netlink(namespaces.namespace_path(origin)) as netlink:
                 link = links.list_links(netlink).get(end.name)
                 if link is None:
-                    raise HostUnreachable(f"moving {end.name}: it is not in {origin.name} any more")
+                    raise HostUnreachable(f"moving {end.name}: it is not in {origin} any more")
                 netlink.run([links.move(link.index, fd, end.name)])
+            with namespaces.entered(fd), Netlink() as netlink:
+                index = links.list_links(netlink)[end.name].index
+                several_nics = target == self._nic.server
+                settings = build.nic_requests(end, index, several_nics=several_nics)
+                netlink.run([links.set_up(index, end.name), *settings])
+                if self._nic.state.datapath == "netdev":
+                    ethtool.set_tx_checksum(end.name, False)
+                ethtool.settle_link(end.name)
         finally:
             os.close(fd)
-        with namespaces.entered(target), Netlink() as netlink:
-            index = links.list_links(netlink)[end.name].index
-            netlink.run(
-                [
-                    links.set_up(index, end.name),
-                    *build.nic_requests(end, index, several_nics=several_nics),
-                ]
-            )
-            if self._state.datapath == "netdev":
-                ethtool.set_tx_checksum(end.name, False)
-            ethtool.settle_link(end.name)

@@ -8,26 +8,58 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
-from patchlight.emulation.fabric import build, names, openvswitch
-from patchlight.emulation.fabric.lab_state import LabState
-from patchlight.emulation.fabric.plan import FabricPlan
+from patchlight.emulation.fabric import build, openvswitch
+from patchlight.emulation.fabric.lab_state import LabState, recorded_labs, run_dir
+from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, namespace_name
 from patchlight.emulation.fabric.processes import Service, Supervisor, get_json
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.linux import deploy_file, docker_engine, namespaces
-from patchlight.testbed.linux.sockets import unix_socket_answers
+from patchlight.testbed.linux import deploy_file, docker_engine
+from patchlight.testbed.linux.namespaces import namespace_path
+from patchlight.testbed.linux.sockets import free_ports, unix_socket_answers
 from patchlight.testbed.units import format_rate
 
 _MOST_SERVERS_WITH_AGENTS = 16
 _CONNECT_S = 20.0
 # What a userspace Open vSwitch was seen to carry on one core.
 _NETDEV_BPS = 400e6
+
+
+def runtime_lab(lab: Lab) -> Lab:
+    """``lab`` as the controller and the agents of its emulation will know it.
+
+    Agents answer on Unix sockets of the runtime directory, circuit switches and the
+    controller's API on free loopback ports. Switches reach the controller inside their own
+    namespace, where its OpenFlow port is always free.
+    """
+    directory = run_dir(lab.name)
+    # The usual port is for the only lab; two that come up at once must not race for it.
+    alone = not set(recorded_labs()) - {lab.name}
+    usual = int(lab.controller_api.rpartition(":")[2]) if alone else 0
+    api, *ports = free_ports(1 + len(lab.circuit_switches), usual)
+    return lab.with_changes(
+        servers=tuple(
+            replace(
+                server,
+                management=f"unix:{directory}/agents/{server.name}.sock",
+                # The emulated interface is called by the NIC's name, whatever the real one is.
+                nics=tuple(replace(nic, interface=None) for nic in server.nics),
+            )
+            for server in lab.servers
+        ),
+        circuit_switches=tuple(
+            replace(switch, address=f"127.0.0.1:{port}")
+            for switch, port in zip(lab.circuit_switches, ports, strict=True)
+        ),
+        controller_api=f"127.0.0.1:{api}",
+        controller_openflow=f"127.0.0.1:{lab.controller_openflow.rpartition(':')[2]}",
+    )
 
 
 class LabKeywords(TypedDict, total=False):
@@ -102,10 +134,10 @@ class LabServices:
         if self.datapath == "bridge":
             supervisor.wait()
             return
-        switches = openvswitch.OpenVSwitch(self._run_dir / "ovs", _path(plan.fabric))
+        switches = openvswitch.OpenVSwitch(self._run_dir / "ovs", namespace_path(plan.fabric))
         self._say(f"starting Open vSwitch ({self.datapath} datapath), {len(plan.bridges)} switches")
         self._warn_of_rates(plan)
-        switches.start(supervisor)
+        switches.start(supervisor.start)
         switches.add_bridges(plan, self.datapath, learning=not self.has_controller)
         build.limit_switch_ports(plan)
         supervisor.wait()
@@ -148,7 +180,7 @@ class LabServices:
             options = {
                 "--ocs": switch.name,
                 "--listen": switch.address,
-                "--netns": names.namespace_name(self._lab.name, switch.name),
+                "--netns": namespace_name(self._lab.name, switch.name),
                 "--state": directory / f"{switch.name}.json",
                 "--control": directory / f"{switch.name}.control",
                 "--ready-file": ready_file,
@@ -190,7 +222,7 @@ class LabServices:
                 f"agent-{server.name}",
                 "patchlight.agents",
                 options,
-                namespace=_path(names.namespace_name(self._lab.name, server.name)),
+                namespace=namespace_path(namespace_name(self._lab.name, server.name)),
                 ready=partial(unix_socket_answers, path),
             )
 
@@ -213,7 +245,7 @@ class LabServices:
         choice = self._options.policies
         options = {
             "--state": self._run_dir / "controller",
-            "--openflow-netns": _path(names.fabric_namespace(self._lab.name)),
+            "--openflow-netns": namespace_path(fabric_namespace(self._lab.name)),
             "--api": self._lab.controller_api,
             "--engine": self._options.engine,
             **{f"--{kind}": name for kind, name in choice.words.items()},
@@ -239,7 +271,3 @@ class LabServices:
         argv = [sys.executable, "-m", *command.split(), f"--lab={self._run_dir / 'lab.yaml'}"]
         argv += [f"{option}={value}" for option, value in options.items() if value]
         return Service(name=name, argv=argv, ready=ready, namespace=namespace)
-
-
-def _path(namespace: str) -> Path:
-    return namespaces.namespace_path(namespace)

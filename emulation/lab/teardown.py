@@ -6,23 +6,29 @@ parts of a lab carry. It needs nothing of the lab to be alive, nor the lab file.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
+import resource
 import shutil
 import signal
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
 from patchlight.emulation.fabric import lab_state as states
-from patchlight.emulation.fabric import names
-from patchlight.emulation.fabric.packet_sockets import kill_and_close
+from patchlight.emulation.fabric.plan import fabric_namespace, namespace_prefix
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import docker_engine, namespaces
+from patchlight.testbed.linux.processes import ancestors, environment, process_ids
 
+_PIDFD_GETFD = 438  # the same number on every architecture
+_CLOSING_THREADS = 32
+_libc = ctypes.CDLL(None, use_errno=True)
 _POLITE_S = 2.0
 _DEADLINE_S = 15.0
 
@@ -42,18 +48,17 @@ def remove_lab(lab: str) -> bool:
     """
     directory = states.run_dir(lab)
     state = _recorded(lab)
-    if state is None and not directory.exists():
+    if state is None:
         return False
-    if state is not None and state.is_of_this_boot:
+    # After a reboot the kernel holds nothing of ours, but Docker keeps its containers.
+    if state.is_of_this_boot:
         present = _present_namespaces(state)
         _refuse_own_namespace(lab, present)
         _end_processes(state, set(present.values()))
-        _remove_containers(lab, state.docker if state else "")
+    _remove_containers(lab, state.docker)
+    if state.is_of_this_boot:
         # Looked up again: a dying agent takes the namespaces of its workers away itself.
         _end_namespaces(lab, _present_namespaces(state))
-    else:
-        # After a reboot the kernel holds nothing of ours, but Docker keeps its containers.
-        _remove_containers(lab, state.docker if state else "")
     shutil.rmtree(directory, ignore_errors=True)
     if directory.exists():
         raise NotRemoved(f"removing {directory}: it is still there", hint="Remove it by hand.")
@@ -66,7 +71,7 @@ def _recorded(lab: str) -> states.LabState | None:
         state = states.read_state(lab)
         if state is not None:
             return state
-    if states.run_dir(lab).exists() or namespaces.names_with_prefix(names.namespace_prefix(lab)):
+    if states.run_dir(lab).exists() or namespaces.names_with_prefix(namespace_prefix(lab)):
         return states.new_state(lab, "", 1.0)
     return None
 
@@ -77,8 +82,7 @@ def is_there(lab: str) -> bool:
 
 
 def _present_namespaces(state: states.LabState) -> dict[str, int]:
-    """The lab's namespaces that are there, with their inodes."""
-    prefix = names.namespace_prefix(state.lab)
+    prefix = namespace_prefix(state.lab)
     names_of_lab = {*state.namespaces, *namespaces.names_with_prefix(prefix)}
     inodes = {name: namespaces.inode(namespaces.namespace_path(name)) for name in names_of_lab}
     return {name: inode for name, inode in inodes.items() if inode is not None}
@@ -93,10 +97,9 @@ def _refuse_own_namespace(lab: str, present: dict[str, int]) -> None:
 
 
 def _end_processes(state: states.LabState, inodes: set[int]) -> None:
-    """End every process of the lab: politely, then by force."""
     for process in state.processes:
         if process.abrupt and states.is_running(process):
-            kill_and_close(process.pid)
+            _kill_and_close(process.pid)
     began = time.monotonic()
     asked: set[int] = set()
     while True:
@@ -117,18 +120,64 @@ def _end_processes(state: states.LabState, inodes: set[int]) -> None:
         _wait_for_any(running, min(0.5, max(0.01, _POLITE_S - waited)))
 
 
+def _kill_and_close(pid: int) -> None:
+    """End by force a process that may hold hundreds of packet sockets.
+
+    A userspace Open vSwitch has one on every port. When one is closed, the kernel waits until no
+    processor can still be using it, some 10 ms; a process that ends closes them one after
+    another, 4 s for 300 ports. Taken over first and closed side by side, they share those waits.
+    Where the kernel does not hand them over, the process is ended all the same, only slower.
+    """
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        with _many_files():
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, signal.SIGSTOP)
+            taken = _take_sockets(pid, process)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+            with ThreadPoolExecutor(_CLOSING_THREADS) as pool:
+                list(pool.map(os.close, taken))
+    finally:
+        os.close(process)
+
+
+def _take_sockets(pid: int, process: int) -> list[int]:
+    taken, names = list[int](), list[str]()
+    with suppress(OSError):
+        names = os.listdir(f"/proc/{pid}/fd")
+    for name in names:
+        # A file may close between two looks at it.
+        with suppress(OSError):
+            if os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
+                fd = _libc.syscall(_PIDFD_GETFD, process, int(name), 0)
+                if fd >= 0:
+                    taken.append(fd)
+                elif ctypes.get_errno() in (errno.EPERM, errno.ENOSYS, errno.EMFILE):
+                    break
+    return taken
+
+
+@contextmanager
+def _many_files() -> Iterator[None]:
+    """As many open files as this process may have, inside the block."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def _lab_processes(state: states.LabState, inodes: set[int]) -> Iterable[int]:
     """Processes recorded, in a namespace of the lab, or marked as its own."""
     recorded = {p.pid for p in state.processes if states.is_running(p)}
-    mark = f"{states.MARK}={state.run_dir}".encode()
-    spared = _ancestors()
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        pid = int(entry)
-        if pid in spared:
-            continue
-        if pid in recorded or _is_in(pid, inodes) or _is_marked(pid, mark):
+    mark = f"{states.MARK}={state.run_dir}"
+    for pid in set(process_ids()) - ancestors():  # ``down`` never ends who asked for it
+        if pid in recorded or _is_in(pid, inodes) or mark in environment(pid):
             yield pid
 
 
@@ -137,24 +186,6 @@ def _is_in(pid: int, inodes: set[int]) -> bool:
     with suppress(OSError):
         return int(os.readlink(f"/proc/{pid}/ns/net")[5:-1]) in inodes
     return False
-
-
-def _is_marked(pid: int, mark: bytes) -> bool:
-    with suppress(OSError):
-        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return False
-
-
-def _ancestors() -> set[int]:
-    """This process and those that it descends from: ``down`` never ends who asked for it."""
-    ancestors, pid = set(), os.getpid()
-    while pid > 1 and pid not in ancestors:
-        ancestors.add(pid)
-        try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            break
-    return ancestors
 
 
 def _kill(pid: int, number: signal.Signals) -> None:
@@ -188,21 +219,17 @@ def _remove_containers(lab: str, engine: str) -> None:
     """Force away every container labelled ``patchlight.lab=<lab>``, where an engine answers."""
     filters = quote(json.dumps({"label": [f"patchlight.lab={lab}"]}))
     try:
-        containers = docker_engine.ask("GET", f"/containers/json?all=1&filters={filters}", engine)
+        answer = docker_engine.ask("GET", f"/containers/json?all=1&filters={filters}", engine)
     except OSError:
         return
-    if containers.status != 200:
-        raise ContainerNotRemoved(
-            f"listing the containers of lab {lab}: Docker said {containers.text}"
-        )
-    for container in containers.json():
-        number = container["Id"]
+    if answer.status != 200:
+        raise ContainerNotRemoved(f"listing the containers of lab {lab}: Docker said {answer.text}")
+    for number in [container["Id"] for container in answer.json()]:
         answer = docker_engine.ask("DELETE", f"/containers/{number}?force=1&v=1", engine)
         # 404, 409: it is gone, or already on its way.
         if answer.status not in (204, 404, 409):
-            raise ContainerNotRemoved(
-                f"removing the container {number[:12]}: Docker said {answer.text}"
-            )
+            what = f"removing the container {number[:12]}"
+            raise ContainerNotRemoved(f"{what}: Docker said {answer.text}")
 
 
 def _described(pids: set[int]) -> str:
@@ -222,7 +249,7 @@ def _end_namespaces(lab: str, present: dict[str, int]) -> None:
     from patchlight.emulation.fabric import links
     from patchlight.testbed.linux.netlink import KernelRefused, Netlink
 
-    fabric = names.fabric_namespace(lab)
+    fabric = fabric_namespace(lab)
     # Intended but never mounted: an empty file in /run/netns.
     device = os.stat("/proc/self/ns/net").st_dev
     real = [n for n in present if os.stat(namespaces.namespace_path(n)).st_dev == device]

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from patchlight.emulation.fabric.names import namespace_name
+from patchlight.emulation.fabric.plan import namespace_name
 from patchlight.emulation.optical.crossbar import KernelCrossbar, NoCrossbar, arriving_dbm
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.server import server_class

@@ -1,8 +1,7 @@
-"""``patchlight doctor``: what this machine has and lacks. Every probe leaves it as it was."""
+"""``patchlight doctor``: what this machine has and lacks; every probe leaves it as it was."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import json
 import os
@@ -12,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from patchlight.testbed.linux import deploy_file
 from patchlight.testbed.linux import docker_engine as engine
 
 DEMO = "make demo"
+_COLOURS = {"ok": "green", "missing": "red", "untested": "yellow"}
 _BY_HAND = "looking into a lab by hand"
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 _PATIENCE_S = 20.0
@@ -48,7 +49,7 @@ class Check:
         return {True: "ok", False: "missing", None: "untested"}[self.ok]
 
 
-# Program, its package, what needs it, and the option that prints its version.
+# Name, Debian's package, what does not work without it, the option that prints its version.
 _PROGRAMS = (
     ("ovs-vswitchd", "openvswitch-switch", DEMO, "--version"),
     ("ovsdb-server", "openvswitch-switch", DEMO, "--version"),
@@ -98,6 +99,49 @@ _KERNEL = (
 )
 
 
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(as_json: bool) -> None:
+    """Say what this machine has and lacks, and how to install what is missing.
+
+    Exit code 1 if something is missing that `make demo` needs. Nothing on the machine changes.
+    """
+    checks = list(examine())
+    lacking = [check for check in checks if check.ok is False and check.needed_for == DEMO]
+    if as_json:
+        keys = ("name", "state", "found", "needed_for")
+        facts = [{key: getattr(check, key) for key in keys} for check in checks]
+        for check, fact in zip(checks, facts, strict=True):
+            fact["install"] = check.install or None
+        print_json({"ready_for_demo": not lacking, "checks": facts})
+    else:
+        _print(checks, lacking)
+    if lacking:
+        sys.exit(1)
+
+
+def _print(checks: list[Check], lacking: list[Check]) -> None:
+    from rich.markup import escape
+
+    out = console()
+    table = new_table("", "what", "found", "needed for")
+    for check in checks:
+        colour = _COLOURS[check.state]
+        state = f"[{colour}]{check.state}[/{colour}]"
+        table.add_row(state, check.name, escape(check.found), check.needed_for)
+    out.print(table)
+    wanted = [check for check in checks if check.ok is not True and check.install]
+    if wanted:
+        out.print("To install or try what is missing:")
+        for command in dict.fromkeys(check.install for check in wanted):
+            names = ", ".join(check.name for check in wanted if check.install == command)
+            out.print(f"  {escape(command)}    [dim]# {escape(names)}[/dim]", soft_wrap=True)
+    if lacking:
+        out.print(f"\n`{DEMO}` cannot run yet: {', '.join(check.name for check in lacking)}.")
+    else:
+        out.print(f"\nAll that `{DEMO}` needs is here.")
+
+
 def examine() -> Iterator[Check]:
     """Every check, in the order to mend things in."""
     yield _root()
@@ -121,26 +165,27 @@ def _python() -> Check:
     return Check("Python 3.11 or newer", good, found, DEMO, _apt("python3 python3-venv"))
 
 
-def _program(name: str, package: str, needed_for: str, version: str) -> Check:
-    where = shutil.which(name, path=_PATH)
-    if where is None:
+def _program(name: str, package: str, needed_for: str, version_option: str) -> Check:
+    path = shutil.which(name, path=_PATH)
+    if path is None:
         return Check(name, False, "not found", needed_for, _apt(package))
-    process = _run([where, version])
-    printed = (process.stdout or process.stderr).strip()
-    found = printed.splitlines()[0] if process.returncode == 0 and printed else where
-    return Check(name, True, found, needed_for)
+    process = _run([path, version_option])
+    lines = (process.stdout or process.stderr).strip().splitlines()
+    return Check(name, True, lines[0] if lines and not process.returncode else path, needed_for)
 
 
 def _datapath() -> Check:
     """Which Open vSwitch datapath a lab gets. Either will do, so this is never missing."""
+    name, purpose = "Open vSwitch datapath", "speed of emulated switches"
     found = "in user space (this kernel has no module openvswitch)"
-    with contextlib.suppress(OSError):
-        known = Path("/lib/modules", platform.release(), "modules.dep")
-        if "/openvswitch.ko" in known.read_text(encoding="utf-8", errors="replace"):
-            found = "in the kernel (module openvswitch can be loaded)"
     if Path("/sys/module/openvswitch").exists():
         found = "in the kernel (module openvswitch is loaded)"
-    return Check("Open vSwitch datapath", True, found, "speed of emulated switches")
+    else:
+        modules = Path("/lib/modules", platform.release(), "modules.dep")
+        with suppress(OSError):
+            if "/openvswitch.ko" in modules.read_text(encoding="utf-8", errors="replace"):
+                found = "in the kernel (module openvswitch can be loaded)"
+    return Check(name, True, found, purpose)
 
 
 def _kernel(name: str, command: str) -> Check:
@@ -225,55 +270,3 @@ def _run(command: list[str], patience_s: float = _PATIENCE_S) -> subprocess.Comp
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(command, 1, "", str(error))
-
-
-_COLOURS = {"ok": "green", "missing": "red", "untested": "yellow"}
-
-
-@click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(as_json: bool) -> None:
-    """Say what this machine has and lacks, and how to install what is missing.
-
-    Exit code 1 if something is missing that `make demo` needs. Nothing on the machine changes.
-    """
-    checks = list(examine())
-    lacking = [check for check in checks if check.ok is False and check.needed_for == DEMO]
-    if as_json:
-        print_json({"ready_for_demo": not lacking, "checks": [_plain(check) for check in checks]})
-    else:
-        _print(checks, lacking)
-    if lacking:
-        sys.exit(1)
-
-
-def _plain(check: Check) -> dict[str, object]:
-    return {
-        "name": check.name,
-        "state": check.state,
-        "found": check.found,
-        "needed_for": check.needed_for,
-        "install": check.install or None,
-    }
-
-
-def _print(checks: list[Check], lacking: list[Check]) -> None:
-    from rich.markup import escape
-
-    out = console()
-    table = new_table("", "what", "found", "needed for")
-    for check in checks:
-        colour = _COLOURS[check.state]
-        state = f"[{colour}]{check.state}[/{colour}]"
-        table.add_row(state, check.name, escape(check.found), check.needed_for)
-    out.print(table)
-    wanted = [check for check in checks if check.ok is not True and check.install]
-    if wanted:
-        out.print("To install or try what is missing:")
-        for command in dict.fromkeys(check.install for check in wanted):
-            names = ", ".join(check.name for check in wanted if check.install == command)
-            out.print(f"  {escape(command)}    [dim]# {escape(names)}[/dim]", soft_wrap=True)
-    if lacking:
-        out.print(f"\n`{DEMO}` cannot run yet: {', '.join(check.name for check in lacking)}.")
-    else:
-        out.print(f"\nAll that `{DEMO}` needs is here.")

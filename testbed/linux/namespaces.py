@@ -60,13 +60,11 @@ def prepare_directory() -> None:
     hide a second copy of every mount in it, which would keep deleted namespaces alive.
     """
     DIRECTORY.mkdir(parents=True, exist_ok=True)
-    directory = str(DIRECTORY)
-    if _mount(None, directory, _MS_SHARED | _MS_REC) == 0:
-        return
-    if _mount(directory, directory, _MS_BIND | _MS_REC) or _mount(
-        None, directory, _MS_SHARED | _MS_REC
-    ):
-        raise _failed(f"making {DIRECTORY} a shared mount")
+    directory, shared = str(DIRECTORY), _MS_SHARED | _MS_REC
+    if _mount(None, directory, shared):
+        bound = _mount(directory, directory, _MS_BIND | _MS_REC) == 0
+        if not bound or _mount(None, directory, shared):
+            raise _failed(f"making {DIRECTORY} a shared mount")
 
 
 @contextmanager

@@ -87,10 +87,6 @@ class Netlink:
         """Close the socket; a namespace lives as long as a socket in it does."""
         self._socket.close()
 
-    def fileno(self) -> int:
-        """The socket's descriptor."""
-        return self._socket.fileno()
-
     def run(self, requests: Sequence[Request]) -> None:
         """Have the kernel do all of these, in order; raise for the first that failed.
 
@@ -103,23 +99,20 @@ class Netlink:
         first = self._sequence + 1
         self._sequence += len(batch)
         parts = []
-        for index, request in enumerate(batch):
-            last = index == len(batch) - 1
-            flags = request.flags | F_REQUEST | (F_ACK if last else 0)
-            parts.append(_pack(request.type, flags, first + index, request.body))
+        for sequence, request in enumerate(batch, first):
+            flags = request.flags | F_REQUEST | (F_ACK if sequence == self._sequence else 0)
+            parts.append(_pack(request.type, flags, sequence, request.body))
         self._socket.send(b"".join(parts))
         failure: KernelRefused | None = None
-        while True:
-            for kind, flags, sequence, payload in self._receive(batch[-1].doing):
-                if kind != _ERROR or not first <= sequence <= self._sequence:
-                    continue
+        for kind, flags, sequence, payload in self._answers(first, batch[-1].doing):
+            if kind == _ERROR:
                 code, explanation = _error(flags, payload)
                 if code and failure is None:
                     failure = KernelRefused(batch[sequence - first].doing, code, explanation)
                 if sequence == self._sequence:
-                    if failure:
-                        raise failure
-                    return
+                    break
+        if failure:
+            raise failure
 
     def ask(self, request: Request) -> list[tuple[int, bytes]]:
         """The kernel's answers to one question, as (message type, body); dumps too."""
@@ -128,27 +121,27 @@ class Netlink:
         flags = request.flags | F_REQUEST | (0 if dump else F_ACK)
         self._socket.send(_pack(request.type, flags, self._sequence, request.body))
         answers: list[tuple[int, bytes]] = []
-        while True:
-            for kind, flags, sequence, payload in self._receive(request.doing):
-                if sequence != self._sequence:
-                    continue
-                if kind == _DONE:
-                    return answers
-                if kind == _ERROR:
-                    code, explanation = _error(flags, payload)
-                    if code:
-                        raise KernelRefused(request.doing, code, explanation)
-                    return answers
-                answers.append((kind, payload))
+        for kind, flags, _, payload in self._answers(self._sequence, request.doing):
+            if kind in (_DONE, _ERROR):
+                code, explanation = _error(flags, payload) if kind == _ERROR else (0, "")
+                if code:
+                    raise KernelRefused(request.doing, code, explanation)
+                break
+            answers.append((kind, payload))
+        return answers
 
-    def _receive(self, doing: str) -> list[tuple[int, int, int, bytes]]:
-        try:
-            data = self._socket.recv(1 << 18)
-        except TimeoutError as error:
-            raise KernelRefused(doing, errno.ETIMEDOUT) from error
-        except OSError as error:
-            raise KernelRefused(doing, error.errno or errno.EIO) from error
-        return list(_messages(data))
+    def _answers(self, first: int, doing: str) -> Iterator[tuple[int, int, int, bytes]]:
+        """What the kernel says to the requests numbered ``first`` and above, as it comes."""
+        while True:
+            try:
+                data = self._socket.recv(1 << 18)
+            except OSError as error:
+                timed_out = isinstance(error, TimeoutError)
+                code = errno.ETIMEDOUT if timed_out else error.errno or errno.EIO
+                raise KernelRefused(doing, code) from error
+            for message in _messages(data):
+                if first <= message[2] <= self._sequence:
+                    yield message
 
 
 def _pack(kind: int, flags: int, sequence: int, body: bytes) -> bytes:

@@ -84,7 +84,7 @@ def token_bucket(rate_bps: float) -> TokenBucket:
     return TokenBucket(rate, min(burst, 1 << 30), min(limit, 1 << 31))
 
 
-def limit_request(index: int, rate_bps: float, name: str) -> Request:
+def limit_request(index: int, name: str, rate_bps: float) -> Request:
     """Limit what the interface sends; replaces a limit that is there."""
     bucket = token_bucket(rate_bps)
     old_rate = min(bucket.rate_bytes_per_s, 0xFFFFFFFF)
@@ -120,7 +120,6 @@ class _Qdisc:
 
 
 def _qdiscs(netlink: Netlink) -> Iterator[_Qdisc]:
-    """Every queueing discipline of the socket's namespace."""
     request = Request(_GETQDISC, F_DUMP, _TCMSG.pack(0, 0, 0, 0, 0), "reading the queues")
     for message_type, body in netlink.ask(request):
         if message_type == _NEWQDISC:
@@ -177,11 +176,11 @@ def restore_limit(netlink: Netlink, index: int, name: str, limit: SavedLimit) ->
 
 def verify_limits(netlink: Netlink, limited: Iterable[tuple[int, str, float]]) -> None:
     """Raise ``NotShaped`` unless each (index, name, rate) has its limit now."""
-    wrong = wrong_limits(read_limits(netlink), limited)
-    if wrong:
+    if wrong := wrong_limits(read_limits(netlink), limited):
+        first = dict(list(wrong.items())[:5])
+        have = "; ".join(f"{name} has {limit}" for name, limit in first.items())
         raise NotShaped(
-            f"shaping {', '.join(list(wrong)[:5])}: read back, "
-            + "; ".join(f"{name} has {is_now}" for name, is_now in list(wrong.items())[:5]),
+            f"shaping {', '.join(first)}: read back, {have}",
             hint="Something removed or replaced the queue; the lab would run at other rates.",
         )
 

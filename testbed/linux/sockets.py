@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.linux.processes import command_line, process_ids
 
 if TYPE_CHECKING:
     import uvicorn
@@ -132,23 +133,19 @@ def http_server(app: Any, **options: Any) -> uvicorn.Server:
 def port_owner(port: int) -> str:
     """Who listens on a TCP port in this network namespace: ``"nginx (pid 812)"``."""
     inodes = _listening_inodes(port)
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit() and _holds(process, inodes):
-            return f"{_name(process)} (pid {process.name})"
+    for pid in process_ids():
+        if _holds(Path(f"/proc/{pid}"), inodes):
+            return f"{command_line(pid)[:80] or 'a process that just ended'} (pid {pid})"
     return "a process that is not visible from here"
 
 
 def _listening_inodes(port: int) -> set[str]:
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            lines = Path(table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            columns = line.split()
-            if columns[3] == _LISTEN and int(columns[1].rpartition(":")[2], 16) == port:
-                inodes.add(columns[9])
+        with suppress(OSError):
+            for columns in map(str.split, Path(table).read_text().splitlines()[1:]):
+                if columns[3] == _LISTEN and int(columns[1].rpartition(":")[2], 16) == port:
+                    inodes.add(columns[9])
     return inodes
 
 
@@ -161,11 +158,3 @@ def _holds(process: Path, inodes: set[str]) -> bool:
                 if target.startswith("socket:[") and target[8:-1] in inodes:
                     return True
     return False
-
-
-def _name(process: Path) -> str:
-    try:
-        arguments = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        return " ".join(filter(None, arguments))[:80] or (process / "comm").read_text()
-    except OSError:
-        return "a process that just ended"

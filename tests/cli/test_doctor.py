@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from patchlight.cli import doctor as host_checks
 from patchlight.cli.doctor import DEMO, Check, docker_engine, doctor, examine
 
 
@@ -44,7 +43,7 @@ def test_the_exit_code_says_whether_the_demo_can_run() -> None:
 def test_programs_that_are_not_there_are_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(host_checks, "_PATH", str(tmp_path))
+    monkeypatch.setattr("patchlight.cli.doctor._PATH", str(tmp_path))
     checks = list(examine())
     missing = named(checks, "ovs-vswitchd")
     assert missing.state == "missing"

@@ -1,10 +1,24 @@
 """Packet switches in memory: does this packet arrive, and where did it pass?"""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
 
 from patchlight.controller.openflow.flowtable import FlowTable
-from patchlight.testbed.lab import Endpoint, Host, Lab
+from patchlight.testbed.lab import (
+    CircuitSwitch,
+    Endpoint,
+    Fibre,
+    Host,
+    Lab,
+    Nic,
+    PacketSwitch,
+    Server,
+    default_mac,
+)
+from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import Links
 
 Packet = Mapping[str, int | str]
@@ -69,3 +83,43 @@ def arp_request(receiver: Host) -> Packet:
         "arp_op": 1,
         "arp_tpa": str(receiver.nic.address),
     }
+
+
+def make_lab(
+    trunks: Iterable[tuple[int, int]],
+    hosts: Iterable[int],
+    through_ocs: frozenset[int] = frozenset(),
+) -> Lab:
+    """Switches ``sw0``… joined by ``trunks`` (pairs, repeats allowed); one host for each switch
+    index in ``hosts``. Fibres whose number is in ``through_ocs`` are cut by an OCS in the middle.
+    """
+    used: dict[int, int] = {}
+
+    def port(switch: int) -> Endpoint:
+        used[switch] = used.get(switch, 0) + 1
+        return Endpoint(f"sw{switch}", str(used[switch]))
+
+    ends = [(port(a), port(b)) for a, b in trunks]
+    servers = []
+    for i, switch in enumerate(hosts):
+        address = IPv4Address("10.0.0.0") + i + 1
+        nic = Nic("nic0", address, default_mac(address))
+        servers.append(Server(f"h{i}", None, (), (nic,)))
+        ends.append((Endpoint(f"h{i}", "nic0"), port(switch)))
+    fibres, pairs = [], []
+    for number, (a, b) in enumerate(ends):
+        if number in through_ocs:
+            left, right = 2 * number + 1, 2 * number + 2
+            fibres += [Fibre(a, Endpoint("ocs", str(left))), Fibre(Endpoint("ocs", str(right)), b)]
+            pairs.append((left, right))
+        else:
+            fibres.append(Fibre(a, b))
+    ocs = CircuitSwitch("ocs", "none", "", 2 * len(ends), initial=PortMap.duplex(pairs))
+    return Lab(
+        "test",
+        IPv4Network("10.0.0.0/16"),
+        tuple(servers),
+        tuple(PacketSwitch(f"sw{i}", i + 1, n) for i, n in sorted(used.items())),
+        (ocs,),
+        tuple(fibres),
+    )

@@ -15,27 +15,23 @@ _NUMBERS = itertools.count(1)
 
 
 class Recorder:
-    """The events of a speaker, as they came."""
-
     def __init__(self, speaker: Speaker) -> None:
         self.events: list[Message] = []
         speaker.subscribe(self.events.append)
 
     def of(self, kind: str, **fields: object) -> list[Message]:
-        """The events so far of that kind, and with these values."""
-        return [
-            event
-            for event in self.events
-            if event["event"] == kind and fields.items() <= event.items()
-        ]
+        fields["event"] = kind
+        return [event for event in self.events if fields.items() <= event.items()]
 
     async def wait(self, kind: str, *, after: int = 0, **fields: object) -> Message:
         """The first such event, past the first ``after`` events."""
-        await eventually(
-            lambda: [e for e in self.of(kind, **fields) if e in self.events[after:]],
-            f"event {kind} {fields}, but only {[e['event'] for e in self.events[-9:]]}",
-        )
-        return next(e for e in self.of(kind, **fields) if e in self.events[after:])
+
+        def found() -> list[Message]:
+            return [e for e in self.of(kind, **fields) if e in self.events[after:]]
+
+        kinds = [e["event"] for e in self.events[-9:]]
+        await eventually(found, f"event {kind} {fields}, but only {kinds}")
+        return found()[0]
 
 
 class OpenFlowBench:
@@ -69,8 +65,17 @@ class OpenFlowBench:
         async with speaker:
             yield speaker, recorder
 
+    @asynccontextmanager
+    async def connected(
+        self, apps: tuple[str, ...] = ()
+    ) -> AsyncIterator[tuple[Speaker, Recorder, str]]:
+        """A speaker, its events, and a bridge that is connected to it as datapath 1."""
+        async with self.speaker(1, apps=apps) as (speaker, events):
+            name = self.bridge(1)
+            await events.wait("switch-up", datapath_id=1)
+            yield speaker, events, name
+
     def bridge(self, datapath_id: int) -> str:
-        """A new bridge that connects at once."""
         name = f"br{next(_NUMBERS)}"
         self.ovs.add_bridge(name, datapath_id, self.listen)
         self.bridges.append(name)

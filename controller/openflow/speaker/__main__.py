@@ -73,17 +73,16 @@ def _run(options: argparse.Namespace) -> None:
     if options.netns:
         namespaces.enter(options.netns)
     listener = listen(options.listen)
-    chosen = engine.choose(options.engine)
+    name, version = engine.choose(options.engine)
     # Only now: these import the engine.
     from patchlight.controller.openflow.speaker.app_runner import run_apps
-    from patchlight.controller.openflow.speaker.handlers import Handlers
-    from patchlight.controller.openflow.speaker.server import Server
+    from patchlight.controller.openflow.speaker.server import Handlers, Server
     from patchlight.controller.openflow.speaker.switch_registry import SwitchRegistry
 
     address, port = listener.getsockname()[:2]
     about: Message = {
-        "engine": chosen.name,
-        "engine_version": chosen.version,
+        "engine": name,
+        "engine_version": version,
         "listen": f"[{address}]:{port}" if ":" in address else f"{address}:{port}",
         "pid": os.getpid(),
         "apps": options.ryu_app,

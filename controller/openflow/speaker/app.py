@@ -18,8 +18,6 @@ from patchlight.controller.openflow.speaker.switch import port_of
 from patchlight.controller.openflow.speaker.switch_registry import SwitchRegistry
 
 _PORT_CHANGES = {ofp.OFPPR_ADD: "added", ofp.OFPPR_DELETE: "removed", ofp.OFPPR_MODIFY: "changed"}
-
-
 _Handler = TypeVar("_Handler", bound=Callable[..., None])
 
 
@@ -60,14 +58,10 @@ class Patchlight(app_manager.RyuApp):  # type: ignore[misc]
             change = _PORT_CHANGES.get(message.reason, "changed")
             self._registry.port(message.datapath, port_of(message.desc), change)
 
-    @_on(ofp_event.EventOFPBarrierReply, MAIN_DISPATCHER)
-    def on_barrier(self, event: Any) -> None:
-        """A switch has done all it was told."""
-        if (switch := self._registry.of(event.msg.datapath)) is not None:
-            switch.on_barrier(event.msg)
-
     @_on(
         [
+            ofp_event.EventOFPBarrierReply,
+            ofp_event.EventOFPErrorMsg,
             ofp_event.EventOFPFlowStatsReply,
             ofp_event.EventOFPPortStatsReply,
             ofp_event.EventOFPPortDescStatsReply,
@@ -75,13 +69,7 @@ class Patchlight(app_manager.RyuApp):  # type: ignore[misc]
         ],
         MAIN_DISPATCHER,
     )
-    def on_stats(self, event: Any) -> None:
-        """A switch counts, or describes itself or its ports."""
+    def on_reply(self, event: Any) -> None:
+        """A switch did all it was told, refuses, counts, or describes itself or its ports."""
         if (switch := self._registry.of(event.msg.datapath)) is not None:
-            switch.on_stats(event.msg)
-
-    @_on(ofp_event.EventOFPErrorMsg, MAIN_DISPATCHER)
-    def on_error(self, event: Any) -> None:
-        """A switch refuses."""
-        if (switch := self._registry.of(event.msg.datapath)) is not None:
-            switch.on_error(event.msg)
+            switch.on_reply(event.msg)

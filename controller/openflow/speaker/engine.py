@@ -17,7 +17,6 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import ModuleType
 
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -37,14 +36,6 @@ class EngineMissing(PatchlightError):
     """No OpenFlow engine, or not the one asked for, can be imported."""
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """The engine that was chosen: ``name`` is ``ryu`` or ``os-ken``."""
-
-    name: str
-    version: str
-
-
 def available() -> tuple[str, ...]:
     """The engines that are installed, best first. Imports neither."""
     return tuple(
@@ -52,8 +43,8 @@ def available() -> tuple[str, ...]:
     )
 
 
-def choose(name: str | None = None) -> Engine:
-    """Import the engine ``name`` (default: the first available) and make it ready.
+def choose(name: str | None = None) -> tuple[str, str]:
+    """Import an engine (default: the first available) and make it ready; its name and version.
 
     Patches the process for eventlet. ``EngineMissing`` says how to install what is missing.
     """
@@ -74,7 +65,7 @@ def choose(name: str | None = None) -> Engine:
     return _prepare(name or there[0])
 
 
-def _prepare(name: str) -> Engine:
+def _prepare(name: str) -> tuple[str, str]:
     # OS-Ken's own default, the native hub, never reports a switch that disconnects and dies
     # silently of an exception in a handler.
     os.environ["OSKEN_HUB_TYPE"] = os.environ["RYU_HUB_TYPE"] = "eventlet"
@@ -89,7 +80,7 @@ def _prepare(name: str) -> Engine:
             f"the OpenFlow engine {name} is installed but cannot be imported: {error}",
             hint=f"install it again: {_INSTALL[name]}",
         ) from error
-    return Engine(name, importlib.metadata.version(name))
+    return name, importlib.metadata.version(name)
 
 
 def _load(name: str) -> None:

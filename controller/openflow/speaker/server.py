@@ -1,4 +1,7 @@
-"""The speaker's Unix socket: requests in, replies and events out, on green threads."""
+"""The speaker's Unix socket: requests in, replies and events out, on green threads.
+
+``Handlers`` has one method for each operation of the protocol.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,19 @@ from eventlet.green import socket
 from eventlet.greenio import GreenSocket
 from eventlet.semaphore import Semaphore
 
+from patchlight.controller.openflow.flowtable import FlowEntry
 from patchlight.controller.openflow.protocol import (
     DEFAULT_DEADLINE_S,
     LONGEST_LINE,
+    OPERATIONS,
+    VERSION,
     Message,
     ProtocolError,
     decode,
     encode,
 )
-from patchlight.controller.openflow.speaker.handlers import EntriesRefused
+from patchlight.controller.openflow.speaker.switch import Switch
+from patchlight.controller.openflow.speaker.switch_registry import SwitchRegistry
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.sockets import bind_unix
 
@@ -32,6 +39,86 @@ LOG = logging.getLogger(__name__)
 # A client that sends more at once waits; one that reads too slowly loses the oldest events.
 _REQUESTS_AT_ONCE = 64
 _EVENTS_WAITING = 1000
+
+
+class DeadlinePassed(PatchlightError):
+    """A switch did not answer within the time the request gave."""
+
+
+class EntriesRefused(PatchlightError):
+    """A switch, or OpenFlow itself, refused some flow entries; the others are in place."""
+
+    def __init__(self, message: str, failed: list[Message], result: Message) -> None:
+        super().__init__(message)
+        self.failed = failed
+        self.result = result
+
+
+class Handlers:
+    """Answers requests about the switches of ``registry``; ``about`` is what ``hello`` adds."""
+
+    def __init__(self, registry: SwitchRegistry, about: Message) -> None:
+        self._registry = registry
+        self._about = about
+
+    def __call__(self, request: Message) -> Any:
+        """The result of one request, or a ``PatchlightError``."""
+        if request.get("v") != VERSION:
+            raise ProtocolError(
+                f"protocol version {request.get('v')!r}: this speaker speaks {VERSION}",
+                hint="the controller and its speaker must be of the same Patchlight",
+            )
+        name = request.get("op")
+        if name not in OPERATIONS:
+            raise ProtocolError(f"there is no operation {name!r}: expected {', '.join(OPERATIONS)}")
+        return getattr(self, f"_{name}")(request)
+
+    def _hello(self, request: Message) -> Message:
+        return {"protocol": VERSION, "datapaths": sorted(self._registry.declared), **self._about}
+
+    def _switches(self, request: Message) -> list[Message]:
+        return self._registry.switches()
+
+    def _describe(self, request: Message) -> Message:
+        return self._switch(request).description()
+
+    def _ports(self, request: Message) -> list[Message]:
+        return self._switch(request).ports_now()
+
+    def _counters(self, request: Message) -> list[Message]:
+        return self._registry.counters()
+
+    def _read_flows(self, request: Message) -> Message:
+        entries = self._switch(request).read_flows()
+        return {"flows": [entry.to_json() for entry in entries]}
+
+    def _apply(self, request: Message) -> Message:
+        switch = self._switch(request)
+        removes = [FlowEntry.from_json(item) for item in request.get("removes", [])]
+        adds = [FlowEntry.from_json(item) for item in request.get("adds", [])]
+        for entry in (*removes, *adds):
+            if not entry.is_ours:
+                raise ProtocolError(f"not an entry of Patchlight's, so not touched: {entry}")
+        refused = switch.apply(removes, adds)
+        failed = {id(entry) for entry, _ in refused}
+        result = {
+            "removed": sum(id(entry) not in failed for entry in removes),
+            "added": sum(id(entry) not in failed for entry in adds),
+        }
+        if refused:
+            raise EntriesRefused(
+                f"switch {switch.id:#x} refused {len(refused)} of {len(removes) + len(adds)} "
+                f"flow entries; the first: {refused[0][0]}: {refused[0][1]}",
+                [{"entry": entry.to_json(), "error": text} for entry, text in refused],
+                result,
+            )
+        return result
+
+    def _switch(self, request: Message) -> Switch:
+        datapath_id = request.get("datapath_id")
+        if not isinstance(datapath_id, int):
+            raise ProtocolError(f"{request.get('op')} needs a datapath_id, not {datapath_id!r}")
+        return self._registry.switch(datapath_id)
 
 
 class Server:
@@ -110,24 +197,17 @@ class _Client:
 
     def _handle(self, line: bytes) -> None:
         number: Any = None
+        failure: Message
         try:
             request = decode(line)
             number = request.get("id")
             reply = {"ok": True, "result": self._in_time(request)}
         except EntriesRefused as error:
-            reply = {
-                "ok": False,
-                "error": error.message,
-                "failed": error.failed,
-                "result": error.result,
-            }
+            failure = {"failed": error.failed, "result": error.result}
+            reply = {"ok": False, "error": error.message, **failure}
         except PatchlightError as error:
-            reply = {
-                "ok": False,
-                "error": error.message,
-                "hint": error.hint,
-                "kind": type(error).__name__,
-            }
+            failure = {"hint": error.hint, "kind": type(error).__name__}
+            reply = {"ok": False, "error": error.message, **failure}
         except Exception as error:
             LOG.error("a request failed:\n%s", traceback.format_exc())
             reply = {"ok": False, "error": f"the speaker failed: {error!r}"}
@@ -166,7 +246,3 @@ class _Client:
             # Wakes the reader, which ends the connection.
             with suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
-
-
-class DeadlinePassed(PatchlightError):
-    """A switch did not answer within the time the request gave."""

@@ -68,13 +68,9 @@ class Switch:
     def description(self) -> dict[str, str]:
         """Who made it, and what it is, in its own words."""
         (description, *_) = self._gather(parser.OFPDescStatsRequest(self.datapath, 0))
-        return {
-            "vendor": _words(description.mfr_desc),
-            "hardware": _words(description.hw_desc),
-            "software": _words(description.sw_desc),
-            "serial": _words(description.serial_num),
-            "name": _words(description.dp_desc),
-        }
+        names = {"vendor": "mfr_desc", "hardware": "hw_desc", "software": "sw_desc"}
+        names |= {"serial": "serial_num", "name": "dp_desc"}
+        return {name: _words(getattr(description, field)) for name, field in names.items()}
 
     # -- requests -----------------------------------------------------------------------
 
@@ -167,28 +163,21 @@ class Switch:
 
     # -- replies ------------------------------------------------------------------------
 
-    def on_barrier(self, message: Any) -> None:
-        """The switch has done everything sent before this barrier."""
-        self._finish(self._waiters.get(message.xid))
-
-    def on_stats(self, message: Any) -> None:
-        """A part, perhaps the last, of some statistics. Others' requests are not ours to hear."""
-        waiter = self._waiters.get(message.xid)
-        if waiter is not None:
-            body = message.body
-            waiter.parts.extend(body if isinstance(body, list) else [body])
-            if not message.flags & ofp.OFPMPF_REPLY_MORE:
-                self._finish(waiter)
-
-    def on_error(self, message: Any) -> None:
-        """The switch refused something; the id says what."""
+    def on_reply(self, message: Any) -> None:
+        """An answer, or a part of one, to a request. Others' requests are not ours to hear."""
         waiter = self._waiters.get(message.xid)
         if waiter is None:
             return
-        index = waiter.index_of[message.xid]
-        waiter.errors[index] = error_text(message)
-        if index < 0:
-            self._finish(waiter)
+        last = True
+        if message.msg_type == ofp.OFPT_ERROR:
+            index = waiter.index_of[message.xid]
+            waiter.errors[index] = error_text(message)
+            last = index < 0  # the request itself, and not one of the entries before its barrier
+        elif message.msg_type == ofp.OFPT_MULTIPART_REPLY:
+            waiter.parts += message.body if isinstance(message.body, list) else [message.body]
+            last = not message.flags & ofp.OFPMPF_REPLY_MORE
+        if last and not waiter.done.ready():
+            waiter.done.send()
 
     def on_gone(self) -> None:
         """The connection ended: whoever waits for a reply gets an error."""
@@ -199,11 +188,6 @@ class Switch:
         for waiter in {id(w): w for w in self._waiters.values()}.values():
             if not waiter.done.ready():
                 waiter.done.send_exception(gone)
-
-    @staticmethod
-    def _finish(waiter: _Waiter | None) -> None:
-        if waiter is not None and not waiter.done.ready():
-            waiter.done.send()
 
 
 def port_of(port: Any) -> dict[str, Any]:

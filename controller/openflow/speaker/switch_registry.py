@@ -126,22 +126,13 @@ class SwitchRegistry:
     @staticmethod
     def _read(switch: Switch, with_flows: bool) -> Message:
         begun = time.monotonic()
+        counted = ("rx_bytes", "tx_bytes", "rx_packets", "tx_packets")
         ports = [
-            {
-                "port": s.port_no,
-                "rx_bytes": s.rx_bytes,
-                "tx_bytes": s.tx_bytes,
-                "rx_packets": s.rx_packets,
-                "tx_packets": s.tx_packets,
-            }
-            for s in switch.port_stats()
+            {"port": stats.port_no, **{name: getattr(stats, name) for name in counted}}
+            for stats in switch.port_stats()
         ]
-        message: Message = {
-            "event": "counters",
-            "datapath_id": switch.id,
-            "at": time.time(),
-            "ports": ports,
-        }
+        message: Message = {"event": "counters", "datapath_id": switch.id, "at": time.time()}
+        message["ports"] = ports
         if with_flows:
             message["flows"] = [
                 {"cookie": s.cookie, "bytes": s.byte_count, "packets": s.packet_count}

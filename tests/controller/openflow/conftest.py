@@ -6,13 +6,11 @@ import itertools
 import os
 import socket
 from collections.abc import Iterator
-from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 import pytest
 
 from patchlight.controller.openflow.speaker import engine as engines
-from patchlight.testbed.lab import Endpoint, Fibre, Lab, Nic, PacketSwitch, Server, default_mac
 from tests.support.openflow_bench import OpenFlowBench
 from tests.support.private_ovs import PrivateOvs
 
@@ -32,7 +30,6 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def ovs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateOvs]:
-    """An Open vSwitch of our own, in a namespace of its own."""
     name = f"pl.test-{os.getpid()}-of{next(_NUMBERS)}"
     with PrivateOvs(name, tmp_path_factory.mktemp("ovs")) as private:
         yield private
@@ -51,22 +48,3 @@ def taken_port() -> Iterator[int]:
     """A TCP port of this machine that this very process listens on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield int(server.getsockname()[1])
-
-
-@pytest.fixture
-def two_switch_lab() -> Lab:
-    """One host behind each of two switches: port 1 is the trunk, port 2 the host."""
-    hosts = [IPv4Address("10.9.0.1"), IPv4Address("10.9.0.2")]
-    fibres = [Fibre(Endpoint("sw0", "1"), Endpoint("sw1", "1"))]
-    fibres += [Fibre(Endpoint(f"h{i}", "nic0"), Endpoint(f"sw{i}", "2")) for i in (0, 1)]
-    return Lab(
-        "test",
-        IPv4Network("10.9.0.0/16"),
-        tuple(
-            Server(f"h{i}", None, (), (Nic("nic0", address, default_mac(address)),))
-            for i, address in enumerate(hosts)
-        ),
-        tuple(PacketSwitch(f"sw{i}", i + 1, 2) for i in (0, 1)),
-        (),
-        tuple(fibres),
-    )

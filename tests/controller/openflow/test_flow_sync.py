@@ -8,25 +8,23 @@ import signal
 
 import pytest
 
-from patchlight.controller.openflow.flow_sync import Applied, FlowSync, removals_first
-from patchlight.controller.openflow.flowtable import FlowTable, diff
+from patchlight.controller.openflow.flow_sync import Applied, FlowSync
+from patchlight.controller.openflow.flowtable import FlowTable
 from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from tests.support.openflow_bench import OpenFlowBench
 from tests.support.waiting import eventually
 
+pytestmark = [pytest.mark.root, pytest.mark.ovs]
+
 MACS = [f"02:00:00:00:00:{i:02x}" for i in range(4)]
 TABLE = FlowTable.of([TABLE_MISS, *(entry_to(mac, 1 + i) for i, mac in enumerate(MACS))])
 
 
-@pytest.mark.root
-@pytest.mark.ovs
 async def test_a_killed_speaker_comes_back_and_mends(bench: OpenFlowBench) -> None:
     mended: list[tuple[int, Applied]] = []
 
-    async with bench.speaker(1) as (speaker, events):
-        name = bench.bridge(1)
-        await events.wait("switch-up", datapath_id=1)
+    async with bench.connected() as (speaker, events, name):
         flows = FlowSync(speaker, lambda i, applied: mended.append((i, applied)))
         assert (await flows.set_table(1, TABLE)).added == len(TABLE)
         before = bench.ovs.flows(name)
@@ -52,12 +50,8 @@ async def test_a_killed_speaker_comes_back_and_mends(bench: OpenFlowBench) -> No
         await flows.close()
 
 
-@pytest.mark.root
-@pytest.mark.ovs
 async def test_what_waits_for_a_speaker_that_dies_gets_an_error(bench: OpenFlowBench) -> None:
-    async with bench.speaker(1) as (speaker, events):
-        bench.bridge(1)
-        await events.wait("switch-up", datapath_id=1)
+    async with bench.connected() as (speaker, _, _):
         assert speaker.pid is not None
         os.kill(speaker.pid, signal.SIGSTOP)
         asked = asyncio.create_task(speaker.request("switches"))
@@ -67,14 +61,10 @@ async def test_what_waits_for_a_speaker_that_dies_gets_an_error(bench: OpenFlowB
             await asked
 
 
-@pytest.mark.root
-@pytest.mark.ovs
 async def test_an_entry_that_goes_missing_is_put_back(bench: OpenFlowBench) -> None:
     mended: list[int] = []
 
-    async with bench.speaker(1) as (speaker, events):
-        name = bench.bridge(1)
-        await events.wait("switch-up", datapath_id=1)
+    async with bench.connected() as (speaker, _, name):
         flows = FlowSync(speaker, lambda i, _: mended.append(i))
         await flows.set_table(1, TABLE)
         before = bench.ovs.flows(name)
@@ -85,8 +75,6 @@ async def test_an_entry_that_goes_missing_is_put_back(bench: OpenFlowBench) -> N
         await flows.close()
 
 
-@pytest.mark.root
-@pytest.mark.ovs
 async def test_a_table_for_an_absent_switch_is_set_when_it_comes(bench: OpenFlowBench) -> None:
     async with bench.speaker(1) as (speaker, _):
         flows = FlowSync(speaker)
@@ -97,8 +85,6 @@ async def test_a_table_for_an_absent_switch_is_set_when_it_comes(bench: OpenFlow
         await flows.close()
 
 
-@pytest.mark.root
-@pytest.mark.ovs
 async def test_only_what_changes_is_changed(bench: OpenFlowBench) -> None:
     moved = FlowTable.of([TABLE_MISS, entry_to(MACS[0], 9), entry_to(MACS[1], 2)])
 
@@ -117,15 +103,3 @@ async def test_only_what_changes_is_changed(bench: OpenFlowBench) -> None:
         assert all((a.added, a.removed, a.ok) == (3, 1, True) for a in done.values())
         assert bench.ovs.flows(names[0]) == bench.ovs.flows(names[1])
         await flows.close()
-
-
-def test_old_ways_go_first_where_they_change_on_two_switches() -> None:
-    old, new = entry_to(MACS[0], 1), entry_to(MACS[0], 2)
-    have = {i: FlowTable.of([old, entry_to(MACS[1], 5)]) for i in (1, 2)}
-    one = {1: diff(have[1], FlowTable.of([new, entry_to(MACS[1], 5)]))}
-    assert removals_first(have, one) == {}
-    both = {i: diff(have[i], FlowTable.of([new])) for i in (1, 2)}
-    first = removals_first(have, both)
-    assert {i: set(entries) for i, entries in first.items()} == {
-        i: {old, entry_to(MACS[1], 5)} for i in (1, 2)
-    }

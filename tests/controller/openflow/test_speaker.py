@@ -16,8 +16,8 @@ from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match
 from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to, flow_tables
 from patchlight.controller.openflow.protocol import VERSION, Message
 from patchlight.testbed.errors import OutcomeUnknown
-from patchlight.testbed.lab import Lab
 from patchlight.testbed.wiring import trace_links
+from tests.support.fake_network import make_lab
 from tests.support.openflow_bench import OpenFlowBench
 from tests.support.private_ovs import in_namespace
 from tests.support.waiting import eventually
@@ -83,10 +83,9 @@ class Eager(app_manager.RyuApp):
 """
 
 
-async def test_hosts_talk_over_two_switches_and_are_counted(
-    bench: OpenFlowBench, two_switch_lab: Lab
-) -> None:
-    lab = two_switch_lab
+async def test_hosts_talk_over_two_switches_and_are_counted(bench: OpenFlowBench) -> None:
+    # Port 1 of each switch is the link between them, port 2 its host.
+    lab = make_lab([(0, 1)], [0, 1])
     tables = flow_tables(lab, trace_links(lab, {}))
 
     async with bench.speaker(1, 2) as (speaker, events):
@@ -143,9 +142,7 @@ async def test_what_a_switch_refuses_is_reported_and_the_rest_is_in_place(
     nonsense = FlowEntry.ours(Match(favourite_colour="blue"), [1], priority=110)
     too_big = FlowEntry.ours(Match(eth_dst=MAC), [1], priority=70000)
 
-    async with bench.speaker(1) as (speaker, events):
-        name = bench.bridge(1)
-        await events.wait("switch-up", datapath_id=1)
+    async with bench.connected() as (speaker, events, name):
         flows = FlowSync(speaker)
         done = await flows.set_table(1, FlowTable.of([good, bad, nonsense, too_big]))
         assert not done.ok
@@ -164,9 +161,7 @@ async def test_what_a_switch_refuses_is_reported_and_the_rest_is_in_place(
 
 
 async def test_a_switch_that_says_nothing_is_an_unknown_outcome(bench: OpenFlowBench) -> None:
-    async with bench.speaker(1) as (speaker, events):
-        bench.bridge(1)
-        await events.wait("switch-up", datapath_id=1)
+    async with bench.connected() as (speaker, _, _):
         vswitchd = bench.ovs.pid
         os.kill(vswitchd, signal.SIGSTOP)
         try:

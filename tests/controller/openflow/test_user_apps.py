@@ -58,9 +58,7 @@ async def test_a_learning_app_works_beside_ours(bench: OpenFlowBench, tmp_path: 
     table = FlowTable.of([TABLE_MISS, entry_to("02:00:00:00:00:01", 4)])
     theirs_at_first = "cookie=0xabc, priority=0 actions=CONTROLLER:65535"
 
-    async with bench.speaker(1, apps=(f"{app}:Learning",)) as (speaker, events):
-        name = bench.bridge(1)
-        await events.wait("switch-up", datapath_id=1)
+    async with bench.connected(apps=(f"{app}:Learning",)) as (speaker, _, name):
         await eventually(lambda: theirs_at_first in bench.ovs.flows(name), "its first entry")
         flows = FlowSync(speaker)
         done = await flows.set_table(1, table)

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from patchlight.emulation.fabric import names
 from patchlight.emulation.fabric.plan import (
     check_bridge_fabric,
     check_without_controller,
     plan_fabric,
+    switch_port_name,
 )
 from patchlight.testbed import generate
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import load_lab, parse_lab
-from patchlight.testbed.linux.rate_limits import token_bucket, wrong_limits
 
 NIC_ON_SWITCH = """
 name: small
@@ -36,8 +33,8 @@ fibres:
 def test_every_name_fits_the_kernel_and_no_two_are_the_same() -> None:
     lab = generate.tree(40)
     long = "a-switch-with-a-name-far-too-long-for-an-interface"
-    assert len(names.switch_port_name(long, "300")) <= 15
-    assert names.switch_port_name(long, "1") != names.switch_port_name(long + "2", "1")
+    assert len(switch_port_name(long, "300")) <= 15
+    assert switch_port_name(long, "1") != switch_port_name(long + "2", "1")
     plan = plan_fabric(lab)
     ends = [end for cable in plan.cables for end in cable]
     assert all(len(end.name) <= 15 for end in ends)
@@ -72,21 +69,3 @@ def test_a_loop_is_refused_where_switches_learn() -> None:
 def test_bridges_cannot_be_a_lab_with_an_optical_switch() -> None:
     with pytest.raises(BadInput, match="ocs1"):
         check_bridge_fabric(load_lab("ofc2022"))
-
-
-@given(st.floats(min_value=1e3, max_value=8e11))
-def test_a_token_bucket_can_reach_its_rate(rate_bps: float) -> None:
-    bucket = token_bucket(rate_bps)
-    assert bucket.rate_bytes_per_s == pytest.approx(rate_bps / 8, rel=0.01)
-    # Two full frames, or what the rate sends in a 4 ms tick (up to 1 GiB).
-    assert bucket.burst_bytes >= min(max(2 * 1514, bucket.rate_bytes_per_s * 0.0039), 1 << 30)
-    assert bucket.limit_bytes - bucket.burst_bytes >= 64 * 1024
-    assert bucket.limit_bytes < 1 << 32
-
-
-def test_a_limit_that_is_missing_or_other_is_told() -> None:
-    wanted = [(1, "a", 40e6), (2, "b", 10e6), (3, "c", 10e6)]
-    assert wrong_limits({1: 40e6, 2: 20e6}, wanted) == {
-        "b": "20Mbps instead of 10Mbps",
-        "c": "no limit instead of 10Mbps",
-    }

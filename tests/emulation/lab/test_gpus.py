@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any
 
 import pytest
+import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +24,6 @@ from patchlight.agents.training.task import TrainingError
 from patchlight.emulation.lab.gpus import BusyMeter, gpu_uuid, serve
 from patchlight.testbed.lab import Gpu, Lab, Server
 
-ROOT = Path(__file__).parents[2]
 SERVER = Server("server1", None, (Gpu("gpu0", "Tesla M40"), Gpu("gpu1", "Titan V", "GPU-77")), ())
 LAB = Lab("lab", IPv4Network("10.0.0.0/24"), (SERVER,))
 
@@ -57,24 +57,21 @@ def test_a_gpu_that_is_computing_counts_as_busy_until_now() -> None:
     assert meter.utilization(15.5) == pytest.approx(0.5)
 
 
-def with_gpus(folder: Path, work: Callable[[], Awaitable[Any]]) -> Any:
-    """Run ``work`` while the lab's GPUs are served."""
-
-    async def run() -> Any:
-        stop = asyncio.Event()
-        serving = asyncio.create_task(serve(LAB, folder, stop))
-        try:
-            return await asyncio.wait_for(work(), 20)
-        finally:
-            stop.set()
-            await serving
-
-    return asyncio.run(run())
-
-
-def test_a_gpu_computes_for_one_tenant_at_a_time(tmp_path: Path) -> None:
-    path = str(tmp_path / "server1.gpu0.sock")
+@pytest_asyncio.fixture
+async def backend(tmp_path: Path) -> AsyncIterator[SocketGpus]:
+    """An agent's view of the lab's GPUs, which are served."""
+    stop = asyncio.Event()
+    serving = asyncio.create_task(serve(LAB, tmp_path, stop))
     backend = SocketGpus(SERVER, tmp_path)
+    await backend.open()
+    yield backend
+    stop.set()
+    await serving
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_gpu_computes_for_one_tenant_at_a_time(backend: SocketGpus, tmp_path: Path) -> None:
+    path = str(tmp_path / "server1.gpu0.sock")
 
     def tenant() -> float:
         gpu = GpuClient(path, "a")
@@ -88,69 +85,47 @@ def test_a_gpu_computes_for_one_tenant_at_a_time(tmp_path: Path) -> None:
         GpuClient(path, "b").close()
         return took_s
 
-    async def work() -> None:
-        await backend.open()
-        assert await asyncio.to_thread(tenant) == pytest.approx(0.3, abs=0.1)
-        reading = await backend.read("gpu0")
-        assert (reading.model, reading.uuid) == ("Tesla M40", gpu_uuid(LAB, "server1", "gpu0"))
-        assert reading.busy_s == pytest.approx(0.3, abs=0.05)
-        assert 0.2 < reading.utilization < 0.4
-        other = await backend.read("gpu1")
-        assert (other.uuid, other.busy_s, other.utilization) == ("GPU-77", 0, 0)
-
-    with_gpus(tmp_path, work)
-    assert list(tmp_path.iterdir()) == []
+    assert await asyncio.to_thread(tenant) == pytest.approx(0.3, abs=0.1)
+    reading = await backend.read("gpu0")
+    assert (reading.model, reading.uuid) == ("Tesla M40", gpu_uuid(LAB, "server1", "gpu0"))
+    assert reading.busy_s == pytest.approx(0.3, abs=0.05)
+    assert 0.2 < reading.utilization < 0.4
+    other = await backend.read("gpu1")
+    assert (other.uuid, other.busy_s, other.utilization) == ("GPU-77", 0, 0)
 
 
-async def until_busy(backend: SocketGpus) -> None:
+async def test_a_gpu_stops_computing_when_its_tenant_dies(
+    backend: SocketGpus, tmp_path: Path
+) -> None:
+    gpu = await asyncio.to_thread(GpuClient, str(tmp_path / "server1.gpu0.sock"), "a")
+    gpu.begin(3600)
     while (await backend.read("gpu0")).utilization == 0:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-
-
-async def until_still(backend: SocketGpus) -> float:
-    """Wait until the GPU computes no more; how long it has."""
+    gpu.close()
     last_s = -1.0
     while (now_s := (await backend.read("gpu0")).busy_s) != last_s:
         last_s = now_s
         await asyncio.sleep(0.02)
-    return last_s
+    assert last_s < 5
 
 
-def test_a_gpu_stops_computing_when_its_tenant_dies(tmp_path: Path) -> None:
-    async def work() -> None:
-        path = tmp_path / "server1.gpu0.sock"
-        backend = SocketGpus(SERVER, tmp_path)
-        await backend.open()
-        gpu = await asyncio.to_thread(GpuClient, str(path), "a")
-        gpu.begin(3600)
-        await until_busy(backend)
-        gpu.close()
-        assert await until_still(backend) < 5
-
-    with_gpus(tmp_path, work)
-
-
-def test_nonsense_is_answered_with_an_error(tmp_path: Path) -> None:
-    async def work() -> None:
-        path = tmp_path / "server1.gpu0.sock"
-        await SocketGpus(SERVER, tmp_path).open()
-        reader, writer = await asyncio.open_unix_connection(path)
-        for request, words in [
-            (b"nonsense", "not a request"),
-            (b'{"op": "fly"}', "unknown operation"),
-            (b'{"op": "occupy", "seconds": 1}', "attach first"),
-            (b'{"op": "attach", "tenant": "a"}', None),
-            (b'{"op": "occupy", "seconds": -1}', "cannot compute"),
-            (b'{"op": "occupy", "seconds": NaN}', "cannot compute"),
-            (b'{"op": "occupy", "seconds": 0}', None),
-        ]:
-            writer.write(request + b"\n")
-            reply = json.loads(await reader.readline())
-            assert reply["ok"] is (words is None), reply
-            assert words is None or words in reply["error"]
-        writer.close()
-
-    with_gpus(tmp_path, work)
+@pytest.mark.usefixtures("backend")
+async def test_nonsense_is_answered_with_an_error(tmp_path: Path) -> None:
+    reader, writer = await asyncio.open_unix_connection(tmp_path / "server1.gpu0.sock")
+    for request, error in [
+        (b"nonsense", "not a request"),
+        (b'{"op": "fly"}', "unknown operation"),
+        (b'{"op": "occupy", "seconds": 1}', "attach first"),
+        (b'{"op": "attach", "tenant": "a"}', None),
+        (b'{"op": "occupy", "seconds": -1}', "cannot compute"),
+        (b'{"op": "occupy", "seconds": NaN}', "cannot compute"),
+        (b'{"op": "occupy", "seconds": 0}', None),
+    ]:
+        writer.write(request + b"\n")
+        reply = json.loads(await reader.readline())
+        assert reply["ok"] is (error is None), reply
+        assert error is None or error in reply["error"]
+    writer.close()
 
 
 def test_the_process_serves_a_lab_file_until_it_is_told_to_stop(tmp_path: Path) -> None:
@@ -163,18 +138,9 @@ def test_the_process_serves_a_lab_file_until_it_is_told_to_stop(tmp_path: Path) 
         " {name: nic1, address: 10.0.0.2, gpu: gpu1}]\n"
     )
     folder = tmp_path / "gpus"
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "patchlight.emulation.lab.gpus",
-            "--lab",
-            str(lab_file),
-            "--dir",
-            str(folder),
-        ],
-        cwd=ROOT,
-    )
+    command = [sys.executable, "-m", "patchlight.emulation.lab.gpus"]
+    command += ["--lab", str(lab_file), "--dir", str(folder)]
+    process = subprocess.Popen(command)
     try:
         backend = SocketGpus(SERVER, folder)
         asyncio.run(backend.open())

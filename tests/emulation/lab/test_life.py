@@ -7,8 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,70 +15,84 @@ import pytest
 from patchlight import EmulatedLab
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.lab.emulated_lab import AlreadyThere, down_lab, lab_status
-from patchlight.testbed.linux import namespaces
+from patchlight.testbed.linux.processes import process_start
 from tests.support.emulated_labs import SWITCHES_ONLY, left_of, pings, tree
+from tests.support.private_ovs import until
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
 
-def start_up(path: Path, name: str, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "patchlight", "emulate", "up", str(path), "--name", name]
-    return subprocess.Popen(
-        [*command, "--no-controller", "--no-agents", *more], stderr=subprocess.PIPE, text=True
-    )
+# ``patchlight``, which stops for as long as it is let when it has called a function so many times.
+PAUSING = """
+import sys, time
+from patchlight.cli.main import main
+from patchlight.emulation.fabric.openvswitch import OpenVSwitch
+from patchlight.testbed.linux import namespaces
+
+owner, name, count = {
+    "namespaces": (namespaces, "create_here", 20), "switches": (OpenVSwitch, "start", 1)
+}[sys.argv[1]]
+function, results = getattr(owner, name), []
+
+def pausing(*arguments):
+    results.append(function(*arguments))
+    if len(results) == count:
+        print("paused", flush=True)
+        time.sleep(100)
+    return results[-1]
+
+setattr(owner, name, pausing)
+main(sys.argv[2:])
+"""
 
 
-def wait_for(what: Callable[[], object], deadline_s: float = 10.0) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not what():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.001)
-
-
-def has_namespaces(name: str, count: int) -> Callable[[], bool]:
-    return lambda: len(namespaces.names_with_prefix(f"pl.{name}.")) >= count
-
-
-def runs(name: str, process: str) -> Callable[[], bool]:
-    def check() -> bool:
-        state = states.read_state(name)
-        return state is not None and any(p.name == process for p in state.processes)
-
-    return check
-
-
-@pytest.mark.parametrize("moment", ["namespaces", "switches"])
-def test_down_removes_what_a_killed_up_left(
-    tmp_path: Path, new_name: Callable[[], str], moment: str
-) -> None:
+@pytest.fixture(params=["namespaces", "switches"])
+def paused_up(
+    tmp_path: Path, new_name: Callable[[], str], request: pytest.FixtureRequest
+) -> Iterator[tuple[str, list[str], subprocess.Popen[str]]]:
+    """A lab's name, the arguments to make it, and their process, stopped in the midst of that."""
     name = new_name()
-    builder = start_up(tree(tmp_path, 100), name)
-    wait_for(has_namespaces(name, 20) if moment == "namespaces" else runs(name, "ovs-vswitchd"))
+    up = ["emulate", "up", str(tree(tmp_path, 100)), "--name", name]
+    up += ["--no-controller", "--no-agents"]
+    with subprocess.Popen(
+        [sys.executable, "-c", PAUSING, request.param, *up],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as builder:
+        assert builder.stdout is not None
+        assert builder.stdout.readline() == "paused\n", builder.communicate()
+        yield name, up, builder
+        builder.kill()
+
+
+def test_down_removes_what_a_killed_up_left(
+    paused_up: tuple[str, list[str], subprocess.Popen[str]],
+) -> None:
+    name, up, builder = paused_up
     builder.kill()
     builder.wait()
     assert left_of(name)
     assert lab_status(name)["state"] == "half-there"
-    again = start_up(tree(tmp_path, 100), name)
-    said = again.communicate()[1]
+    again = subprocess.run(
+        [sys.executable, "-m", "patchlight", *up], capture_output=True, text=True, check=False
+    )
     assert again.returncode == 1
-    assert "half there" in said
-    assert "--replace" in said
+    assert "half there" in again.stderr
+    assert "--replace" in again.stderr
     assert down_lab(name)
     assert left_of(name) == []
     assert not down_lab(name)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", ["namespaces", "switches"])
 def test_an_interrupted_up_leaves_nothing(
-    tmp_path: Path, new_name: Callable[[], str], moment: str, number: signal.Signals
+    paused_up: tuple[str, list[str], subprocess.Popen[str]], number: signal.Signals
 ) -> None:
-    name = new_name()
-    builder = start_up(tree(tmp_path, 100), name)
-    wait_for(has_namespaces(name, 20) if moment == "namespaces" else runs(name, "ovs-vswitchd"))
+    name, _, builder = paused_up
     builder.send_signal(number)
-    said = builder.communicate()[1]
-    assert builder.returncode == 130, said
+    _, errors = builder.communicate()
+    assert builder.returncode == 130, errors
     assert left_of(name) == []
 
 
@@ -93,7 +106,7 @@ def test_up_again_is_refused_and_replace_makes_anew(
         assert pings(lab.host("gpu0"), lab.host("gpu2"))
         switch = next(p for p in lab.state.processes if p.name == "ovs-vswitchd")
         os.kill(switch.pid, signal.SIGKILL)
-        wait_for(lambda: not states.is_running(switch))
+        until(lambda: not states.is_running(switch), "the switch ends")
         with pytest.raises(AlreadyThere, match=r"half there \(gone: process ovs-vswitchd\)"):
             EmulatedLab.from_file(two_tors, 1000, name=name, **SWITCHES_ONLY).up()
         anew = EmulatedLab.from_file(two_tors, 1000, replace=True, name=name, **SWITCHES_ONLY)
@@ -107,7 +120,7 @@ def test_after_a_reboot_only_files_are_removed(two_tors: Path, new_name: Callabl
     state = states.new_state(name, str(two_tors), 1.0)
     state.boot_id = "00000000-0000-0000-0000-000000000000"
     # The number of a process that is not ours to end: this very one.
-    started = states.process_start(os.getpid())
+    started = process_start(os.getpid())
     assert started is not None
     state.processes.append(states.ProcessRecord("ovs-vswitchd", os.getpid(), started, "", True))
     state.save()

@@ -13,14 +13,14 @@ import pytest
 
 from patchlight import EmulatedLab
 from patchlight.emulation.fabric import build
-from patchlight.emulation.fabric import lab_state as states
 from patchlight.testbed import generate
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.netlink import Netlink
+from patchlight.testbed.linux.processes import process_start
 from patchlight.testbed.linux.rate_limits import NotShaped, limit_request
-from tests.support.emulated_labs import SWITCHES_ONLY, left_of, pings, tcp_bps, tree
+from tests.support.emulated_labs import SWITCHES_ONLY, check_tcp_rate, left_of, pings, tree
 from tests.support.private_ovs import until
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
@@ -46,9 +46,9 @@ def test_rates_hold_for_tcp_in_both_directions(lab: EmulatedLab) -> None:
     gpu0, gpu1, gpu2 = (lab.host(f"gpu{n}") for n in range(3))
     # The 10 Gb/s between the switches, divided by 1000; then the NICs' 40 Gb/s. Headers
     # take 4% of what goes over the wire.
-    assert 9.0e6 < tcp_bps(gpu0, gpu2) < 10.1e6
-    assert 9.0e6 < tcp_bps(gpu2, gpu1) < 10.1e6
-    assert 36e6 < tcp_bps(gpu0, gpu1) < 40.4e6
+    check_tcp_rate(gpu0, gpu2, 9.0e6, 10.1e6)
+    check_tcp_rate(gpu2, gpu1, 9.0e6, 10.1e6)
+    check_tcp_rate(gpu0, gpu1, 36e6, 40.4e6)
 
 
 def test_nics_of_one_server_meet_only_through_the_network(lab: EmulatedLab) -> None:
@@ -72,7 +72,7 @@ def test_nics_of_one_server_meet_only_through_the_network(lab: EmulatedLab) -> N
     assert gpu0.namespace() == gpu1.namespace() == server1
     assert pings(gpu2, gpu0)
     # Still limited after all that moving.
-    assert 36e6 < tcp_bps(gpu1, gpu0, 1.0) < 41e6
+    check_tcp_rate(gpu1, gpu0, 36e6, 41e6)
 
 
 def test_a_borrowed_nic_stays_as_long_as_it_is_used(lab: EmulatedLab) -> None:
@@ -84,7 +84,7 @@ def test_a_borrowed_nic_stays_as_long_as_it_is_used(lab: EmulatedLab) -> None:
     assert pings(gpu0, gpu2)
     assert pings(gpu2, gpu0)
     os.kill(int(left.output), signal.SIGKILL)
-    until(lambda: states.process_start(int(left.output)) is None, "the command to end")
+    until(lambda: process_start(int(left.output)) is None, "the command to end")
     assert pings(gpu0, gpu2)
     assert gpu0.namespace() == server1
 
@@ -110,7 +110,7 @@ def test_a_lost_limit_is_found(lab: EmulatedLab) -> None:
     build.verify_switch_ports(lab.plan)
     with Netlink(namespaces.namespace_path(lab.plan.fabric)) as netlink:
         end = next(e for c in lab.plan.cables for e in c if e.name == "tor1-3")
-        netlink.run([limit_request(end.index, 99e6, end.name)])
+        netlink.run([limit_request(end.index, end.name, 99e6)])
     with pytest.raises(NotShaped, match="tor1-3 has 99Mbps instead of 10Mbps"):
         build.verify_switch_ports(lab.plan)
 
@@ -138,8 +138,7 @@ def test_two_labs_with_the_same_addresses_are_apart(
         assert left_of(other) == []
 
 
-def host_facts() -> dict[str, str]:
-    """What of the host's network a lab could have changed."""
+def host_facts() -> dict[str, list[str]]:
     commands = {
         "links": "ip -o link show",
         "addresses": "ip -o addr show",
@@ -152,18 +151,11 @@ def host_facts() -> dict[str, str]:
         commands["iptables"] = "iptables-save"
     facts = {what: subprocess.getoutput(command) for what, command in commands.items()}
     # What counts or passes by itself, and what other labs do meanwhile.
-    facts["sysctls"] = "\n".join(
-        line for line in facts["sysctls"].splitlines() if "_count" not in line
-    )
-    facts["iptables"] = "\n".join(
-        line.partition("[")[0]
-        for line in facts.get("iptables", "").splitlines()
-        if not line.startswith("#")
-    )
-    facts["namespaces"] = "\n".join(
-        line for line in facts["namespaces"].splitlines() if f".t{os.getpid()}-" in line
-    )
-    return facts
+    lines = {what: text.splitlines() for what, text in facts.items()}
+    sysctls = [line for line in lines["sysctls"] if "_count" not in line]
+    rules = [line.partition("[")[0] for line in lines.get("iptables", ()) if line[:1] != "#"]
+    spaces = [line for line in lines["namespaces"] if f".t{os.getpid()}-" in line]
+    return {**lines, "sysctls": sysctls, "iptables": rules, "namespaces": spaces}
 
 
 def test_the_host_is_as_before(two_tors: Path, new_name: Callable[[], str]) -> None:
@@ -184,7 +176,7 @@ def test_the_whole_lab_with_its_optical_switch(new_name: Callable[[], str]) -> N
         # Two NICs of one server, then across the link between the switches: always by light.
         assert pings(hosts["gpu0"], hosts["gpu1"])
         assert pings(hosts["gpu0"], hosts["gpu5"])
-        assert 36e6 < tcp_bps(hosts["gpu0"], hosts["gpu4"], 1.5) < 40.4e6
-        assert 9e6 < tcp_bps(hosts["gpu5"], hosts["gpu4"], 1.5) < 10.1e6
+        check_tcp_rate(hosts["gpu0"], hosts["gpu4"], 36e6, 40.4e6)
+        check_tcp_rate(hosts["gpu5"], hosts["gpu4"], 9e6, 10.1e6)
         assert all(process["running"] for process in lab.status()["processes"])
     assert left_of(name) == []

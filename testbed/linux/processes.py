@@ -1,0 +1,51 @@
+"""What ``/proc`` tells of processes; one that ends while it is looked at is as good as gone."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def process_ids() -> list[int]:
+    """The processes that there are now."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def process_start(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; ``None`` if there is none (any more)."""
+    try:
+        fields = _stat(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def ancestors() -> set[int]:
+    """This process and those that it descends from."""
+    pids, pid = set(), os.getpid()
+    while pid > 0 and pid not in pids:
+        pids.add(pid)
+        with suppress(OSError):
+            pid = int(_stat(pid)[1])
+    return pids
+
+
+def command_line(pid: int) -> str:
+    """The command and its arguments; empty for a kernel thread and where it cannot be read."""
+    with suppress(OSError):
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        return " ".join(filter(None, arguments.split("\0")))
+    return ""
+
+
+def environment(pid: int) -> list[str]:
+    """The variables that a process was started with, as ``NAME=value``; none if unreadable."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    return []
+
+
+def _stat(pid: int) -> list[str]:
+    # The name of the command, in parentheses, may hold anything, parentheses too.
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
