@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
@@ -36,16 +37,8 @@ class CalientRow(Row):
         name: str = "",
     ) -> CalientRow:
         """Without ``group`` and ``name``, as a new one is entered; ``state``: ``AS,OS,OC``."""
-        meanings: dict[RowState, str] = {
-            "entered": dialect.parked,
-            "up": dialect.up,
-            "failed": dialect.failed,
-        }
         return cls(
-            next(
-                (meaning for meaning, pattern in meanings.items() if re.fullmatch(pattern, state)),
-                "coming",
-            ),
+            _row_state(state, dialect.parked, dialect.up, dialect.failed),
             _state_words(state),
             conn,
             two_way,
@@ -168,6 +161,17 @@ def _condition(state: str, dialect: CircuitDialect) -> Condition:
     return "locked" if re.fullmatch(dialect.port_locked, state) else "ready"
 
 
+# A long table's rows have few different states.
+@functools.lru_cache(maxsize=256)
+def _row_state(state: str, parked: str, up: str, failed: str) -> RowState:
+    if re.fullmatch(parked, state):
+        return "entered"
+    if re.fullmatch(up, state):
+        return "up"
+    return "failed" if re.fullmatch(failed, state) else "coming"
+
+
+@functools.lru_cache(maxsize=256)
 def _state_words(state: str) -> str:
     """``IS,IS,OK`` → ``AS=IS,OS=IS,OC=OK``."""
     keys = ("AS", "OS", "OC")
