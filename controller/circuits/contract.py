@@ -15,6 +15,7 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.portmap import CrossConnect, PortMap
 
 Side = Literal["in", "out"]
+SIDES: tuple[Side, ...] = ("in", "out")
 Condition = Literal["ready", "locked", "failed", "absent"]
 Severity = Literal["critical", "major", "minor", "notice"]
 

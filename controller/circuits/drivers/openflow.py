@@ -27,7 +27,6 @@ from patchlight.controller.circuits.contract import (
 from patchlight.controller.circuits.dialects import Dialect, corrected
 from patchlight.controller.circuits.drivers.base import Row, TableDriver
 from patchlight.controller.circuits.drivers.openflow_connection import OpenFlowConnection
-from patchlight.controller.circuits.numbering import SIDES
 from patchlight.controller.openflow.client import SpeakerRefused
 from patchlight.controller.openflow.flowtable import FlowEntry, Match
 from patchlight.testbed.errors import BadInput
@@ -83,7 +82,7 @@ class OpenFlowSwitch(TableDriver[FlowRow]):
                 hint="write 'datapath_id: 0x51', say, to the circuit switch in the lab file",
             )
         self._dialect = dialect or corrected(switch.driver, OpenFlowDialect())
-        super().__init__(switch, self._dialect.list_limit)
+        super().__init__(switch)
         self.client = OpenFlowConnection(
             switch.name,
             switch.address,
@@ -112,11 +111,8 @@ class OpenFlowSwitch(TableDriver[FlowRow]):
         """From the description of the ports: switched off, blocked, or not there at all."""
         described = {int(port["port"]): port for port in await self.client.ask("ports")}
         base = {"in": self._dialect.in_base, "out": self._dialect.out_base}
-        return {
-            DirectedPort(side, n): _state(described.get(base[side] + n))
-            for n in range(1, self.ports + 1)
-            for side in SIDES
-        }
+        ports = self._all_ports()
+        return {port: _state(described.get(base[port.side] + port.number)) for port in ports}
 
     async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
         """No power: OpenFlow 1.3 does not tell of it."""
@@ -142,6 +138,10 @@ class OpenFlowSwitch(TableDriver[FlowRow]):
         return self._alarms.all
 
     # --- what the base needs ----------------------------------------------------------------
+
+    @property
+    def _list_limit(self) -> int:
+        return self._dialect.list_limit
 
     async def _table(self) -> Mapping[CrossConnect, FlowRow]:
         table, self._foreign = await self._flows()

@@ -23,6 +23,7 @@ from patchlight.controller.circuits.contract import (
     LoginRefused,
     Severity,
 )
+from patchlight.controller.circuits.dialects import Dialect
 from patchlight.controller.circuits.protocols.connection import (
     Connection,
     ConnectionLost,
@@ -49,6 +50,7 @@ class AnyConnection(Protocol):
 
 
 C = TypeVar("C", bound=AnyConnection)
+D = TypeVar("D", bound=Dialect)
 M = TypeVar("M")
 R = TypeVar("R")
 
@@ -87,14 +89,14 @@ class Session:
         return cls(switch.name, host.strip("[]"), int(port), switch.user, password, timeouts)
 
 
-class KeptSession(ABC, Generic[C]):
+class KeptSession(ABC, Generic[C, D]):
     """One login on one device, over whatever connection. All methods belong to one event loop."""
 
     protocol: ClassVar[str]
     log: ClassVar[logging.Logger]
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, dialect: D) -> None:
+        self._session, self._dialect = session, dialect
         self._lock = asyncio.Lock()
         self._connection: C | None = None
         self._keep_alive_task: asyncio.Task[None] | None = None
@@ -267,7 +269,7 @@ class KeptSession(ABC, Generic[C]):
         return self._mask(str(error) or trouble or "the connection was lost")
 
 
-class DeviceSession(KeptSession[Connection[M]], Generic[M]):
+class DeviceSession(KeptSession[Connection[M], D], Generic[M, D]):
     """A session over a connection of messages: TCP, if ``_connect`` is not replaced."""
 
     @abstractmethod

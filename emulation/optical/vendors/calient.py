@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from patchlight.controller.circuits.drivers.calient.ports import to_aid, to_port
+from patchlight.controller.circuits.drivers.calient.table import to_aid, to_port
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.server import Users
 from patchlight.emulation.optical.protocols.tl1_messages import Answer, Command, deny

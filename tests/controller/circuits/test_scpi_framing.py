@@ -8,9 +8,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, FramingError
-from patchlight.controller.circuits.protocols.scpi.client import ScpiClient
-from patchlight.controller.circuits.protocols.scpi.dialects import POLATIS
-from patchlight.controller.circuits.protocols.scpi.framing import LineFramer, channels, units
+from patchlight.controller.circuits.protocols.scpi import (
+    POLATIS,
+    LineFramer,
+    ScpiClient,
+    channels,
+    units,
+)
 from patchlight.controller.circuits.protocols.session import Session
 
 LINES = [

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from patchlight.controller.circuits.alarms import AlarmLog
 from patchlight.controller.circuits.contract import DeviceRefused, DeviceUnreachable, LoginRefused
 from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT
 from patchlight.controller.circuits.protocols.http.dialects import HttpDialect
@@ -60,7 +61,10 @@ class _Raw:
 
 
 class HttpClient:
-    """One device. All methods belong to one event loop."""
+    """One device. All methods belong to one event loop.
+
+    ``alarms`` is for what the driver finds reported: the device says nothing unasked here.
+    """
 
     def __init__(self, session: Session, dialect: HttpDialect) -> None:
         self._session, self._dialect = session, dialect
@@ -68,6 +72,7 @@ class HttpClient:
         self._address = f"{host}:{session.port}"
         self._trust = Trust(self._address, dialect.verify, old_tls=dialect.old_tls)
         self._lock = asyncio.Lock()
+        self.alarms = AlarmLog()
         self._client: httpx.AsyncClient | None = None
         self._kept: httpx.AsyncClient | None = None
 

@@ -83,15 +83,14 @@ class ShellFramer:
             raise FramingError(f"{len(self._text)} bytes came without the end of a reply")
 
 
-class ShellClient(DeviceSession[str]):
+class ShellClient(DeviceSession[str, ShellDialect]):
     """One connection to one device. All methods belong to one event loop."""
 
     protocol = "SSH"
     log = logging.getLogger("patchlight.ssh")
 
     def __init__(self, session: Session, dialect: ShellDialect) -> None:
-        super().__init__(session)
-        self._dialect = dialect
+        super().__init__(session, dialect)
         self._error = re.compile(dialect.error_line)
         self._alarm_line = re.compile(dialect.alarm_line)
 

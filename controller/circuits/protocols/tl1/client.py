@@ -45,15 +45,14 @@ class Reply:
     words: str
 
 
-class Tl1Client(DeviceSession[Message]):
+class Tl1Client(DeviceSession[Message, SessionDialect]):
     """One login on one network element. All methods belong to one event loop."""
 
     protocol = "TL1"
     log = logging.getLogger("patchlight.tl1")
 
     def __init__(self, session: Session, dialect: SessionDialect) -> None:
-        super().__init__(session)
-        self._dialect = dialect
+        super().__init__(session, dialect)
         self._ctag = 0
         self._lists_alarms = bool(dialect.alarms)
         self._list_again_at = 0.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, FramingError
+from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, TelnetFramer
 from patchlight.controller.circuits.protocols.tl1.messages import (
     Acknowledgement,
     Autonomous,
@@ -18,7 +18,6 @@ from patchlight.controller.circuits.protocols.tl1.messages import (
     Message,
     Response,
 )
-from patchlight.controller.circuits.protocols.tl1.telnet import TelnetFilter
 
 # Nothing that begins a message is longer; longer lines are noise without looking further.
 _LINE_LIMIT = 1024
@@ -45,29 +44,15 @@ _INDENT_LIMIT = 16
 _AFTER_NEWLINE = re.compile(rb"[ \t\r]{0,%d}" % _INDENT_LIMIT)
 
 
-class Framer:
-    """Feed it what arrives; it hands back the messages that are complete.
-
-    After a ``FramingError`` the stream is lost: close the connection.
-    """
+class Framer(TelnetFramer):
+    """Feed it what arrives; it hands back the messages that are complete."""
 
     def __init__(self, limit: int = BUFFER_LIMIT) -> None:
-        self._limit = limit
-        self._telnet = TelnetFilter()
-        self._buffer = bytearray()
+        super().__init__(limit)
         self._scan = 0
         self._mode = "noise"  # noise | text | quotes | comment
         self._begun: tuple[type[Response] | type[Autonomous], tuple[str, ...]] | None = None
         self._sid = ""
-
-    @property
-    def buffered(self) -> int:
-        """Bytes held of what is not yet complete; never more than the limit."""
-        return len(self._buffer)
-
-    def take_telnet_replies(self) -> bytes:
-        """What to send back to a telnet server that tried to negotiate (refusing it all)."""
-        return self._telnet.take_replies()
 
     def feed(self, data: bytes) -> list[Message]:
         """Add bytes; returns the messages they complete. ``FramingError`` past the bound."""
@@ -77,14 +62,7 @@ class Framer:
             self._buffer += self._telnet.filter(data[start : start + 65536])
             while self._step(messages):
                 pass
-            if len(self._buffer) > self._limit:
-                held = len(self._buffer)
-                self._buffer.clear()
-                raise FramingError(
-                    f"reading TL1: {held} bytes came without the end of a message",
-                    hint="the device (or what listens there) does not speak TL1; "
-                    "check the address and port",
-                )
+            self._check_limit(len(self._buffer), "TL1", "message")
         return messages
 
     def _step(self, messages: list[Message]) -> bool:
