@@ -24,9 +24,12 @@ from patchlight.controller.circuits.contract import (
     Identity,
     PortState,
 )
-from patchlight.controller.circuits.dialects import Dialect, corrected
+from patchlight.controller.circuits.dialects import corrected
 from patchlight.controller.circuits.drivers.base import Row, TableDriver
-from patchlight.controller.circuits.drivers.openflow_connection import OpenFlowConnection
+from patchlight.controller.circuits.drivers.openflow_connection import (
+    OpenFlowConnection,
+    OpenFlowDialect,
+)
 from patchlight.controller.openflow.client import SpeakerRefused
 from patchlight.controller.openflow.flowtable import FlowEntry, Match
 from patchlight.testbed.errors import BadInput
@@ -37,24 +40,6 @@ OFPP_IN_PORT = 0xFFFFFFF8
 """The port that a packet came in by: an output must say so, its number alone is ignored."""
 
 _LOOK_EVERY_S = 2.0  # flows and ports are looked at for alarms no more often
-
-
-@dataclass(frozen=True)
-class OpenFlowDialect(Dialect):
-    """How a switch numbers its ports, and how long it is waited for.
-
-    Input n is port ``in_base`` + n, output n is port ``out_base`` + n. ``priority`` is that of
-    new entries. ``engine``: ``ryu`` or ``os-ken``, empty for the first that is installed.
-    """
-
-    vendor: str = "OpenFlow"
-    engine: str = ""
-    in_base: int = 0
-    out_base: int = 0
-    priority: int = 100
-    list_limit: int = 4096
-    timeout_s: float = 10.0
-    connect_timeout_s: float = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +68,7 @@ class OpenFlowSwitch(TableDriver[FlowRow]):
             )
         self._dialect = dialect or corrected(switch.driver, OpenFlowDialect())
         super().__init__(switch)
-        self.client = OpenFlowConnection(
-            switch.name,
-            switch.address,
-            switch.datapath_id,
-            engine=self._dialect.engine or None,
-            timeout_s=self._dialect.timeout_s,
-            connect_timeout_s=self._dialect.connect_timeout_s,
-            on_event=self._heard,
-        )
+        self.client = OpenFlowConnection(switch, self._dialect, self._heard)
         self._foreign: tuple[FlowEntry, ...] = ()
         self._alarms = AlarmLog()
         self._look_again_at = 0.0

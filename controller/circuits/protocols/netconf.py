@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 import paramiko
 
-from patchlight.controller.circuits.contract import Alarm, DeviceRefused, Severity
+from patchlight.controller.circuits.contract import Alarm, Severity
 from patchlight.controller.circuits.dialects import Dialect
 from patchlight.controller.circuits.protocols.connection import ConnectionLost, FramingError
 from patchlight.controller.circuits.protocols.session import KeptSession, Session, shortened
-from patchlight.controller.circuits.protocols.ssh.channel import finished, login_refused
+from patchlight.controller.circuits.protocols.ssh.channel import finished
 from patchlight.controller.circuits.protocols.ssh.host_keys import check_host_key
 from patchlight.testbed.errors import PatchlightError
 
@@ -184,7 +184,7 @@ def _establish(session: Session, sock: socket.socket) -> Any:
         )
     except AuthenticationError as error:
         connection.close()
-        raise login_refused(session, error) from error
+        raise session.login_refused(str(error)) from error
     except (NCClientError, paramiko.SSHException, EOFError) as error:
         if connection.transport:
             connection.close()
@@ -262,11 +262,7 @@ class NetconfClient(KeptSession[NetconfConnection, Dialect]):
             except RPCError as error:
                 words = shortened(self._mask(str(error.message or error.tag or error).strip()))
                 self.log.info("%s > %s", self._session.name, words)
-                raise DeviceRefused(
-                    f"{self._session.name} refused {shown}: {words}",
-                    code=str(error.tag or ""),
-                    words=words,
-                ) from error
+                raise self._refused(shown, words, str(error.tag or "")) from error
             finally:
                 self._take_notifications(connection)
 

@@ -8,14 +8,12 @@ stays usable, and what an unanswered command becomes: see ``DeviceSession``.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from patchlight.controller.circuits.contract import DeviceRefused, LoginRefused
 from patchlight.controller.circuits.dialects import AnyPolatisDialect, Dialect, Pattern, Template
 from patchlight.controller.circuits.protocols.connection import (
     BUFFER_LIMIT,
@@ -183,7 +181,9 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
         async def exchange(connection: Connection[str]) -> str:
             answers, errors = await self._exchange(connection, command, timeout_s)
             if errors and (changes or not answers):
-                raise self._refused(command, errors)
+                words = _words(errors)
+                self.log.info("%s > %s", self._session.name, shortened(words))
+                raise self._refused(self._mask(shortened(command)), words, errors[0][0])
             self._note(errors)
             if len(answers) != 1 or re.fullmatch(answer, answers[0]) is None:
                 raise FramingError(f"it answered {self._mask(shortened('; '.join(answers)))!r}")
@@ -203,12 +203,7 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
         # A banner may stand before the first answer: only the errors are looked at.
         _, errors = await self._exchange(self._connected(), command, session.timeouts.answer_s)
         if command and errors:
-            words = self._mask(_words(errors))
-            raise LoginRefused(
-                f"logging in to {session.name} as {session.user!r} was refused: {words}",
-                words=words,
-                hint="check user and password_env of the circuit switch in the lab file",
-            )
+            raise session.login_refused(_words(errors))
         self._note(errors)
 
     async def _log_out(self) -> None:
@@ -224,20 +219,11 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
     ) -> tuple[list[str], Errors]:
         """Send; the answers up to the error queue's, and what that holds."""
         between = self._dialect.then if command else ""
-        ended = False
-        try:
-            async with asyncio.timeout(timeout_s):
-                shown = command if not self._dialect.login else self._mask(command)
-                self.log.debug("%s < %s", self._session.name, shortened(shown))
-                await connection.send(f"{command}{between}{self._dialect.errors}")
-                answers = await self._collect(connection, (command, self._dialect.errors))
-                ended = True
-                return answers
-        finally:
-            if not ended:
-                # What comes of it later must not be taken for the answer to the next command.
-                connection.trouble = connection.trouble or "an answer is outstanding"
-            connection.done()
+        async with self._in_step(connection, timeout_s):
+            shown = command if not self._dialect.login else self._mask(command)
+            self.log.debug("%s < %s", self._session.name, shortened(shown))
+            await connection.send(f"{command}{between}{self._dialect.errors}")
+            return await self._collect(connection, (command, self._dialect.errors))
 
     async def _collect(
         self, connection: Connection[str], sent: Sequence[str]
@@ -271,14 +257,6 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
                 return None
             at += 1
         return None
-
-    def _refused(self, command: str, errors: Errors) -> DeviceRefused:
-        words = _words(errors)
-        shown = self._mask(shortened(command))
-        self.log.info("%s > %s", self._session.name, shortened(words))
-        return DeviceRefused(
-            f"{self._session.name} refused {shown}: {words}", code=errors[0][0], words=words
-        )
 
     def _note(self, errors: Errors) -> None:
         """Errors that no command of ours explains: the device tells of itself."""

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import ClassVar, Generic, Protocol, TypeVar
 
@@ -87,6 +87,19 @@ class Session:
         if not host or not port.isdigit():
             raise BadInput(f"{switch.name}: {switch.address!r} is no address: expected host:port")
         return cls(switch.name, host.strip("[]"), int(port), switch.user, password, timeouts)
+
+    def masked(self, text: str) -> str:
+        """The text without the password."""
+        return text.replace(self.password, "****") if self.password else text
+
+    def login_refused(self, words: str) -> LoginRefused:
+        """The device's refusal of the user or password, in its words."""
+        words = self.masked(words)
+        return LoginRefused(
+            f"logging in to {self.name} as {self.user!r} was refused: {words}",
+            words=words,
+            hint="check user and password_env of the circuit switch in the lab file",
+        )
 
 
 class KeptSession(ABC, Generic[C, D]):
@@ -259,8 +272,11 @@ class KeptSession(ABC, Generic[C, D]):
     # --- words ------------------------------------------------------------------------------
 
     def _mask(self, text: str) -> str:
-        secret = self._session.password
-        return text.replace(secret, "****") if secret else text
+        return self._session.masked(text)
+
+    def _refused(self, shown: str, words: str, code: str = "") -> DeviceRefused:
+        message = f"{self._session.name} refused {shown}: {words}"
+        return DeviceRefused(message, code=code, words=words)
 
     def _reason(self, error: Exception, timeout_s: float) -> str:
         if isinstance(error, TimeoutError):
@@ -284,6 +300,20 @@ class DeviceSession(KeptSession[Connection[M], D], Generic[M, D]):
     def _unasked(self, message: M) -> bool:
         """Take a message that answers nothing; ``False`` if it may be an answer."""
         return False
+
+    @contextlib.asynccontextmanager
+    async def _in_step(self, connection: Connection[M], timeout_s: float) -> AsyncIterator[None]:
+        """For an exchange without tags: where it does not end well, the connection does."""
+        ended = False
+        try:
+            async with asyncio.timeout(timeout_s):
+                yield
+            ended = True
+        finally:
+            if not ended:
+                # What comes of it later must not be taken for the answer to the next command.
+                connection.trouble = connection.trouble or "an answer is outstanding"
+            connection.done()
 
     async def _connect(self) -> Connection[M]:
         host, port = self._session.host, self._session.port

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-from patchlight.controller.circuits.contract import DeviceRefused, Severity
+from patchlight.controller.circuits.contract import Severity
 from patchlight.controller.circuits.dialects import Dialect, Pattern, Template
 from patchlight.controller.circuits.protocols.connection import (
     BUFFER_LIMIT,
@@ -112,9 +112,7 @@ class ShellClient(DeviceSession[str, ShellDialect]):
         if errors:
             words = shortened("; ".join(errors))
             self.log.info("%s > %s", self._session.name, words)
-            raise DeviceRefused(
-                f"{self._session.name} refused {shortened(command)}: {words}", words=words
-            )
+            raise self._refused(shortened(command), words)
         return lines
 
     # --- the session ------------------------------------------------------------------------
@@ -152,22 +150,14 @@ class ShellClient(DeviceSession[str, ShellDialect]):
     async def _exchange(
         self, connection: Connection[str], command: str, timeout: float
     ) -> list[str]:
-        ended = False
-        try:
-            async with asyncio.timeout(timeout):
-                self.log.debug("%s < %s", self._session.name, shortened(command))
-                await connection.send(command)
-                lines = self._without_alarms(await connection.receive())
-                if not lines or lines[0].strip() != command:
-                    echoed = self._mask(shortened(lines[0])) if lines else ""
-                    raise FramingError(f"it echoed {echoed!r} for {shortened(command)!r}")
-                ended = True
-                return lines[1:]
-        finally:
-            if not ended:
-                # What comes of it later must not be taken for the answer to the next command.
-                connection.trouble = connection.trouble or "an answer is outstanding"
-            connection.done()
+        async with self._in_step(connection, timeout):
+            self.log.debug("%s < %s", self._session.name, shortened(command))
+            await connection.send(command)
+            lines = self._without_alarms(await connection.receive())
+            if not lines or lines[0].strip() != command:
+                echoed = self._mask(shortened(lines[0])) if lines else ""
+                raise FramingError(f"it echoed {echoed!r} for {shortened(command)!r}")
+            return lines[1:]
 
     def _without_alarms(self, text: str) -> list[str]:
         """The lines of a reply that are not blank; what was said unasked becomes alarms."""
