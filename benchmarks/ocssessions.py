@@ -19,7 +19,7 @@ from typing import Any
 
 from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, Connection
 from patchlight.controller.circuits.protocols.scpi import LineFramer
-from patchlight.controller.circuits.protocols.tl1.framing import Framer
+from patchlight.controller.circuits.protocols.tl1.messages import Framer
 from patchlight.testbed.errors import PatchlightError
 from tests.controller.circuits.test_faulty_sessions import session
 

@@ -125,8 +125,6 @@ class TableDriver(ABC, Generic[R]):
     def _in_use(self, port: DirectedPort, by: CrossConnect) -> str:
         return f"{port} is in use on the device: {by}"
 
-    # --- the contract -----------------------------------------------------------------------
-
     @property
     def name(self) -> str:
         """The OCS's name in the lab."""
@@ -213,8 +211,6 @@ class TableDriver(ABC, Generic[R]):
                     if table[c].two_way:
                         refused[c.reverse] = refused[c]
         return outcome(asked, refused, loop.time() - began)
-
-    # --- inside -----------------------------------------------------------------------------
 
     def _checked_ports(self, ports: Iterable[DirectedPort]) -> list[DirectedPort]:
         """Each once, in order; ``BadInput`` for one outside the device."""

@@ -57,8 +57,6 @@ class GlimmerglassTl1(Tl1ListDriver[GlimmerglassDialect]):
         # An output that no line tells of is joined to nothing: no light leaves there.
         return {port: powers.get(port) for port in asked}
 
-    # --- inside -----------------------------------------------------------------------------
-
     def _row(self, line: re.Match[str]) -> Row:
         state = f"{line['state']},{line['cause']}"
         words = f"CONNSTATE={line['state']},CONNCAUSE={line['cause']}"

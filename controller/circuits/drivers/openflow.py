@@ -14,15 +14,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from patchlight.controller.circuits.alarms import AlarmLog, Standing
 from patchlight.controller.circuits.contract import (
     Alarm,
+    AlarmLog,
     Capabilities,
     Condition,
     DeviceRefused,
     DirectedPort,
     Identity,
     PortState,
+    Standing,
 )
 from patchlight.controller.circuits.dialects import corrected
 from patchlight.controller.circuits.drivers.base import Row, TableDriver
@@ -114,8 +115,6 @@ class OpenFlowSwitch(TableDriver[FlowRow]):
             self._alarms.stands(now)
         return self._alarms.all
 
-    # --- what the base needs ----------------------------------------------------------------
-
     @property
     def _list_limit(self) -> int:
         return self._dialect.list_limit
@@ -175,8 +174,6 @@ class OpenFlowSwitch(TableDriver[FlowRow]):
             return [str(failure["error"]) for failure in refused.failed]
         return []
 
-    # --- flows and cross-connects -----------------------------------------------------------
-
     def _entry(self, c: CrossConnect) -> FlowEntry:
         inp, out = self._dialect.in_base + c.inp, self._dialect.out_base + c.out
         back = OFPP_IN_PORT if inp == out else out
@@ -202,8 +199,6 @@ class OpenFlowSwitch(TableDriver[FlowRow]):
             if from_input or to_output:
                 return entry
         return None
-
-    # --- what it says unasked ---------------------------------------------------------------
 
     def _heard(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]

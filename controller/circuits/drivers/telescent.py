@@ -109,8 +109,6 @@ class TelescentSsh(SessionDriver[Row]):
         self._checked_ports(ports)
         return {}
 
-    # --- what the base needs ----------------------------------------------------------------
-
     async def _table(self) -> Mapping[CrossConnect, Row]:
         return {
             CrossConnect(cell.inp, out): Row("up", cell.status)
@@ -129,8 +127,6 @@ class TelescentSsh(SessionDriver[Row]):
     @property
     def _base(self) -> int:
         return 0 if self._dialect.zero_based else 1
-
-    # --- inside -----------------------------------------------------------------------------
 
     async def _tell(self, template: str, pairs: Sequence[CrossConnect]) -> None:
         timeout_s = self._dialect.move_timeout_s + 2 * self._switch.switching_time_s

@@ -31,8 +31,6 @@ class Tl1ListDriver(NumberedDriver, Generic[D]):
         """Autonomous messages since ``open``, and what ``RTRV-ALM-ALL`` lists."""
         return await self.client.hear()
 
-    # --- what the base needs ----------------------------------------------------------------
-
     async def _table(self) -> Mapping[CrossConnect, Row]:
         numbering, table = await self._numbering(), {}
         for line in await self._circuit_lines():
@@ -51,8 +49,6 @@ class Tl1ListDriver(NumberedDriver, Generic[D]):
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, Row]
     ) -> None:
         await self.client.command(self._dialect.delete, await self._lists(pairs), changes=True)
-
-    # --- inside -----------------------------------------------------------------------------
 
     async def _size(self, model: str = "") -> tuple[int, int]:
         """Inputs and outputs, from the reply that tells the size."""

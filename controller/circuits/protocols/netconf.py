@@ -226,8 +226,6 @@ class NetconfClient(KeptSession[NetconfConnection, Dialect]):
             self._take_notifications(self._connection)
         return self.alarms
 
-    # --- the session ------------------------------------------------------------------------
-
     async def _connect(self) -> NetconfConnection:
         return await NetconfConnection.open(self._session)
 

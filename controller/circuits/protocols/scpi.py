@@ -191,8 +191,6 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
 
         return await self._run(exchange, self._mask(shortened(command)), timeout_s, changes=changes)
 
-    # --- the session ------------------------------------------------------------------------
-
     def _framer(self) -> LineFramer:
         return LineFramer()
 
@@ -211,8 +209,6 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
 
     async def _say_something(self) -> None:
         await self.ask(self._dialect.keep_alive, r".*")
-
-    # --- one command ------------------------------------------------------------------------
 
     async def _exchange(
         self, connection: Connection[str], command: str, timeout_s: float

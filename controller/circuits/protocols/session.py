@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from patchlight.controller.circuits.alarms import AlarmLog
 from patchlight.controller.circuits.contract import (
     Alarm,
+    AlarmLog,
     DeviceRefused,
     DeviceUnreachable,
     LoginRefused,
@@ -138,8 +138,6 @@ class KeptSession(ABC, Generic[C, D]):
     def _wants_login(self, refusal: DeviceRefused) -> bool:
         """Whether that was refused for want of a login."""
         return False
-
-    # --- the session ------------------------------------------------------------------------
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
@@ -268,8 +266,6 @@ class KeptSession(ABC, Generic[C, D]):
                     # Some units lock an account out after a few wrong passwords.
                     self._last_used += _PAUSE_AFTER_LOGIN_REFUSED_S
                 self.log.warning("%s: keep-alive: %s", self._session.name, error.message)
-
-    # --- words ------------------------------------------------------------------------------
 
     def _mask(self, text: str) -> str:
         return self._session.masked(text)

@@ -21,7 +21,6 @@ from patchlight.controller.circuits.protocols.scpi import (
 )
 from patchlight.controller.circuits.protocols.session import Session
 from patchlight.controller.circuits.protocols.ssh.shell import ShellDialect, ShellFramer
-from patchlight.controller.circuits.protocols.tl1.framing import Framer as Tl1Framer
 from patchlight.controller.circuits.protocols.tl1.messages import (
     Acknowledgement,
     Autonomous,
@@ -29,6 +28,7 @@ from patchlight.controller.circuits.protocols.tl1.messages import (
     Response,
     quote,
 )
+from patchlight.controller.circuits.protocols.tl1.messages import Framer as Tl1Framer
 
 # As captured from an S162 by a third-party driver.
 LOGIN = (

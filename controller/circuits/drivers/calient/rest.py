@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from patchlight.controller.circuits.alarms import Standing
 from patchlight.controller.circuits.contract import (
     Alarm,
     Capabilities,
@@ -25,6 +24,7 @@ from patchlight.controller.circuits.contract import (
     Identity,
     PortState,
     Severity,
+    Standing,
 )
 from patchlight.controller.circuits.dialects import power_dbm
 from patchlight.controller.circuits.drivers.base import SessionDriver
@@ -116,8 +116,6 @@ class CalientRest(SessionDriver[CalientRow]):
             powers[DirectedPort("out", half.cross_connect.out)] = half.out_power
         return {port: power_dbm(powers.get(port, ""), self._dialect.dark_dbm) for port in asked}
 
-    # --- what the base needs ----------------------------------------------------------------
-
     async def _table(self) -> Mapping[CrossConnect, CalientRow]:
         table = {}
         for row, halves in await self._circuits():
@@ -171,8 +169,6 @@ class CalientRest(SessionDriver[CalientRow]):
                 except DeviceRefused as refusal:
                     refused.append(f"{circuit.conn}: {refusal.words}")
         self._raise_if(refused)
-
-    # --- inside -----------------------------------------------------------------------------
 
     async def _tell(self, method: str, path: str, body: str = "") -> None:
         try:

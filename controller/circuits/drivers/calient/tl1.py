@@ -75,8 +75,6 @@ class CalientTl1(SessionDriver[CalientRow]):
         powers = read_power(lines, self._dialect, numbers)
         return {port: powers[port] for port in asked if port in powers}
 
-    # --- what the base needs ----------------------------------------------------------------
-
     async def _table(self) -> Mapping[CrossConnect, CalientRow]:
         reply = await self.client.command(self._dialect.retrieve_all, paged=True)
         return self._rows(reply.lines)
@@ -157,8 +155,6 @@ class CalientTl1(SessionDriver[CalientRow]):
     @property
     def _first_look_s(self) -> float:
         return self._switch.switching_time_s
-
-    # --- inside -----------------------------------------------------------------------------
 
     async def _ask(self, c: CrossConnect) -> dict[CrossConnect, CalientRow] | None:
         """The circuit of ``c``, if there is one; ``None`` if the question is not understood."""

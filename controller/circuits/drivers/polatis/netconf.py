@@ -89,8 +89,6 @@ class PolatisNetconf(PolatisDriver):
         """Notifications since ``open``."""
         return self.client.hear()
 
-    # --- what the base needs ----------------------------------------------------------------
-
     async def _table(self) -> Mapping[CrossConnect, Row]:
         numbering, table = await self._numbering(), {}
         data = await self.client.get(self._dialect.read_map)
@@ -111,8 +109,6 @@ class PolatisNetconf(PolatisDriver):
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, Row]
     ) -> None:
         await self._edit(self._dialect.disconnect, self._dialect.unpair, pairs)
-
-    # --- inside -----------------------------------------------------------------------------
 
     async def _size(self, model: str) -> tuple[int, int]:
         size = re.search(self._dialect.size, model)

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from patchlight.controller.circuits.alarms import Standing
 from patchlight.controller.circuits.contract import (
     Alarm,
     Condition,
@@ -19,6 +18,7 @@ from patchlight.controller.circuits.contract import (
     Identity,
     Severity,
     Side,
+    Standing,
 )
 from patchlight.controller.circuits.dialects import condition
 from patchlight.controller.circuits.drivers.base import UP, Row
@@ -64,8 +64,6 @@ class PolatisRestconf(PolatisDriver):
         alarms.stands(Standing(self._severity(words), self.name, words) for words in now)
         return alarms.all
 
-    # --- what the base needs ----------------------------------------------------------------
-
     async def _table(self) -> Mapping[CrossConnect, Row]:
         numbering, path = await self._numbering(), self._dialect.circuits
         reply = await self.client.get(path)
@@ -99,8 +97,6 @@ class PolatisRestconf(PolatisDriver):
                     if refusal.code == "412":
                         break
         self._raise_if(refused)
-
-    # --- inside -----------------------------------------------------------------------------
 
     async def _tell(self, method: str, path: str, body: str = "") -> None:
         guard = {"If-Match": self._etag} if self._dialect.guard and self._etag else {}

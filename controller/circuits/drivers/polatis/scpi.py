@@ -53,8 +53,6 @@ class PolatisScpi(PolatisDriver):
         await self.client.look()
         return self.client.alarms
 
-    # --- what the base needs ----------------------------------------------------------------
-
     async def _table(self) -> Mapping[CrossConnect, Row]:
         numbering = await self._numbering()
         answer = await self._ask(self._dialect.read_map, self._dialect.map_answer)
@@ -86,8 +84,6 @@ class PolatisScpi(PolatisDriver):
     @functools.cached_property
     def _seen(self) -> dict[tuple[int, int], CrossConnect]:
         return {}
-
-    # --- inside -----------------------------------------------------------------------------
 
     async def _size(self, model: str) -> tuple[int, int]:
         size = await self._ask(self._dialect.size, self._dialect.size_answer)

@@ -43,8 +43,6 @@ class PolatisTl1(Tl1ListDriver[PolatisDialect], PolatisDriver):
             line["software"].strip() if line else "",
         )
 
-    # --- inside -----------------------------------------------------------------------------
-
     async def _monitored_sides(self, numbering: Numbering) -> list[Side]:
         return [side for side in SIDES if await self._has_monitor(numbering.to_number(side, 1))]
 

@@ -20,8 +20,12 @@ from typing import Any, TypeVar
 
 import httpx
 
-from patchlight.controller.circuits.alarms import AlarmLog
-from patchlight.controller.circuits.contract import DeviceRefused, DeviceUnreachable, LoginRefused
+from patchlight.controller.circuits.contract import (
+    AlarmLog,
+    DeviceRefused,
+    DeviceUnreachable,
+    LoginRefused,
+)
 from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT
 from patchlight.controller.circuits.protocols.http.dialects import HttpDialect
 from patchlight.controller.circuits.protocols.http.trust import (
@@ -142,8 +146,6 @@ class HttpClient:
             words=words,
             hint="if its firmware says it differently, correct the driver's dialect",
         )
-
-    # --- inside -----------------------------------------------------------------------------
 
     async def _exchange(
         self,

@@ -115,8 +115,6 @@ class ShellClient(DeviceSession[str, ShellDialect]):
             raise self._refused(shortened(command), words)
         return lines
 
-    # --- the session ------------------------------------------------------------------------
-
     def _framer(self) -> ShellFramer:
         return ShellFramer(self._dialect.prompt)
 

@@ -10,8 +10,7 @@ import logging
 import re
 from dataclasses import dataclass
 
-from patchlight.controller.circuits.alarms import Standing
-from patchlight.controller.circuits.contract import Alarm, DeviceRefused
+from patchlight.controller.circuits.contract import Alarm, DeviceRefused, Standing
 from patchlight.controller.circuits.protocols.connection import (
     BUFFER_LIMIT,
     Connection,
@@ -19,13 +18,13 @@ from patchlight.controller.circuits.protocols.connection import (
 )
 from patchlight.controller.circuits.protocols.session import DeviceSession, Session, shortened
 from patchlight.controller.circuits.protocols.tl1.dialects import SessionDialect
-from patchlight.controller.circuits.protocols.tl1.framing import Framer
 from patchlight.controller.circuits.protocols.tl1.messages import (
     NOTIFICATIONS,
     SEVERITIES,
     Acknowledgement,
     Autonomous,
     Body,
+    Framer,
     Message,
     Response,
     quote,
@@ -101,8 +100,6 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
         severity = NOTIFICATIONS.get(match["severity"] or "", "notice")
         return Standing(severity, match["subject"], self._mask(line), match["condition"])
 
-    # --- the session ---------------------------------------------------------------------
-
     def _framer(self) -> Framer:
         return Framer()
 
@@ -130,8 +127,6 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
 
     async def _say_something(self) -> None:
         await self.command(self._dialect.keep_alive)
-
-    # --- one command ---------------------------------------------------------------------
 
     async def _exchange(
         self,
@@ -220,8 +215,6 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
         subject, _, _ = (message.body.quoted or ("",))[0].partition(":")
         words = f"{message.verb}: {message.body.words}"
         self._alarm(SEVERITIES[message.alarm_code], subject, words)
-
-    # --- words ---------------------------------------------------------------------------
 
     def _shown(self, template: str, values: dict[str, str]) -> str:
         """The command as logs and errors may have it: no password; long lists cut."""
