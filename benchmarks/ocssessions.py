@@ -20,8 +20,8 @@ from typing import Any
 
 from benchmarks import figure
 from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, Connection
-from patchlight.controller.circuits.protocols.scpi.framing import LineFramer
-from patchlight.controller.circuits.protocols.tl1.framing import Framer
+from patchlight.controller.circuits.protocols.scpi import LineFramer
+from patchlight.controller.circuits.protocols.tl1.messages import Framer
 from patchlight.testbed.errors import PatchlightError
 from tests.controller.circuits.test_faulty_sessions import session
 

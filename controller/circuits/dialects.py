@@ -9,6 +9,7 @@ that directory in ``PATCHLIGHT_DIALECTS``. Its keys replace those of the built-i
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 import string
@@ -17,6 +18,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
+from patchlight.controller.circuits.contract import Condition
 from patchlight.testbed.errors import BadInput
 
 DIRECTORY_VARIABLE = "PATCHLIGHT_DIALECTS"
@@ -33,6 +35,25 @@ class Dialect:
     """The root of all tables. ``FIELDS``: what the templates of a table may name."""
 
     FIELDS: ClassVar[frozenset[str]] = frozenset()
+
+
+@dataclass(frozen=True)
+class NumberedDialect(Dialect):
+    """A device that numbers inputs and outputs apart and is told lists of ``list_limit`` pairs.
+
+    At or below ``dark_dbm`` a port is dark.
+    """
+
+    list_limit: int = 512
+    dark_dbm: float = -50.0
+
+
+@dataclass(frozen=True)
+class AnyPolatisDialect(NumberedDialect):
+    """A Polatis: a model in which ``any_to_any`` is found has no inputs and outputs."""
+
+    vendor: str = "Polatis"
+    any_to_any: Pattern = r"\b\d+xCC\b"
 
 
 D = TypeVar("D", bound=Dialect)
@@ -97,3 +118,19 @@ def _pattern_mistake(key: str, value: str, built_in: str) -> str | None:
         return f"{key}: not a pattern: {error}"
     missing = set(re.compile(built_in).groupindex) - set(groups)
     return f"{key}: lacks the groups {', '.join(sorted(missing))}" if missing else None
+
+
+def power_dbm(text: str, dark_dbm: float = -math.inf) -> float | None:
+    """A power as the device writes it, in dBm; ``None`` at or below ``dark_dbm`` or if none."""
+    try:
+        power = float(text)
+    except ValueError:
+        return None
+    return power if dark_dbm < power < 100 else None
+
+
+def condition(answer: str, ready: str, locked: str) -> Condition:
+    """What a port's state means, given the patterns for two of the meanings."""
+    if re.fullmatch(ready, answer):
+        return "ready"
+    return "locked" if re.fullmatch(locked, answer) else "failed"

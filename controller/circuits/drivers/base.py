@@ -9,22 +9,22 @@ then shows is the outcome.
 from __future__ import annotations
 
 import asyncio
-import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from patchlight.controller.circuits.contract import (
-    Condition,
+    SIDES,
     DeviceRefused,
     DirectedPort,
     Outcome,
     checked,
 )
+from patchlight.controller.circuits.dialects import Dialect, corrected
 from patchlight.controller.circuits.drivers.serial_writes import JustRead, SerialWrites, outcome
+from patchlight.controller.circuits.protocols.session import DEFAULT_TIMEOUTS, Session, Timeouts
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import CrossConnect, PortMap
@@ -33,12 +33,13 @@ _SETTLE_S = 10.0  # a circuit that is not up by then has failed (G2MPLS waits as
 _NOT_HELD = "the command was accepted, but the device does not hold it"
 _FIRST_POLL_S, _POLL_GROWTH, _LAST_POLL_S = 0.001, 1.6, 1.0
 
-
 RowState = Literal["up", "coming", "failed", "entered"]
 
 
 class Client(Protocol):
     """What a driver talks to its device with."""
+
+    def __init__(self, session: Session, dialect: Any) -> None: ...
 
     async def open(self) -> None:
         """Reach the device and log in."""
@@ -68,19 +69,14 @@ Send = Callable[[Sequence[CrossConnect]], Awaitable[None]]
 
 
 class TableDriver(ABC, Generic[R]):
-    """See ``CircuitDriver`` for what the methods do.
-
-    ``list_limit``: cross-connects in one command. ``first_look_s``: how long after making some
-    the table is read. A driver sets ``client``.
-    """
+    """See ``CircuitDriver`` for what the methods do. A driver sets ``client``."""
 
     client: Client
 
-    def __init__(self, switch: CircuitSwitch, list_limit: int, first_look_s: float = 0.0) -> None:
+    def __init__(self, switch: CircuitSwitch) -> None:
         self._switch = switch
         self._writes = SerialWrites(switch.name)
         self._just_read = JustRead[Mapping[CrossConnect, R]]()
-        self._list_limit, self._first_look_s = list_limit, first_look_s
 
     # --- what a device adds -----------------------------------------------------------------
 
@@ -116,10 +112,18 @@ class TableDriver(ABC, Generic[R]):
         """What the table still holds of ``pairs``; ``words`` for those it refused to break."""
         return await self._just_read.read(self._table)
 
+    @property
+    def _list_limit(self) -> int:
+        """Cross-connects in one command."""
+        return 1
+
+    @property
+    def _first_look_s(self) -> float:
+        """How long after making some the table is read."""
+        return 0.0
+
     def _in_use(self, port: DirectedPort, by: CrossConnect) -> str:
         return f"{port} is in use on the device: {by}"
-
-    # --- the contract -----------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -154,20 +158,20 @@ class TableDriver(ABC, Generic[R]):
         async with self._writes.change():
             table = await self._beside(asked)
             refused = self._busy(asked, table)
-            new = [
-                c for c in asked if c not in refused and (c not in table or table[c].state != "up")
-            ]
-            failed = [
-                c
-                for c in new
-                if c in table
-                and table[c].state == "failed"
-                and (not table[c].two_way or c.reverse in asked)
-            ]
+            new, ours, failed = [], [], []
+            for c in asked:
+                row = table.get(c)
+                if (row and row.state == "up") or (refused and c in refused):
+                    continue
+                new.append(c)
+                if row is None:
+                    ours.append(c)
+                elif row.state == "failed" and (not row.two_way or c.reverse in asked):
+                    ours.append(c)
+                    failed.append(c)
             await self._send(partial(self._break, table=table), _once(failed, table))
-            ours = [c for c in new if c not in table or c in failed]
             words = await self._send(self._make, ours)
-            await self._settle(new, frozenset(ours), words, refused)
+            await self._settle(new, ours, words, refused)
         return outcome(asked, refused, loop.time() - began)
 
     async def disconnect(self, pairs: Iterable[CrossConnect]) -> Outcome:
@@ -181,13 +185,18 @@ class TableDriver(ABC, Generic[R]):
             table = self._just_read.table
             if table is None:
                 table = await self._about(asked)
-            refused = {
-                c: f"{table[c].conn} is a two-way circuit on the device: {c.reverse} would "
-                "break with it"
-                for c in asked
-                if c in table and table[c].two_way and c.reverse not in asked
-            }
-            going = _once([c for c in asked if c in table and c not in refused], table)
+            refused: dict[CrossConnect, str] = {}
+            going = []
+            for c in asked:
+                if (row := table.get(c)) is None:
+                    continue
+                if row.two_way and c.reverse not in asked:
+                    refused[c] = (
+                        f"{row.conn} is a two-way circuit on the device: {c.reverse} would "
+                        "break with it"
+                    )
+                elif not row.two_way or c.inp < c.out:
+                    going.append(c)
             send = partial(self._break, table=table)
             words = await self._send(send, going)
             left = await self._left(going, words) if going else ()
@@ -203,8 +212,6 @@ class TableDriver(ABC, Generic[R]):
                         refused[c.reverse] = refused[c]
         return outcome(asked, refused, loop.time() - began)
 
-    # --- inside -----------------------------------------------------------------------------
-
     def _checked_ports(self, ports: Iterable[DirectedPort]) -> list[DirectedPort]:
         """Each once, in order; ``BadInput`` for one outside the device."""
         unique = sorted(set(ports))
@@ -212,6 +219,9 @@ class TableDriver(ABC, Generic[R]):
             if not 1 <= port.number <= self.ports:
                 raise BadInput(f"{self.name} has ports 1–{self.ports}, not {port}")
         return unique
+
+    def _all_ports(self) -> list[DirectedPort]:
+        return [DirectedPort(side, n) for side in SIDES for n in range(1, self.ports + 1)]
 
     def _nonsense(self, command: str, answer: str) -> DeviceRefused:
         return DeviceRefused(
@@ -261,7 +271,7 @@ class TableDriver(ABC, Generic[R]):
     async def _settle(
         self,
         waiting: list[CrossConnect],
-        ours: frozenset[CrossConnect],
+        ours: Sequence[CrossConnect],
         words: dict[CrossConnect, str],
         refused: dict[CrossConnect, str],
     ) -> None:
@@ -273,7 +283,7 @@ class TableDriver(ABC, Generic[R]):
         deadline, step_s = loop.time() + longest_s, _FIRST_POLL_S
         pause_s = self._first_look_s if any(c not in words for c in ours) else 0.0
         singly = len(waiting) > 1 and self._list_limit > 1
-        asked, activated = frozenset(waiting), set[CrossConnect]()
+        asked, activated = waiting, set[CrossConnect]()
         while waiting:
             await asyncio.sleep(pause_s)
             pause_s, step_s = step_s, min(step_s * _POLL_GROWTH, _LAST_POLL_S)
@@ -303,27 +313,31 @@ class TableDriver(ABC, Generic[R]):
             activated.update(entered)
             if missing or entered:
                 pause_s, deadline = self._first_look_s, loop.time() + longest_s
-            failed = [c for c in waiting if c in refused and c in ours and c in table]
-            await self._send(partial(self._break, table=table), failed)
+            if refused:
+                failed = [c for c in waiting if c in refused and c in ours and c in table]
+                await self._send(partial(self._break, table=table), failed)
             waiting = coming + missing + entered
+
+
+class SessionDriver(TableDriver[R]):
+    """See ``CircuitDriver``. A driver says which ``client_class`` it talks with, and its table."""
+
+    built_in: ClassVar[Dialect]
+    client_class: ClassVar[type[Client]]
+    _dialect: Dialect
+
+    def __init__(
+        self,
+        switch: CircuitSwitch,
+        password: str,
+        dialect: Dialect | None = None,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
+        super().__init__(switch)
+        self._dialect = dialect or corrected(switch.driver, self.built_in)
+        self.client = self.client_class(Session.of(switch, password, timeouts), self._dialect)
 
 
 def _once(pairs: Iterable[CrossConnect], table: Mapping[CrossConnect, Row]) -> list[CrossConnect]:
     """One direction of each circuit."""
     return [c for c in pairs if not table[c].two_way or c.inp < c.out]
-
-
-def power_dbm(text: str, dark_dbm: float = -math.inf) -> float | None:
-    """A power as the device writes it, in dBm; ``None`` at or below ``dark_dbm`` or if none."""
-    try:
-        power = float(text)
-    except ValueError:
-        return None
-    return power if dark_dbm < power < 100 else None
-
-
-def condition(answer: str, ready: str, locked: str) -> Condition:
-    """What a port's state means, given the patterns for two of the meanings."""
-    if re.fullmatch(ready, answer):
-        return "ready"
-    return "locked" if re.fullmatch(locked, answer) else "failed"

@@ -10,28 +10,18 @@ import re
 from collections.abc import Iterable, Mapping
 
 from patchlight.controller.circuits.contract import Capabilities, DirectedPort, Identity, PortState
-from patchlight.controller.circuits.dialects import corrected
-from patchlight.controller.circuits.drivers.base import Row, power_dbm
+from patchlight.controller.circuits.dialects import power_dbm
+from patchlight.controller.circuits.drivers.base import Row
+from patchlight.controller.circuits.drivers.numbered import Numbering
 from patchlight.controller.circuits.drivers.tl1_lists import Tl1ListDriver, matching
-from patchlight.controller.circuits.numbering import Numbering
-from patchlight.controller.circuits.protocols.session import DEFAULT_TIMEOUTS, Timeouts
 from patchlight.controller.circuits.protocols.tl1.dialects import GLIMMERGLASS, GlimmerglassDialect
-from patchlight.testbed.lab import CircuitSwitch
 
 
 class GlimmerglassTl1(Tl1ListDriver[GlimmerglassDialect]):
     """A Glimmerglass OCS. See ``CircuitDriver`` for what the methods do."""
 
-    def __init__(
-        self,
-        switch: CircuitSwitch,
-        password: str,
-        dialect: GlimmerglassDialect | None = None,
-        timeouts: Timeouts = DEFAULT_TIMEOUTS,
-    ) -> None:
-        dialect = dialect or corrected(switch.driver, GLIMMERGLASS)
-        super().__init__(switch, password, dialect, timeouts)
-        self._capabilities = Capabilities(power_in=True, power_out=True)
+    built_in = GLIMMERGLASS
+    _capabilities = Capabilities(power_in=True, power_out=True)
 
     async def identify(self) -> Identity:
         """From ``rtrv-system-info``, which has a line for each item."""
@@ -66,8 +56,6 @@ class GlimmerglassTl1(Tl1ListDriver[GlimmerglassDialect]):
                     powers[port] = power_dbm(power, self._dialect.dark_dbm)
         # An output that no line tells of is joined to nothing: no light leaves there.
         return {port: powers.get(port) for port in asked}
-
-    # --- inside -----------------------------------------------------------------------------
 
     def _row(self, line: re.Match[str]) -> Row:
         state = f"{line['state']},{line['cause']}"

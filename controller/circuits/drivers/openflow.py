@@ -14,20 +14,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from patchlight.controller.circuits.alarms import AlarmLog, Standing
 from patchlight.controller.circuits.contract import (
     Alarm,
+    AlarmLog,
     Capabilities,
     Condition,
     DeviceRefused,
     DirectedPort,
     Identity,
     PortState,
+    Standing,
 )
-from patchlight.controller.circuits.dialects import Dialect, corrected
+from patchlight.controller.circuits.dialects import corrected
 from patchlight.controller.circuits.drivers.base import Row, TableDriver
-from patchlight.controller.circuits.drivers.openflow_connection import OpenFlowConnection
-from patchlight.controller.circuits.numbering import SIDES
+from patchlight.controller.circuits.drivers.openflow_connection import (
+    OpenFlowConnection,
+    OpenFlowDialect,
+)
 from patchlight.controller.openflow.client import SpeakerRefused
 from patchlight.controller.openflow.flowtable import FlowEntry, Match
 from patchlight.testbed.errors import BadInput
@@ -38,24 +41,6 @@ OFPP_IN_PORT = 0xFFFFFFF8
 """The port that a packet came in by: an output must say so, its number alone is ignored."""
 
 _LOOK_EVERY_S = 2.0  # flows and ports are looked at for alarms no more often
-
-
-@dataclass(frozen=True)
-class OpenFlowDialect(Dialect):
-    """How a switch numbers its ports, and how long it is waited for.
-
-    Input n is port ``in_base`` + n, output n is port ``out_base`` + n. ``priority`` is that of
-    new entries. ``engine``: ``ryu`` or ``os-ken``, empty for the first that is installed.
-    """
-
-    vendor: str = "OpenFlow"
-    engine: str = ""
-    in_base: int = 0
-    out_base: int = 0
-    priority: int = 100
-    list_limit: int = 4096
-    timeout_s: float = 10.0
-    connect_timeout_s: float = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +68,8 @@ class OpenFlowSwitch(TableDriver[FlowRow]):
                 hint="write 'datapath_id: 0x51', say, to the circuit switch in the lab file",
             )
         self._dialect = dialect or corrected(switch.driver, OpenFlowDialect())
-        super().__init__(switch, self._dialect.list_limit)
-        self.client = OpenFlowConnection(
-            switch.name,
-            switch.address,
-            switch.datapath_id,
-            engine=self._dialect.engine or None,
-            timeout_s=self._dialect.timeout_s,
-            connect_timeout_s=self._dialect.connect_timeout_s,
-            on_event=self._heard,
-        )
+        super().__init__(switch)
+        self.client = OpenFlowConnection(switch, self._dialect, self._heard)
         self._foreign: tuple[FlowEntry, ...] = ()
         self._alarms = AlarmLog()
         self._look_again_at = 0.0
@@ -112,11 +89,8 @@ class OpenFlowSwitch(TableDriver[FlowRow]):
         """From the description of the ports: switched off, blocked, or not there at all."""
         described = {int(port["port"]): port for port in await self.client.ask("ports")}
         base = {"in": self._dialect.in_base, "out": self._dialect.out_base}
-        return {
-            DirectedPort(side, n): _state(described.get(base[side] + n))
-            for n in range(1, self.ports + 1)
-            for side in SIDES
-        }
+        ports = self._all_ports()
+        return {port: _state(described.get(base[port.side] + port.number)) for port in ports}
 
     async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
         """No power: OpenFlow 1.3 does not tell of it."""
@@ -141,7 +115,9 @@ class OpenFlowSwitch(TableDriver[FlowRow]):
             self._alarms.stands(now)
         return self._alarms.all
 
-    # --- what the base needs ----------------------------------------------------------------
+    @property
+    def _list_limit(self) -> int:
+        return self._dialect.list_limit
 
     async def _table(self) -> Mapping[CrossConnect, FlowRow]:
         table, self._foreign = await self._flows()
@@ -198,8 +174,6 @@ class OpenFlowSwitch(TableDriver[FlowRow]):
             return [str(failure["error"]) for failure in refused.failed]
         return []
 
-    # --- flows and cross-connects -----------------------------------------------------------
-
     def _entry(self, c: CrossConnect) -> FlowEntry:
         inp, out = self._dialect.in_base + c.inp, self._dialect.out_base + c.out
         back = OFPP_IN_PORT if inp == out else out
@@ -225,8 +199,6 @@ class OpenFlowSwitch(TableDriver[FlowRow]):
             if from_input or to_output:
                 return entry
         return None
-
-    # --- what it says unasked ---------------------------------------------------------------
 
     def _heard(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]

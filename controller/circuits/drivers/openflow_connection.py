@@ -10,19 +10,40 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from patchlight.controller.circuits.contract import DeviceRefused, DeviceUnreachable
+from patchlight.controller.circuits.dialects import Dialect
 from patchlight.controller.openflow.client import Speaker, SpeakerRefused
 from patchlight.controller.openflow.protocol import Message
 from patchlight.controller.openflow.speaker_process import SpeakerFailed, SpeakerOptions
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
+from patchlight.testbed.lab import CircuitSwitch
 
 _LOOK_EVERY_S = 0.05
 _PREFIX = "patchlight-of-"
 _YOUNG_S = 60.0  # a folder of this age may be about to be held
 _NO_ANSWER = ("SwitchGone", "DeadlinePassed")
+
+
+@dataclass(frozen=True)
+class OpenFlowDialect(Dialect):
+    """How a switch numbers its ports, and how long it is waited for.
+
+    Input n is port ``in_base`` + n, output n is port ``out_base`` + n. ``priority`` is that of
+    new entries. ``engine``: ``ryu`` or ``os-ken``, empty for the first that is installed.
+    """
+
+    vendor: str = "OpenFlow"
+    engine: str = ""
+    in_base: int = 0
+    out_base: int = 0
+    priority: int = 100
+    list_limit: int = 4096
+    timeout_s: float = 10.0
+    connect_timeout_s: float = 15.0
 
 
 class OpenFlowConnection:
@@ -32,20 +53,12 @@ class OpenFlowConnection:
     """
 
     def __init__(
-        self,
-        name: str,
-        address: str,
-        datapath_id: int,
-        *,
-        engine: str | None,
-        timeout_s: float,
-        connect_timeout_s: float,
-        on_event: Callable[[Message], None],
+        self, switch: CircuitSwitch, dialect: OpenFlowDialect, on_event: Callable[[Message], None]
     ) -> None:
-        self._name, self._address, self._datapath_id = name, address, datapath_id
-        self._engine = engine
-        self._timeout_s, self._connect_timeout_s = timeout_s, connect_timeout_s
-        self._listener = on_event
+        assert switch.datapath_id is not None
+        self._name, self._address = switch.name, switch.address
+        self._datapath_id = switch.datapath_id
+        self._dialect, self._listener = dialect, on_event
         self.speaker: Speaker | None = None
         self._folder: Path | None = None
         self._held: int | None = None
@@ -73,7 +86,7 @@ class OpenFlowConnection:
                 socket=self._folder / "speaker.sock",
                 datapath_ids=(self._datapath_id,),
                 listen=self._address,
-                engine=self._engine,
+                engine=self._dialect.engine or None,
                 counters=False,
             )
         )
@@ -138,13 +151,13 @@ class OpenFlowConnection:
         if self.speaker is None:
             raise DeviceUnreachable(f"{self._name}: the driver is not open, or was closed")
         return await self.speaker.request(
-            operation, datapath_id=self._datapath_id, deadline_s=self._timeout_s, **fields
+            operation, datapath_id=self._datapath_id, deadline_s=self._dialect.timeout_s, **fields
         )
 
     async def _until_connected(self) -> None:
         assert self.speaker is not None
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._connect_timeout_s
+        deadline = loop.time() + self._dialect.connect_timeout_s
         while True:
             # The speaker itself may just be starting again.
             with contextlib.suppress(SpeakerFailed, OutcomeUnknown, SpeakerRefused):
@@ -156,7 +169,7 @@ class OpenFlowConnection:
             if loop.time() > deadline:
                 raise DeviceUnreachable(
                     f"{self._name} did not connect to {self._address} within "
-                    f"{self._connect_timeout_s:g} s{self._who_did()}: is that its OpenFlow "
+                    f"{self._dialect.connect_timeout_s:g} s{self._who_did()}: is that its OpenFlow "
                     f"controller, and {self._datapath_id:#x} its datapath id?",
                     hint=f"set its controller to tcp:{self._address}, OpenFlow 1.3; or correct "
                     "'address' and 'datapath_id' in the lab file",

@@ -19,12 +19,10 @@ from patchlight.controller.circuits.contract import (
     Identity,
     PortState,
 )
-from patchlight.controller.circuits.dialects import Pattern, Template, corrected
-from patchlight.controller.circuits.drivers.base import Row, TableDriver
-from patchlight.controller.circuits.protocols.session import DEFAULT_TIMEOUTS, Session, Timeouts
+from patchlight.controller.circuits.dialects import Pattern, Template
+from patchlight.controller.circuits.drivers.base import Row, SessionDriver
 from patchlight.controller.circuits.protocols.ssh.shell import ShellClient, ShellDialect
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import CrossConnect
 
 
@@ -72,23 +70,14 @@ class Cell:
     inp: int
 
 
-class TelescentSsh(TableDriver[Row]):
+class TelescentSsh(SessionDriver[Row]):
     """A Telescent OCS. See ``CircuitDriver`` for what the methods do."""
 
+    built_in = TELESCENT
+    client_class = ShellClient
     client: ShellClient
+    _dialect: TelescentDialect
     capabilities = Capabilities()
-
-    def __init__(
-        self,
-        switch: CircuitSwitch,
-        password: str,
-        dialect: TelescentDialect | None = None,
-        timeouts: Timeouts = DEFAULT_TIMEOUTS,
-    ) -> None:
-        super().__init__(switch, list_limit=1)
-        self._dialect = dialect or corrected(switch.driver, TELESCENT)
-        self.client = ShellClient(Session.of(switch, password, timeouts), self._dialect)
-        self._base = 0 if self._dialect.zero_based else 1
 
     async def open(self) -> None:
         """Log in, and see that it has as many ports as the lab file says."""
@@ -120,8 +109,6 @@ class TelescentSsh(TableDriver[Row]):
         self._checked_ports(ports)
         return {}
 
-    # --- what the base needs ----------------------------------------------------------------
-
     async def _table(self) -> Mapping[CrossConnect, Row]:
         return {
             CrossConnect(cell.inp, out): Row("up", cell.status)
@@ -137,7 +124,9 @@ class TelescentSsh(TableDriver[Row]):
     ) -> None:
         await self._tell(self._dialect.disconnect, pairs)
 
-    # --- inside -----------------------------------------------------------------------------
+    @property
+    def _base(self) -> int:
+        return 0 if self._dialect.zero_based else 1
 
     async def _tell(self, template: str, pairs: Sequence[CrossConnect]) -> None:
         timeout_s = self._dialect.move_timeout_s + 2 * self._switch.switching_time_s

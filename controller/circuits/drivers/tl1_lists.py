@@ -9,10 +9,8 @@ from typing import Generic, TypeVar
 from patchlight.controller.circuits.contract import Alarm
 from patchlight.controller.circuits.drivers.base import UP, Row
 from patchlight.controller.circuits.drivers.numbered import NumberedDriver
-from patchlight.controller.circuits.protocols.session import Session, Timeouts
 from patchlight.controller.circuits.protocols.tl1.client import Reply, Tl1Client
 from patchlight.controller.circuits.protocols.tl1.dialects import ListDialect
-from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import CrossConnect
 
 D = TypeVar("D", bound=ListDialect)
@@ -21,15 +19,9 @@ D = TypeVar("D", bound=ListDialect)
 class Tl1ListDriver(NumberedDriver, Generic[D]):
     """See ``CircuitDriver`` for what the methods do."""
 
+    client_class = Tl1Client
     client: Tl1Client
     _dialect: D
-
-    def __init__(
-        self, switch: CircuitSwitch, password: str, dialect: D, timeouts: Timeouts
-    ) -> None:
-        super().__init__(switch, dialect.list_limit)
-        self._dialect = dialect
-        self.client = Tl1Client(Session.of(switch, password, timeouts), dialect)
 
     def _row(self, line: re.Match[str]) -> Row:
         """How the cross-connect of that line stands."""
@@ -38,8 +30,6 @@ class Tl1ListDriver(NumberedDriver, Generic[D]):
     async def alarms(self) -> tuple[Alarm, ...]:
         """Autonomous messages since ``open``, and what ``RTRV-ALM-ALL`` lists."""
         return await self.client.hear()
-
-    # --- what the base needs ----------------------------------------------------------------
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
         numbering, table = await self._numbering(), {}
@@ -59,8 +49,6 @@ class Tl1ListDriver(NumberedDriver, Generic[D]):
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, Row]
     ) -> None:
         await self.client.command(self._dialect.delete, await self._lists(pairs), changes=True)
-
-    # --- inside -----------------------------------------------------------------------------
 
     async def _size(self, model: str = "") -> tuple[int, int]:
         """Inputs and outputs, from the reply that tells the size."""

@@ -1,4 +1,8 @@
-"""One TCP connection to a device: messages in, commands out, until it breaks."""
+"""One TCP connection to a device: messages in, commands out, until it breaks.
+
+Many devices talk as a telnet server does: that noise (RFC 854) is taken out of the stream,
+and every option politely refused.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,9 @@ A connection that is flooded takes a quarter more memory than that, so 1 MiB at 
 of a switch of 1,000 ports takes a fifth of it.
 """
 
+# Telnet (RFC 854).
+_IAC, _DONT, _DO, _WONT, _WILL, _SB, _SE = 255, 254, 253, 252, 251, 250, 240
+_REPLIES_LIMIT = 3 * 256
 M = TypeVar("M")
 
 
@@ -35,6 +42,86 @@ class Framer(Protocol[M]):
     @property
     def buffered(self) -> int:
         """Bytes held of what is not yet complete."""
+
+
+class TelnetFilter:
+    """Removes IAC sequences and NULs from a byte stream, across any cut of it."""
+
+    def __init__(self) -> None:
+        self._state = "data"  # data | iac | option | sub | sub-iac
+        self._verb = 0
+        self._replies = bytearray()
+
+    def filter(self, data: bytes) -> bytes:
+        """The bytes of ``data`` that are no telnet."""
+        if self._state == "data" and _IAC not in data:
+            return data.replace(b"\0", b"") if 0 in data else data
+        out = bytearray()
+        for byte in data:
+            self._take(byte, out)
+        return bytes(out)
+
+    def take_replies(self) -> bytes:
+        """Refusals of the options offered or asked for since the last call."""
+        replies = bytes(self._replies)
+        self._replies.clear()
+        return replies
+
+    def _take(self, byte: int, out: bytearray) -> None:
+        if self._state == "data":
+            if byte == _IAC:
+                self._state = "iac"
+            elif byte:
+                out.append(byte)
+        elif self._state == "iac":
+            self._state = "data"
+            if byte == _IAC:
+                out.append(byte)
+            elif byte in (_DO, _DONT, _WILL, _WONT):
+                self._state, self._verb = "option", byte
+            elif byte == _SB:
+                self._state = "sub"
+        elif self._state == "option":
+            self._state = "data"
+            refusal = {_DO: _WONT, _WILL: _DONT}.get(self._verb)
+            # Bounded: a flood of negotiation is not answered beyond every option once.
+            if refusal is not None and len(self._replies) < _REPLIES_LIMIT:
+                self._replies += bytes((_IAC, refusal, byte))
+        elif self._state == "sub":
+            if byte == _IAC:
+                self._state = "sub-iac"
+        else:
+            self._state = "data" if byte == _SE else "sub"
+
+
+class TelnetFramer:
+    """What framers share whose stream may hold telnet noise: a bounded buffer without it.
+
+    After a ``FramingError`` the stream is lost: close the connection.
+    """
+
+    def __init__(self, limit: int = BUFFER_LIMIT) -> None:
+        self._limit = limit
+        self._telnet = TelnetFilter()
+        self._buffer = bytearray()
+
+    @property
+    def buffered(self) -> int:
+        """Bytes held of what is not yet complete; never more than the limit."""
+        return len(self._buffer)
+
+    def take_telnet_replies(self) -> bytes:
+        """What to send back to a telnet server that tried to negotiate (refusing it all)."""
+        return self._telnet.take_replies()
+
+    def _check_limit(self, held: int, protocol: str, unit: str) -> None:
+        if held > self._limit:
+            self._buffer.clear()
+            raise FramingError(
+                f"reading {protocol}: {held} bytes came without the end of a {unit}",
+                hint=f"the device (or what listens there) does not speak {protocol}; "
+                "check the address and port",
+            )
 
 
 class ConnectionLost(Exception):

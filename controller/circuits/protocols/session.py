@@ -11,18 +11,19 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from patchlight.controller.circuits.alarms import AlarmLog
 from patchlight.controller.circuits.contract import (
     Alarm,
+    AlarmLog,
     DeviceRefused,
     DeviceUnreachable,
     LoginRefused,
     Severity,
 )
+from patchlight.controller.circuits.dialects import Dialect
 from patchlight.controller.circuits.protocols.connection import (
     Connection,
     ConnectionLost,
@@ -49,6 +50,7 @@ class AnyConnection(Protocol):
 
 
 C = TypeVar("C", bound=AnyConnection)
+D = TypeVar("D", bound=Dialect)
 M = TypeVar("M")
 R = TypeVar("R")
 
@@ -86,15 +88,28 @@ class Session:
             raise BadInput(f"{switch.name}: {switch.address!r} is no address: expected host:port")
         return cls(switch.name, host.strip("[]"), int(port), switch.user, password, timeouts)
 
+    def masked(self, text: str) -> str:
+        """The text without the password."""
+        return text.replace(self.password, "****") if self.password else text
 
-class KeptSession(ABC, Generic[C]):
+    def login_refused(self, words: str) -> LoginRefused:
+        """The device's refusal of the user or password, in its words."""
+        words = self.masked(words)
+        return LoginRefused(
+            f"logging in to {self.name} as {self.user!r} was refused: {words}",
+            words=words,
+            hint="check user and password_env of the circuit switch in the lab file",
+        )
+
+
+class KeptSession(ABC, Generic[C, D]):
     """One login on one device, over whatever connection. All methods belong to one event loop."""
 
     protocol: ClassVar[str]
     log: ClassVar[logging.Logger]
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, dialect: D) -> None:
+        self._session, self._dialect = session, dialect
         self._lock = asyncio.Lock()
         self._connection: C | None = None
         self._keep_alive_task: asyncio.Task[None] | None = None
@@ -123,8 +138,6 @@ class KeptSession(ABC, Generic[C]):
     def _wants_login(self, refusal: DeviceRefused) -> bool:
         """Whether that was refused for want of a login."""
         return False
-
-    # --- the session ------------------------------------------------------------------------
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
@@ -254,11 +267,12 @@ class KeptSession(ABC, Generic[C]):
                     self._last_used += _PAUSE_AFTER_LOGIN_REFUSED_S
                 self.log.warning("%s: keep-alive: %s", self._session.name, error.message)
 
-    # --- words ------------------------------------------------------------------------------
-
     def _mask(self, text: str) -> str:
-        secret = self._session.password
-        return text.replace(secret, "****") if secret else text
+        return self._session.masked(text)
+
+    def _refused(self, shown: str, words: str, code: str = "") -> DeviceRefused:
+        message = f"{self._session.name} refused {shown}: {words}"
+        return DeviceRefused(message, code=code, words=words)
 
     def _reason(self, error: Exception, timeout_s: float) -> str:
         if isinstance(error, TimeoutError):
@@ -267,7 +281,7 @@ class KeptSession(ABC, Generic[C]):
         return self._mask(str(error) or trouble or "the connection was lost")
 
 
-class DeviceSession(KeptSession[Connection[M]], Generic[M]):
+class DeviceSession(KeptSession[Connection[M], D], Generic[M, D]):
     """A session over a connection of messages: TCP, if ``_connect`` is not replaced."""
 
     @abstractmethod
@@ -282,6 +296,20 @@ class DeviceSession(KeptSession[Connection[M]], Generic[M]):
     def _unasked(self, message: M) -> bool:
         """Take a message that answers nothing; ``False`` if it may be an answer."""
         return False
+
+    @contextlib.asynccontextmanager
+    async def _in_step(self, connection: Connection[M], timeout_s: float) -> AsyncIterator[None]:
+        """For an exchange without tags: where it does not end well, the connection does."""
+        ended = False
+        try:
+            async with asyncio.timeout(timeout_s):
+                yield
+            ended = True
+        finally:
+            if not ended:
+                # What comes of it later must not be taken for the answer to the next command.
+                connection.trouble = connection.trouble or "an answer is outstanding"
+            connection.done()
 
     async def _connect(self) -> Connection[M]:
         host, port = self._session.host, self._session.port

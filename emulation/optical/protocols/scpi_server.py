@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import ClassVar
 
 from patchlight.controller.circuits.protocols.connection import FramingError
-from patchlight.controller.circuits.protocols.scpi.framing import LineFramer, units
+from patchlight.controller.circuits.protocols.scpi import LineFramer, units
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.emulation.optical.switch_matrix import RequestRefused

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from patchlight.controller.circuits.protocols.tl1.telnet import TelnetFilter
+from patchlight.controller.circuits.protocols.connection import TelnetFilter
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.emulation.optical.protocols.tl1_messages import (

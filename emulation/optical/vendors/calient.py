@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from patchlight.controller.circuits.drivers.calient.ports import to_aid, to_port
+from patchlight.controller.circuits.drivers.calient.table import to_aid, to_port
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.tl1_messages import Answer, Command, deny
 from patchlight.emulation.optical.protocols.tl1_server import Tl1Server, read_map_by_hand

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from patchlight.controller.circuits.drivers.calient.ports import to_aid, to_port
+from patchlight.controller.circuits.drivers.calient.table import to_aid, to_port
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.http_server import (
     HttpServer,

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from patchlight.controller.circuits.contract import Side
 from patchlight.controller.circuits.numbering import SIDES, Numbering
+
+from patchlight.controller.circuits.contract import SIDES, Side
+from patchlight.controller.circuits.drivers.numbered import Numbering
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.tl1_messages import Answer, Command, deny, port_numbers
 from patchlight.emulation.optical.protocols.tl1_server import Tl1Server, read_map_by_hand

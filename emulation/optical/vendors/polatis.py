@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from patchlight.controller.circuits.numbering import Numbering
+from patchlight.controller.circuits.drivers.numbered import Numbering
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.testbed.portmap import CrossConnect

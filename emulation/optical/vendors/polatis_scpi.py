@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from patchlight.controller.circuits.protocols.scpi.framing import channels
+from patchlight.controller.circuits.protocols.scpi import channels
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.scpi_server import ScpiError, ScpiServer
 from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused

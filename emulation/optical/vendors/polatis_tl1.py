@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from patchlight.controller.circuits.numbering import SIDES
+
+from patchlight.controller.circuits.contract import SIDES
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.tl1_messages import Answer, Command, deny, port_numbers
 from patchlight.emulation.optical.protocols.tl1_server import Tl1Server, read_map_by_hand

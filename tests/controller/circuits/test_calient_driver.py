@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort
-from patchlight.controller.circuits.drivers.calient.ports import to_aid, to_port
 from patchlight.controller.circuits.drivers.calient.rest import CalientRest
+from patchlight.controller.circuits.drivers.calient.table import to_aid, to_port
 from patchlight.controller.circuits.protocols.http.dialects import CALIENT as REST
 from patchlight.controller.circuits.protocols.session import Session, Timeouts
 from patchlight.controller.circuits.protocols.tl1.client import Tl1Client

@@ -16,14 +16,16 @@ import pytest
 import pytest_asyncio
 
 from patchlight.controller.circuits.contract import DeviceUnreachable, DirectedPort
-from patchlight.controller.circuits.drivers.openflow import OpenFlowDialect, OpenFlowSwitch
+from patchlight.controller.circuits.drivers.openflow import OpenFlowSwitch
 from patchlight.controller.circuits.drivers.openflow_connection import (
     OpenFlowConnection,
+    OpenFlowDialect,
     hold,
     sweep_folders,
 )
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
+from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import PortMap
 from tests.support.emulated_devices import Running, lab_file, running
 from tests.support.ocs_drivers import FIRST_MAP, circuit, circuits, restore
@@ -194,15 +196,9 @@ def test_folders_that_killed_processes_left_are_swept_and_others_are_not(
 async def test_closing_does_not_wait_for_a_switch_that_does_not_come() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-    connection = OpenFlowConnection(
-        "ocs1",
-        address,
-        0x51,
-        engine=None,
-        timeout_s=3.0,
-        connect_timeout_s=60.0,
-        on_event=lambda event: None,
-    )
+    switch = CircuitSwitch("ocs1", "openflow", address, 32, datapath_id=0x51)
+    patient = replace(SOON, connect_timeout_s=60.0)
+    connection = OpenFlowConnection(switch, patient, lambda event: None)
     opening = asyncio.create_task(connection.open())
     deadline = time.monotonic() + 30
     while connection.speaker is None:

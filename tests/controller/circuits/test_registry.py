@@ -12,8 +12,8 @@ from patchlight.controller.circuits.drivers import telescent
 from patchlight.controller.circuits.drivers.calient.tl1 import CalientTl1
 from patchlight.controller.circuits.drivers.dry_run import DryRun
 from patchlight.controller.circuits.drivers.polatis import netconf
+from patchlight.controller.circuits.protocols import scpi
 from patchlight.controller.circuits.protocols.http import dialects as http
-from patchlight.controller.circuits.protocols.scpi import dialects as scpi
 from patchlight.controller.circuits.protocols.tl1 import dialects as tl1
 from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT
 from patchlight.controller.circuits.registry import driver_names, open_driver, password_of

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from patchlight.controller.circuits.alarms import AlarmLog, Standing
 from patchlight.controller.circuits.contract import (
     Alarm,
     Capabilities,
@@ -25,20 +24,20 @@ from patchlight.controller.circuits.contract import (
     Identity,
     PortState,
     Severity,
+    Standing,
 )
-from patchlight.controller.circuits.dialects import corrected
-from patchlight.controller.circuits.drivers.base import TableDriver, power_dbm
-from patchlight.controller.circuits.drivers.calient.ports import to_aid, to_port
-from patchlight.controller.circuits.drivers.calient.table import CalientRow, circuits_of
-from patchlight.controller.circuits.numbering import SIDES
+from patchlight.controller.circuits.dialects import power_dbm
+from patchlight.controller.circuits.drivers.base import SessionDriver
+from patchlight.controller.circuits.drivers.calient.table import (
+    CalientRow,
+    circuits_of,
+    to_aid,
+    to_port,
+)
 from patchlight.controller.circuits.protocols.http import answers
 from patchlight.controller.circuits.protocols.http.client import HttpClient
 from patchlight.controller.circuits.protocols.http.dialects import CALIENT, CalientRestDialect
-from patchlight.controller.circuits.protocols.session import DEFAULT_TIMEOUTS, Session, Timeouts
-from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import CrossConnect
-
-_NO_LIMIT = 1 << 16  # lists are made here: only making knows them, and breaking wants a series
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +51,16 @@ class Half:
     out_power: str
 
 
-class CalientRest(TableDriver[CalientRow]):
+class CalientRest(SessionDriver[CalientRow]):
     """A Calient OCS. See ``CircuitDriver`` for what the methods do."""
 
+    built_in = CALIENT
+    client_class = HttpClient
     client: HttpClient
+    _dialect: CalientRestDialect
+    # Lists are made here: only making knows them, and breaking wants a series.
+    _list_limit = 1 << 16
     capabilities = Capabilities(power_in=True, power_out=True)
-
-    def __init__(
-        self,
-        switch: CircuitSwitch,
-        password: str,
-        dialect: CalientRestDialect | None = None,
-        timeouts: Timeouts = DEFAULT_TIMEOUTS,
-    ) -> None:
-        super().__init__(switch, _NO_LIMIT)
-        self._dialect = dialect or corrected(switch.driver, CALIENT)
-        self.client = HttpClient(Session.of(switch, password, timeouts), self._dialect)
-        self._alarms = AlarmLog()
 
     async def open(self) -> None:
         """Ask who it is, which takes the user and password."""
@@ -100,19 +92,14 @@ class CalientRest(TableDriver[CalientRow]):
                 continue
             words = f"{self._id(half.cross_connect)}: {half.alarm}"
             now.append(Standing(self._severity(half), str(half.cross_connect), words))
-        self._alarms.stands(now)
-        return self._alarms.all
+        self.client.alarms.stands(now)
+        return self.client.alarms.all
 
     async def port_states(self) -> Mapping[DirectedPort, PortState]:
         """Ports that are listed are taken as ready, others as absent."""
         listed = await self._port_rows()
-        return {
-            DirectedPort(side, n): PortState("ready", "listed")
-            if n in listed
-            else PortState("absent", "not listed")
-            for side in SIDES
-            for n in range(1, self.ports + 1)
-        }
+        states = {True: PortState("ready", "listed"), False: PortState("absent", "not listed")}
+        return {port: states[port.number in listed] for port in self._all_ports()}
 
     async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
         """Of circuits as they tell it; of a free input the port's, of a free output none."""
@@ -128,8 +115,6 @@ class CalientRest(TableDriver[CalientRow]):
             powers[DirectedPort("in", half.cross_connect.inp)] = half.in_power
             powers[DirectedPort("out", half.cross_connect.out)] = half.out_power
         return {port: power_dbm(powers.get(port, ""), self._dialect.dark_dbm) for port in asked}
-
-    # --- what the base needs ----------------------------------------------------------------
 
     async def _table(self) -> Mapping[CrossConnect, CalientRow]:
         table = {}
@@ -184,8 +169,6 @@ class CalientRest(TableDriver[CalientRow]):
                 except DeviceRefused as refusal:
                     refused.append(f"{circuit.conn}: {refusal.words}")
         self._raise_if(refused)
-
-    # --- inside -----------------------------------------------------------------------------
 
     async def _tell(self, method: str, path: str, body: str = "") -> None:
         try:

@@ -1,18 +1,53 @@
-"""What a Calient says of its circuits, ports and power: lines of replies → values."""
+"""What a Calient says of its circuits, ports and power: lines of replies → values.
+
+Its ports are ``shelf.module.port``: eight ports on a module, eight modules.
+"""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from patchlight.controller.circuits.contract import Condition, DirectedPort, Identity, PortState
-from patchlight.controller.circuits.drivers.base import Row, RowState, power_dbm
-from patchlight.controller.circuits.drivers.calient.ports import to_aid, to_port
-from patchlight.controller.circuits.numbering import SIDES
+from patchlight.controller.circuits.contract import (
+    SIDES,
+    Condition,
+    DirectedPort,
+    Identity,
+    PortState,
+)
+from patchlight.controller.circuits.dialects import power_dbm
+from patchlight.controller.circuits.drivers.base import Row, RowState
 from patchlight.controller.circuits.protocols.http.dialects import CalientRestDialect
 from patchlight.controller.circuits.protocols.tl1.dialects import CircuitDialect
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.portmap import CrossConnect
+
+PORTS_PER_MODULE = 8
+MODULES_PER_SHELF = 8
+
+_AID = re.compile(r"([1-9]\d{0,3})\.([1-8])\.([1-8])")
+
+
+@functools.lru_cache(maxsize=4096)
+def to_aid(port: int) -> str:
+    """Canonical port 1, 2, … → ``1.1.1``, ``1.1.2``, …; port 65 is ``2.1.1``."""
+    if port < 1:
+        raise BadInput(f"{port} is not a port: ports count from 1")
+    module, index = divmod(port - 1, PORTS_PER_MODULE)
+    shelf, module = divmod(module, MODULES_PER_SHELF)
+    return f"{shelf + 1}.{module + 1}.{index + 1}"
+
+
+@functools.lru_cache(maxsize=4096)
+def to_port(aid: str) -> int | None:
+    """``2.1.1`` → 65; ``None`` if it is not such a number."""
+    match = _AID.fullmatch(aid)
+    if match is None:
+        return None
+    shelf, module, index = (int(part) for part in match.groups())
+    return ((shelf - 1) * MODULES_PER_SHELF + module - 1) * PORTS_PER_MODULE + index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +71,8 @@ class CalientRow(Row):
         name: str = "",
     ) -> CalientRow:
         """Without ``group`` and ``name``, as a new one is entered; ``state``: ``AS,OS,OC``."""
-        meanings: dict[RowState, str] = {
-            "entered": dialect.parked,
-            "up": dialect.up,
-            "failed": dialect.failed,
-        }
         return cls(
-            next(
-                (meaning for meaning, pattern in meanings.items() if re.fullmatch(pattern, state)),
-                "coming",
-            ),
+            _row_state(state, dialect.parked, dialect.up, dialect.failed),
             _state_words(state),
             conn,
             two_way,
@@ -74,7 +101,7 @@ def circuits_of(
     pairs: Iterable[CrossConnect], table: Mapping[CrossConnect, CalientRow]
 ) -> list[CalientRow]:
     """The circuits in the table that have these directions, each once."""
-    return list({table[c].conn: table[c] for c in pairs}.values())
+    return list({(row := table[c]).conn: row for c in pairs}.values())
 
 
 def conn_id(c: CrossConnect) -> str:
@@ -168,6 +195,17 @@ def _condition(state: str, dialect: CircuitDialect) -> Condition:
     return "locked" if re.fullmatch(dialect.port_locked, state) else "ready"
 
 
+# A long table's rows have few different states.
+@functools.lru_cache(maxsize=256)
+def _row_state(state: str, parked: str, up: str, failed: str) -> RowState:
+    if re.fullmatch(parked, state):
+        return "entered"
+    if re.fullmatch(up, state):
+        return "up"
+    return "failed" if re.fullmatch(failed, state) else "coming"
+
+
+@functools.lru_cache(maxsize=256)
 def _state_words(state: str) -> str:
     """``IS,IS,OK`` → ``AS=IS,OS=IS,OC=OK``."""
     keys = ("AS", "OS", "OC")

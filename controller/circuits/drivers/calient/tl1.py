@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from patchlight.controller.circuits.contract import (
     Alarm,
@@ -19,9 +19,7 @@ from patchlight.controller.circuits.contract import (
     Identity,
     PortState,
 )
-from patchlight.controller.circuits.dialects import corrected
-from patchlight.controller.circuits.drivers.base import TableDriver
-from patchlight.controller.circuits.drivers.calient.ports import to_aid
+from patchlight.controller.circuits.drivers.base import SessionDriver
 from patchlight.controller.circuits.drivers.calient.table import (
     CalientRow,
     circuits_at_port,
@@ -31,36 +29,24 @@ from patchlight.controller.circuits.drivers.calient.table import (
     read_identity,
     read_port_states,
     read_power,
+    to_aid,
 )
-from patchlight.controller.circuits.protocols.session import DEFAULT_TIMEOUTS, Session, Timeouts
 from patchlight.controller.circuits.protocols.tl1.client import Tl1Client
 from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT, CircuitDialect
-from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import CrossConnect
 
 _FEW = 4  # up to so many ports or circuits are asked for one by one, not as a whole table
 _LINES_KEPT = 2048  # a table is read again and again, and few of its lines are new
 
 
-class CalientTl1(TableDriver[CalientRow]):
+class CalientTl1(SessionDriver[CalientRow]):
     """A Calient OCS. See ``CircuitDriver`` for what the methods do."""
 
+    built_in = CALIENT
+    client_class = Tl1Client
     client: Tl1Client
+    _dialect: CircuitDialect
     capabilities = Capabilities(power_in=True, power_out=True)
-
-    def __init__(
-        self,
-        switch: CircuitSwitch,
-        password: str,
-        dialect: CircuitDialect | None = None,
-        timeouts: Timeouts = DEFAULT_TIMEOUTS,
-    ) -> None:
-        self._dialect = dialect or corrected(switch.driver, CALIENT)
-        list_limit = self._dialect.bulk_limit if self._dialect.bulk else 1
-        super().__init__(switch, list_limit, first_look_s=switch.switching_time_s)
-        self.client = Tl1Client(Session.of(switch, password, timeouts), self._dialect)
-        read = functools.partial(read_circuit, self._dialect)
-        self._read_circuit = functools.lru_cache(_LINES_KEPT)(read)
 
     async def identify(self) -> Identity:
         """From ``RTRV-NE``."""
@@ -88,8 +74,6 @@ class CalientTl1(TableDriver[CalientRow]):
             lines = list(reply.lines)
         powers = read_power(lines, self._dialect, numbers)
         return {port: powers[port] for port in asked if port in powers}
-
-    # --- what the base needs ----------------------------------------------------------------
 
     async def _table(self) -> Mapping[CrossConnect, CalientRow]:
         reply = await self.client.command(self._dialect.retrieve_all, paged=True)
@@ -164,7 +148,13 @@ class CalientTl1(TableDriver[CalientRow]):
     def _in_use(self, port: DirectedPort, by: CrossConnect) -> str:
         return f"{to_aid(port.number)} is in use: {conn_id(by)}"
 
-    # --- inside -----------------------------------------------------------------------------
+    @property
+    def _list_limit(self) -> int:
+        return self._dialect.bulk_limit if self._dialect.bulk else 1
+
+    @property
+    def _first_look_s(self) -> float:
+        return self._switch.switching_time_s
 
     async def _ask(self, c: CrossConnect) -> dict[CrossConnect, CalientRow] | None:
         """The circuit of ``c``, if there is one; ``None`` if the question is not understood."""
@@ -186,6 +176,11 @@ class CalientTl1(TableDriver[CalientRow]):
     async def _port_summary(self, number: int) -> Sequence[str]:
         reply = await self.client.command(self._dialect.power_one, {"port": to_aid(number)})
         return reply.lines
+
+    @functools.cached_property
+    def _read_circuit(self) -> Callable[[str], CalientRow | None]:
+        read = functools.partial(read_circuit, self._dialect)
+        return functools.lru_cache(_LINES_KEPT)(read)
 
     def _rows(self, lines: Iterable[str]) -> dict[CrossConnect, CalientRow]:
         circuits = (circuit for line in lines if (circuit := self._read_circuit(line)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Protocol
 
 from patchlight.controller.circuits.contract import (
     Capabilities,
@@ -15,26 +14,15 @@ from patchlight.controller.circuits.contract import (
     PortState,
     Side,
 )
-from patchlight.controller.circuits.drivers.base import power_dbm
-from patchlight.controller.circuits.drivers.numbered import NumberedDriver
-from patchlight.controller.circuits.numbering import SIDES, Numbering
+from patchlight.controller.circuits.dialects import AnyPolatisDialect, power_dbm
+from patchlight.controller.circuits.drivers.numbered import NumberedDriver, Numbering
 from patchlight.testbed.errors import PatchlightError
-
-
-class _Dialect(Protocol):
-    @property
-    def any_to_any(self) -> str:
-        """Searched in the model: such a switch has no inputs and outputs."""
-
-    @property
-    def dark_dbm(self) -> float:
-        """At or below this a port is dark."""
 
 
 class PolatisDriver(NumberedDriver):
     """See ``CircuitDriver`` for what the methods do."""
 
-    _dialect: _Dialect
+    _dialect: AnyPolatisDialect
 
     @abstractmethod
     async def identify(self) -> Identity:
@@ -75,9 +63,6 @@ class PolatisDriver(NumberedDriver):
             return {}
         powers, dark_dbm = await self._powers(asked), self._dialect.dark_dbm
         return {port: power_dbm(powers[port], dark_dbm) for port in asked if port in powers}
-
-    def _all_ports(self) -> list[DirectedPort]:
-        return [DirectedPort(side, n) for side in SIDES for n in range(1, self.ports + 1)]
 
     async def _with_monitors(self, ports: Iterable[DirectedPort]) -> list[DirectedPort]:
         await self._numbering()

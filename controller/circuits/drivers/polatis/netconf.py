@@ -12,21 +12,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from patchlight.controller.circuits.contract import Alarm, Condition, DirectedPort, Identity, Side
-from patchlight.controller.circuits.dialects import Dialect, Pattern, Template, corrected
-from patchlight.controller.circuits.drivers.base import UP, Row, condition
+from patchlight.controller.circuits.contract import (
+    SIDES,
+    Alarm,
+    Condition,
+    DirectedPort,
+    Identity,
+    Side,
+)
+from patchlight.controller.circuits.dialects import AnyPolatisDialect, Pattern, Template, condition
+from patchlight.controller.circuits.drivers.base import UP, Row
+from patchlight.controller.circuits.drivers.numbered import Numbering
 from patchlight.controller.circuits.drivers.polatis.base import PolatisDriver
-from patchlight.controller.circuits.numbering import SIDES, Numbering
-from patchlight.controller.circuits.protocols.netconf.client import NetconfClient
-from patchlight.controller.circuits.protocols.session import DEFAULT_TIMEOUTS, Session, Timeouts
-from patchlight.testbed.lab import CircuitSwitch
+from patchlight.controller.circuits.protocols.netconf import NetconfClient
 from patchlight.testbed.portmap import CrossConnect
 
 _FEW = 16  # up to so many ports are asked for one by one, more all together
 
 
 @dataclass(frozen=True)
-class PolatisNetconfDialect(Dialect):
+class PolatisNetconfDialect(AnyPolatisDialect):
     """What a Polatis takes, as XML to fill in.
 
     ``connect`` and ``disconnect`` hold ``{pairs}``: ``pair`` or ``unpair`` for
@@ -57,13 +62,9 @@ class PolatisNetconfDialect(Dialect):
         '<opm-power xmlns="http://www.polatis.com/yang/optical-switch">{ports}</opm-power>'
     )
     port: Template = "<port><port-id>{port}</port-id><power/></port>"
-    list_limit: int = 512
-    vendor: str = "Polatis"
     size: Pattern = r"\b(?P<ins>\d{1,9})x(?P<outs>\d{1,9})\b"
-    any_to_any: Pattern = r"\b\d+xCC\b"
     port_ready: Pattern = r"ENABLED|UNSUPPORTED"
     port_disabled: Pattern = r"DISABLED"
-    dark_dbm: float = -50.0
 
 
 POLATIS = PolatisNetconfDialect()
@@ -72,19 +73,10 @@ POLATIS = PolatisNetconfDialect()
 class PolatisNetconf(PolatisDriver):
     """A Polatis OCS. See ``CircuitDriver`` for what the methods do."""
 
+    built_in = POLATIS
+    client_class = NetconfClient
     client: NetconfClient
     _dialect: PolatisNetconfDialect
-
-    def __init__(
-        self,
-        switch: CircuitSwitch,
-        password: str,
-        dialect: PolatisNetconfDialect | None = None,
-        timeouts: Timeouts = DEFAULT_TIMEOUTS,
-    ) -> None:
-        self._dialect = dialect or corrected(switch.driver, POLATIS)
-        super().__init__(switch, self._dialect.list_limit)
-        self.client = NetconfClient(Session.of(switch, password, timeouts))
 
     async def identify(self) -> Identity:
         """From ``product-information``."""
@@ -96,8 +88,6 @@ class PolatisNetconf(PolatisDriver):
     async def alarms(self) -> tuple[Alarm, ...]:
         """Notifications since ``open``."""
         return self.client.hear()
-
-    # --- what the base needs ----------------------------------------------------------------
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
         numbering, table = await self._numbering(), {}
@@ -119,8 +109,6 @@ class PolatisNetconf(PolatisDriver):
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, Row]
     ) -> None:
         await self._edit(self._dialect.disconnect, self._dialect.unpair, pairs)
-
-    # --- inside -----------------------------------------------------------------------------
 
     async def _size(self, model: str) -> tuple[int, int]:
         size = re.search(self._dialect.size, model)

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from patchlight.controller.circuits.alarms import AlarmLog, Standing
 from patchlight.controller.circuits.contract import (
     Alarm,
     Condition,
@@ -19,38 +18,28 @@ from patchlight.controller.circuits.contract import (
     Identity,
     Severity,
     Side,
+    Standing,
 )
-from patchlight.controller.circuits.dialects import corrected
-from patchlight.controller.circuits.drivers.base import UP, Row, condition
+from patchlight.controller.circuits.dialects import condition
+from patchlight.controller.circuits.drivers.base import UP, Row
+from patchlight.controller.circuits.drivers.numbered import Numbering
 from patchlight.controller.circuits.drivers.polatis.base import PolatisDriver
-from patchlight.controller.circuits.numbering import Numbering
 from patchlight.controller.circuits.protocols.http import answers
 from patchlight.controller.circuits.protocols.http.client import HttpClient
 from patchlight.controller.circuits.protocols.http.dialects import POLATIS, PolatisRestconfDialect
-from patchlight.controller.circuits.protocols.session import DEFAULT_TIMEOUTS, Session, Timeouts
-from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import CrossConnect
 
 
 class PolatisRestconf(PolatisDriver):
     """A Polatis OCS. See ``CircuitDriver`` for what the methods do."""
 
+    built_in = POLATIS
+    client_class = HttpClient
     client: HttpClient
     _dialect: PolatisRestconfDialect
-
-    def __init__(
-        self,
-        switch: CircuitSwitch,
-        password: str,
-        dialect: PolatisRestconfDialect | None = None,
-        timeouts: Timeouts = DEFAULT_TIMEOUTS,
-    ) -> None:
-        self._dialect = dialect or corrected(switch.driver, POLATIS)
-        super().__init__(switch, self._dialect.list_limit)
-        self.client = HttpClient(Session.of(switch, password, timeouts), self._dialect)
-        self._etag = ""
-        self._last: Mapping[CrossConnect, Row] = {}
-        self._alarms = AlarmLog()
+    # The map that was read last, and what guards it.
+    _last: Mapping[CrossConnect, Row]
+    _etag = ""
 
     async def identify(self) -> Identity:
         """From ``product-information``."""
@@ -71,10 +60,9 @@ class PolatisRestconf(PolatisDriver):
                 raise
             rows = []
         now = dict.fromkeys(answers.short(row) for row in rows)
-        self._alarms.stands(Standing(self._severity(words), self.name, words) for words in now)
-        return self._alarms.all
-
-    # --- what the base needs ----------------------------------------------------------------
+        alarms = self.client.alarms
+        alarms.stands(Standing(self._severity(words), self.name, words) for words in now)
+        return alarms.all
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
         numbering, path = await self._numbering(), self._dialect.circuits
@@ -109,8 +97,6 @@ class PolatisRestconf(PolatisDriver):
                     if refusal.code == "412":
                         break
         self._raise_if(refused)
-
-    # --- inside -----------------------------------------------------------------------------
 
     async def _tell(self, method: str, path: str, body: str = "") -> None:
         guard = {"If-Match": self._etag} if self._dialect.guard and self._etag else {}

@@ -1,14 +1,16 @@
 """The driver ``polatis-scpi``: Polatis (HUBER+SUHNER) switches over SCPI (TCP 5025).
 
-Run against the emulated device only so far; the commands are in ``scpi/dialects.py``.
+Run against the emulated device only so far; the commands are in ``protocols/scpi.py``.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 
 from patchlight.controller.circuits.contract import (
+    SIDES,
     Alarm,
     Condition,
     DeviceRefused,
@@ -16,15 +18,16 @@ from patchlight.controller.circuits.contract import (
     Identity,
     Side,
 )
-from patchlight.controller.circuits.dialects import corrected
-from patchlight.controller.circuits.drivers.base import UP, Row, condition
+from patchlight.controller.circuits.dialects import condition
+from patchlight.controller.circuits.drivers.base import UP, Row
+from patchlight.controller.circuits.drivers.numbered import Numbering
 from patchlight.controller.circuits.drivers.polatis.base import PolatisDriver
-from patchlight.controller.circuits.numbering import SIDES, Numbering
-from patchlight.controller.circuits.protocols.scpi.client import ScpiClient
-from patchlight.controller.circuits.protocols.scpi.dialects import POLATIS, PolatisScpiDialect
-from patchlight.controller.circuits.protocols.scpi.framing import channels
-from patchlight.controller.circuits.protocols.session import DEFAULT_TIMEOUTS, Session, Timeouts
-from patchlight.testbed.lab import CircuitSwitch
+from patchlight.controller.circuits.protocols.scpi import (
+    POLATIS,
+    PolatisScpiDialect,
+    ScpiClient,
+    channels,
+)
 from patchlight.testbed.portmap import CrossConnect
 
 _SEEN_KEPT = 1 << 14
@@ -33,20 +36,10 @@ _SEEN_KEPT = 1 << 14
 class PolatisScpi(PolatisDriver):
     """A Polatis OCS. See ``CircuitDriver`` for what the methods do."""
 
+    built_in = POLATIS
+    client_class = ScpiClient
     client: ScpiClient
     _dialect: PolatisScpiDialect
-
-    def __init__(
-        self,
-        switch: CircuitSwitch,
-        password: str,
-        dialect: PolatisScpiDialect | None = None,
-        timeouts: Timeouts = DEFAULT_TIMEOUTS,
-    ) -> None:
-        self._dialect = dialect or corrected(switch.driver, POLATIS)
-        super().__init__(switch, self._dialect.list_limit)
-        self.client = ScpiClient(Session.of(switch, password, timeouts), self._dialect)
-        self._seen: dict[tuple[int, int], CrossConnect] = {}
 
     async def identify(self) -> Identity:
         """From ``*IDN?``."""
@@ -59,8 +52,6 @@ class PolatisScpi(PolatisDriver):
         """What the error queue held that no command of ours explains."""
         await self.client.look()
         return self.client.alarms
-
-    # --- what the base needs ----------------------------------------------------------------
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
         numbering = await self._numbering()
@@ -90,7 +81,9 @@ class PolatisScpi(PolatisDriver):
     ) -> None:
         await self.client.tell(await self._filled(self._dialect.disconnect, pairs))
 
-    # --- inside -----------------------------------------------------------------------------
+    @functools.cached_property
+    def _seen(self) -> dict[tuple[int, int], CrossConnect]:
+        return {}
 
     async def _size(self, model: str) -> tuple[int, int]:
         size = await self._ask(self._dialect.size, self._dialect.size_answer)

@@ -8,20 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from patchlight.controller.circuits.contract import (
+    SIDES,
     Condition,
     DeviceRefused,
     DirectedPort,
     Identity,
     Side,
 )
-from patchlight.controller.circuits.dialects import corrected
-from patchlight.controller.circuits.drivers.base import condition
+from patchlight.controller.circuits.dialects import condition
+from patchlight.controller.circuits.drivers.numbered import Numbering
 from patchlight.controller.circuits.drivers.polatis.base import PolatisDriver
 from patchlight.controller.circuits.drivers.tl1_lists import Tl1ListDriver, first, matching
-from patchlight.controller.circuits.numbering import SIDES, Numbering
-from patchlight.controller.circuits.protocols.session import DEFAULT_TIMEOUTS, Timeouts
 from patchlight.controller.circuits.protocols.tl1.dialects import POLATIS, PolatisDialect
-from patchlight.testbed.lab import CircuitSwitch
 
 _FEW = 16  # up to so many ports are listed, more are asked for as the range of them all
 
@@ -29,16 +27,8 @@ _FEW = 16  # up to so many ports are listed, more are asked for as the range of 
 class PolatisTl1(Tl1ListDriver[PolatisDialect], PolatisDriver):
     """A Polatis OCS. See ``CircuitDriver`` for what the methods do."""
 
+    built_in = POLATIS
     _dialect: PolatisDialect
-
-    def __init__(
-        self,
-        switch: CircuitSwitch,
-        password: str,
-        dialect: PolatisDialect | None = None,
-        timeouts: Timeouts = DEFAULT_TIMEOUTS,
-    ) -> None:
-        super().__init__(switch, password, dialect or corrected(switch.driver, POLATIS), timeouts)
 
     async def identify(self) -> Identity:
         """From ``RTRV-NETYPE``, the serial number from ``RTRV-INV``."""
@@ -52,8 +42,6 @@ class PolatisTl1(Tl1ListDriver[PolatisDialect], PolatisDriver):
             serial["serial"] if serial else "",
             line["software"].strip() if line else "",
         )
-
-    # --- inside -----------------------------------------------------------------------------
 
     async def _monitored_sides(self, numbering: Numbering) -> list[Side]:
         return [side for side in SIDES if await self._has_monitor(numbering.to_number(side, 1))]

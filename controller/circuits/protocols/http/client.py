@@ -20,7 +20,12 @@ from typing import Any, TypeVar
 
 import httpx
 
-from patchlight.controller.circuits.contract import DeviceRefused, DeviceUnreachable, LoginRefused
+from patchlight.controller.circuits.contract import (
+    AlarmLog,
+    DeviceRefused,
+    DeviceUnreachable,
+    LoginRefused,
+)
 from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT
 from patchlight.controller.circuits.protocols.http.dialects import HttpDialect
 from patchlight.controller.circuits.protocols.http.trust import (
@@ -60,7 +65,10 @@ class _Raw:
 
 
 class HttpClient:
-    """One device. All methods belong to one event loop."""
+    """One device. All methods belong to one event loop.
+
+    ``alarms`` is for what the driver finds reported: the device says nothing unasked here.
+    """
 
     def __init__(self, session: Session, dialect: HttpDialect) -> None:
         self._session, self._dialect = session, dialect
@@ -68,6 +76,7 @@ class HttpClient:
         self._address = f"{host}:{session.port}"
         self._trust = Trust(self._address, dialect.verify, old_tls=dialect.old_tls)
         self._lock = asyncio.Lock()
+        self.alarms = AlarmLog()
         self._client: httpx.AsyncClient | None = None
         self._kept: httpx.AsyncClient | None = None
 
@@ -137,8 +146,6 @@ class HttpClient:
             words=words,
             hint="if its firmware says it differently, correct the driver's dialect",
         )
-
-    # --- inside -----------------------------------------------------------------------------
 
     async def _exchange(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from patchlight.controller.circuits.dialects import Dialect, Pattern, Template
+from patchlight.controller.circuits.dialects import AnyPolatisDialect, Dialect, Pattern, Template
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,13 @@ class CalientRestDialect(HttpDialect):
 
 
 @dataclass(frozen=True)
-class PolatisRestconfDialect(HttpDialect):
+class PolatisRestconfDialect(HttpDialect, AnyPolatisDialect):
     """What a Polatis takes.
 
     ``{ingress}`` and ``{egress}`` are the device's port numbers, ``{pairs}`` is a list of
-    ``pair``. The ``…_key`` entries are keys of the answers. ``size`` and ``any_to_any`` are
-    searched in the model.
+    ``pair``. The ``…_key`` entries are keys of the answers. ``size`` is searched in the model.
     ``guard`` sends the map's ETag along with a change, so that the device does nothing if the
-    map is no longer the one that was read. At or below ``dark_dbm`` a port is dark.
+    map is no longer the one that was read.
     """
 
     FIELDS: ClassVar[frozenset[str]] = frozenset({"ingress", "egress", "pairs"})
@@ -111,8 +110,6 @@ class PolatisRestconfDialect(HttpDialect):
     power: str = "/data/opm-power/port"
     identity: str = "/data/product-information"
     system_alarms: str = "/data/system-alarms/alarm"
-    vendor: str = "Polatis"
-    list_limit: int = 512
     guard: bool = True
     ingress_key: str = "ingress"
     egress_key: str = "egress"
@@ -124,13 +121,11 @@ class PolatisRestconfDialect(HttpDialect):
     serial_key: str = "serial-number"
     version_key: str = "software-version"
     size: Pattern = r"\b(?P<ins>\d{1,9})x(?P<outs>\d{1,9})\b"
-    any_to_any: Pattern = r"\b\d+xCC\b"
     enabled: str = "ENABLED"
     disabled: str = "DISABLED"
     absent: Pattern = r"UNSUPPORTED"
     critical: Pattern = r"(?i)critical"
     major: Pattern = r"(?i)major"
-    dark_dbm: float = -50.0
 
 
 CALIENT = CalientRestDialect()

@@ -13,7 +13,6 @@ from typing import TypeVar
 
 import paramiko
 
-from patchlight.controller.circuits.contract import LoginRefused
 from patchlight.controller.circuits.protocols.session import Session
 from patchlight.controller.circuits.protocols.ssh.host_keys import check_host_key
 
@@ -65,16 +64,6 @@ async def streams(channel: paramiko.Channel) -> Streams:
     return await asyncio.open_connection(sock=ours)
 
 
-def login_refused(session: Session, error: Exception) -> LoginRefused:
-    """The device's refusal of the user or password."""
-    words = str(error).replace(session.password, "****") if session.password else str(error)
-    return LoginRefused(
-        f"logging in to {session.name} as {session.user!r} was refused: {words}",
-        words=words,
-        hint="check user and password_env of the circuit switch in the lab file",
-    )
-
-
 def _open_shell(session: Session) -> paramiko.Channel:
     wait_s = session.timeouts.connect_s
     transport = paramiko.Transport(socket.create_connection((session.host, session.port), wait_s))
@@ -92,7 +81,7 @@ def _open_shell(session: Session) -> paramiko.Channel:
         channel.settimeout(None)
     except paramiko.AuthenticationException as error:
         transport.close()
-        raise login_refused(session, error) from error
+        raise session.login_refused(str(error)) from error
     except (paramiko.SSHException, EOFError) as error:
         transport.close()
         raise ConnectionError(f"{str(error) or 'it hung up'}: is it an SSH port?") from error

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-from patchlight.controller.circuits.contract import DeviceRefused, Severity
+from patchlight.controller.circuits.contract import Severity
 from patchlight.controller.circuits.dialects import Dialect, Pattern, Template
 from patchlight.controller.circuits.protocols.connection import (
     BUFFER_LIMIT,
@@ -83,15 +83,14 @@ class ShellFramer:
             raise FramingError(f"{len(self._text)} bytes came without the end of a reply")
 
 
-class ShellClient(DeviceSession[str]):
+class ShellClient(DeviceSession[str, ShellDialect]):
     """One connection to one device. All methods belong to one event loop."""
 
     protocol = "SSH"
     log = logging.getLogger("patchlight.ssh")
 
     def __init__(self, session: Session, dialect: ShellDialect) -> None:
-        super().__init__(session)
-        self._dialect = dialect
+        super().__init__(session, dialect)
         self._error = re.compile(dialect.error_line)
         self._alarm_line = re.compile(dialect.alarm_line)
 
@@ -113,12 +112,8 @@ class ShellClient(DeviceSession[str]):
         if errors:
             words = shortened("; ".join(errors))
             self.log.info("%s > %s", self._session.name, words)
-            raise DeviceRefused(
-                f"{self._session.name} refused {shortened(command)}: {words}", words=words
-            )
+            raise self._refused(shortened(command), words)
         return lines
-
-    # --- the session ------------------------------------------------------------------------
 
     def _framer(self) -> ShellFramer:
         return ShellFramer(self._dialect.prompt)
@@ -153,22 +148,14 @@ class ShellClient(DeviceSession[str]):
     async def _exchange(
         self, connection: Connection[str], command: str, timeout: float
     ) -> list[str]:
-        ended = False
-        try:
-            async with asyncio.timeout(timeout):
-                self.log.debug("%s < %s", self._session.name, shortened(command))
-                await connection.send(command)
-                lines = self._without_alarms(await connection.receive())
-                if not lines or lines[0].strip() != command:
-                    echoed = self._mask(shortened(lines[0])) if lines else ""
-                    raise FramingError(f"it echoed {echoed!r} for {shortened(command)!r}")
-                ended = True
-                return lines[1:]
-        finally:
-            if not ended:
-                # What comes of it later must not be taken for the answer to the next command.
-                connection.trouble = connection.trouble or "an answer is outstanding"
-            connection.done()
+        async with self._in_step(connection, timeout):
+            self.log.debug("%s < %s", self._session.name, shortened(command))
+            await connection.send(command)
+            lines = self._without_alarms(await connection.receive())
+            if not lines or lines[0].strip() != command:
+                echoed = self._mask(shortened(lines[0])) if lines else ""
+                raise FramingError(f"it echoed {echoed!r} for {shortened(command)!r}")
+            return lines[1:]
 
     def _without_alarms(self, text: str) -> list[str]:
         """The lines of a reply that are not blank; what was said unasked becomes alarms."""

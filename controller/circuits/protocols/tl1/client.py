@@ -10,8 +10,7 @@ import logging
 import re
 from dataclasses import dataclass
 
-from patchlight.controller.circuits.alarms import Standing
-from patchlight.controller.circuits.contract import Alarm, DeviceRefused, LoginRefused
+from patchlight.controller.circuits.contract import Alarm, DeviceRefused, Standing
 from patchlight.controller.circuits.protocols.connection import (
     BUFFER_LIMIT,
     Connection,
@@ -19,13 +18,13 @@ from patchlight.controller.circuits.protocols.connection import (
 )
 from patchlight.controller.circuits.protocols.session import DeviceSession, Session, shortened
 from patchlight.controller.circuits.protocols.tl1.dialects import SessionDialect
-from patchlight.controller.circuits.protocols.tl1.framing import Framer
 from patchlight.controller.circuits.protocols.tl1.messages import (
     NOTIFICATIONS,
     SEVERITIES,
     Acknowledgement,
     Autonomous,
     Body,
+    Framer,
     Message,
     Response,
     quote,
@@ -45,15 +44,14 @@ class Reply:
     words: str
 
 
-class Tl1Client(DeviceSession[Message]):
+class Tl1Client(DeviceSession[Message, SessionDialect]):
     """One login on one network element. All methods belong to one event loop."""
 
     protocol = "TL1"
     log = logging.getLogger("patchlight.tl1")
 
     def __init__(self, session: Session, dialect: SessionDialect) -> None:
-        super().__init__(session)
-        self._dialect = dialect
+        super().__init__(session, dialect)
         self._ctag = 0
         self._lists_alarms = bool(dialect.alarms)
         self._list_again_at = 0.0
@@ -102,8 +100,6 @@ class Tl1Client(DeviceSession[Message]):
         severity = NOTIFICATIONS.get(match["severity"] or "", "notice")
         return Standing(severity, match["subject"], self._mask(line), match["condition"])
 
-    # --- the session ---------------------------------------------------------------------
-
     def _framer(self) -> Framer:
         return Framer()
 
@@ -117,31 +113,20 @@ class Tl1Client(DeviceSession[Message]):
         return self._says(self._dialect.not_logged_in, f"{refusal.code} {refusal.words}")
 
     async def _log_in(self) -> None:
-        user = self._session.user
-        values = {"user": quote(user), "password": quote(self._session.password)}
+        session = self._session
+        values = {"user": quote(session.user), "password": quote(session.password)}
+        login, timeout = self._dialect.login, session.timeouts.answer_s
         try:
-            await self._exchange(
-                self._connected(),
-                self._dialect.login,
-                values,
-                self._session.timeouts.answer_s,
-                paged=False,
-            )
+            await self._exchange(self._connected(), login, values, timeout)
         except DeviceRefused as refusal:
             if not self._says(self._dialect.already_logged_in, refusal.words):
-                raise LoginRefused(
-                    f"logging in to {self._session.name} as {user!r} was refused: {refusal.words}",
-                    words=refusal.words,
-                    hint="check user and password_env of the circuit switch in the lab file",
-                ) from refusal
+                raise session.login_refused(refusal.words) from refusal
 
     async def _log_out(self) -> None:
-        await self._exchange(self._connected(), self._dialect.logout, {}, 1.0, paged=False)
+        await self._exchange(self._connected(), self._dialect.logout, {}, 1.0)
 
     async def _say_something(self) -> None:
         await self.command(self._dialect.keep_alive)
-
-    # --- one command ---------------------------------------------------------------------
 
     async def _exchange(
         self,
@@ -150,7 +135,7 @@ class Tl1Client(DeviceSession[Message]):
         values: dict[str, str],
         timeout: float,
         *,
-        paged: bool,
+        paged: bool = False,
     ) -> Reply:
         try:
             parts = await self._collect(connection, template, values, timeout, paged=paged)
@@ -159,7 +144,7 @@ class Tl1Client(DeviceSession[Message]):
         code, body = parts[-1].code, parts[-1].body
         if code == "DENY":
             words = self._mask(body.words) or "it gave no reason"
-            raise self._refused(template, values, body.bare.partition(" ")[0], words)
+            raise self._refused(self._shown(template, values), words, body.bare.partition(" ")[0])
         return Reply(
             code,
             tuple(line for part in parts for line in part.body.quoted),
@@ -187,7 +172,8 @@ class Tl1Client(DeviceSession[Message]):
                 message = await connection.receive()
             if isinstance(message, Acknowledgement):
                 if message.code in ("NA", "NG") and message.ctag == ctag:
-                    raise self._refused(template, values, message.code, "not accepted")
+                    shown = self._shown(template, values)
+                    raise self._refused(shown, "not accepted", message.code)
                 if message.ctag in (ctag, last_ctag) and waited < _ACKNOWLEDGED_LIMIT:
                     waited += 1
                     deadline = now() + timeout
@@ -229,17 +215,6 @@ class Tl1Client(DeviceSession[Message]):
         subject, _, _ = (message.body.quoted or ("",))[0].partition(":")
         words = f"{message.verb}: {message.body.words}"
         self._alarm(SEVERITIES[message.alarm_code], subject, words)
-
-    # --- words ---------------------------------------------------------------------------
-
-    def _refused(
-        self, template: str, values: dict[str, str], code: str, words: str
-    ) -> DeviceRefused:
-        return DeviceRefused(
-            f"{self._session.name} refused {self._shown(template, values)}: {words}",
-            code=code,
-            words=words,
-        )
 
     def _shown(self, template: str, values: dict[str, str]) -> str:
         """The command as logs and errors may have it: no password; long lists cut."""

@@ -8,7 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from patchlight.controller.circuits.dialects import Dialect, Pattern, Template
+from patchlight.controller.circuits.dialects import (
+    AnyPolatisDialect,
+    Dialect,
+    NumberedDialect,
+    Pattern,
+    Template,
+)
 
 
 @dataclass(frozen=True)
@@ -97,13 +103,12 @@ CALIENT = CircuitDialect()
 
 
 @dataclass(frozen=True)
-class ListDialect(SessionDialect):
+class ListDialect(SessionDialect, NumberedDialect):
     """What a device takes that makes cross-connects in one step, in lists.
 
     ``{ins}`` and ``{outs}`` are the device's port numbers joined with ``list_separator``,
     ``{ports}`` is one, such a list, or a range joined with ``range_separator``. Patterns
     match the beginning of one quoted line of a reply each and name their groups as below.
-    At or below ``dark_dbm`` a port is dark.
     """
 
     FIELDS: ClassVar[frozenset[str]] = SessionDialect.FIELDS | {"ins", "outs", "ports"}
@@ -116,18 +121,18 @@ class ListDialect(SessionDialect):
     list_separator: str = "&"
     range_separator: str = "&&"
     list_limit: int = 256
-    vendor: str = "Polatis"
+    vendor: str = ""
     circuit_line: Pattern = r"(?P<in>\d+),(?P<out>\d+)"
     size_line: Pattern = r"SYSTEM:SIZE=(?P<ins>\d{1,9})x(?P<outs>\d{1,9})"
     port_line: Pattern = r"(?P<port>\d+):(?P<state>\w+)"
     port_ready: Pattern = r"OPEN"
-    dark_dbm: float = -50.0
 
 
 @dataclass(frozen=True)
-class PolatisDialect(ListDialect):
+class PolatisDialect(ListDialect, AnyPolatisDialect):
     """What a Polatis switch takes; its shutters are what switches a port off."""
 
+    vendor: str = "Polatis"
     serial: Template = "RTRV-INV::OCS:{ctag}:;"
     ports: Template = "RTRV-PORT-SHUTTER::{ports}:{ctag}:;"
     power: Template = "RTRV-PORT-POWER::{ports}:{ctag}:;"

@@ -1,4 +1,11 @@
-"""What a TL1 network element says: responses, acknowledgements, autonomous messages (GR-831)."""
+"""What a TL1 network element says: responses, acknowledgements, autonomous messages (GR-831).
+
+An incremental parser with a bounded buffer reads them. Between messages the stream is read line
+by line, and every line that does not begin one is noise: banners, prompts, the echo of our own
+commands. Inside a message only an unquoted ``;`` ends it, or ``>`` alone at the start of a line
+(more parts follow); quotes and ``/* comments */`` hide both. However the bytes are cut, the
+same messages come out.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +14,35 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from patchlight.controller.circuits.contract import Severity
+from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, TelnetFramer
 
 _BODY_TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)"|/\*(.*?)\*/', re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _PLAIN_VALUE = re.compile(r"[\w.@%+-]*", re.ASCII)
+
+# Nothing that begins a message is longer; longer lines are noise without looking further.
+_LINE_LIMIT = 1024
+# A prompt may stand before what begins a message, and leftovers of the terminator before it.
+# No byte fits both branches, so matching takes linear time whatever comes.
+_LEAD = rb"^(?:[\w.@:~-]*[>#$<;]|\s)*"
+_ACK = re.compile(_LEAD + rb"(IP|PF|OK|NA|NG|RL)[ \t]+(\w{1,6})[ \t]*[<>]?[ \t]*$")
+_HEADER = re.compile(rb"[ \t]\d{2,4}-\d\d-\d\d[ \t]+\d\d:\d\d:\d\d[ \t]*$")
+_RESPONSE = re.compile(
+    _LEAD + rb"M[ \t]+(\w{1,6})[ \t]+(COMPLD|DENY|PRTL|DELAY|DELY|RTRV)\b[ \t]*(.*)$"
+)
+_AUTONOMOUS = re.compile(
+    _LEAD + rb"(\*C|\*\*|\*|A)[ \t]+(\d[\d.]*)[ \t]+([A-Z][A-Z0-9 -]*?)[ \t]*$"
+)
+_LINE_END = re.compile(rb"[\r\n;]")
+_BLANK = re.compile(rb"[\r\n]+")
+_MARK = re.compile(rb'["\n;]|/\*')
+# What in a text needs no second look: whole quoted lines, line ends before something that is
+# not a prompt, and everything else that holds no mark. Long tables pass through here. (Not
+# possessive: CPython 3.11 then ends the match inside a branch that failed.)
+_QUIET = re.compile(rb'(?:[^"\n;/]+|"[^"\\]*"|/(?=[^*])|\n[ \t\r]{0,15}(?=[^ \t\r>]))*')
+_IN_QUOTES = re.compile(rb'["\\]')
+_INDENT_LIMIT = 16
+_AFTER_NEWLINE = re.compile(rb"[ \t\r]{0,%d}" % _INDENT_LIMIT)
 
 SEVERITIES: dict[str, Severity] = {"*C": "critical", "**": "major", "*": "minor", "A": "notice"}
 """Alarm code of an autonomous message → severity."""
@@ -105,3 +137,132 @@ def quote(value: str) -> str:
         return value
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
+
+
+class Framer(TelnetFramer):
+    """Feed it what arrives; it hands back the messages that are complete."""
+
+    def __init__(self, limit: int = BUFFER_LIMIT) -> None:
+        super().__init__(limit)
+        self._scan = 0
+        self._mode = "noise"  # noise | text | quotes | comment
+        self._begun: tuple[type[Response] | type[Autonomous], tuple[str, ...]] | None = None
+        self._sid = ""
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Add bytes; returns the messages they complete. ``FramingError`` past the bound."""
+        messages: list[Message] = []
+        # In slices, so that the bound holds however much is fed at once.
+        for start in range(0, len(data), 65536):
+            self._buffer += self._telnet.filter(data[start : start + 65536])
+            while self._step(messages):
+                pass
+            self._check_limit(len(self._buffer), "TL1", "message")
+        return messages
+
+    def _step(self, messages: list[Message]) -> bool:
+        """One move of the machine; ``False`` when it needs more bytes."""
+        if self._mode == "noise":
+            return self._step_noise(messages)
+        if self._mode == "quotes":
+            return self._step_quotes()
+        if self._mode == "comment":
+            end = self._buffer.find(b"*/", self._scan)
+            if end < 0:
+                self._scan = max(self._scan, len(self._buffer) - 1)
+                return False
+            self._mode, self._scan = "text", end + 2
+            return True
+        return self._step_text(messages)
+
+    def _step_noise(self, messages: list[Message]) -> bool:
+        if self._scan == 0 and (blank := _BLANK.match(self._buffer)):
+            del self._buffer[: blank.end()]
+        end = _LINE_END.search(self._buffer, self._scan)
+        if end is None:
+            self._scan = len(self._buffer)
+            return False
+        line, terminator = bytes(self._buffer[: end.start()]), end.group()
+        del self._buffer[: end.end()]
+        self._scan = 0
+        if len(line) > _LINE_LIMIT or not line.strip():
+            return True
+        if match := _ACK.match(line):
+            messages.append(Acknowledgement(_text(match[1]), _text(match[2])))
+        elif match := _RESPONSE.match(line):
+            self._begin(Response, (_text(match[1]), _text(match[2])), match[3], terminator)
+        elif match := _AUTONOMOUS.match(line):
+            fields = (_text(match[1]), _text(match[2]), _text(match[3]))
+            self._begin(Autonomous, fields, b"", terminator)
+        elif match := _HEADER.search(line):
+            self._sid = _text(line[: match.start()].lstrip(b"<>; \t")).strip()
+        return True
+
+    def _begin(
+        self,
+        kind: type[Response] | type[Autonomous],
+        fields: tuple[str, ...],
+        rest: bytes,
+        terminator: bytes,
+    ) -> None:
+        # What stood on the code's own line belongs to the body: put it back, end included.
+        self._begun = (kind, fields)
+        self._buffer[:0] = rest + terminator
+        self._mode, self._scan = "text", 0
+
+    def _step_quotes(self) -> bool:
+        mark = _IN_QUOTES.search(self._buffer, self._scan)
+        if mark is None:
+            self._scan = len(self._buffer)
+            return False
+        if mark.group() == b'"':
+            self._mode, self._scan = "text", mark.end()
+            return True
+        # A backslash hides the next byte: wait for it.
+        self._scan = mark.start()
+        if mark.end() == len(self._buffer):
+            return False
+        self._scan += 2
+        return True
+
+    def _step_text(self, messages: list[Message]) -> bool:
+        if quiet := _QUIET.match(self._buffer, self._scan):
+            self._scan = quiet.end()
+        mark = _MARK.search(self._buffer, self._scan)
+        if mark is None:
+            # The last byte may be the first half of "/*".
+            self._scan = max(self._scan, len(self._buffer) - 1)
+            return False
+        what = mark.group()
+        if what == b'"':
+            self._mode, self._scan = "quotes", mark.end()
+        elif what == b"/*":
+            self._mode, self._scan = "comment", mark.end()
+        elif what == b";":
+            self._finish(messages, mark.start(), mark.end(), more=False)
+        else:
+            blank = _AFTER_NEWLINE.match(self._buffer, mark.end())
+            first = blank.end() if blank else mark.end()
+            if first == len(self._buffer) and first - mark.end() < _INDENT_LIMIT:
+                self._scan = mark.start()
+                return False
+            self._scan = first
+            if self._buffer[first : first + 1] == b">":
+                self._finish(messages, first, first + 1, more=True)
+        return True
+
+    def _finish(self, messages: list[Message], end: int, past: int, *, more: bool) -> None:
+        body = Body(self._buffer[:end].decode("utf-8", "replace").replace("\r", "").strip())
+        del self._buffer[:past]
+        self._mode, self._scan = "noise", 0
+        assert self._begun is not None
+        kind, fields = self._begun
+        sid, self._sid, self._begun = self._sid, "", None
+        if kind is Response:
+            messages.append(Response(fields[0], fields[1], body, more, sid))
+        else:
+            messages.append(Autonomous(fields[0], fields[1], fields[2], body, more, sid))
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")

@@ -1,0 +1,264 @@
+"""A SCPI session over TCP: each command followed by the question for its errors.
+
+SCPI has no tags, and a command in error is answered with nothing. So the error queue's answer
+marks the end of every exchange, and anything that is not exactly the answer expected means
+that the two sides are out of step: the connection is dropped and made anew. How a session
+stays usable, and what an unanswered command becomes: see ``DeviceSession``.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from patchlight.controller.circuits.dialects import AnyPolatisDialect, Dialect, Pattern, Template
+from patchlight.controller.circuits.protocols.connection import (
+    BUFFER_LIMIT,
+    Connection,
+    FramingError,
+    TelnetFramer,
+)
+from patchlight.controller.circuits.protocols.session import DeviceSession, Session, shortened
+
+# No byte fits two branches, so it takes linear time whatever comes. (A doubled quote in quotes
+# is two quoted texts here. Not possessive: CPython 3.11 gets nested possessive groups wrong.)
+_UNIT = re.compile(r'(?:"[^"]*"?|\([^)]*\)?|[^;"(]+)*')
+_CHANNEL = re.compile(r"\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?")
+_PLAIN = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9})*")
+_CHANNELS_LIMIT = 1 << 16
+Errors = list[tuple[str, str]]  # code and words
+
+
+@dataclass(frozen=True)
+class ScpiDialect(Dialect):
+    """What a session takes.
+
+    ``confirm`` is put behind a command that changes something, and the device answers it
+    with ``confirmed`` when it is done. ``errors`` asks for all errors and is sent after
+    every command, with ``then`` between (``;`` would put both in one message): a device
+    answers a command in error with nothing at all. Set ``login`` where a unit wants one.
+    """
+
+    FIELDS: ClassVar[frozenset[str]] = frozenset({"user", "password"})
+
+    login: Template = ""
+    keep_alive: Template = "*OPC?"
+    confirm: Template = ";*OPC?"
+    confirmed: Pattern = r"\+?1"
+    errors: Template = ":syst:err:all?"
+    then: str = "\n"
+    error_entry: Pattern = r'\s*(?P<code>[+-]?\d+)\s*,\s*"(?P<words>[^"]*(?:""[^"]*)*)"(?!")\s*'
+
+
+@dataclass(frozen=True)
+class PolatisScpiDialect(ScpiDialect, AnyPolatisDialect):
+    """What a Polatis switch takes.
+
+    ``{ins}``, ``{outs}`` and ``{ports}`` are lists of the device's port numbers. Patterns
+    match a whole answer and name their groups as below. ``ask_limit`` is how many ports one
+    question takes.
+    """
+
+    FIELDS: ClassVar[frozenset[str]] = ScpiDialect.FIELDS | {"ins", "outs", "ports"}
+
+    identity: Template = "*IDN?"
+    size: Template = ":oxc:swit:size?"
+    connect: Template = ":oxc:swit:conn:add (@{ins}),(@{outs})"
+    disconnect: Template = ":oxc:swit:conn:sub (@{ins}),(@{outs})"
+    read_map: Template = ":oxc:swit:conn:stat?"
+    port_states: Template = ":oxc:swit:port:stat? (@{ports})"
+    power: Template = ":pmon:pow? (@{ports})"
+    ask_limit: int = 256
+    identity_answer: Pattern = (
+        r"(?P<vendor>[^,]*),(?P<model>[^,]*),(?P<serial>[^,]*),(?P<software>.*)"
+    )
+    size_answer: Pattern = r"(?P<ins>\d{1,9})\s*,\s*(?P<outs>\d{1,9})"
+    map_answer: Pattern = r"\(@(?P<ins>[^()]*)\)\s*,\s*\(@(?P<outs>[^()]*)\)"
+    states_answer: Pattern = r"\((?P<states>[^()]*)\)"
+    port_enabled: Pattern = r"E"
+    port_disabled: Pattern = r"D"
+    power_answer: Pattern = r"\((?P<powers>[^()]*)\)"
+
+
+POLATIS = PolatisScpiDialect()
+
+
+class LineFramer(TelnetFramer):
+    """Feed it what arrives; it hands back the lines that are complete, without their ends.
+
+    Lines end with ``\\n`` or ``\\r\\n`` (IEEE 488.2 over a raw socket).
+    """
+
+    def feed(self, data: bytes) -> list[str]:
+        """Add bytes; returns the lines they complete. ``FramingError`` past the bound."""
+        lines: list[str] = []
+        # In slices, so that the bound holds however much is fed at once.
+        for start in range(0, len(data), 65536):
+            *whole, rest = self._telnet.filter(data[start : start + 65536]).split(b"\n")
+            for piece in whole:
+                self._hold(piece)
+                text = self._buffer.decode("utf-8", "replace").strip()
+                self._buffer.clear()
+                if text:
+                    lines.append(text)
+            self._hold(rest)
+        return lines
+
+    def _hold(self, piece: bytes) -> None:
+        self._check_limit(len(self._buffer) + len(piece), "SCPI", "line")
+        self._buffer += piece
+
+
+def units(line: str) -> Iterator[str]:
+    """The answers in one line between its ``;``, quotes and parentheses kept whole."""
+    at = 0
+    while at <= len(line):
+        match = _UNIT.match(line, at)
+        end = match.end() if match else len(line)
+        if text := line[at:end].strip():
+            yield text
+        at = end + 1
+
+
+def channels(text: str) -> list[int]:
+    """``1,2,5:7`` → the numbers; raises ``ValueError`` if it is no channel list."""
+    if _PLAIN.fullmatch(text):  # nearly always, and a map is long
+        return [int(number) for number in text.split(",")]
+    numbers: list[int] = []
+    for part in text.split(",") if text.strip() else ():
+        match = _CHANNEL.fullmatch(part)
+        if match is None:
+            raise ValueError(f"{part!r} is no channel")
+        first = int(match[1])
+        last = int(match[2]) if match[2] else first
+        if abs(last - first) + len(numbers) > _CHANNELS_LIMIT:
+            raise ValueError(f"{part!r} is too long a range")
+        numbers += range(first, last + 1) if last >= first else range(first, last - 1, -1)
+    return numbers
+
+
+class ScpiClient(DeviceSession[str, ScpiDialect]):
+    """One connection to one device. All methods belong to one event loop."""
+
+    protocol = "SCPI"
+    log = logging.getLogger("patchlight.scpi")
+
+    def __init__(self, session: Session, dialect: ScpiDialect) -> None:
+        super().__init__(session, dialect)
+        self._entry = re.compile(dialect.error_entry)
+
+    async def ask(self, command: str, answer: str) -> str:
+        """Ask something; the answer, which matches the pattern ``answer``.
+
+        Raises ``DeviceRefused`` with the device's words if it answers with errors alone.
+        """
+        return await self._command(command, answer, changes=False)
+
+    async def tell(self, command: str) -> None:
+        """Have something changed, and wait until the device says that it is done.
+
+        Raises ``DeviceRefused`` with the device's words; an unanswered command raises
+        ``OutcomeUnknown``. A refused list may have been done in part.
+        """
+        confirmed = f"{command}{self._dialect.confirm}"
+        await self._command(confirmed, self._dialect.confirmed, changes=True)
+
+    async def look(self) -> None:
+        """Ask for errors alone: what the device reported meanwhile becomes alarms."""
+        timeout_s = self._session.timeouts.answer_s
+
+        async def exchange(connection: Connection[str]) -> None:
+            self._note((await self._exchange(connection, "", timeout_s))[1])
+
+        await self._run(exchange, self._dialect.errors, timeout_s, changes=False)
+
+    async def _command(self, command: str, answer: str, *, changes: bool) -> str:
+        timeout_s = self._session.timeouts.answer_s
+
+        async def exchange(connection: Connection[str]) -> str:
+            answers, errors = await self._exchange(connection, command, timeout_s)
+            if errors and (changes or not answers):
+                words = _words(errors)
+                self.log.info("%s > %s", self._session.name, shortened(words))
+                raise self._refused(self._mask(shortened(command)), words, errors[0][0])
+            self._note(errors)
+            if len(answers) != 1 or re.fullmatch(answer, answers[0]) is None:
+                raise FramingError(f"it answered {self._mask(shortened('; '.join(answers)))!r}")
+            return answers[0]
+
+        return await self._run(exchange, self._mask(shortened(command)), timeout_s, changes=changes)
+
+    def _framer(self) -> LineFramer:
+        return LineFramer()
+
+    async def _log_in(self) -> None:
+        session, command = self._session, ""
+        if self._dialect.login:
+            command = self._dialect.login.format(user=session.user, password=session.password)
+        # A banner may stand before the first answer: only the errors are looked at.
+        _, errors = await self._exchange(self._connected(), command, session.timeouts.answer_s)
+        if command and errors:
+            raise session.login_refused(_words(errors))
+        self._note(errors)
+
+    async def _log_out(self) -> None:
+        """SCPI knows no farewell."""
+
+    async def _say_something(self) -> None:
+        await self.ask(self._dialect.keep_alive, r".*")
+
+    async def _exchange(
+        self, connection: Connection[str], command: str, timeout_s: float
+    ) -> tuple[list[str], Errors]:
+        """Send; the answers up to the error queue's, and what that holds."""
+        between = self._dialect.then if command else ""
+        async with self._in_step(connection, timeout_s):
+            shown = command if not self._dialect.login else self._mask(command)
+            self.log.debug("%s < %s", self._session.name, shortened(shown))
+            await connection.send(f"{command}{between}{self._dialect.errors}")
+            return await self._collect(connection, (command, self._dialect.errors))
+
+    async def _collect(
+        self, connection: Connection[str], sent: Sequence[str]
+    ) -> tuple[list[str], Errors]:
+        answers: list[str] = []
+        size = 0
+        while True:
+            line = await connection.receive()
+            size += len(line)
+            if size > BUFFER_LIMIT:
+                raise FramingError(f"the answer is longer than {BUFFER_LIMIT} bytes")
+            if line in sent:
+                continue  # an echo
+            for unit in units(line):
+                errors = self._errors(unit)
+                if errors is not None:
+                    return answers, errors
+                answers.append(unit)
+
+    def _errors(self, text: str) -> Errors | None:
+        """The entries of the error queue's answer (without "no error"), if it is one."""
+        entries: Errors = []
+        at = 0
+        while match := self._entry.match(text, at):
+            if int(match["code"]) != 0:
+                entries.append((match["code"], self._mask(match["words"].replace('""', '"'))))
+            at = match.end()
+            if at == len(text):
+                return entries
+            if text[at] != ",":
+                return None
+            at += 1
+        return None
+
+    def _note(self, errors: Errors) -> None:
+        """Errors that no command of ours explains: the device tells of itself."""
+        for code, words in errors:
+            self._alarm("minor", "", f"{code},{words}")
+
+
+def _words(errors: Errors) -> str:
+    return "; ".join(f'{code},"{words}"' for code, words in errors)
