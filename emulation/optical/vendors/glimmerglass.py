@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from patchlight.controller.circuits.numbering import SIDES, Numbering
-
 from patchlight.controller.circuits.contract import SIDES, Side
 from patchlight.controller.circuits.drivers.numbered import Numbering
 from patchlight.emulation.optical.device import EmulatedOcs

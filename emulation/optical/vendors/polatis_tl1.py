@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from patchlight.controller.circuits.numbering import SIDES
-
 from patchlight.controller.circuits.contract import SIDES
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.tl1_messages import Answer, Command, deny, port_numbers

@@ -11,8 +11,7 @@ import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
-from patchlight.controller.circuits.contract import DirectedPort
-from patchlight.controller.circuits.numbering import SIDES
+from patchlight.controller.circuits.contract import SIDES, DirectedPort
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.ssh_server import SshServer
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
