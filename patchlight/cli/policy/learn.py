@@ -81,7 +81,7 @@ def train(
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
 @click.argument("output", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--name", help="Of the model.  [default: the configuration's]")
-@click.option("--notes", default="", help="A sentence for its card.")
+@click.option("--notes", default="", show_default=False, help="A sentence for its card.")
 def export(run: Path, output: Path, name: str | None, notes: str) -> None:
     """Write the policy of the training RUN as an ONNX file with its card into folder OUTPUT.
 
@@ -89,7 +89,7 @@ def export(run: Path, output: Path, name: str | None, notes: str) -> None:
     """
     _needed()
     from patchlight.emulation.learning.export import export as write_model
-    from patchlight.emulation.learning.trained_runs import load_run, scorer_of
+    from patchlight.emulation.learning.network import load_run, scorer_of
 
     config, kept = load_run(run)
     scorer, layout = scorer_of(config, kept)
