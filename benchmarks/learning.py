@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.simulator import _graphs
+from benchmarks import figure
+from benchmarks.simulator import profiled_graphs
 from patchlight.controller.policies.learned import load_learned, shipped_models
 from patchlight.emulation.simulator.ramp import Episode, Workloads, pac_ml_scenario
 from patchlight.testbed.errors import PatchlightError
@@ -23,7 +24,7 @@ NUM_ENVS, STEPS, ROUNDS = 256, 200, 5
 
 
 def run() -> list[dict[str, Any]]:
-    graphs, source = _graphs()
+    graphs, source = profiled_graphs()
     workloads = Workloads(graphs)
     models = shipped_models()
     if not models:
@@ -40,15 +41,12 @@ def run() -> list[dict[str, Any]]:
                 degree = policy.degree(*question)
                 took.append((time.process_time() - before) * 1e3)
                 episode.decide(degree)
-        found += [
-            {"name": f"learned policy {name}: a decision, 99th percentile of {len(took)}",
-             "value": float(np.percentile(took, 99)), "unit": "CPU ms", "limit": "at most 1"},
-            {"name": f"learned policy {name}: a decision, median",
-             "value": statistics.median(took), "unit": "CPU ms"},
-        ]  # fmt: skip
+        head, late = f"learned policy {name}: a decision", float(np.percentile(took, 99))
+        found.append(figure(f"{head}, 99th percentile of {len(took)}", late, "CPU ms", "at most 1"))
+        found.append(figure(f"{head}, median", statistics.median(took), "CPU ms"))
     if find_spec("gymnasium") is None:
         raise PatchlightError("environments need Gymnasium", hint="deploy/bootstrap.sh --learn")
-    from patchlight.emulation.learning.envs.ramp_partition_vector import RampPartitionVectorEnv
+    from patchlight.emulation.learning.envs.ramp_partition import RampPartitionVectorEnv
 
     for rule in ("ramp-first-fit", "ramp-block"):
         scenarios = [pac_ml_scenario(workloads, law, rule) for law in "ABCD"]
@@ -62,13 +60,6 @@ def run() -> list[dict[str, Any]]:
                 mask = envs.action_masks()
                 envs.step((mask * rng.random(mask.shape)).argmax(axis=1))
             rates.append(NUM_ENVS * STEPS / (time.process_time() - before))
-        found.append(
-            {
-                "name": f"environment RampPartition, {NUM_ENVS} envs, full observations, {rule} "
-                f"({source})",
-                "value": statistics.median(rates),
-                "unit": "steps/CPU s",
-                "limit": "at least 5000",
-            }
-        )
+        name = f"environment RampPartition, {NUM_ENVS} envs, full observations, {rule} ({source})"
+        found.append(figure(name, statistics.median(rates), "steps/CPU s", "at least 5000"))
     return found

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks import figure
 from patchlight.testbed.errors import PatchlightError
 from tests.support.data import data_set, without
 
@@ -55,15 +56,12 @@ print(steps // count * count / (time.process_time() - began))
 """
 # cluster, oversubscription, communication, speed, preempt, order, placement
 _CASES = {
-    "2,048 GPUs, FIFO, first fit": ("16x16x8", 1, 0, 1, "no", "fifo", "first-fit"),
-    "the same, jobs come 20 times as fast": ("16x16x8", 1, 0, 20, "no", "fifo", "first-fit"),
-    "512 GPUs, 4:1 oversubscribed, jobs communicate 25 %, rack aware": (
-        "8x8x8", 4, 0.25, 4, "no", "fifo", "rack-aware"
-    ),
-    "512 GPUs, preemptive LAS, jobs come 4 times as fast": (
-        "8x8x8", 1, 0, 4, "preempt", "las", "first-fit"
-    ),
-}  # fmt: skip
+    "2,048 GPUs, FIFO, first fit": "16x16x8 1 0 1 no fifo first-fit",
+    "the same, jobs come 20 times as fast": "16x16x8 1 0 20 no fifo first-fit",
+    "512 GPUs, 4:1 oversubscribed, jobs communicate 25 %, rack aware": ""
+    "8x8x8 4 0.25 4 no fifo rack-aware",
+    "512 GPUs, preemptive LAS, jobs come 4 times as fast": "8x8x8 1 0 4 preempt las first-fit",
+}
 
 
 def run() -> list[dict[str, Any]]:
@@ -73,7 +71,7 @@ def run() -> list[dict[str, Any]]:
     for number, (name, options) in enumerate(_CASES.items()):
         asked = number == 0
         runs = [
-            json.loads(_alone(_RUN, str(trace), *map(str, options)))
+            json.loads(_alone(_RUN, str(trace), *options.split()))
             for _ in range(ROUNDS if asked else 1)
         ]
         for each in runs:
@@ -81,35 +79,19 @@ def run() -> list[dict[str, Any]]:
                 raise PatchlightError(f"{name}: {each['done']} of {each['jobs']} jobs were done")
         cpu_s = statistics.median(each["cpu_s"] for each in runs)
         head = f"queue simulator, Philly, {runs[0]['jobs']} jobs, {name}"
-        found += [
-            {"name": f"{head}: time", "value": cpu_s, "unit": "CPU s",
-             "limit": "at most 15" if asked else None},
-            {"name": f"{head}: jobs", "value": runs[0]["jobs"] / cpu_s, "unit": "jobs/CPU s"},
-            {"name": f"{head}: peak memory", "value": max(each["peak_mib"] for each in runs),
-             "unit": "MiB", "limit": "at most 500"},
-        ]  # fmt: skip
+        peak_mib = max(each["peak_mib"] for each in runs)
+        found.append(figure(f"{head}: time", cpu_s, "CPU s", "at most 15" if asked else None))
+        found.append(figure(f"{head}: jobs", runs[0]["jobs"] / cpu_s, "jobs/CPU s"))
+        found.append(figure(f"{head}: peak memory", peak_mib, "MiB", "at most 500"))
         if asked:
-            found += [
-                {
-                    "name": "queue simulator, Philly: reading the trace",
-                    "value": statistics.median(each["read_s"] for each in runs),
-                    "unit": "CPU s",
-                },
-                {
-                    "name": f"{head}: 99th percentile of a decision's latency",
-                    "value": 1e6 * statistics.median(each["latency_p99_s"] for each in runs),
-                    "unit": "µs",
-                },
-            ]
+            read_s = statistics.median(each["read_s"] for each in runs)
+            found.append(figure("queue simulator, Philly: reading the trace", read_s, "CPU s"))
+            late_us = 1e6 * statistics.median(each["latency_p99_s"] for each in runs)
+            found.append(figure(f"{head}: 99th percentile of a decision's latency", late_us, "µs"))
     for environment in ("patchlight/Placement-v0", "patchlight/Schedule-v0"):
-        found.append(
-            {
-                "name": f"{environment}: 8 at once, full observations",
-                "value": float(_alone(_STEPPING, environment, str(STEPS))),
-                "unit": "steps/CPU s",
-                "limit": "at least 5000",
-            }
-        )
+        rate = float(_alone(_STEPPING, environment, str(STEPS)))
+        name = f"{environment}: 8 at once, full observations"
+        found.append(figure(name, rate, "steps/CPU s", "at least 5000"))
     return found
 
 

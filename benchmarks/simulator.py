@@ -13,9 +13,11 @@ import statistics
 import time
 from typing import Any
 
+from benchmarks import figure
 from patchlight.controller.policies.partition import Constant
 from patchlight.emulation.simulator.ramp import (
     PlacementRule,
+    Scenario,
     Workloads,
     pac_ml_scenario,
     run_episode,
@@ -30,61 +32,43 @@ _ASKED = {PlacementRule.RAMP_BLOCK: 25_000, PlacementRule.RAMP_FIRST_FIT: 5_000}
 
 def run() -> list[dict[str, Any]]:
     """The figures. The peer's are too slow to measure in the same run: 0.07 to 2.3 s a job."""
-    graphs, source = _graphs()
+    graphs, source = profiled_graphs()
     found: list[dict[str, Any]] = []
+    unit = "decisions/CPU s"
     started = time.process_time()
     table = Workloads(graphs)
     for graph in range(len(graphs)):
         for degree in table.degrees:
             table.expected_s(graph, degree, PlacementRule.RAMP_FIRST_FIT)
-    found.append(
-        {
-            "name": f"simulator: the table of completion times, {len(graphs)} models × "
-            f"{len(table.degrees)} degrees, each step simulated ({source})",
-            "value": time.process_time() - started,
-            "unit": "CPU s",
-        }
+    name = (
+        f"simulator: the table of completion times, {len(graphs)} models × "
+        f"{len(table.degrees)} degrees, each step simulated ({source})"
     )
+    found.append(figure(name, time.process_time() - started, "CPU s"))
     for rule, asked in _ASKED.items():
         scenario = pac_ml_scenario(Workloads(graphs), "A", rule)
         policy = Constant(8)
-        first = _rate(lambda s=scenario, p=policy: run_episode(s, p, 0).decisions)
+        first = _rate(scenario, policy, range(1))
         rates = []
         for turn in range(ROUNDS):
             seeds = range(1 + turn * EPISODES, 1 + (turn + 1) * EPISODES)
-            rates.append(
-                _rate(
-                    lambda s=scenario, p=policy, among=seeds: sum(
-                        run_episode(s, p, seed).decisions for seed in among
-                    )
-                )
-            )
-        found += [
-            {"name": f"simulator: job decisions, constant degree 8, {rule} ({source})",
-             "value": statistics.median(rates), "unit": "decisions/CPU s",
-             "limit": f"at least {asked}"},
-            {"name": f"simulator: the same, first episode with nothing known, {rule}",
-             "value": first, "unit": "decisions/CPU s"},
-        ]  # fmt: skip
-    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found.append(
-        {
-            "name": "simulator: peak memory of the benchmarking process",
-            "value": peak_kib / 1024,
-            "unit": "MiB",
-            "limit": "at most 500",
-        }
-    )
-    return found
+            rates.append(_rate(scenario, policy, seeds))
+        name = f"simulator: job decisions, constant degree 8, {rule} ({source})"
+        found.append(figure(name, statistics.median(rates), unit, f"at least {asked}"))
+        name = f"simulator: the same, first episode with nothing known, {rule}"
+        found.append(figure(name, first, unit))
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    name = "simulator: peak memory of the benchmarking process"
+    return [*found, figure(name, peak_mib, "MiB", "at most 500")]
 
 
-def _rate(work: Any) -> float:
+def _rate(scenario: Scenario, policy: Constant, seeds: range) -> float:
     started = time.process_time()
-    done: int = work()
+    done = sum(run_episode(scenario, policy, seed).decisions for seed in seeds)
     return done / (time.process_time() - started)
 
 
-def _graphs() -> tuple[list[ComputationGraph], str]:
+def profiled_graphs() -> tuple[list[ComputationGraph], str]:
     folder = data_set("pipedream")
     if folder is not None:
         return [read_graph(folder / f"{name}.txt") for name in NAMES], "PipeDream's profiles"

@@ -15,7 +15,7 @@ from spread import Spread
 from patchlight import Policies, TwoLevel, queue_jobs, read_trace, simulate
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.placement import Consolidated
-from patchlight.emulation.simulator.cluster.metrics import summary_of
+from patchlight.emulation.simulator.cluster.results import summary_of
 
 draw = random.Random(0)
 with tempfile.TemporaryDirectory() as folder:

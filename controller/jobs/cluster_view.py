@@ -12,7 +12,7 @@ from patchlight.controller.policies.contract import (
     JobView,
     Running,
 )
-from patchlight.controller.policies.regroup import NO_PORTS, Ports
+from patchlight.controller.policies.topology import NO_PORTS, Ports
 from patchlight.testbed.jobs import JobStatus
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap

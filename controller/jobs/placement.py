@@ -12,7 +12,7 @@ from patchlight.controller.jobs.policy_set import PolicySet
 from patchlight.controller.jobs.running_job import JobFailed
 from patchlight.controller.policies.contract import ClusterView, JobView, Progress
 from patchlight.controller.policies.registry import DEFAULTS
-from patchlight.controller.policies.regroup import NO_PORTS
+from patchlight.controller.policies.topology import NO_PORTS
 from patchlight.testbed.jobs import JobSpec, JobStatus
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap

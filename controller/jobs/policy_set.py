@@ -15,7 +15,7 @@ from patchlight.controller.policies.guard import (
     GuardedTopology,
 )
 from patchlight.controller.policies.registry import DEFAULTS, load_policy
-from patchlight.controller.policies.regroup import CannotRegroup
+from patchlight.controller.policies.topology import CannotRegroup
 from patchlight.testbed.errors import BadInput
 
 G = TypeVar("G")

@@ -141,7 +141,8 @@ Preview = Callable[[JobView, int], int | None]
 """Where the cluster would put a job at a degree now: a set of GPUs, ``None`` if nowhere."""
 
 
-def _nowhere(job: JobView, degree: int) -> int | None:
+def nowhere(job: JobView, degree: int) -> int | None:
+    """The ``Preview`` of a cluster that has no place."""
     return None
 
 
@@ -161,7 +162,7 @@ class ClusterView(NamedTuple):
     broken: int = 0
     running: Sequence[Running] = ()
     recent: Sequence[JobView] = ()
-    preview: Preview = _nowhere
+    preview: Preview = nowhere
     lab: Lab | None = None
     circuits: Mapping[str, PortMap] = Frozen()
     barred: Mapping[str, frozenset[int]] = Frozen()

@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from patchlight.controller.policies.contract import (
+    METHODS,
     ClusterView,
     JobView,
     OrderPolicy,
@@ -117,25 +118,24 @@ class _Guard(Generic[P]):
         self._alone = _Alone(deadline_s) if alone else None
         self._refusals = refusals
 
-    def _ask(
-        self,
-        job: str,
-        method: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        check: Callable[[Any], Answer],
-    ) -> tuple[Answer] | None:
-        """The checked answer, or ``None`` after a fault was reported."""
+    def _decide(
+        self, job: str, arguments: tuple[Any, ...], check: Callable[[Any], Answer]
+    ) -> Answer:
+        """The checked answer; after a fault, which is reported, that of the default."""
+        name = METHODS[self.kind]
+        method = getattr(self.policy, name)
         try:
             if self._alone is not None:
                 # The check too: an answer can be a generator, or anything else that is asked more.
-                return (self._alone.ask(lambda *asked: check(method(*asked)), arguments),)
+                checked: Answer = self._alone.ask(lambda *asked: check(method(*asked)), arguments)
+                return checked
             began = perf_counter()
             answer = check(method(*arguments))
             took_s = perf_counter() - began
             if took_s > self._deadline_s:
                 late = f"it took {took_s:.1f} s, more than {self._deadline_s:g} s"
                 self._report(Fault(self.kind, self.name, job, late, overruled=False))
-            return (answer,)
+            return answer
         except self._refusals:
             raise
         except (Nonsense, _Late) as error:
@@ -147,7 +147,8 @@ class _Guard(Generic[P]):
         except BaseException as error:  # SystemExit and the like: nothing of it may end others.
             reason = f"it raised {_raised(error)}"
         self._report(Fault(self.kind, self.name, job, reason))
-        return None
+        default: Answer = getattr(self.default, name)(*arguments)
+        return default
 
 
 def _raised(error: BaseException) -> str:
@@ -172,11 +173,7 @@ class GuardedPartition(_Guard[PartitionPolicy]):
     kind: PolicyKind = "partition"
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
-        """The policy's degree if it is legal, else the default's."""
-        found = self._ask(
-            job.name, self.policy.degree, (cluster, job, legal), lambda a: _legal(a, legal)
-        )
-        return found[0] if found else self.default.degree(cluster, job, legal)
+        return self._decide(job.name, (cluster, job, legal), lambda answer: _legal(answer, legal))
 
 
 class GuardedPlacement(_Guard[PlacementPolicy]):
@@ -185,14 +182,8 @@ class GuardedPlacement(_Guard[PlacementPolicy]):
     kind: PolicyKind = "placement"
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
-        """The policy's GPUs if they are free and enough, else the default's."""
-        found = self._ask(
-            job.name,
-            self.policy.place,
-            (cluster, job, workers),
-            lambda answer: _placed(answer, cluster, job, workers),
-        )
-        return found[0] if found else self.default.place(cluster, job, workers)
+        asked = (cluster, job, workers)
+        return self._decide(job.name, asked, lambda answer: _placed(answer, *asked))
 
 
 class GuardedOrder(_Guard[OrderPolicy]):
@@ -201,9 +192,7 @@ class GuardedOrder(_Guard[OrderPolicy]):
     kind: PolicyKind = "order"
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
-        """The policy's priority if it is a number, else the default's."""
-        found = self._ask(job.name, self.policy.priority, (cluster, job, progress), _number)
-        return found[0] if found else self.default.priority(cluster, job, progress)
+        return self._decide(job.name, (cluster, job, progress), _number)
 
 
 class GuardedTopology(_Guard[TopologyPolicy]):
@@ -214,11 +203,7 @@ class GuardedTopology(_Guard[TopologyPolicy]):
     def circuits(
         self, cluster: ClusterView, groups: Sequence[Sequence[int]]
     ) -> Mapping[str, PortMap]:
-        """The policy's maps if its lab can have them, else the default's."""
-        found = self._ask(
-            "", self.policy.circuits, (cluster, groups), lambda answer: _maps(answer, cluster)
-        )
-        return found[0] if found else self.default.circuits(cluster, groups)
+        return self._decide("", (cluster, groups), lambda answer: _maps(answer, cluster))
 
 
 def _shown(answer: object) -> str:

@@ -23,7 +23,6 @@ class Fifo:
     stable: ClassVar[bool] = True
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
-        """When the job came."""
         return job.arrived_s
 
 
@@ -36,7 +35,6 @@ class Srpt:
     stable: ClassVar[bool] = True
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
-        """The seconds left to run, ``LAST`` where nobody knows."""
         left = progress.remaining_s
         if math.isnan(left):
             left = job.expected_s.get(job.workers, LAST)
@@ -63,7 +61,6 @@ class LeastAttainedService:
         self._limits = [first_gpu_s * factor**place for place in range(queues - 1)]
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
-        """The number of the queue that the job is in."""
         return float(sum(progress.attained_gpu_s >= limit for limit in self._limits))
 
 
@@ -73,5 +70,4 @@ class Deadline:
     stable: ClassVar[bool] = True
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
-        """When the job must be done."""
         return min(job.arrived_s + job.limit_s, LAST)

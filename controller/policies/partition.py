@@ -29,7 +29,6 @@ class Constant:
         return f"Constant({self._wanted})"
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
-        """That degree, or the largest legal one."""
         return min(self._wanted, legal[-1])
 
 
@@ -42,7 +41,6 @@ class Maximum:
     """
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
-        """The largest legal degree."""
         return legal[-1]
 
 
@@ -55,7 +53,6 @@ class Minimum:
     """
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
-        """The smallest legal degree that is 1/β at least, else the largest."""
         return _least(legal, math.ceil(_speed_up(job)))
 
 
@@ -64,7 +61,6 @@ class Sufficient:
     """The smallest legal degree above 1/β and of at least 2, else the largest."""
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
-        """The smallest legal degree that is over 1/β, else the largest."""
         return _least(legal, max(2, math.floor(_speed_up(job)) + 1))
 
 
@@ -82,7 +78,6 @@ class RandomDegree:
         self._rng = np.random.default_rng(self.seed)
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
-        """Any legal degree but 0; 0 where nothing else is legal."""
         if len(legal) == 1:
             return 0
         return legal[1 + int(self._rng.integers(len(legal) - 1))]

@@ -41,8 +41,8 @@ BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
         "best-fit": "placement:BestFit",
         "consolidated": "placement:Consolidated",
         "rack-aware": "placement:RackAware",
-        "fragmentation-aware": "fragmentation:FragmentationAware",
-        "regroup": "regroup_placement:RegroupPlacement",
+        "fragmentation-aware": "placement:FragmentationAware",
+        "regroup": "placement:RegroupPlacement",
         "random": "placement:RandomPlacement",
     },
     "order": {
@@ -63,6 +63,10 @@ DEFAULTS: Mapping[PolicyKind, str] = {
 _FILE = re.compile(r"(?P<path>.+?\.(?P<suffix>py|onnx))(?::(?P<rest>.*))?", re.DOTALL)
 # ``*args`` and ``**kwargs``: nobody has to give these.
 _ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_HINTS = {
+    "scenario": "it plans with the simulator: use it in 'patchlight experiment pac-ml' or "
+    "'patchlight policy evaluate'"
+}
 _PICKLED = (".pkl", ".pickle", ".pt", ".pth", ".joblib", ".zip", ".ckpt")
 
 
@@ -149,7 +153,7 @@ class Recipe:
         if lacking:
             raise BadInput(
                 f"{self.kind} policy {self.name!r} has to be told {lacking[0]!r}",
-                hint=_lacking_hint(self.name, lacking[0]),
+                hint=_HINTS.get(lacking[0], f"write it {self.name}:{lacking[0]}=VALUE"),
             )
         try:
             policy = self.factory(**arguments)
@@ -162,15 +166,6 @@ class Recipe:
             ) from error
         check_methods(policy, self.text)
         return cast(Policy, policy)
-
-
-def _lacking_hint(name: str, lacking: str) -> str:
-    if lacking == "scenario":
-        return (
-            "it plans with the simulator: use it in 'patchlight experiment pac-ml' or "
-            "'patchlight policy evaluate'"
-        )
-    return f"write it {name}:{lacking}=VALUE"
 
 
 def find(text: str, kind: PolicyKind | None = None) -> Recipe:
@@ -346,10 +341,5 @@ def _truth(text: str) -> bool:
 
 
 # In the order in which they are tried where nothing says which.
-_READERS: Mapping[str, Callable[[str], Any]] = {
-    "int": int,
-    "float": float,
-    "bool": _truth,
-    "str": str,
-}
+_READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": _truth, "str": str}
 _WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}

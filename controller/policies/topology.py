@@ -1,13 +1,220 @@
-"""Topology policies: which circuits are lit while some jobs run together."""
+"""Topology policies: which circuits are lit while some jobs run together.
+
+*regroup* brings each job's NICs under one packet switch. The idea of Yan et al. (OFC 2022): the
+OCS sits between NICs and ToRs, so a job whose GPUs are spread over the racks can be lit onto one
+ToR and its ring stays off the inter-ToR link. Pure: a lab, the present maps and the groups go in,
+the wanted maps come out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from patchlight.controller.policies.contract import ClusterView
-from patchlight.controller.policies.regroup import regroup
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.lab import Endpoint, Lab
 from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.wiring import circuit_ports
+
+# The search for an assignment of groups to switches stops after this many tries and takes
+# the best one found; the first one it finds is the largest-group-first greedy one.
+_SEARCH_LIMIT = 4096
+
+_Uplinks = tuple[str, str]  # an OCS and the packet switch that some of its ports lead to
+_Port = tuple[str, int]  # OCS, port number
+
+Ports = Mapping[str, Collection[int]]
+"""Ports by OCS."""
+NO_PORTS: Ports = MappingProxyType({})
+
+
+class CannotRegroup(PatchlightError):
+    """No packet switch has enough ports facing the OCS for a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """What the policy sees: which NIC can be joined to which switch, and to which it is now."""
+
+    ports: Mapping[_Uplinks, tuple[int, ...]]  # the usable ones of these
+    nics: Mapping[Endpoint, _Port]  # a NIC's OCS and its port there
+    joined: Mapping[Endpoint, tuple[str, int]]  # a NIC's packet switch, and the OCS port there
+    pinned: frozenset[Endpoint]  # NICs whose circuit may be neither broken nor made
+
+    def need(self, group: Sequence[Endpoint]) -> Counter[str]:
+        """How many ports the group needs, by OCS; a pinned NIC has the one that it has."""
+        return Counter(self.nics[nic][0] for nic in group if nic not in self.pinned)
+
+    def moves(self, group: Sequence[Endpoint], switch: str) -> int:
+        """How many NICs of the group are not under ``switch`` yet."""
+        return sum(self.joined.get(nic, ("", 0))[0] != switch for nic in group)
+
+    def reaches(self, group: Sequence[Endpoint], switch: str) -> bool:
+        """Whether those of the group that cannot move are under ``switch`` already."""
+        return all(self.joined[nic][0] == switch for nic in group if nic in self.pinned)
+
+
+def regroup(
+    lab: Lab,
+    maps: Mapping[str, PortMap],
+    groups: Sequence[Sequence[str]],
+    *,
+    locked: Ports = NO_PORTS,
+    failed: Ports = NO_PORTS,
+) -> dict[str, PortMap]:
+    """The maps under which each group of hosts is lit onto one packet switch.
+
+    Few NICs move: one that is under its group's switch keeps its circuit, and NICs of no
+    group move only where their port is needed. Circuits of ``locked`` ports are neither
+    broken nor made; ``failed`` ports get no circuit, and a NIC that is lit through one on the
+    packet switch's side counts as dark. ``maps`` may lack a circuit switch whose map is not
+    known. Raises ``CannotRegroup`` saying which group fits nowhere, ``BadInput`` for a host
+    that the lab does not have.
+    """
+    site = _survey(lab, maps, locked, failed)
+    members = [tuple(lab.host(name).endpoint for name in group) for group in groups]
+    for name, nic in ((n, lab.host(n).endpoint) for group in groups for n in group):
+        if nic not in site.nics:
+            raise CannotRegroup(
+                f"cannot regroup {name}: its NIC is not plugged into a circuit switch",
+                hint="submit the job with topology 'keep', or wire its NIC to an OCS",
+            )
+        ocs, port = site.nics[nic]
+        if ocs not in maps:
+            raise CannotRegroup(
+                f"cannot regroup {name}: the map of {ocs}, where its NIC is plugged in, is not "
+                "known",
+                hint="wait until that circuit switch answers, or use hosts of another one",
+            )
+        if nic in site.pinned and nic not in site.joined:
+            raise CannotRegroup(
+                f"cannot regroup {name}: {ocs}.{port}, where its NIC is plugged in, is locked or "
+                "failed, and no packet switch is lit from there",
+                hint="'patchlight ocs lock' lists the locks; 'ocs verify' the failed ports",
+            )
+    return _rewire(site, maps, dict(zip(members, _choose_switches(site, members), strict=True)))
+
+
+def _survey(lab: Lab, maps: Mapping[str, PortMap], locked: Ports, failed: Ports) -> _Site:
+    switches = {s.name for s in lab.packet_switches}
+    facing = circuit_ports(lab, [e for e in lab.fibre_ends if e.device in switches])
+    broken = {(ocs, port) for ocs, ports in failed.items() for port in ports}
+    fixed = {(ocs, port) for ocs, ports in locked.items() for port in ports}
+    for ocs, present in maps.items():
+        # The circuit of a locked port stays, and with it what the other end is used for.
+        ends = [((ocs, c.inp), (ocs, c.out)) for c in present]
+        fixed |= {port for pair in ends if not fixed.isdisjoint(pair) for port in pair}
+    closed = fixed | broken
+    ports: dict[_Uplinks, list[int]] = {}
+    switch_at: dict[_Port, str] = {}
+    for end, (ocs, port) in facing.items():
+        usable = (ocs, port) not in closed
+        ports.setdefault((ocs, end.device), []).extend([port] if usable else [])
+        switch_at[ocs, port] = end.device
+    nics = circuit_ports(lab, [host.endpoint for host in lab.hosts])
+    joined: dict[Endpoint, tuple[str, int]] = {}
+    for nic, (ocs, port) in nics.items():
+        out_of = maps.get(ocs, PortMap()).out_of
+        out = out_of.get(port)
+        if out is None or out_of.get(out) != port or (ocs, out) not in switch_at:
+            continue
+        if (ocs, out) not in broken or (ocs, port) in closed:
+            joined[nic] = (switch_at[ocs, out], out)
+    pinned = frozenset(nic for nic, port in nics.items() if port in closed)
+    return _Site({uplinks: tuple(sorted(p)) for uplinks, p in ports.items()}, nics, joined, pinned)
+
+
+def _choose_switches(site: _Site, members: Sequence[tuple[Endpoint, ...]]) -> list[str]:
+    """A packet switch for each group: fewest NICs moved, then fewest groups sharing one."""
+    switches = sorted({switch for _, switch in site.ports})
+    free = Counter({uplinks: len(ports) for uplinks, ports in site.ports.items()})
+    order = sorted(range(len(members)), key=lambda i: -len(members[i]))
+    best: tuple[tuple[int, int], dict[int, str]] | None = None
+    tries = 0
+
+    def search(depth: int, chosen: dict[int, str], moved: int) -> None:
+        nonlocal best, tries
+        tries += 1
+        if depth == len(order):
+            cost = (moved, len(chosen) - len(set(chosen.values())))
+            if best is None or cost < best[0]:
+                best = (cost, dict(chosen))
+            return
+        group = members[order[depth]]
+        need = site.need(group)
+        fitting = [
+            s
+            for s in switches
+            if site.reaches(group, s) and all(free[o, s] >= n for o, n in need.items())
+        ]
+        taken = set(chosen.values())
+        for switch in sorted(fitting, key=lambda s: (site.moves(group, s), s in taken, s)):
+            cost_so_far = moved + site.moves(group, switch)
+            if tries >= _SEARCH_LIMIT or (best is not None and cost_so_far > best[0][0]):
+                return
+            needed = Counter({(ocs, switch): count for ocs, count in need.items()})
+            free.subtract(needed)
+            search(depth + 1, {**chosen, order[depth]: switch}, cost_so_far)
+            free.update(needed)
+
+    search(0, {}, 0)
+    if best is None:
+        sizes = ", ".join(str(len(group)) for group in members)
+        raise CannotRegroup(
+            f"no packet switch has enough usable ports facing the circuit switch to hold jobs of "
+            f"{sizes} workers each under one switch"
+            + ("; NICs behind locked or failed ports cannot move" if site.pinned else ""),
+            hint="use fewer workers, run the jobs one after the other, or submit them with "
+            "topology 'keep'",
+        )
+    return [best[1][i] for i in range(len(members))]
+
+
+def _rewire(
+    site: _Site, maps: Mapping[str, PortMap], switch_of: Mapping[tuple[Endpoint, ...], str]
+) -> dict[str, PortMap]:
+    """Give each NIC a port of its group's switch; whoever stood in the way moves aside."""
+    target = {nic: switch for group, switch in switch_of.items() for nic in group}
+    port_of = {n: p for n, (s, p) in site.joined.items() if target.get(n, s) == s}
+    free: dict[_Uplinks, list[int]] = {}
+    for uplinks, ports in site.ports.items():
+        held = {p for n, p in port_of.items() if site.nics[n][0] == uplinks[0]}
+        free[uplinks] = [port for port in ports if port not in held]
+    displaced: list[Endpoint] = []
+    for nic, switch in target.items():
+        if nic in port_of:
+            continue
+        ocs = site.nics[nic][0]
+        if not free[ocs, switch]:
+            victim = next(
+                n
+                for n, p in port_of.items()
+                if n not in target and site.nics[n][0] == ocs and p in site.ports[ocs, switch]
+            )
+            free[ocs, switch].append(port_of.pop(victim))
+            displaced.append(victim)
+        port_of[nic] = free[ocs, switch].pop(0)
+    for nic in displaced:
+        ocs = site.nics[nic][0]
+        # The most room first; a NIC for which no port is left goes dark.
+        roomy = sorted((p for p in free if p[0] == ocs and free[p]), key=lambda p: -len(free[p]))
+        if roomy:
+            port_of[nic] = free[roomy[0]].pop(0)
+    return {ocs: _with_circuits(site, ocs, present, port_of) for ocs, present in maps.items()}
+
+
+def _with_circuits(
+    site: _Site, ocs: str, present: PortMap, port_of: Mapping[Endpoint, int]
+) -> PortMap:
+    nics = {nic: port for nic, (at, port) in site.nics.items() if at == ocs}
+    circuits = [(port, port_of[nic]) for nic, port in nics.items() if nic in port_of]
+    moving = {p for nic, p in nics.items() if nic in port_of or nic in site.joined}
+    touched = moving | {port for pair in circuits for port in pair}
+    kept = [(c.inp, c.out) for c in present if c.inp not in touched and c.out not in touched]
+    return PortMap.of([*kept, *((c.inp, c.out) for c in PortMap.duplex(circuits))])
 
 
 class Keep:
@@ -16,14 +223,13 @@ class Keep:
     def circuits(
         self, cluster: ClusterView, groups: Sequence[Sequence[int]]
     ) -> Mapping[str, PortMap]:
-        """No map changes."""
         return {}
 
 
 class Regroup:
     """Each job's GPUs are lit onto one packet switch, with as few moves as possible.
 
-    Yan et al., OFC 2022. See ``patchlight.controller.policies.regroup``.
+    Yan et al., OFC 2022.
     """
 
     def circuits(

@@ -8,10 +8,10 @@ from gymnasium import register
 _ENVS = f"{__name__}.envs"
 
 # Made by ``gymnasium.make("patchlight/Placement-v0")`` once this package is imported.
-register("patchlight/Placement-v0", entry_point=f"{_ENVS}.placement:PlacementEnv")
-register("patchlight/Schedule-v0", entry_point=f"{_ENVS}.schedule:ScheduleEnv")
+register("patchlight/Placement-v0", entry_point=f"{_ENVS}.queued:PlacementEnv")
+register("patchlight/Schedule-v0", entry_point=f"{_ENVS}.queued:ScheduleEnv")
 register(
     "patchlight/RampPartition-v0",
     entry_point=f"{_ENVS}.ramp_partition:RampPartitionEnv",
-    vector_entry_point=f"{_ENVS}.ramp_partition_vector:RampPartitionVectorEnv",
+    vector_entry_point=f"{_ENVS}.ramp_partition:RampPartitionVectorEnv",
 )

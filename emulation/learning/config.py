@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchlight.emulation.simulator.ramp.placement import PlacementRule
+from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.fields import (
@@ -55,20 +55,21 @@ _SEED = Whole("a seed", 0, 2**31)
 _STEPS = Whole("a number of steps", 1, 10**12, grouped=True)
 _N_STEPS = Whole("a number of steps", 1, 4096)
 _BATCH = Whole("a number of samples", 1, 10**9)
-_TEACHER = MapOf(
-    _LAW, Text("a degree or 'sufficient'", _degree, numbers=True), "a degree for each law",
-    "{A: 8, B: sufficient}",
-)  # fmt: skip
+_TAUGHT = Text("a degree or 'sufficient'", _degree, numbers=True)
+_TEACHER = MapOf(_LAW, _TAUGHT, "a degree for each law", "{A: 8, B: sufficient}")
+_RULE = choice("a placement rule", *PlacementRule)
+_TIMES = ListOf(Number("a time in 1,000 s", lowest=0, highest=100), "times in 1,000 s")
+_BUSY_AFTER_KS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 28)
+_NAME = matching(
+    r"[A-Za-z0-9_-]*[A-Za-z0-9][A-Za-z0-9_-]*", "a name", "letters, digits, -, _", "small", 64
+)
 
 
 @dataclass(frozen=True)
 class Environment:
     """What is simulated: as ``pac_ml_scenario``; each episode has one of ``laws`` in turn."""
 
-    rule: str = setting(
-        choice("a placement rule", *PlacementRule), "how operations are placed",
-        PlacementRule.RAMP_FIRST_FIT.value,
-    )  # fmt: skip
+    rule: str = setting(_RULE, "how operations are placed", PlacementRule.RAMP_FIRST_FIT.value)
     laws: tuple[str, ...] = setting(ListOf(_LAW, "requirement laws"), "those of jobs", LAW_NAMES)
     horizon_s: float = setting(Number("seconds", above=0), "an episode's length in seconds", 1e6)
     num_envs: int = setting(Whole("a number", 1, 65536), "episodes that are played at once", 512)
@@ -89,9 +90,8 @@ class Network:
     """
 
     busy_after_ks: tuple[float, ...] = setting(
-        ListOf(Number("a time in 1,000 s", lowest=0, highest=100), "times in 1,000 s"),
-        "the network sees which servers are busy then", (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 28),
-    )  # fmt: skip
+        _TIMES, "the network sees which servers are busy then", _BUSY_AFTER_KS
+    )
     hidden: tuple[int, ...] = setting(ListOf(_LAYER, "layers' sizes"), "hidden layers", (256, 64))
     graph_width: int = setting(Whole("a width", 0, 256), "of the message passing", 0)
     graph_rounds: int = setting(Whole("a number", 1, 8), "of message passing", 2)
@@ -163,10 +163,7 @@ def _record(cls: type[Any]) -> Record:
 class Config:
     """A training run. ``steps`` are decisions, over all environments."""
 
-    name: str = setting(
-        matching(r"[A-Za-z0-9_-]*[A-Za-z0-9][A-Za-z0-9_-]*", "a name", "letters, digits, -, _",
-                 "small", 64), "the model's name",
-    )  # fmt: skip
+    name: str = setting(_NAME, "the model's name")
     algorithm: str = setting(choice("an algorithm", *ALGORITHMS), "how it learns", "afterstates")
     steps: int = setting(_STEPS, "decisions to learn from", 2_000_000)
     seed: int = setting(_SEED, "of the weights and of what is drawn", 0)

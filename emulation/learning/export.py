@@ -19,8 +19,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from patchlight.controller.policies.card import Card
-from patchlight.controller.policies.learned import load_learned
+from patchlight.controller.policies.learned import Card, load_learned
 from patchlight.controller.policies.observation import SCHEMA, VERSION, Layout
 from patchlight.emulation.learning.config import Config
 from patchlight.emulation.learning.network import OptionScorer
@@ -53,19 +52,9 @@ def export(
     """Writes the model into ``folder`` and reads it back as a user would; the ONNX file's path."""
     name = name or config.name
     content = onnx_bytes(scorer, layout)
-    card = Card(
-        name=name,
-        kind="partition",
-        observation_schema=SCHEMA,
-        observation_version=VERSION,
-        actions=layout.actions,
-        ramp=layout.ramp,
-        placement_rule=config.environment.rule,
-        code_version=_version(),
-        sha256=hashlib.sha256(content).hexdigest(),
-        notes=notes,
-        training=json.loads(json.dumps(training)),
-    )
+    seen = (SCHEMA, VERSION, layout.actions, layout.ramp, config.environment.rule)
+    sha256, kept = hashlib.sha256(content).hexdigest(), json.loads(json.dumps(training))
+    card = Card(name, "partition", *seen, _version(), sha256, notes, kept)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.onnx"
     for where, what in ((path, content), (path.with_suffix(".json"), card.written().encode())):
@@ -88,14 +77,9 @@ def onnx_bytes(scorer: OptionScorer, layout: Layout) -> bytes:
     with warnings.catch_warnings():
         # The exporter that traces is all that these networks need; the new one wants more packages.
         warnings.simplefilter("ignore")
+        named: dict[str, Any] = {"input_names": list(names), "output_names": ["scores"]}
         torch.onnx.export(
-            _Plain(scorer),
-            examples,
-            file,
-            input_names=list(names),
-            output_names=["scores"],
-            opset_version=_OPSET,
-            dynamo=False,
+            _Plain(scorer), examples, file, **named, opset_version=_OPSET, dynamo=False
         )
     return _smaller(file.getvalue())
 

@@ -3,12 +3,14 @@
 Each option is scored by the cluster that it leaves behind. ``ClusterValue`` tells, for each of some
 times, which servers and which RAMP blocks would still be busy, and gives one number for all of
 it. ``GraphEncoder`` passes messages along the computation graph's edges; what it finds
-corrects the scores.
+corrects the scores. ``load_run`` and ``scorer_of`` read a trained one back from its run's folder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +23,8 @@ from patchlight.controller.policies.observation import (
     RECENT_FEATURES,
     Layout,
 )
-from patchlight.emulation.learning.config import Network
+from patchlight.emulation.learning.config import Config, Network, parse_config
+from patchlight.testbed.errors import BadInput, PatchlightError
 
 # Where an action cannot succeed. Not infinite, so that softmax and export stay finite.
 IMPOSSIBLE = -1e6
@@ -123,3 +126,32 @@ class OptionScorer(nn.Module):
             known = torch.log1p(torch.cat([about, seen["options"]], dim=-1).clamp(min=0.0))
             scores = scores + self.correction(torch.cat([known, recent], dim=-1)).squeeze(-1)
         return torch.where(mask > 0, scores, torch.full_like(scores, IMPOSSIBLE))
+
+
+CHECKPOINT, CONFIG = "checkpoint.pt", "config.json"
+
+
+def load_run(folder: Path) -> tuple[Config, dict[str, Any]]:
+    """The configuration and the checkpoint in a run's folder; ``BadInput`` if it has none."""
+    try:
+        config = parse_config((folder / CONFIG).read_text(), str(folder / CONFIG))
+        kept = torch.load(folder / CHECKPOINT, weights_only=True)
+    except PatchlightError:
+        raise
+    except FileNotFoundError as error:
+        raise BadInput(
+            f"{folder} is no training run: it has no {Path(error.filename).name}",
+            hint="give the folder that 'patchlight policy train' wrote",
+        ) from error
+    except Exception as error:
+        raise BadInput(f"cannot read the checkpoint in {folder}: {error}") from error
+    return config, kept
+
+
+def scorer_of(config: Config, kept: dict[str, Any]) -> tuple[OptionScorer, Layout]:
+    """The scorer that a checkpoint holds, and the layout it is for."""
+    groups, racks, servers = kept["ramp"]
+    layout = Layout((groups, racks, servers), tuple(kept["degrees"]))
+    scorer = OptionScorer(layout, config.network, float(kept["discount"]))
+    scorer.load_state_dict(kept["average"])
+    return scorer, layout

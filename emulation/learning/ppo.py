@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from patchlight.controller.policies.observation import Layout
 from patchlight.emulation.learning.afterstates import Progress
 from patchlight.emulation.learning.config import Config, Network
-from patchlight.emulation.learning.envs.ramp_partition_vector import RampPartitionVectorEnv
-from patchlight.emulation.learning.network import IMPOSSIBLE, OptionScorer
-from patchlight.emulation.learning.trained_runs import load_run, scorer_of
+from patchlight.emulation.learning.envs.ramp_partition import RampPartitionVectorEnv
+from patchlight.emulation.learning.network import IMPOSSIBLE, OptionScorer, load_run, scorer_of
 from patchlight.emulation.learning.vector_episodes import Finished
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.testbed.errors import BadInput
@@ -46,16 +45,13 @@ class Sb3VecEnv(VecEnv):
         )
 
     def reset(self) -> dict[str, Any]:
-        """New episodes in all environments."""
         seen, _ = self.environments.reset(seed=self._first_seed)
         return {name: array.copy() for name, array in seen.items()}
 
     def step_async(self, actions: Any) -> None:
-        """Note what to do."""
         self._actions = np.asarray(actions)
 
     def step_wait(self) -> Any:
-        """One decision in each environment."""
         seen, rewards, over, _, information = self.environments.step(self._actions)
         found: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         for env, rate in enumerate(information.get("blocking_rate", ())):
@@ -67,28 +63,23 @@ class Sb3VecEnv(VecEnv):
         return copied, rewards.astype(np.float32), over, found
 
     def close(self) -> None:
-        """Nothing is held."""
+        pass
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """The same for all environments."""
         return [getattr(self.environments, attr_name, None)] * self.num_envs
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """There is nothing to set."""
         raise BadInput(f"cannot set {attr_name!r} of vector environments")
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **named: Any) -> Any:
-        """The action masks are all that is asked for."""
         if method_name != "action_masks":
             raise BadInput(f"vector environments have no method {method_name!r}")
         return list(self.environments.action_masks())
 
     def has_attr(self, attr_name: str) -> bool:
-        """As ``env_method``."""
         return attr_name == "action_masks"
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
-        """Never."""
         return [False] * self.num_envs
 
 
@@ -165,18 +156,25 @@ class PpoLearner:
         def rate(left: float) -> float:
             return settings.learning_rate * max(0.0, 1 - self.steps / total) + 1e-6
 
+        shape = {"layout": envs.layout, "network": config.network, "settings": settings}
+        same = (
+            "n_steps",
+            "batch_size",
+            "n_epochs",
+            "gamma",
+            "gae_lambda",
+            "clip_range",
+            "ent_coef",
+        )
         self._model = MaskablePPO(
-            _Policy, self._envs, learning_rate=rate, n_steps=settings.n_steps,
-            batch_size=settings.batch_size, n_epochs=settings.n_epochs, gamma=settings.gamma,
-            gae_lambda=settings.gae_lambda, clip_range=settings.clip_range,
-            ent_coef=settings.ent_coef, seed=config.seed, device="cpu",
-            policy_kwargs={
-                "features_extractor_class": _Scores,
-                "features_extractor_kwargs": {
-                    "layout": envs.layout, "network": config.network, "settings": settings,
-                },
-            },
-        )  # fmt: skip
+            _Policy,
+            self._envs,
+            learning_rate=rate,
+            seed=config.seed,
+            device="cpu",
+            policy_kwargs={"features_extractor_class": _Scores, "features_extractor_kwargs": shape},
+            **{name: getattr(settings, name) for name in same},
+        )
         # Without one of ours it makes a folder in /tmp for its own.
         self._model.set_logger(Logger(None, []))
         self._begin(Path(settings.start) if settings.start else None)

@@ -19,8 +19,7 @@ import torch
 
 from patchlight.emulation.learning.afterstates import AfterstateLearner, play
 from patchlight.emulation.learning.config import Config, check
-from patchlight.emulation.learning.network import OptionScorer
-from patchlight.emulation.learning.trained_runs import CHECKPOINT, CONFIG
+from patchlight.emulation.learning.network import CHECKPOINT, CONFIG, OptionScorer
 from patchlight.emulation.learning.vector_episodes import layout_of
 from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.emulation.simulator.ramp.scenario import Scenario, pac_ml_scenario
@@ -132,17 +131,21 @@ class Run:
                 if due or learner.steps >= self.config.steps:
                     evaluated = learner.steps
                     rates = self.evaluate(learner.average)
-                    self._log(learner, time.monotonic() - started, progress.loss, finished, rates)
+                    playing = sum(finished) / len(finished) if finished else float("nan")
+                    self._log(learner, time.monotonic() - started, progress.loss, playing, rates)
                     finished = []
         finally:
             self._keep(learner, time.monotonic() - started)
         if not rates:
             rates = self.evaluate(learner.average)
-        return Report(learner.average, {
-            "config": self.config.as_data(), "steps": learner.steps, "models": self.models,
-            "wall_s": round(self._before_s + time.monotonic() - started, 1),
-            "torch": str(torch.__version__), "evaluated_blocking_rate": rates,
-        })  # fmt: skip
+        config, wall_s = self.config.as_data(), self._before_s + time.monotonic() - started
+        done: dict[str, Any] = {"config": config, "steps": learner.steps, "models": self.models}
+        about = {
+            "wall_s": wall_s,
+            "torch": str(torch.__version__),
+            "evaluated_blocking_rate": rates,
+        }
+        return Report(learner.average, done | about)
 
     def evaluate(self, scorer: OptionScorer) -> dict[str, float]:
         """The mean faithful blocking rate on each law, over the evaluation's seeds."""
@@ -182,17 +185,11 @@ class Run:
         os.replace(draft, path)
 
     def _log(
-        self,
-        learner: Learner,
-        spent_s: float,
-        loss: float,
-        finished: list[float],
-        rates: dict[str, float],
+        self, learner: Learner, spent_s: float, loss: float, playing: float, rates: dict[str, float]
     ) -> None:
         path = self.folder / PROGRESS
         new = not path.exists()
         wall_s = self._before_s + spent_s
-        playing = sum(finished) / len(finished) if finished else float("nan")
         with path.open("a", newline="") as file:
             writer = csv.writer(file)
             if new:

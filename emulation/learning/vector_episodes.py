@@ -23,7 +23,7 @@ from patchlight.controller.policies.observation import (
     recent_features,
 )
 from patchlight.emulation.simulator.ramp.lossnetwork import EPSILON_S
-from patchlight.emulation.simulator.ramp.placement import PlacementRule, sub_blocks
+from patchlight.emulation.simulator.ramp.ramp import PlacementRule, sub_blocks
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.testbed.errors import BadInput
 
@@ -109,6 +109,14 @@ class VectorEpisodes:
             for env, jobs in enumerate(self._jobs):
                 self._position[env] = rng.integers(jobs.decisions)
                 self._whole[env] = self._position[env] == 0
+        longest = max(len(jobs.graph) for jobs in self._jobs) + 1
+        self._arrived = np.zeros((num_envs, longest))
+        self._graph = np.zeros((num_envs, longest), int)
+        self._beta = np.zeros((num_envs, longest))
+        features = self.layout.shapes["recent"][0]
+        self._recent = np.zeros((num_envs, longest + 1, features), np.float32)
+        self._last = np.zeros(num_envs, int)
+        self._horizon_s = np.zeros(num_envs)
         self._load(self._rows)
         self._decide_options()
 
@@ -135,10 +143,8 @@ class VectorEpisodes:
         for graph, each in enumerate(plans):
             for column, degree in enumerate(degrees):
                 plan = each[degree]
-                wanted = plan.splits
-                if self.rule == PlacementRule.RAMP_BLOCK:
-                    wanted = plan.splits[-1:]
-                for count in wanted:
+                whole = self.rule == PlacementRule.RAMP_BLOCK
+                for count in plan.splits[-1:] if whole else plan.splits:
                     self._needs[graph, column, self.block_sizes.index(count)] = True
                 self._largest[graph, column] = self.block_sizes.index(plan.max_split)
                 self._possible[graph, column] = plan.fits_memory
@@ -146,14 +152,11 @@ class VectorEpisodes:
 
     def _prepare_times(self) -> None:
         workloads, degrees = self.workloads, self.layout.degrees
+        graphs, most = range(len(workloads.names)), max(map(len, self._blocks))
         self._expected_s = np.array(
-            [
-                [workloads.expected_s(graph, degree, self.rule) for degree in degrees]
-                for graph in range(len(workloads.names))
-            ]
+            [[workloads.expected_s(g, degree, self.rule) for degree in degrees] for g in graphs]
         )
-        most = max(map(len, self._blocks))
-        self._times = np.full((len(workloads.names), len(degrees), most), np.nan)
+        self._times = np.full((len(graphs), len(degrees), most), np.nan)
 
     # What is each environment's own.
 
@@ -165,16 +168,6 @@ class VectorEpisodes:
 
     def _load(self, envs: NDArray[np.intp]) -> None:
         """The jobs of these environments come into arrays, a column for each job."""
-        if not hasattr(self, "_arrived"):
-            longest = max(len(jobs.graph) for jobs in self._jobs) + 1
-            self._arrived = np.zeros((self.num_envs, longest))
-            self._graph = np.zeros((self.num_envs, longest), int)
-            self._beta = np.zeros((self.num_envs, longest))
-            self._recent = np.zeros(
-                (self.num_envs, longest + 1, self.layout.shapes["recent"][0]), np.float32
-            )
-            self._last = np.zeros(self.num_envs, int)
-            self._horizon_s = np.zeros(self.num_envs)
         for env in envs.tolist():
             jobs = self._jobs[env]
             many = len(jobs.graph)
@@ -322,12 +315,9 @@ class VectorEpisodes:
         for env in envs.tolist():
             if self._whole[env]:
                 blocked = int(self.blocked[env] + self.unfinished[env])
-                arrivals = len(self._jobs[env].graph)
-                finished.append(
-                    Finished(
-                        env, int(self.scenario_of[env]), int(self.seed_of[env]), blocked / arrivals
-                    )
-                )
+                rate = blocked / len(self._jobs[env].graph)
+                scenario, seed = int(self.scenario_of[env]), int(self.seed_of[env])
+                finished.append(Finished(env, scenario, seed, rate))
             self._jobs[env] = self._draw(env)
         self._until[envs] = 0.0
         self._first_times[envs] = np.nan

@@ -25,10 +25,12 @@ def _names(context: click.Context, parameter: click.Parameter, value: str) -> tu
     return found
 
 
+_FILE, _FOLDER = click.Path(path_type=Path), click.Path(path_type=Path, file_okay=False)
+_COUNT = click.IntRange(min=1)
 _OPTIONS = (
     click.option(
         "--trace",
-        type=click.Path(path_type=Path),
+        type=_FILE,
         required=True,
         help="Jobs: Philly or Helios CSV, PAI tables, Philly JSON.",
     ),
@@ -36,16 +38,8 @@ _OPTIONS = (
         "--format", "trace_format", metavar="NAME", help="Its format.  [default: recognised]"
     ),
     click.option("--skip-bad", is_flag=True, help="Leave out jobs with mistakes, and count them."),
-    click.option(
-        "--jobs", type=click.IntRange(min=1), help="Only the first so many.  [default: all]"
-    ),
-    click.option(
-        "--speed",
-        type=float,
-        default=1.0,
-        show_default=True,
-        help="Jobs come so many times as fast.",
-    ),
+    click.option("--jobs", type=_COUNT, help="Only the first so many.  [default: all]"),
+    click.option("--speed", default=1.0, help="Jobs come so many times as fast."),
     click.option(
         "--cluster",
         metavar="RxSxG",
@@ -54,9 +48,7 @@ _OPTIONS = (
     click.option("--lab", metavar="LAB", help="The GPUs and links of a lab instead."),
     click.option(
         "--oversubscription",
-        type=float,
         default=1.0,
-        show_default=True,
         help="NIC rates of a rack over its uplink's; with --cluster.",
     ),
     click.option(
@@ -65,35 +57,17 @@ _OPTIONS = (
         help="Part of their time for which jobs of several GPUs move gradients.  [default: 0; with "
         "--lab 0.25]",
     ),
-    click.option("--order", callback=_names, metavar="NAMES", default="fifo", show_default=True),
-    click.option(
-        "--placement", callback=_names, metavar="NAMES", default="first-fit", show_default=True
-    ),
-    click.option("--topology", callback=_names, metavar="NAMES", default="keep", show_default=True),
+    click.option("--order", callback=_names, metavar="NAMES", default="fifo"),
+    click.option("--placement", callback=_names, metavar="NAMES", default="first-fit"),
+    click.option("--topology", callback=_names, metavar="NAMES", default="keep"),
     click.option(
         "--preempt", is_flag=True, help="Waiting jobs take the GPUs of those behind them."
     ),
     click.option(
-        "--quantum",
-        type=float,
-        default=360.0,
-        show_default=True,
-        help="Seconds that a job runs before it is preempted.",
+        "--quantum", default=360.0, help="Seconds that a job runs before it is preempted."
     ),
-    click.option(
-        "--restart",
-        type=float,
-        default=60.0,
-        show_default=True,
-        help="Seconds that a job needs to begin again.",
-    ),
-    click.option(
-        "--checkpoint",
-        type=float,
-        default=3600.0,
-        show_default=True,
-        help="Seconds of running between checkpoints.",
-    ),
+    click.option("--restart", default=60.0, help="Seconds that a job needs to begin again."),
+    click.option("--checkpoint", default=3600.0, help="Seconds of running between checkpoints."),
     click.option("--backfill", is_flag=True, help="Jobs behind may start if they hold up nobody."),
     click.option("--blind", is_flag=True, help="Policies do not know how long jobs take."),
     click.option(
@@ -101,18 +75,17 @@ _OPTIONS = (
         metavar="WHAT:UP:DOWN",
         help="server or gpu, mean time it works, mean time to mend it: server:30d:4h.",
     ),
-    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
+    click.option("--seed", type=click.IntRange(min=0), default=0),
     click.option(
         "--engine",
         type=click.Choice(["serial", "processes", "ray"]),
         default="processes",
-        show_default=True,
         help="Where runs are made if there are several.",
     ),
     click.option("--address", help="Of a Ray cluster.  [default: one of our own, here]"),
     click.option(
         "--processes",
-        type=click.IntRange(min=1),
+        type=_COUNT,
         help="At a time; results are the same for any number.  [default: one for each core]",
     ),
 )
@@ -148,12 +121,10 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_options
 
 
-@click.command()
+@click.command(context_settings={"show_default": True})
 @simulation_options
 @click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where the results go.  [default: results/simulate-<time>]",
+    "--output", type=_FOLDER, help="Where the results go.  [default: results/simulate-<time>]"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def simulate(options: SimulationOptions, output: Path | None, as_json: bool) -> None:
@@ -191,25 +162,20 @@ def _print(outcomes: Sequence[CombinationResult], out: Any) -> None:
     from patchlight.cli.rendering import new_table
     from patchlight.emulation.simulator.cluster.report import run_names
 
-    table = new_table(
-        "policies", "done", "blocked", "JCT mean", "p50", "p99", "waited mean", "p99",
-        "slowdown", "held", "busy", "fragm.", "makespan", "preempted", "lost", "rewired", "CPU",
-    )  # fmt: skip
+    jobs = ("policies", "done", "blocked", "JCT mean", "p50", "p99", "waited mean", "p99")
+    cluster = ("held", "busy", "fragm.", "makespan", "preempted", "lost", "rewired", "CPU")
+    table = new_table(*jobs, "slowdown", *cluster)
     for name, each in zip(run_names(outcomes), outcomes, strict=True):
         s = each.summary
         blocked = ", ".join(f"{count} {cause}" for cause, count in s["blocked"].items())
         table.add_row(
-            escape(name),
-            str(s["done"]),
-            blocked or "0",
+            *(escape(name), str(s["done"]), blocked or "0"),
             *(_time(s["jct_s"][key]) for key in ("mean", "p50", "p99")),
             *(_time(s["waited_s"][key]) for key in ("mean", "p99")),
             _number(s["bounded_slowdown"]["mean"]),
             *(_percent(s[key]) for key in ("allocated", "busy", "fragmentation")),
             _time(s["makespan_s"]),
-            str(s["preemptions"]),
-            str(s["losses"]),
-            str(s["reconfigurations"]),
+            *(str(s[key]) for key in ("preemptions", "losses", "reconfigurations")),
             f"{each.cpu_s:.1f} s",
         )
     out.print(table)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 from pathlib import Path
 
 import click
@@ -13,6 +15,7 @@ from click.testing import CliRunner, Result
 from patchlight.cli.main import cli
 from patchlight.cli.policy import group as command
 from patchlight.cli.policy.options import absolute, chosen_policies, policy_options
+from patchlight.controller.policies.registry import BUILT_IN
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 RAISES = '''
@@ -41,12 +44,8 @@ def run(*arguments: str) -> Result:
 def test_list_says_what_there_is() -> None:
     rows = json.loads(run("list", "--json").output)
     assert {row["kind"] for row in rows} == {"partition", "placement", "order", "topology"}
-    assert [row["name"] for row in rows if row["default"]] == [
-        "sufficient",
-        "consolidated",
-        "fifo",
-        "keep",
-    ]
+    defaults = [row["name"] for row in rows if row["default"]]
+    assert defaults == ["sufficient", "consolidated", "fifo", "keep"]
     orders = run("list", "--kind", "order").output
     assert "srpt" in orders
     assert "first-fit" not in orders
@@ -118,12 +117,8 @@ def test_a_lab_is_given_its_policies(mine: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.chdir(mine.parent)
     assert CliRunner().invoke(lab, []).exit_code == 0
-    assert seen[-1].words == {
-        "partition": None,
-        "placement": "consolidated",
-        "order": "fifo",
-        "topology": "keep",
-    }
+    plain = {"placement": "consolidated", "order": "fifo", "topology": "keep"}
+    assert seen[-1].words == {"partition": None, **plain}
     given = ["--partition", "mine.py:Mine", "--order", "las:3", "--policy-deadline", "0.5"]
     assert CliRunner().invoke(lab, given).exit_code == 0
     assert seen[-1].partition == f"{mine}:Mine"
@@ -148,25 +143,21 @@ def test_files_by_their_full_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert absolute("placement:mine.py:Mine") == f"placement:{tmp_path}/mine.py:Mine"
 
 
-VARIED = ("--ramp", "2x2x1", "--arrivals", "poisson:20000", "--mix", "alexnet=2,gnmt=1",
-          "--failures", "3d:6h")  # fmt: skip
+ARRIVALS, MIX, FAILURES = "poisson:20000", "alexnet=2,gnmt=1", "3d:6h"
+VARIED = {"ramp": "2x2x1", "arrivals": ARRIVALS, "mix": MIX, "failures": FAILURES}
 
 
 def test_another_cluster_other_jobs_and_failures(mine: Path) -> None:
-    done = run("evaluate", "constant:2", "--seeds", "2", "--processes", "1", "--json", *VARIED)
+    given = [word for name, text in VARIED.items() for word in (f"--{name}", text)]
+    done = run("evaluate", "constant:2", "--seeds", "2", "--processes", "1", "--json", *given)
     assert done.exit_code == 0, done.output
     (row,) = json.loads(done.output)
-    assert row["varied"] == {
-        "ramp": "2x2x1",
-        "arrivals": "poisson:20000",
-        "mix": "alexnet=2,gnmt=1",
-        "failures": "3d:6h",
-    }
+    assert row["varied"] == VARIED
     assert row["causes"]["lost"] > 0
     assert sum(row["causes"].values()) == pytest.approx(row["blocking_rate"], abs=0.01)
     assert 0 < row["busy"] <= row["allocated"] < 1
     assert 0 < row["decision_latency_p50_s"] <= row["decision_latency_p99_s"]
-    title = run("evaluate", "constant:2", "--seeds", "1", "--processes", "1", *VARIED).output
+    title = run("evaluate", "constant:2", "--seeds", "1", "--processes", "1", *given).output
     assert "ramp 2x2x1" in title
 
 
@@ -246,3 +237,45 @@ def test_topology_policies_run_on_a_lab_with_circuits(
     assert json.loads(done.stdout)["cluster"]["name"] == "ofc2022"
     done = run("evaluate", "topology:regroup", "--trace", "jobs.csv", "--lab", "nowhere")
     assert isinstance(done.exception, BadInput)
+
+
+# What docs/policies.md shows works as it stands there.
+TEXT = (Path(__file__).parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the page's files."""
+    for language, text in BLOCKS:
+        name = re.match(r"# (\S+)\n", text)
+        if language in ("python", "csv") and name:
+            (tmp_path / name[1]).write_text(text if language == "python" else text[name.end() :])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_examples_are_of_twenty_lines(folder: Path) -> None:
+    classes = [part for path in folder.glob("*.py") for part in path.read_text().split("\nclass ")]
+    assert len(classes) >= 4
+    assert max(len(text.splitlines()) for text in classes) <= 20
+
+
+def test_every_command_of_the_page_runs(folder: Path) -> None:
+    lines = [
+        line for language, text in BLOCKS if language == "sh" for line in text.splitlines() if line
+    ]
+    assert len(lines) >= 6
+    for line in lines:
+        program, *arguments = shlex.split(line)
+        assert program == "patchlight"
+        result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+        assert result.exit_code == 0, f"{line}\n{result.output}"
+        assert "fault" not in result.stderr, line
+
+
+def test_the_page_names_every_built_in() -> None:
+    for names in BUILT_IN.values():
+        for name in names:
+            assert f"`{name}`" in TEXT or f"`{name}:N`" in TEXT

@@ -11,7 +11,7 @@ import pytest
 
 from patchlight import EmulatedLab
 from patchlight.controller.client import ControllerClient
-from patchlight.controller.policies.regroup import regroup
+from patchlight.controller.policies.topology import regroup
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import trace_links
 from tests.support.controller_process import OcsCommand

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
 POLICIES = '''
 import time
-from patchlight.controller.policies.regroup import regroup
+from patchlight.controller.policies.topology import regroup
 
 
 class Last:

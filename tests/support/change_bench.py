@@ -20,7 +20,7 @@ from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.openflow.flowtable import FlowTable
 from patchlight.controller.openflow.forwarding import flow_tables
 from patchlight.controller.operations import CircuitOperations
-from patchlight.controller.policies.regroup import regroup
+from patchlight.controller.policies.topology import regroup
 from patchlight.controller.store import Store
 from patchlight.testbed.lab import Endpoint, Lab
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -56,30 +57,17 @@ def plot_live(run: CaseRun, path: Path) -> Path:
     for number, job in enumerate(run.jobs):
         ends = [end - zero for end in iteration_ends(job)]
         times = [b - a for a, b in zip([training_window(job)[0] - zero, *ends], ends, strict=False)]
-        pace.plot(
-            ends,
-            times,
-            "o-",
-            markersize=3,
-            linewidth=1,
-            color=_SHADES[number % 2][0],
-            label=job.status.spec.name,
-        )
+        colour, name = _SHADES[number % 2][0], job.status.spec.name
+        pace.plot(ends, times, "o-", markersize=3, linewidth=1, color=colour, label=name)
     began, ended = change.started_at - zero, change.finished_at - zero
     drained = ended - change.switching_s
     for axis in (rates, busy, pace):
         axis.axvspan(began, drained, color="#31a354", alpha=0.15)
         axis.axvspan(drained, ended, color="#31a354", alpha=0.8)
-    rates.annotate(
-        f"reconfiguration: drain {drained - began:.2f} s, switching {change.switching_s:.2f} s",
-        xy=(began, 1),
-        xycoords=("data", "axes fraction"),
-        ha="right",
-        xytext=(-4, -12),
-        textcoords="offset points",
-        fontsize=8,
-        color="#006d2c",
-    )
+    words = f"reconfiguration: drain {drained - began:.2f} s, switching {change.switching_s:.2f} s"
+    at: dict[str, Any] = {"xy": (began, 1), "xycoords": ("data", "axes fraction")}
+    shifted: dict[str, Any] = {"xytext": (-4, -12), "textcoords": "offset points"}
+    rates.annotate(words, **at, **shifted, ha="right", fontsize=8, color="#006d2c")
     _from_zero(rates, busy, pace)
     rates.set_ylabel("received by each worker (Gb/s)")
     busy.set_ylabel("GPU utilisation (%)")
@@ -115,27 +103,24 @@ def plot_reductions(
 
 
 def _throughput(axis: Axes, run: CaseRun) -> None:
-    series = {
-        name: [(p.at, p.rx_bps / 1e9) for p in run.ports if p.host == name] for name in _names(run)
-    }
-    _draw(axis, run, series)
+    _draw(axis, run, [(p.host, p.at, p.rx_bps / 1e9) for p in run.ports])
 
 
 def _utilization(axis: Axes, run: CaseRun) -> None:
-    series = {
-        name: [(g.at, 100 * g.utilization) for g in run.gpus if g.gpu == name]
-        for name in _names(run)
-    }
-    _draw(axis, run, series)
+    _draw(axis, run, [(g.gpu, g.at, 100 * g.utilization) for g in run.gpus])
     axis.set_ylim(top=105)
 
 
-def _draw(axis: Axes, run: CaseRun, series: Mapping[str, list[tuple[float, float]]]) -> None:
+def _draw(axis: Axes, run: CaseRun, samples: Sequence[tuple[str, float, float]]) -> None:
     zero = training_window(run.jobs[0])[0]
     last = max(training_window(job)[1] for job in run.jobs) - zero + _AFTER_S
     for number, job in enumerate(run.jobs):
         for rank, host in enumerate(job.status.spec.hosts):
-            points = [(at - zero, v) for at, v in series[host] if 0 <= at - zero <= last]
+            points = [
+                (at - zero, value)
+                for name, at, value in samples
+                if name == host and 0 <= at - zero <= last
+            ]
             axis.plot(
                 [at for at, _ in points],
                 [value for _, value in points],
@@ -151,10 +136,6 @@ def _from_zero(*axes: Axes) -> None:
     for axis in axes:
         axis.set_xlim(left=0)
         axis.set_ylim(bottom=0)
-
-
-def _names(run: CaseRun) -> list[str]:
-    return [host for job in run.jobs for host in job.status.spec.hosts]
 
 
 def _share_legend(figure: Figure, axis: Axes) -> None:

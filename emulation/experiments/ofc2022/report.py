@@ -1,22 +1,24 @@
-"""Writes an experiment's results: JSON, plots, an HTML page that holds them, a table."""
+"""Writes an experiment's results: JSON, plots, one HTML page that holds them all, a table."""
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from patchlight.emulation.experiments.ofc2022.figures import plot_case, plot_live, plot_reductions
-from patchlight.emulation.experiments.ofc2022.html import page
 from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, Wiring
-from patchlight.emulation.experiments.ofc2022.paper import PAPER
+from patchlight.emulation.experiments.ofc2022.paper import PAPER, PHYSICS, SOURCE, STANDING
 from patchlight.testbed.errors import PatchlightError
 
-Row = tuple[str, str, str, str, str]  # case, figure, paper, measured, difference
+Row = tuple[str, str, str, str, str]
+_COLUMNS = ("case", "first job", "paper", "measured", "difference")
 
 
 def write_report(result: dict[str, Any], runs: Sequence[CaseRun], output: Path) -> list[Path]:
@@ -66,56 +68,39 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
     differences = {each["name"]: each["difference"] for each in result["comparisons"]}
     rows: list[Row] = []
     for case, found in result["cases"].items():
-        paper = PAPER[case]
-        for wiring, paper_s in (
-            ("static", paper.static_completion_s),
-            ("optical", paper.optical_completion_s),
-        ):
+        name, paper = f"({case})", PAPER[case]
+        published_s = {"static": paper.static_completion_s, "optical": paper.optical_completion_s}
+        for wiring, paper_s in published_s.items():
             if wiring in found:
                 ours = found[wiring]
-                rows.append(
-                    (
-                        f"({case})",
-                        f"completion time, {wiring}",
-                        f"{paper_s:g} s",
-                        f"{ours['completion_s']:.2f} s ({ours['iterations']} iterations)",
-                        "",
-                    )
-                )
+                measured = f"{ours['completion_s']:.2f} s ({ours['iterations']} iterations)"
+                rows.append((name, f"completion time, {wiring}", f"{paper_s:g} s", measured, ""))
         if "reduction" not in found:
             continue
         static, optical = found["static"], found["optical"]
-        ratio, lower = found["gpu_utilization_ratio"], differences[f"cases.{case}.reduction"]
-        rows += [
-            (f"({case})", "completion time lower by", f"{100 * paper.reduction:.1f} %",
-             f"{100 * found['reduction']:.1f} %", _signed(100 * lower, " points")),
-            (f"({case})", "GPU utilisation, static → optical",
-             f"× {paper.utilization_ratio:g}" if paper.utilization_ratio else "",
-             f"{100 * static['gpu_utilization']:.0f} % → {100 * optical['gpu_utilization']:.0f} %"
-             f" (× {ratio:.2f})", _signed(differences.get(f"cases.{case}.gpu_utilization_ratio"))),
-            (f"({case})", "throughput of a worker, static → optical", "",
-             f"{static['throughput_bps'] / 1e9:.1f} → {optical['throughput_bps'] / 1e9:.1f} Gb/s "
-             f"(peak {static['throughput_peak_bps'] / 1e9:.1f} → "
-             f"{optical['throughput_peak_bps'] / 1e9:.1f})", ""),
-        ]  # fmt: skip
-    if "live" in result:
-        live = result["live"]
-        rows += [
-            ("live", "iteration, before → after", "",
-             f"{live['iteration_before_s']:.2f} → {live['iteration_after_s']:.2f} s", ""),
-            ("live", "longest time without an iteration", "", f"{live['longest_gap_s']:.2f} s", ""),
-        ]  # fmt: skip
-    if "reconfiguration" in result:
-        change = result["reconfiguration"]
-        rows.append(
-            (
-                "",
-                f"reconfiguration, {change['cross_connects_changed']} cross-connects",
-                "",
-                f"{change['total_s']:.2f} s, {change['switching_s']:.2f} s of it after the drain",
-                "",
-            )
+        published = f"{100 * paper.reduction:.1f} %", f"{100 * found['reduction']:.1f} %"
+        points = _signed(100 * differences[f"cases.{case}.reduction"], " points")
+        rows.append((name, "completion time lower by", *published, points))
+        used = f"{100 * static['gpu_utilization']:.0f} % → {100 * optical['gpu_utilization']:.0f} %"
+        ratio = f"× {paper.utilization_ratio:g}" if paper.utilization_ratio else ""
+        measured = f"{used} (× {found['gpu_utilization_ratio']:.2f})"
+        difference = _signed(differences.get(f"cases.{case}.gpu_utilization_ratio"))
+        rows.append((name, "GPU utilisation, static → optical", ratio, measured, difference))
+        mean, peak = (
+            f"{static[key] / 1e9:.1f} → {optical[key] / 1e9:.1f}"
+            for key in ("throughput_bps", "throughput_peak_bps")
         )
+        measured = f"{mean} Gb/s (peak {peak})"
+        rows.append((name, "throughput of a worker, static → optical", "", measured, ""))
+    if live := result.get("live"):
+        pace = f"{live['iteration_before_s']:.2f} → {live['iteration_after_s']:.2f} s"
+        rows.append(("live", "iteration, before → after", "", pace, ""))
+        gap = f"{live['longest_gap_s']:.2f} s"
+        rows.append(("live", "longest time without an iteration", "", gap, ""))
+    if change := result.get("reconfiguration"):
+        what = f"reconfiguration, {change['cross_connects_changed']} cross-connects"
+        took = f"{change['total_s']:.2f} s, {change['switching_s']:.2f} s of it after the drain"
+        rows.append(("", what, "", took, ""))
     return rows
 
 
@@ -125,14 +110,7 @@ def _signed(difference: float | None, unit: str = "") -> str:
 
 def table_of(result: dict[str, Any]) -> Table:
     """The rows for a terminal."""
-    table = Table(
-        "case",
-        "first job",
-        "paper",
-        "measured",
-        "difference",
-        title="OFC 2022: training on a network rewired with light",
-    )
+    table = Table(*_COLUMNS, title="OFC 2022: training on a network rewired with light")
     previous = None
     for row in rows_of(result):
         if previous is not None and row[0] != previous:
@@ -140,3 +118,62 @@ def table_of(result: dict[str, Any]) -> Table:
         previous = row[0]
         table.add_row(*row)
     return table
+
+
+_CAPTIONS = {
+    "completion.png": "Completion time of the first job as a share of the static network's.",
+    "case-a.png": "Case (a): a job of four GPUs beside one of two. What each worker's switch port "
+    "counted and how busy its GPU was, second by second; the dotted line is the first job's end.",
+    "case-b.png": "Case (b): two jobs of three GPUs.",
+    "live.png": "Case (a), started static and regrouped half way while it trained. Light "
+    "green: the jobs finish the iteration they are in; dark green: the light is switched.",
+}
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
+       color: #1a1a1a; background: #fff; }
+table { border-collapse: collapse; margin: 1rem 0; }
+th, td { text-align: left; padding: .3rem .8rem; border-bottom: 1px solid #ddd; }
+figure { margin: 2rem 0; } img { max-width: 100%; } figcaption { color: #555; }
+"""
+
+
+def page(result: dict[str, Any], rows: Sequence[Sequence[str]], plots: Sequence[Path]) -> str:
+    """The whole page as text."""
+    machine = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
+    stages = result.get("reconfiguration", {}).get("stages_s", {})
+    parts = [
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
+        f"<title>Patchlight: OFC 2022</title><style>{_STYLE}</style></head><body>",
+        "<h1>Training on a network rewired with light</h1>",
+        f"<p>The experiment of {escape(SOURCE)}, run with packets on "
+        f"lab {escape(result['lab'])} on {escape(result['started_at'])}. "
+        f"OpenFlow engine: {escape(result['engine'])}. Workers: {escape(result['workers'])}. "
+        f"Rates, bytes and TCP windows are those of the lab divided by {result['scale']:g}, times "
+        f"are not; all figures here are the lab's. Machine: {escape(machine)}.</p>",
+        _table(_COLUMNS, rows),
+        f"<p>{escape(PHYSICS)}</p><p>{escape(STANDING)}</p>",
+        *(_figure(plot) for plot in plots),
+    ]
+    if stages:
+        spent = [(name, f"{1000 * seconds:.0f} ms") for name, seconds in stages.items()]
+        parts += [
+            "<h2>Where the reconfiguration's time went</h2>",
+            _table(("stage", "time"), spent),
+        ]
+    return "\n".join([*parts, "</body></html>", ""])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["<table><tr>", *(f"<th>{escape(text)}</th>" for text in head), "</tr>"]
+    lines += [f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in rows]
+    return "".join([*lines, "</table>"])
+
+
+def _figure(plot: Path) -> str:
+    data = base64.b64encode(plot.read_bytes()).decode()
+    caption = escape(_CAPTIONS.get(plot.name, plot.stem))
+    return (
+        f"<figure><img alt='{caption}' src='data:image/png;base64,{data}'>"
+        f"<figcaption>{caption}</figcaption></figure>"
+    )

@@ -11,8 +11,7 @@ from typing import Any
 
 from patchlight.controller.client import ControllerClient
 from patchlight.emulation.experiments.ofc2022.analysis import training_window
-from patchlight.emulation.experiments.ofc2022.cases import Tell, run_case
-from patchlight.emulation.experiments.ofc2022.client import ExperimentClient
+from patchlight.emulation.experiments.ofc2022.cases import ExperimentClient, Tell, run_case
 from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, Wiring
 from patchlight.emulation.experiments.ofc2022.report import write_report
 from patchlight.emulation.experiments.ofc2022.results import Setting, result_of

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from patchlight.emulation.experiments.pac_ml.policies import ROLL_OUT
+from patchlight.emulation.experiments.pac_ml.episodes import ROLL_OUT
 
 _DPI = 130
 _CONSTANT_SHADES = ("#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594")
@@ -61,15 +61,10 @@ def _bars(
         at = [place - 0.4 + width * (number + 0.5) for place in range(len(laws))]
         heights = [(figures[key] or 0.0) * factor for figures in found]
         spread = [figures[error] or 0.0 for figures in found] if error else None
-        axis.bar(
-            at,
-            heights,
-            width,
-            yerr=spread,
-            label=_short(name),
-            color=_colour(name, number),
-            error_kw={"linewidth": 0.8},
-        )
+        # A policy's file without its folders: the plot needs the room.
+        label, colour = name.rpartition("/")[2], _colour(name, number)
+        thin = {"linewidth": 0.8}
+        axis.bar(at, heights, width, yerr=spread, label=label, color=colour, error_kw=thin)
     axis.set_xticks(range(len(laws)), [f"law {law}" for law in laws])
     axis.grid(axis="y", alpha=0.25)
 
@@ -79,25 +74,15 @@ def _reference_lines(axis: Axes, result: dict[str, Any], laws: dict[str, Any]) -
         bound = cell["hindsight_bound"]["blocking_rate"]
         # Matplotlib leaves labels that begin with an underscore out of the legend.
         first = "_" if number else ""
-        axis.hlines(
-            bound,
-            number - 0.4,
-            number + 0.4,
-            "#000000",
-            linewidth=1,
-            label=f"{first}bound in hindsight (no policy is below)",
+        label, span = (
+            f"{first}bound in hindsight (no policy is below)",
+            (number - 0.4, number + 0.4),
         )
+        axis.hlines(bound, *span, "#000000", linewidth=1, label=label)
         if result["comparable"]:
             published = result["published"]["blocking_rate"][_PAC_ML][law]["blocking_rate"]
-            axis.hlines(
-                published,
-                number - 0.4,
-                number + 0.4,
-                "#d62728",
-                linestyle="--",
-                linewidth=1.2,
-                label=f"{first}{_PAC_ML} (published)",
-            )
+            label = f"{first}{_PAC_ML} (published)"
+            axis.hlines(published, *span, "#d62728", linestyle="--", linewidth=1.2, label=label)
 
 
 def _colour(name: str, place: int) -> str:
@@ -105,8 +90,3 @@ def _colour(name: str, place: int) -> str:
     if name in constants:
         return _CONSTANT_SHADES[constants.index(name)]
     return _COLOURS[name] if name in _COLOURS else _OTHERS[place % len(_OTHERS)]
-
-
-def _short(name: str) -> str:
-    """A policy's file without its folders: the plot needs the room."""
-    return name.rpartition("/")[2]

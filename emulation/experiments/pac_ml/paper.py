@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+RULE = "ramp-first-fit"
 NOTEBOOK = "authors' notebook, 3 seeds"
 PEER = "their simulator, 1 seed"
 

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from patchlight.emulation.experiments.pac_ml import paper
-from patchlight.emulation.experiments.pac_ml.episodes import Cell, EpisodeOutcome
-from patchlight.emulation.experiments.pac_ml.policies import CONSTANTS
+from patchlight.emulation.experiments.pac_ml.episodes import CONSTANTS, Cell, EpisodeOutcome
 from patchlight.emulation.simulator.ramp.episode_result import Counting, Interval, mean_and_interval
 from patchlight.emulation.simulator.ramp.hindsight import HindsightBound
 from patchlight.emulation.simulator.ramp.rollout import LookAhead
 from patchlight.testbed.errors import BadInput
 
 SCHEMA_VERSION = 1
+_TIMES = ("jct_mean_s", "jct_p50_s", "jct_p99_s", "slowdown_mean")
+_MEANS = (*_TIMES, "throughput_bytes_per_s", "allocated", "busy", "mean_degree")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +69,11 @@ class PolicyFigures:
         causes["lost"] = sum(result.lost for result in results) / arrivals
         latencies_s = [each for outcome in outcomes for each in outcome.latencies_s]
         cpu_s = sum(outcome.cpu_s for outcome in outcomes)
-        means = (
-            "jct_mean_s", "jct_p50_s", "jct_p99_s", "slowdown_mean", "throughput_bytes_per_s",
-            "allocated", "busy", "mean_degree",
-        )  # fmt: skip
         return cls(
             *_interval(mean_and_interval(faithful)),
             *_interval(mean_and_interval(corrected)),
             causes,
-            **{name: _mean(getattr(result, name) for result in results) for name in means},
+            **{name: _mean(getattr(result, name) for result in results) for name in _MEANS},
             decisions_per_s=sum(r.decisions for r in results) / cpu_s if cpu_s else None,
             decision_latency_p50_s=_percentile(latencies_s, 50),
             decision_latency_p99_s=_percentile(latencies_s, 99),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,16 +12,14 @@ from typing import Any, cast
 
 from patchlight.emulation.experiments.pac_ml import paper
 from patchlight.emulation.experiments.pac_ml.episodes import (
+    NAMES,
+    ROLL_OUT,
     BoundTask,
     Cell,
     EpisodeTask,
     Task,
     TaskRunner,
     TuningTask,
-)
-from patchlight.emulation.experiments.pac_ml.policies import (
-    NAMES,
-    ROLL_OUT,
     check_names,
     made_for,
     shipped,
@@ -36,7 +35,7 @@ from patchlight.emulation.experiments.pac_ml.results import (
 from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.machine import describe_machine
 from patchlight.emulation.simulator.executors import Engine, run_all
-from patchlight.emulation.simulator.ramp.placement import PlacementRule
+from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.emulation.simulator.ramp.rollout import LookAhead
 from patchlight.emulation.simulator.ramp.scenario import PAC_ML_HORIZON_S
@@ -151,15 +150,9 @@ def run_experiment(
     looks = _tune(runner, options, say)
     runs = _runs(options, looks)
     tasks: list[Task] = [*runs, *(BoundTask(cell, seed) for cell in cells for seed in seeds)]
-    done = 0
-
-    def one_more() -> None:
-        nonlocal done
-        done += 1
-        tell(done, len(tasks))
-
+    done = itertools.count(1)
     say(f"{len(runs)} episodes of {int(options.horizon_s / 1000) + 1} arrivals")
-    done_tasks = run_all(tasks, runner.run, options.engine, one_more)
+    done_tasks = run_all(tasks, runner.run, options.engine, lambda: tell(next(done), len(tasks)))
     outcomes: dict[Task, Any] = dict(zip(tasks, done_tasks, strict=True))
     figures: dict[str, dict[str, CellFigures]] = {}
     for cell in cells:

@@ -7,9 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from patchlight.emulation.simulator.outages import Outages
-from patchlight.emulation.simulator.ramp.arrivals import Arrivals, FixedArrivals, PoissonArrivals
 from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, RampShape
-from patchlight.emulation.simulator.ramp.scenario import PAC_ML_HORIZON_S, Scenario, pac_ml_scenario
+from patchlight.emulation.simulator.ramp.scenario import (
+    PAC_ML_HORIZON_S,
+    Arrivals,
+    FixedArrivals,
+    PoissonArrivals,
+    Scenario,
+    pac_ml_scenario,
+)
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import nearest
@@ -40,7 +46,6 @@ class Variation:
         arrivals: str | None = None,
         mix: str | None = None,
         failures: str | None = None,
-        horizon_s: float = PAC_ML_HORIZON_S,
     ) -> Variation:
         """Of what users write, as ``4x4x2``, ``poisson:1000``, ``vgg16=3,gnmt=1``, ``30d:4h``.
 
@@ -48,12 +53,9 @@ class Variation:
         """
         return cls(
             PAC_ML_SHAPE if ramp is None else _shape(ramp),
-            FixedArrivals() if arrivals is None else _arrivals(arrivals, horizon_s),
+            FixedArrivals() if arrivals is None else _arrivals(arrivals, PAC_ML_HORIZON_S),
             () if mix is None else _mix(mix),
-            None
-            if failures is None
-            else Outages.parse(f"server:{failures.removeprefix('server:')}"),
-            horizon_s,
+            (failures and Outages.parse(f"server:{failures.removeprefix('server:')}")) or None,
         )
 
     def check_models(self, graphs: Sequence[ComputationGraph]) -> None:

@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 
 from patchlight.controller.policies.contract import ClusterShape, GpuSite
-from patchlight.emulation.simulator.cluster.cluster import Rewiring
-from patchlight.emulation.simulator.cluster.sharing import Demand
+from patchlight.emulation.simulator.cluster.cluster import Demand, Rewiring
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Host, Lab
 from patchlight.testbed.portmap import PortMap

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -12,22 +11,9 @@ from matplotlib.figure import Figure
 
 from patchlight.emulation.simulator.cluster.results import Floats, QueueResult
 
-_DPI = 130
 _COLOURS = ("#08519c", "#d94801", "#31a354", "#756bb1", "#b30059", "#3b8f8f", "#636363", "#a63603")
 _POINTS = 600
 _DAY_S = 86400.0
-
-
-def plot_completion(results: Mapping[str, QueueResult], path: Path) -> Path:
-    """``completion``, as a picture."""
-    completion(results).savefig(path, dpi=_DPI)
-    return path
-
-
-def plot_load(results: Mapping[str, QueueResult], path: Path) -> Path:
-    """``load``, as a picture."""
-    load(results).savefig(path, dpi=_DPI)
-    return path
 
 
 def completion(results: Mapping[str, QueueResult]) -> Figure:
@@ -59,20 +45,14 @@ def load(results: Mapping[str, QueueResult]) -> Figure:
     held, queue, pieces = figure.subplots(3, 1, sharex=True)
     for number, (name, result) in enumerate(results.items()):
         series, colour = result.series, _COLOURS[number % len(_COLOURS)]
-        for axis, values, factor in (
-            (held, series.held, 100 / result.gpus),
-            (queue, series.queue, 1.0),
-            (pieces, series.fragmentation, 100.0),
-        ):
-            days, means = _means(series.until_s, values * factor)
+        percents = (100 / result.gpus * series.held, series.queue, 100 * series.fragmentation)
+        for axis, values in zip((held, queue, pieces), percents, strict=True):
+            days, means = _means(series.until_s, values)
             axis.plot(days, means, linewidth=1.1, color=colour, label=name)
     if not any(result.series.queue.any() for result in results.values()):
         _nobody_waited(queue, "y")
-    for axis, words in (
-        (held, "GPUs held (%)"),
-        (queue, "jobs waiting"),
-        (pieces, "free GPUs on servers\nin use (%)"),
-    ):
+    labels = ("GPUs held (%)", "jobs waiting", "free GPUs on servers\nin use (%)")
+    for axis, words in zip((held, queue, pieces), labels, strict=True):
         axis.set_ylabel(words)
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.25)

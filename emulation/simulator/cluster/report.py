@@ -12,15 +12,16 @@ import pyarrow as arrow
 import pyarrow.parquet as parquet
 
 from patchlight.emulation.output_folder import cannot_write
-from patchlight.emulation.simulator.cluster.plots import plot_completion, plot_load
-from patchlight.emulation.simulator.cluster.results import QueueResult
+from patchlight.emulation.simulator.cluster.plots import completion, load
 from patchlight.emulation.simulator.cluster.sweep import CombinationResult
 
 SCHEMA_VERSION = 1
+_DPI = 130
 
 
 def result_of(outcomes: Sequence[CombinationResult], setting: Mapping[str, Any]) -> dict[str, Any]:
     """What ``result.json`` holds: what was simulated, and the figures of each run."""
+    names, files = run_names(outcomes), jobs_files(outcomes)
     return {
         "simulation": "queue",
         "schema_version": SCHEMA_VERSION,
@@ -35,9 +36,7 @@ def result_of(outcomes: Sequence[CombinationResult], setting: Mapping[str, Any])
                 "faults": list(each.faults),
                 "jobs_file": file,
             }
-            for each, name, file in zip(
-                outcomes, run_names(outcomes), jobs_files(outcomes), strict=True
-            )
+            for each, name, file in zip(outcomes, names, files, strict=True)
         ],
     }
 
@@ -67,24 +66,16 @@ def write_report(
     written = folder / "result.json"
     text = json.dumps(result_of(outcomes, setting), indent=2, ensure_ascii=False, allow_nan=False)
     named = {name: each.result for name, each in zip(run_names(outcomes), outcomes, strict=True)}
-    files = jobs_files(outcomes)
+    tables = [folder / file for file in jobs_files(outcomes)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         written.write_text(text + "\n", encoding="utf-8")
-        tables = [
-            write_jobs(each.result, folder / file)
-            for each, file in zip(outcomes, files, strict=True)
-        ]
-        pictures = [
-            plot_completion(named, folder / "completion.png"),
-            plot_load(named, folder / "load.png"),
-        ]
+        for file, each in zip(tables, outcomes, strict=True):
+            # With ``JobRecord``'s columns.
+            parquet.write_table(arrow.table(dict(each.result.jobs)), file, compression="zstd")
+        pictures = [folder / "completion.png", folder / "load.png"]
+        completion(named).savefig(pictures[0], dpi=_DPI)
+        load(named).savefig(pictures[1], dpi=_DPI)
     except OSError as error:
         raise cannot_write(folder, error) from error
     return [written, *tables, *pictures]
-
-
-def write_jobs(result: QueueResult, path: Path) -> Path:
-    """The records of all jobs as a Parquet table, with ``JobRecord``'s columns."""
-    parquet.write_table(arrow.table(dict(result.jobs)), path, compression="zstd")
-    return path

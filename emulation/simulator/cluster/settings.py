@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 
 from patchlight.emulation.simulator.outages import Outages
 from patchlight.testbed.errors import BadInput
@@ -50,15 +50,6 @@ class Settings:
     @property
     def words(self) -> dict[str, object]:
         """As JSON, infinity as ``None``."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        outages: Outages | None = found.pop("outages")
-        found["outages"] = (
-            None
-            if outages is None
-            else {
-                "what": outages.what,
-                "mean_up_s": outages.mean_up_s,
-                "mean_down_s": outages.mean_down_s,
-            }
-        )
+        found = asdict(self)
+        found["outages"] = found.pop("outages")
         return {k: None if v == math.inf else v for k, v in found.items()}

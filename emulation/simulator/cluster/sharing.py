@@ -9,10 +9,10 @@ and Gallager, *Data Networks*, 1992, §6.5.2, with a job's edges as one session)
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-Demand = Mapping[Hashable, int]
-"""For each directed link that a ring uses, how many of its edges are on it."""
+from patchlight.emulation.simulator.cluster.cluster import Cluster, Demand
+from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
 
 
 def fair_rates(
@@ -43,3 +43,39 @@ def fair_rates(
                 if not weight[link]:
                     del weight[link]
     return rates
+
+
+class RingNetwork:
+    """Which running jobs share links. A job that shares none has the pace of its own links."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._sharing: dict[int, SimulatedJob] = {}
+
+    def route(self, job: SimulatedJob, demand: Demand | None) -> bool:
+        """The job's ring goes over these links; whether it shares them.
+
+        One that shares links stands still until they are shared out anew, one without light
+        (``None``) until it is routed again.
+        """
+        self._sharing.pop(job.index, None)
+        job.demand = demand or {}
+        shares = bool(demand and job.load.ring_bits)
+        if shares:
+            self._sharing[job.index] = job
+        dark = demand is None or shares
+        job.unit_s = math.inf if dark else job.load.unit_s(self._cluster.edge_bps)
+        return shares
+
+    def remove(self, job: SimulatedJob) -> bool:
+        """The job's ring is gone; whether it shared links."""
+        return self._sharing.pop(job.index, None) is not None
+
+    def new_paces(self) -> Iterator[tuple[SimulatedJob, float]]:
+        """Share the links out: the jobs whose pace changes, each with its seconds for a unit."""
+        jobs, cluster = list(self._sharing.values()), self._cluster
+        rates = fair_rates([job.demand for job in jobs], cluster.capacity_bps, cluster.edge_bps)
+        for job, rate_bps in zip(jobs, rates, strict=True):
+            unit_s = job.load.unit_s(rate_bps)
+            if unit_s != job.unit_s:
+                yield job, unit_s

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from patchlight.controller.policies.contract import Progress, Running
+from patchlight.emulation.simulator.cluster.cluster import Demand
 from patchlight.emulation.simulator.cluster.jobs import Load, QueueJob
-from patchlight.emulation.simulator.cluster.sharing import Demand
 
 
 class State(StrEnum):
@@ -30,6 +31,7 @@ class Cause(StrEnum):
     """The placement policy finds no place for it even where nothing else runs."""
 
 
+@dataclass(slots=True, eq=False)
 class SimulatedJob:
     """What the simulation knows of a job. Times are seconds, ``nan`` until they are known.
 
@@ -37,32 +39,39 @@ class SimulatedJob:
     present pace. ``gpus`` is the ``ring`` as a set, ``demand`` the links that it uses.
     """
 
-    __slots__ = (
-        "attained_gpu_s", "began_remaining", "began_s", "busy_gpu_s", "cause", "demand", "ended_s",
-        "ends_s", "gpus", "index", "load", "losses", "preemptions", "racks", "remaining",
-        "resume_s", "ring", "running", "servers", "since_s", "spec", "started_s", "state", "unit_s",
-        "units", "waited_s", "waits_since_s",
-    )  # fmt: skip
+    index: int
+    spec: QueueJob
+    state: State = State.COMING
+    cause: Cause | None = None
+    units: float = field(init=False)
+    remaining: float = field(init=False)
+    began_remaining: float = field(init=False)
+    load: Load = field(init=False)  # From when it starts.
+    ring: tuple[int, ...] = ()
+    gpus: int = 0
+    servers: int = 0  # Over how many of them it runs, as of racks.
+    racks: int = 0
+    demand: Demand = field(default_factory=dict)
+    unit_s: float = math.inf
+    ends_s: float = math.inf
+    running: Running | None = None
+    # Counted up to ``since_s``; from ``resume_s`` on it gets on with its work.
+    since_s: float = math.nan
+    resume_s: float = math.nan
+    began_s: float = math.nan
+    waits_since_s: float = math.nan
+    started_s: float = math.nan
+    ended_s: float = math.nan
+    waited_s: float = 0.0
+    attained_gpu_s: float = 0.0
+    busy_gpu_s: float = 0.0
+    preemptions: int = 0
+    losses: int = 0
 
-    def __init__(self, index: int, spec: QueueJob) -> None:
-        self.index, self.spec = index, spec
-        self.state = State.COMING
-        self.cause: Cause | None = None
+    def __post_init__(self) -> None:
+        spec = self.spec
         self.units = spec.duration_s if spec.training is None else float(spec.training.iterations)
         self.remaining = self.began_remaining = self.units
-        self.load: Load  # From when it starts.
-        self.ring: tuple[int, ...] = ()
-        self.gpus = 0
-        self.servers = self.racks = 0  # Over how many of them it runs.
-        self.demand: Demand = {}
-        self.unit_s = math.inf
-        self.ends_s = math.inf
-        self.running: Running | None = None
-        # Counted up to ``since_s``; from ``resume_s`` on it gets on with its work.
-        self.since_s = self.resume_s = self.began_s = self.waits_since_s = math.nan
-        self.started_s = self.ended_s = math.nan
-        self.waited_s = self.attained_gpu_s = self.busy_gpu_s = 0.0
-        self.preemptions = self.losses = 0
 
     @property
     def workers(self) -> int:

@@ -11,14 +11,13 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from patchlight.controller.policies.contract import ClusterView, Frozen, JobView, Preview, Running
-from patchlight.emulation.simulator.cluster.accounts import Accounts
+from patchlight.controller.policies.contract import ClusterView, Frozen, Preview, Running, nowhere
 from patchlight.emulation.simulator.cluster.cluster import Cluster, Rewiring
 from patchlight.emulation.simulator.cluster.events import EventQueue
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, load_of
-from patchlight.emulation.simulator.cluster.occupancy import Occupancy
-from patchlight.emulation.simulator.cluster.ring_network import RingNetwork
+from patchlight.emulation.simulator.cluster.occupancy import Accounts, Occupancy
 from patchlight.emulation.simulator.cluster.settings import Settings
+from patchlight.emulation.simulator.cluster.sharing import RingNetwork
 from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob, State
 from patchlight.emulation.simulator.outages import Outage
 from patchlight.testbed.errors import BadInput
@@ -28,10 +27,6 @@ from patchlight.testbed.portmap import PortMap
 EPSILON_S = 1e-7
 _RECENT = 64
 _NOTHING: Frozen[str, Any] = Frozen()
-
-
-def _nowhere(job: JobView, degree: int) -> int | None:
-    return None
 
 
 class Simulation:
@@ -60,7 +55,7 @@ class Simulation:
         self.held_up = False  # The next job waits though as many GPUs are free as it wants.
         self.occupancy = Occupancy(self.cluster.shape)
         self.accounts = Accounts()
-        self.preview: Preview = _nowhere
+        self.preview: Preview = nowhere
         self._by_end: list[Running] = []
         self._rings = RingNetwork(self.cluster)
         self._view: ClusterView | None = None
@@ -182,11 +177,8 @@ class Simulation:
             gpus |= 1 << gpu if 0 <= gpu < size else 0
         if job.state is not State.WAITING:
             raise BadInput(f"job {job.spec.view.name} cannot be started: it is {job.state}")
-        if (
-            gpus.bit_count() != len(ring)
-            or len(ring) != job.workers
-            or (gpus & self.occupancy.occupied)
-        ):
+        different = gpus.bit_count() == len(ring) == job.workers
+        if not different or gpus & self.occupancy.occupied:
             raise BadInput(
                 f"job {job.spec.view.name} cannot run on GPUs {list(ring)[:20]}: expected "
                 f"{job.workers} different free ones of 0 to {size - 1}",

@@ -1,21 +1,74 @@
-"""Many simulations of one trace: every combination of the policies that were named."""
+"""Many simulations of one trace: every combination of the policies that were named.
+
+Policies that users wrote are guarded: their faults are reported.
+"""
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from functools import partial
 from typing import Any, NamedTuple
 
+from patchlight.controller.policies.contract import PolicyKind
+from patchlight.controller.policies.guard import (
+    Fault,
+    GuardedOrder,
+    GuardedPlacement,
+    GuardedTopology,
+)
+from patchlight.controller.policies.registry import DEFAULTS, find, load_policy
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.jobs import QueueJob
-from patchlight.emulation.simulator.cluster.metrics import summary_of
-from patchlight.emulation.simulator.cluster.policy_loading import load_policies
-from patchlight.emulation.simulator.cluster.results import QueueResult
-from patchlight.emulation.simulator.cluster.scheduling import Tell, simulate
+from patchlight.emulation.simulator.cluster.results import QueueResult, summary_of
+from patchlight.emulation.simulator.cluster.scheduling import Policies, Tell, simulate
 from patchlight.emulation.simulator.cluster.settings import Settings
 from patchlight.emulation.simulator.executors import Engine, run_all
+
+_SHOWN = 5
+_GUARDS: dict[PolicyKind, Any] = {
+    "order": GuardedOrder,
+    "placement": GuardedPlacement,
+    "topology": GuardedTopology,
+}
+
+
+def load_policies(
+    order: str, placement: str, topology: str, seed: int, faults: list[str]
+) -> Policies:
+    """The policies of these names; ``faults`` is told of the first few that each commits."""
+    return Policies(
+        _load("order", order, seed, faults),
+        _load("placement", placement, seed, faults),
+        None if topology == "keep" else _load("topology", topology, seed, faults),
+    )
+
+
+def check_policies(
+    orders: Iterable[str], placements: Iterable[str], topologies: Iterable[str]
+) -> None:
+    """``BadInput`` for the first policy that there is not, or that cannot be made."""
+    for kind, names in zip(_GUARDS, (orders, placements, topologies), strict=True):
+        for name in names:
+            load_policy(name, kind, seed=0)
+
+
+def _load(kind: PolicyKind, name: str, seed: int, faults: list[str]) -> Any:
+    recipe = find(name, kind)
+    policy = recipe.make(seed=seed)
+    if recipe.origin == "built in":
+        return policy
+    default = load_policy(DEFAULTS[kind], kind, seed=seed)
+    return _GUARDS[kind](policy, default, recipe.text, partial(_note, faults))
+
+
+def _note(faults: list[str], fault: Fault) -> None:
+    if len(faults) < _SHOWN:
+        faults.append(str(fault))
+    elif len(faults) == _SHOWN:
+        faults.append("and more of them")
 
 
 class Combination(NamedTuple):
@@ -67,7 +120,7 @@ def combinations(
     orders: Sequence[str], placements: Sequence[str], topologies: Sequence[str], seed: int
 ) -> list[Combination]:
     """Each with each, every one once."""
-    found = (Combination(*each, seed) for each in product(orders, placements, topologies))
+    found = (Combination(*each, seed) for each in itertools.product(orders, placements, topologies))
     return list(dict.fromkeys(found))
 
 
@@ -77,11 +130,5 @@ def run_sweep(
     """Run them all. ``tell`` hears of jobs that ended where there is one run, else of runs."""
     if len(wanted) == 1:
         return [sweep(wanted[0], tell)]
-    done = 0
-
-    def one_more() -> None:
-        nonlocal done
-        done += 1
-        tell(done, len(wanted))
-
-    return run_all(wanted, sweep, engine, one_more)
+    done = itertools.count(1)
+    return run_all(wanted, sweep, engine, lambda: tell(next(done), len(wanted)))

@@ -13,13 +13,13 @@ from patchlight.emulation.output_folder import check_output
 from patchlight.emulation.simulator.cluster.cluster import Cluster, TwoLevel
 from patchlight.emulation.simulator.cluster.jobs import queue_jobs
 from patchlight.emulation.simulator.cluster.labcluster import LabCluster
-from patchlight.emulation.simulator.cluster.policy_loading import check_policies
 from patchlight.emulation.simulator.cluster.report import result_of, write_report
 from patchlight.emulation.simulator.cluster.settings import Settings
 from patchlight.emulation.simulator.cluster.sweep import (
     Combination,
     CombinationResult,
     Sweep,
+    check_policies,
     combinations,
     run_sweep,
 )

@@ -1,14 +1,74 @@
-"""The seam between those who have tasks and those who run them."""
+"""Runs tasks one after the other, on processes of this machine, or hands them to Ray."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
 
-from patchlight.emulation.simulator.executors.contract import Engine, Worker
+from patchlight.emulation.simulator.executors.contract import (
+    ATTEMPTS,
+    Engine,
+    EngineFailure,
+    Found,
+    Worker,
+)
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_worker: Worker[Any, Any] | None = None
+
+
+def _enter(worker: Worker[Any, Any]) -> None:
+    global _worker
+    # Ctrl-C reaches all of a terminal's processes: who began the tasks ends them all.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _worker = worker
+
+
+def _do(task: Any) -> Any:
+    assert _worker is not None
+    return _worker(task)
+
+
+def run_on_processes(tasks: Sequence[T], worker: Worker[T, R], count: int, found: Found[R]) -> None:
+    """Do all tasks on ``count`` processes; ``EngineFailure`` if they die ``ATTEMPTS`` times."""
+    left = dict(enumerate(tasks))
+    for _ in range(ATTEMPTS):
+        try:
+            for number, result in _in_pool(left, worker, min(count, len(left))):
+                del left[number]
+                found(number, result)
+        except BrokenProcessPool:
+            continue
+        return
+    raise EngineFailure(
+        f"running {len(tasks)} tasks on {count} processes: processes died {ATTEMPTS} times",
+        hint="the kernel may have stopped them for want of memory: try fewer processes",
+    )
+
+
+def _in_pool(left: dict[int, T], worker: Callable[[T], R], count: int) -> Iterator[tuple[int, R]]:
+    # Spawned, not forked: a fork of a process with threads (a progress bar's) may hang.
+    context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(count, context, _enter, (worker,)) as pool:
+        futures = {pool.submit(_do, task): number for number, task in left.items()}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            # Nobody wants what is under way any more, and it may take long.
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
+        finally:
+            # Before the with block waits: what has not begun is not wanted any more.
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def run_all(
@@ -39,7 +99,5 @@ def run_all(
         for number, task in enumerate(tasks):
             found(number, worker(task))
     else:
-        from patchlight.emulation.simulator.executors.processes import run_on_processes
-
         run_on_processes(tasks, worker, engine.count, found)
     return [results[number] for number in range(len(tasks))]

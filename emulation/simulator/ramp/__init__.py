@@ -11,8 +11,7 @@ from patchlight.emulation.simulator.ramp.lossnetwork import (
     Question,
     run_episode,
 )
-from patchlight.emulation.simulator.ramp.placement import PlacementRule
-from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, Ramp, RampShape
+from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, PlacementRule, Ramp, RampShape
 from patchlight.emulation.simulator.ramp.scenario import Scenario, pac_ml_scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchlight.emulation.simulator.ramp.arrivals import Job
+from patchlight.emulation.simulator.ramp.scenario import Job
+from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 
 
@@ -76,16 +77,12 @@ class EpisodeResult:
         arrivals: int,
         causes: Mapping[str, int],
         accepted: Sequence[Accepted],
+        workloads: Workloads,
         horizon_s: float,
-        servers: int,
-        demand_bytes: Sequence[float],
-        compute_s: Sequence[float],
     ) -> EpisodeResult:
-        """Made from what an episode kept.
-
-        ``demand_bytes`` and ``compute_s`` are of each model: what it moves, and how long one GPU
-        computes for a whole job. Splitting shares the work out and adds none.
-        """
+        """Made from what an episode kept. Splitting a model shares its work out and adds none."""
+        servers, demand_bytes = workloads.ramp.shape.size, workloads.demand_bytes
+        compute_s = workloads.sequential_s
         kept = [a for a in accepted if a.lost_s == math.inf]
         done = [a for a in kept if a.job.arrived_s + a.completion_s <= horizon_s]
         times = np.array([a.completion_s for a in done]) if done else np.array([math.nan])

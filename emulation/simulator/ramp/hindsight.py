@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from patchlight.emulation.simulator.ramp.arrivals import Job
 from patchlight.emulation.simulator.ramp.episode_result import Counting
-from patchlight.emulation.simulator.ramp.scenario import Scenario
+from patchlight.emulation.simulator.ramp.scenario import Job, Scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 
 ROUNDS = 600

@@ -6,6 +6,7 @@ An ``Episode`` stands still at each arrival until it is told the job's partition
 
 from __future__ import annotations
 
+import copy
 from array import array
 from bisect import insort
 from enum import IntEnum
@@ -15,10 +16,9 @@ from typing import NamedTuple
 
 from patchlight.controller.policies.contract import ClusterView, JobView, PartitionPolicy, Running
 from patchlight.emulation.simulator.outages import Outage
-from patchlight.emulation.simulator.ramp.arrivals import Job
 from patchlight.emulation.simulator.ramp.episode_result import Accepted, EpisodeResult
-from patchlight.emulation.simulator.ramp.placement import place
-from patchlight.emulation.simulator.ramp.scenario import Scenario
+from patchlight.emulation.simulator.ramp.ramp import place
+from patchlight.emulation.simulator.ramp.scenario import Job, Scenario
 from patchlight.testbed.errors import BadInput
 
 EPSILON_S = 1e-7
@@ -58,10 +58,6 @@ class Question(NamedTuple):
 
 class Episode:
     """One run of a scenario. Deterministic: the seed and the decisions fix everything."""
-
-    __slots__ = ("_completion", "_events", "_jobs", "_legal", "_next", "_next_event", "_running",
-                 "_shape", "_views", "accepted", "broken", "busy", "causes", "now_s", "scenario",
-                 "seed")  # fmt: skip
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.scenario, self.seed = scenario, seed
@@ -112,7 +108,8 @@ class Episode:
         outcome = self._place(self._waiting(), degree)
         self.causes[outcome] += 1
         self._next += 1
-        self._advance()
+        jobs, horizon_s = self._jobs, self.scenario.horizon_s
+        self._until(jobs[self._next].arrived_s if self._next < len(jobs) else horizon_s)
         return outcome
 
     def _waiting(self) -> Job:
@@ -135,14 +132,11 @@ class Episode:
         blocks = place(workloads.ramp, scenario.rule, plan.splits, occupied)
         if blocks is None:
             return JobOutcome.NO_BLOCK
-        if scenario.reuse_first_time:
-            key = (job.graph, plan.max_split)
-            completion = self._completion.get(key)
-            if completion is None:
-                completion = workloads.completion_s(job.graph, degree, blocks)
-                self._completion[key] = completion
-        else:
+        key = (job.graph, plan.max_split)
+        completion = self._completion.get(key) if scenario.reuse_first_time else None
+        if completion is None:
             completion = workloads.completion_s(job.graph, degree, blocks)
+            self._completion[key] = completion
         if completion > job.limit_s * _ROUNDING:
             return JobOutcome.LATE
         mask = 0
@@ -153,13 +147,8 @@ class Episode:
         self.accepted.append(Accepted(job, degree, completion, mask))
         return JobOutcome.ACCEPTED
 
-    def _advance(self) -> None:
-        """To the next arrival, or to the horizon after the last; jobs that end give back."""
-        jobs = self._jobs
-        now = jobs[self._next].arrived_s if self._next < len(jobs) else self.scenario.horizon_s
-        self._until(now)
-
     def _until(self, now: float) -> None:
+        """Go on to this moment; jobs that end give back."""
         self.now_s = now
         limit = now + EPSILON_S
         events = self._events
@@ -194,12 +183,7 @@ class Episode:
 
     def fork(self) -> Episode:
         """A copy that goes its own way from here."""
-        twin = Episode.__new__(Episode)
-        twin.scenario, twin.seed, twin._jobs = self.scenario, self.seed, self._jobs
-        twin._next, twin.now_s, twin._legal = self._next, self.now_s, self._legal
-        twin.busy, twin.broken = self.busy, self.broken
-        twin._events, twin._next_event = self._events, self._next_event
-        twin._shape, twin._views = self._shape, self._views
+        twin = copy.copy(self)
         twin._running, twin._completion = self._running.copy(), self._completion.copy()
         twin.accepted, twin.causes = self.accepted.copy(), self.causes.copy()
         return twin
@@ -208,17 +192,9 @@ class Episode:
         """What came of it; ``BadInput`` while a job still waits."""
         if self.job is not None:
             raise BadInput("the episode is not over: a job waits for a decision")
-        return EpisodeResult.of(
-            arrivals=len(self._jobs),
-            causes={
-                outcome.name.lower(): self.causes[outcome] for outcome in JobOutcome if outcome
-            },
-            accepted=tuple(self.accepted),
-            horizon_s=self.scenario.horizon_s + EPSILON_S,
-            servers=len(self._legal) - 1,
-            demand_bytes=self.scenario.workloads.demand_bytes,
-            compute_s=self.scenario.workloads.sequential_s,
-        )
+        causes = {each.name.lower(): self.causes[each] for each in JobOutcome if each}
+        workloads, horizon_s = self.scenario.workloads, self.scenario.horizon_s + EPSILON_S
+        return EpisodeResult.of(len(self._jobs), causes, tuple(self.accepted), workloads, horizon_s)
 
 
 def _preview(scenario: Scenario, occupied: int, job: JobView, degree: int) -> int | None:

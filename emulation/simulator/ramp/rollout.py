@@ -18,9 +18,8 @@ from zlib import crc32
 import numpy as np
 
 from patchlight.controller.policies.contract import ClusterView, JobView
-from patchlight.emulation.simulator.ramp.arrivals import draw_jobs
 from patchlight.emulation.simulator.ramp.lossnetwork import EPSILON_S, run_episode
-from patchlight.emulation.simulator.ramp.placement import place
+from patchlight.emulation.simulator.ramp.ramp import place
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.testbed.errors import BadInput
 
@@ -244,15 +243,7 @@ class RollOut:
         """(seconds from now, model, limit) of the jobs after one that comes now."""
         wanted, horizon_s = self.look.arrivals, scenario.horizon_s / 16
         while True:
-            jobs = draw_jobs(
-                scenario.workloads,
-                scenario.law,
-                scenario.arrivals,
-                horizon_s,
-                None,
-                seed,
-                scenario.mix,
-            )
+            jobs = replace(scenario, horizon_s=horizon_s, replication=None).jobs(seed)
             later = [(j.arrived_s, j.graph, j.limit_s) for j in jobs if j.arrived_s > EPSILON_S]
             if len(later) >= wanted:
                 return later[:wanted]

@@ -8,10 +8,15 @@ from functools import cached_property
 from typing import NamedTuple
 
 from patchlight.controller.policies.contract import ClusterShape, GpuSite
-from patchlight.emulation.simulator.ramp.collectives import RampTiming
-from patchlight.emulation.simulator.ramp.placement import PlacementRule, place
-from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, Block, Ramp, RampShape
-from patchlight.emulation.simulator.ramp.steps import step_time
+from patchlight.emulation.simulator.ramp.ramp import (
+    PAC_ML_SHAPE,
+    Block,
+    PlacementRule,
+    Ramp,
+    RampShape,
+    place,
+)
+from patchlight.emulation.simulator.ramp.steps import RampTiming, step_time
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import ComputationGraph, PartitionedGraph, mirror, partition
 

@@ -5,21 +5,13 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from patchlight.emulation.simulator.traces import tables
 from patchlight.emulation.simulator.traces.model import Gathering, Trace, TraceJob
-from patchlight.emulation.simulator.traces.pai import (
-    JOB_COLUMNS,
-    JOB_TABLE,
-    TASK_COLUMNS,
-    TASK_TABLE,
-    looks_like,
-    read_tables,
-)
 from patchlight.emulation.simulator.traces.phillyjson import read_log
-from patchlight.emulation.simulator.traces.tables import LAYOUTS, header_of, layout_of, read_table
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import nearest
 
-FORMATS = (*LAYOUTS, "pai-tables", "philly-json")
+FORMATS = (*tables.LAYOUTS, "pai-tables", "philly-json")
 """The formats by name."""
 
 
@@ -42,7 +34,7 @@ def load_trace(path: str | Path, format: str | None = None, *, skip_bad: bool = 
     if format is not None and format not in FORMATS:
         raise BadInput(f"no trace format {format!r}: {nearest(format, FORMATS)}")
     if path.is_dir():
-        path = path / TASK_TABLE
+        path = path / tables.TASK_TABLE
     text = _text(path)
     into = Gathering(str(path), skip_bad)
     try:
@@ -52,7 +44,7 @@ def load_trace(path: str | Path, format: str | None = None, *, skip_bad: bool = 
         elif format == "pai-tables":
             _read_pai_tables(path, text, into)
         else:
-            read_table(text, LAYOUTS[format], into)
+            tables.read_table(text, tables.LAYOUTS[format], into)
     except csv.Error as error:
         raise into.refuse(1, f"not a CSV table: {error}") from error
     return into.finish(format)
@@ -63,12 +55,14 @@ def _recognised(text: str, into: Gathering) -> str:
         raise into.refuse(1, "the file is empty")
     if text.lstrip().startswith(("[", "{")):
         return "philly-json"
-    header = header_of(text)
-    if any(looks_like(header, columns) for columns in (TASK_COLUMNS, JOB_COLUMNS)):
+    header = tables.header_of(text)
+    if any(
+        tables.looks_like(header, columns) for columns in (tables.TASK_COLUMNS, tables.JOB_COLUMNS)
+    ):
         return "pai-tables"
-    if found := layout_of(header):
+    if found := tables.layout_of(header):
         return found
-    known = "; ".join(f"{name}: {', '.join(each.needed)}" for name, each in LAYOUTS.items())
+    known = "; ".join(f"{name}: {', '.join(each.needed)}" for name, each in tables.LAYOUTS.items())
     raise into.refuse(
         1,
         f"cannot tell the trace's format from its columns ({', '.join(header)[:200]}): expected "
@@ -79,17 +73,17 @@ def _recognised(text: str, into: Gathering) -> str:
 def _read_pai_tables(path: Path, text: str, into: Gathering) -> None:
     """The tables lie beside each other; the one with the tasks is needed."""
     first = next(csv.reader(text.splitlines()[:1]), [])
-    if looks_like(first, JOB_COLUMNS):
-        tasks = path.with_name(TASK_TABLE)
+    if tables.looks_like(first, tables.JOB_COLUMNS):
+        tasks = path.with_name(tables.TASK_TABLE)
         if not tasks.is_file():
             raise into.refuse(
-                1, f"the job table says nothing of GPUs: expected {TASK_TABLE} beside it"
+                1, f"the job table says nothing of GPUs: expected {tables.TASK_TABLE} beside it"
             )
         into.file = str(tasks)
-        read_tables(_text(tasks), (str(path), text), into)
+        tables.read_tables(_text(tasks), (str(path), text), into)
         return
-    jobs = path.with_name(JOB_TABLE)
-    read_tables(text, (str(jobs), _text(jobs)) if jobs.is_file() else None, into)
+    jobs = path.with_name(tables.JOB_TABLE)
+    tables.read_tables(text, (str(jobs), _text(jobs)) if jobs.is_file() else None, into)
 
 
 def _text(path: Path) -> str:

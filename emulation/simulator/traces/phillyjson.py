@@ -10,8 +10,14 @@ import json
 import re
 from typing import Any
 
-from patchlight.emulation.simulator.traces.model import Gathering, TraceJob, Wrong
-from patchlight.emulation.simulator.traces.values import lasting, moment, some_gpus
+from patchlight.emulation.simulator.traces.model import (
+    Gathering,
+    TraceJob,
+    Wrong,
+    lasting,
+    moment,
+    some_gpus,
+)
 
 _SPACE = re.compile(r"\s*")
 _BETWEEN = re.compile(r"\s*(,|\])\s*")

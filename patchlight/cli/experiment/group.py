@@ -10,12 +10,18 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from patchlight.cli.errors import require_root
 from patchlight.cli.experiment.pac_ml import pac_ml
@@ -24,7 +30,7 @@ from patchlight.testbed.jobs import JobStatus
 _LOG_WIDTH = 130  # where there is no terminal to ask
 
 
-@click.group()
+@click.group(context_settings={"show_default": True})
 def experiment() -> None:
     """Run a paper's experiment on an emulated lab, or in the simulator."""
 
@@ -37,21 +43,18 @@ experiment.add_command(pac_ml)
     "--iterations",
     type=click.IntRange(min=4),
     default=12,
-    show_default=True,
     help="Iterations of a job of four GPUs; smaller jobs do more.",
 )
 @click.option(
     "--workers",
     type=click.Choice(["auto", "docker", "process"]),
     default="auto",
-    show_default=True,
     help="Containers, processes, or containers where there can be.",
 )
 @click.option(
     "--scale",
     type=click.FloatRange(min=1),
     default=1000,
-    show_default=True,
     help="What rates and bytes are divided by; times stay as they are.",
 )
 @click.option(
@@ -64,18 +67,10 @@ experiment.add_command(pac_ml)
     type=click.Choice(["ryu", "os-ken"]),
     help="OpenFlow engine.  [default: ryu where it is importable]",
 )
-@click.option(
-    "--lab",
-    default="ofc2022",
-    show_default=True,
-    metavar="LAB",
-    help="A lab file or a built-in lab.",
-)
+@click.option("--lab", default="ofc2022", metavar="LAB", help="A lab file or a built-in lab.")
 @click.option("--name", help="Call the emulated lab so.  [default: the lab file's name]")
 @click.option("--replace", is_flag=True, help="Take down a lab of that name first.")
-@click.option(
-    "--cases", default="a,b,live", show_default=True, help="Which parts to run, joined by commas."
-)
+@click.option("--cases", default="a,b,live", help="Which parts to run, joined by commas.")
 def ofc2022(output: Path | None, cases: str, **chosen: Any) -> None:
     """Two training jobs on six GPUs: a static network against one rewired with light.
 
@@ -98,10 +93,9 @@ def ofc2022(output: Path | None, cases: str, **chosen: Any) -> None:
     console = Console()
     if not console.is_terminal:
         console.width = _LOG_WIDTH
-    with _Bars(console) as bars:
-        docker = chosen["workers"] == "docker"
-        with engine_with_image(bars.say) if docker else nullcontext():
-            outcome = run_experiment(wishes, bars.tell, bars.say)
+    bars, docker = _Bars(console), chosen["workers"] == "docker"
+    with bars.shown(), engine_with_image(bars.say) if docker else nullcontext():
+        outcome = run_experiment(wishes, bars.tell, bars.say)
     _give_to_caller([folder, *outcome.files])
     console.print(table_of(outcome.result))
     console.print(f"Report, plots and figures: {folder}/ (open {outcome.files[0]})", soft_wrap=True)
@@ -112,30 +106,13 @@ class _Bars:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("iterations"),
-            TimeElapsedColumn(),
-            console=console,
-        )
-        self._shown: AbstractContextManager[object] = (
-            self._progress if console.is_terminal else nullcontext()
-        )
-        self._tasks: dict[str, object] = {}
+        counted = (MofNCompleteColumn(), TextColumn("iterations"), TimeElapsedColumn())
+        described = TextColumn("{task.description}")
+        self._progress = Progress(described, BarColumn(), *counted, console=console)
+        self._tasks: dict[str, TaskID] = {}
 
-    def __enter__(self) -> _Bars:
-        self._shown.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._shown.__exit__(kind, error, trace)
+    def shown(self) -> AbstractContextManager[object]:
+        return self._progress if self._console.is_terminal else nullcontext()
 
     def say(self, step: str) -> None:
         self._console.print(f"[dim]{time.strftime('%H:%M:%S')}[/dim] {step}", highlight=False)
@@ -146,8 +123,7 @@ class _Bars:
                 self._tasks[job.id] = self._progress.add_task(
                     f"({case}) {wiring}, {job.spec.workers} GPUs", total=job.spec.iterations
                 )
-            task = self._tasks[job.id]
-            self._progress.update(task, completed=job.iterations_done)  # type: ignore[arg-type]
+            self._progress.update(self._tasks[job.id], completed=job.iterations_done)
 
 
 def _give_to_caller(paths: Sequence[Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,15 +18,16 @@ def _names(
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
-@click.command("pac-ml")
-@click.option(
-    "--seeds", type=click.IntRange(min=1), help="Episodes of each kind.  [default: 10; quick: 3]"
-)
+_NAMES: dict[str, Any] = {"callback": _names, "metavar": "NAMES"}
+_COUNT = click.IntRange(min=1)
+
+
+@click.command("pac-ml", context_settings={"show_default": True})
+@click.option("--seeds", type=_COUNT, help="Episodes of each kind.  [default: 10; quick: 3]")
 @click.option(
     "--first-seed",
     type=click.IntRange(min=0),
     default=0,
-    show_default=True,
     help="Seeds count from this one: with another, on episodes that nobody has seen.",
 )
 @click.option("--quick", is_flag=True, help="Fewer seeds, and a roll-out that looks ahead less.")
@@ -35,25 +37,14 @@ def _names(
     help="Folder with PipeDream's five profiles, or a clone of PipeDream.  [default: the cache, "
     "else the built-in computed ones]",
 )
-@click.option(
-    "--laws",
-    callback=_names,
-    metavar="NAMES",
-    default="A,B,C,D",
-    show_default=True,
-    help="Laws of what jobs ask for.",
-)
+@click.option("--laws", **_NAMES, default="A,B,C,D", help="Laws of what jobs ask for.")
 @click.option(
     "--rules",
-    callback=_names,
-    metavar="NAMES",
+    **_NAMES,
     default="ramp-first-fit,ramp-block",
-    show_default=True,
     help="How operations are placed: the paper's way, and whole blocks for jobs.",
 )
-@click.option(
-    "--policies", callback=_names, metavar="NAMES", help="Names joined by commas.  [default: all]"
-)
+@click.option("--policies", **_NAMES, help="Names joined by commas.  [default: all]")
 @click.option(
     "--policy",
     "added",
@@ -64,14 +55,13 @@ def _names(
 )
 @click.option(
     "--processes",
-    type=click.IntRange(min=1),
+    type=_COUNT,
     help="At a time; results are the same for any number.  [default: one for each core]",
 )
 @click.option(
     "--engine",
     type=click.Choice(["processes", "ray"]),
     default="processes",
-    show_default=True,
     help="What runs episodes: processes of this machine, or a Ray cluster.",
 )
 @click.option("--address", metavar="HOST:PORT", help="Of the Ray cluster.  [default: one here]")
@@ -81,18 +71,7 @@ def _names(
     help="Where the results go.  [default: results/pac-ml-<time>]",
 )
 def pac_ml(
-    seeds: int | None,
-    first_seed: int,
-    quick: bool,
-    profiles: Path | None,
-    laws: tuple[str, ...],
-    rules: tuple[str, ...],
-    policies: tuple[str, ...] | None,
-    added: tuple[str, ...],
-    processes: int | None,
-    engine: str,
-    address: str | None,
-    output: Path | None,
+    processes: int | None, engine: str, address: str | None, output: Path | None, **chosen: Any
 ) -> None:
     """How far to partition jobs that have to be done in time, on 32 servers of RAMP.
 
@@ -102,43 +81,21 @@ def pac_ml(
     """
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.cli.rendering import console, progress_bar
-    from patchlight.emulation.experiments.pac_ml.report import (
-        faults_of,
-        tables_of,
-        verdicts_of,
-        write_report,
-    )
-    from patchlight.emulation.experiments.pac_ml.run import (
-        ExperimentOptions,
-        find_profiles,
-        run_experiment,
-    )
+    from patchlight.emulation.experiments.pac_ml import report, run
     from patchlight.emulation.output_folder import check_output
     from patchlight.emulation.simulator.executors import Engine
 
-    options = ExperimentOptions(
-        seeds=seeds,
-        first_seed=first_seed,
-        quick=quick,
-        profiles=profiles,
-        laws=laws,
-        rules=rules,
-        policies=policies,
-        added=added,
-        engine=Engine(engine, processes or 0, address),
-    )
-    find_profiles(profiles)  # Before a folder is made: wrong input leaves nothing behind.
+    options = run.ExperimentOptions(engine=Engine(engine, processes or 0, address), **chosen)
+    run.find_profiles(options.profiles)  # Before a folder is made: wrong input leaves nothing.
     folder = output or Path("results") / time.strftime("pac-ml-%Y%m%d-%H%M%S")
     check_output(folder)
     out = console()
     with progress_bar("episodes", out) as tell:
-        result = run_experiment(options, out.print, tell)
-    files = write_report(result, folder)
-    for table in tables_of(result):
+        result = run.run_experiment(options, out.print, tell)
+    files = report.write_report(result, folder)
+    for table in report.tables_of(result):
         out.print(table)
-    for reached, words in verdicts_of(result):
-        out.print(words, style="green" if reached else "red")
-    for words in faults_of(result):
+    for words in report.faults_of(result):
         out.print(words, style="yellow", markup=False)
     if not result["comparable"]:
         out.print(

@@ -14,19 +14,17 @@ from patchlight.cli.rendering import new_table
 
 def of_partition(
     names: Sequence[str],
+    seeds: range,
+    processes: int,
     laws: Sequence[str],
     rule: str,
-    seeds: range,
     profiles: Path | None,
-    processes: int,
-    ramp: str | None = None,
-    arrivals: str | None = None,
-    mix: str | None = None,
-    failures: str | None = None,
+    **other: str | None,
 ) -> list[dict[str, Any]]:
     """Partition policies on PAC-ML's cluster: figures for each law and policy.
 
-    ``ramp`` and what follows it are to be other than in the paper, see ``Variation.parse``.
+    ``processes`` 0 is one for each core. ``other`` is to be other than in the paper, see
+    ``Variation.parse``.
     """
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.pac_ml.run import ExperimentOptions, run_policies
@@ -41,21 +39,16 @@ def of_partition(
         policies=tuple(names),
         profiles=profiles,
         engine=Engine("processes", processes),
-        variation=Variation.parse(ramp, arrivals, mix, failures),
+        variation=Variation.parse(**other),
     )
-    found = run_policies(options)
-    given = {"ramp": ramp, "arrivals": arrivals, "mix": mix, "failures": failures}
-    varied = {what: text for what, text in given.items() if text is not None}
+    shared = {
+        "rule": rule,
+        "seeds": list(seeds),
+        "varied": {what: text for what, text in other.items() if text is not None},
+    }
     return [
-        {
-            "policy": name,
-            "law": cell.law,
-            "rule": cell.rule,
-            "seeds": list(seeds),
-            "varied": varied,
-            **asdict(figures),
-        }
-        for cell, policies in found.items()
+        {"policy": name, "law": cell.law, **shared, **asdict(figures)}
+        for cell, policies in run_policies(options).items()
         for name, figures in policies.items()
     ]
 
@@ -65,8 +58,8 @@ def as_table(found: Sequence[dict[str, Any]]) -> Table:
     seeds = found[0]["seeds"]
     other = "".join(f", {what} {text}" for what, text in found[0]["varied"].items())
     title = f"{found[0]['rule']}{other}, seeds {seeds[0]} to {seeds[-1]}, mean ± 95 %"
-    table = new_table("policy", "law", "blocked", "completion time (s)", "mean degree",
-                      "decisions/s", "faults", title=title)  # fmt: skip
+    figures = ("blocked", "completion time (s)", "mean degree", "decisions/s")
+    table = new_table("policy", "law", *figures, "faults", title=title)
     for row in found:
         rate, spread = row["blocking_rate"], row["ci95"]
         table.add_row(

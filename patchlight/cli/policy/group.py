@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import os
+import inspect
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ _LATER: Mapping[str, str] = {
     "train": "Train a partition policy as a configuration says.",
     "export": "Write a trained policy as an ONNX file with its card.",
 }
+_FILE, _COUNT = click.Path(path_type=Path), click.IntRange(min=1)
 _LATER_MODULE = "patchlight.cli.policy.learn"
 
 
@@ -47,7 +49,7 @@ class _Group(click.Group):
             formatter.write_dl([*here, *_LATER.items()])
 
 
-@click.group(cls=_Group)
+@click.group(cls=_Group, context_settings={"show_default": True})
 def policy() -> None:
     """List, show, test, train and export policies.
 
@@ -75,10 +77,8 @@ def list_policies(kind: Any, as_json: bool) -> None:
             "default": DEFAULTS[found.kind] == found.name,
         }
         try:
-            row["about"], row["parameters"] = (
-                found.about.replace("``", ""),
-                found.parameters_in_words,
-            )
+            row["about"] = found.about.replace("``", "")
+            row["parameters"] = found.parameters_in_words
         except PatchlightError as error:
             # One that is broken must not hide the others.
             row["about"] = f"cannot be loaded: {error.message}"
@@ -108,8 +108,8 @@ def show(name: str, as_json: bool) -> None:
 
     found = find(name)
     card = getattr(found.factory, "card", None)
-    as_data = card_as_data(card) if card is not None else None
-    place, first_line = _source(found.factory)
+    as_data = asdict(card) if card is not None else None
+    source = _source(found.factory)
     answer = {
         "kind": found.kind,
         "name": found.name,
@@ -118,7 +118,7 @@ def show(name: str, as_json: bool) -> None:
         "parameters": found.parameters_in_words,
         "given": dict(found.given),
         "documentation": found.documentation,
-        "source": place and f"{place}:{first_line}",
+        "source": source,
         "card": as_data,
     }
     if as_json:
@@ -126,12 +126,9 @@ def show(name: str, as_json: bool) -> None:
         return
     out = console()
     out.print(f"[bold]{found.name}[/bold]: {found.kind} policy, {found.origin}", markup=True)
-    for what in ("parameters", "source"):
-        value = answer[what]
-        if value:
-            out.print(
-                f"{what}: {', '.join(value) if isinstance(value, list) else value}", markup=False
-            )
+    for what, shown in (("parameters", ", ".join(found.parameters_in_words)), ("source", source)):
+        if shown:
+            out.print(f"{what}: {shown}", markup=False)
     if found.documentation:
         out.print("\n" + found.documentation, markup=False)
     if as_data is not None:
@@ -139,23 +136,13 @@ def show(name: str, as_json: bool) -> None:
         print_json(as_data)
 
 
-def card_as_data(card: Any) -> Any:
-    """A learned policy's card as what JSON can hold."""
-    import dataclasses
-
-    if dataclasses.is_dataclass(card) and not isinstance(card, type):
-        return dataclasses.asdict(card)
-    return card.model_dump(mode="json") if hasattr(card, "model_dump") else card
-
-
-def _source(factory: Any) -> tuple[str | None, int]:
-    import inspect
-
+def _source(factory: Any) -> str | None:
+    """File and line of its class."""
     named = factory if inspect.isclass(factory) else type(factory)
     try:
-        return inspect.getsourcefile(named), inspect.getsourcelines(named)[1]
+        return f"{inspect.getsourcefile(named)}:{inspect.getsourcelines(named)[1]}"
     except (OSError, TypeError):
-        return None, 0
+        return None
 
 
 @policy.command()
@@ -168,28 +155,15 @@ def _source(factory: Any) -> tuple[str | None, int]:
     help="Law of what jobs ask for, A to D; may be given again.  [default: A]",
 )
 @click.option(
-    "--rule",
-    default="ramp-block",
-    show_default=True,
-    help="How operations are placed: ramp-block or ramp-first-fit.",
+    "--rule", default="ramp-block", help="How operations are placed: ramp-block or ramp-first-fit."
 )
+@click.option("--seeds", type=_COUNT, default=5, help="Episodes of each kind.")
 @click.option(
-    "--seeds",
-    type=click.IntRange(min=1),
-    default=5,
-    show_default=True,
-    help="Episodes of each kind.",
-)
-@click.option(
-    "--first-seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Their seeds count from this one.",
+    "--first-seed", type=click.IntRange(min=0), default=0, help="Their seeds count from this one."
 )
 @click.option(
     "--profiles",
-    type=click.Path(path_type=Path),
+    type=_FILE,
     help="Folder with PipeDream's profiles.  [default: the cache, else built-in ones]",
 )
 @click.option("--ramp", metavar="GxRxS", help="Groups × racks × servers.  [default: 4x4x2]")
@@ -210,7 +184,7 @@ def _source(factory: Any) -> tuple[str | None, int]:
 )
 @click.option(
     "--trace",
-    type=click.Path(path_type=Path),
+    type=_FILE,
     metavar="FILE",
     help="For placement, order and topology policies: the jobs.",
 )
@@ -219,23 +193,17 @@ def _source(factory: Any) -> tuple[str | None, int]:
     metavar="LAB",
     help="For these too: the cluster is a lab's.  [default: 16x16x8; ofc2022 for topology]",
 )
-@click.option("--processes", type=click.IntRange(min=1), help="At a time.  [default: the cores]")
+@click.option("--processes", type=_COUNT, help="At a time.  [default: the cores]")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 def evaluate(
     names: tuple[str, ...],
-    laws: tuple[str, ...],
-    rule: str,
     seeds: int,
     first_seed: int,
-    profiles: Path | None,
-    ramp: str | None,
-    arrivals: str | None,
-    mix: str | None,
-    failures: str | None,
     trace: Path | None,
     lab: str | None,
     processes: int | None,
     as_json: bool,
+    **of_partitions: Any,
 ) -> None:
     """How well policies do in the simulator.
 
@@ -277,11 +245,8 @@ def evaluate(
         ("trace", "lab"),
         "is for placement, order and topology policies: partition policies run PAC-ML's jobs",
     )
-    figures = of_partition(
-        names, laws, rule, range(first_seed, first_seed + seeds), profiles,
-        processes or len(os.sched_getaffinity(0)),
-        ramp, arrivals, mix, failures,
-    )  # fmt: skip
+    counted = range(first_seed, first_seed + seeds)
+    figures = of_partition(names, counted, processes or 0, **of_partitions)
     if as_json:
         print_json(figures)
         return
@@ -306,6 +271,6 @@ def _refuse(options: tuple[str, ...], message: str) -> None:
 def _kind_of(name: str) -> str:
     """Of a policy by any name; names of PAC-ML's experiment, like constant-8, are partitions."""
     from patchlight.controller.policies.registry import find
-    from patchlight.emulation.experiments.pac_ml.policies import NAMES
+    from patchlight.emulation.experiments.pac_ml.episodes import NAMES
 
     return "partition" if name in NAMES else find(name).kind

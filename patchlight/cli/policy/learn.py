@@ -89,7 +89,7 @@ def export(run: Path, output: Path, name: str | None, notes: str) -> None:
     """
     _needed()
     from patchlight.emulation.learning.export import export as write_model
-    from patchlight.emulation.learning.trained_runs import load_run, scorer_of
+    from patchlight.emulation.learning.network import load_run, scorer_of
 
     config, kept = load_run(run)
     scorer, layout = scorer_of(config, kept)

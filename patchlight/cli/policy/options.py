@@ -9,17 +9,21 @@ import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+_POLICIES = {
+    "--placement": "Which GPUs a job gets.  [default: consolidated]",
+    "--order": "Which waiting job is next.  [default: fifo]",
+    "--topology": "Which circuits are lit for a job that does not say.  [default: keep]",
+    "--partition": "How many workers a job gets that leaves it open.  [default: it may not]",
+}
 _OPTIONS = (
-    click.option("--placement", metavar="POLICY", help="Which GPUs a job gets.  "
-                 "[default: consolidated]"),
-    click.option("--order", metavar="POLICY", help="Which waiting job is next.  [default: fifo]"),
-    click.option("--topology", metavar="POLICY", help="Which circuits are lit for a job that does "
-                 "not say.  [default: keep]"),
-    click.option("--partition", metavar="POLICY", help="How many workers a job gets that leaves "
-                 "it open.  [default: it may not]"),
-    click.option("--policy-deadline", type=float, metavar="SECONDS", help="After this the default "
-                 "decides in a policy's place.  [default: 1]"),
-)  # fmt: skip
+    *(click.option(name, metavar="POLICY", help=text) for name, text in _POLICIES.items()),
+    click.option(
+        "--policy-deadline",
+        type=float,
+        metavar="SECONDS",
+        help="After this the default decides in a policy's place.  [default: 1]",
+    ),
+)
 
 
 def policy_options(command: Command) -> Command:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.policies.regroup import regroup
+from patchlight.controller.policies.topology import regroup
 from patchlight.testbed.lab import Endpoint
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import Links

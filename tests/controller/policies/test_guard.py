@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from patchlight.controller.policies.contract import (
+    METHODS,
     ClusterShape,
     ClusterView,
     GpuSite,
     JobView,
+    PolicyKind,
     Progress,
 )
 from patchlight.controller.policies.guard import (
@@ -50,21 +52,20 @@ class Mine:
         return lambda *arguments: self.act()
 
 
-def asked(kind: str, act: Callable[[], Any], **options: Any) -> tuple[Any, list[Fault]]:
+LIT = VIEW._replace(lab=LAB, circuits=LAB.initial_maps, barred={"ocs1": frozenset({1})})
+GUARDS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
+    "partition": (GuardedPartition, Maximum(), (VIEW, JOB, (0, 1, 2, 4))),
+    "placement": (GuardedPlacement, FirstFit(), (VIEW, JOB, 2)),
+    "order": (GuardedOrder, Fifo(), (VIEW, JOB, Progress())),
+    "topology": (GuardedTopology, Keep(), (LIT, [[0, 1]])),
+}
+
+
+def asked(kind: PolicyKind, act: Callable[[], Any], **options: Any) -> tuple[Any, list[Fault]]:
     faults: list[Fault] = []
-    mine: Any = Mine(act)
-    if kind == "partition":
-        guard = GuardedPartition(mine, Maximum(), "mine", faults.append, **options)
-        return guard.degree(VIEW, JOB, (0, 1, 2, 4)), faults
-    if kind == "placement":
-        place = GuardedPlacement(mine, FirstFit(), "mine", faults.append, **options)
-        return place.place(VIEW, JOB, 2), faults
-    if kind == "order":
-        order = GuardedOrder(mine, Fifo(), "mine", faults.append, **options)
-        return order.priority(VIEW, JOB, Progress()), faults
-    lit = VIEW._replace(lab=LAB, circuits=LAB.initial_maps, barred={"ocs1": frozenset({1})})
-    topology = GuardedTopology(mine, Keep(), "mine", faults.append, **options)
-    return topology.circuits(lit, [[0, 1]]), faults
+    guard, default, arguments = GUARDS[kind]
+    guarded = guard(Mine(act), default, "mine", faults.append, **options)
+    return getattr(guarded, METHODS[kind])(*arguments), faults
 
 
 DEFAULT: dict[str, Any] = {"partition": 4, "placement": [1, 2], "order": 3.0, "topology": {}}
@@ -75,11 +76,11 @@ BOTH = pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize(
     ("kind", "answer"),
     [
-        ("partition", 2), ("partition", 0), ("placement", [3, 1]), ("placement", None),
-        ("placement", (1, 2)), ("order", -5.0), ("order", 7), ("topology", {}),
+        *(("partition", 2), ("partition", 0), ("order", -5.0), ("order", 7), ("topology", {})),
+        *(("placement", [3, 1]), ("placement", None), ("placement", (1, 2))),
     ],
-)  # fmt: skip
-def test_good_answers_pass(kind: str, answer: Any, alone: bool) -> None:
+)
+def test_good_answers_pass(kind: PolicyKind, answer: Any, alone: bool) -> None:
     found, faults = asked(kind, lambda: answer, alone=alone)
     assert found == (list(answer) if isinstance(answer, tuple) else answer)
     assert faults == []
@@ -111,7 +112,7 @@ def test_good_answers_pass(kind: str, answer: Any, alone: bool) -> None:
     ],
 )
 def test_nonsense_is_reported_and_the_default_decides(
-    kind: str, answer: Any, words: str, alone: bool
+    kind: PolicyKind, answer: Any, words: str, alone: bool
 ) -> None:
     found, faults = asked(kind, lambda: answer, alone=alone)
     assert found == DEFAULT[kind]
@@ -124,7 +125,7 @@ def test_nonsense_is_reported_and_the_default_decides(
 @BOTH
 @pytest.mark.parametrize("kind", list(DEFAULT))
 @pytest.mark.parametrize("error", [ValueError("no idea"), SystemExit(3), RecursionError()])
-def test_what_is_raised_is_reported(kind: str, error: BaseException, alone: bool) -> None:
+def test_what_is_raised_is_reported(kind: PolicyKind, error: BaseException, alone: bool) -> None:
     def fail() -> Any:
         raise error
 
@@ -182,7 +183,7 @@ class _Deep(BaseException):
         raise ValueError("not even words")
 
 
-@pytest.mark.parametrize("alone", [False, True])
+@BOTH
 def test_nothing_that_is_raised_gets_out(alone: bool) -> None:
     def act() -> Any:
         raise _Deep
@@ -192,7 +193,7 @@ def test_nothing_that_is_raised_gets_out(alone: bool) -> None:
     assert "it raised _Deep" in fault.reason
 
 
-@pytest.mark.parametrize("alone", [False, True])
+@BOTH
 def test_an_answer_without_end_is_not_waited_for(alone: bool) -> None:
     answer, (fault,) = asked("placement", lambda: itertools.count(1), alone=alone)
     assert answer == [1, 2]

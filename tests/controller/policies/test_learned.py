@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from patchlight.controller.policies.card import CardError
 from patchlight.controller.policies.contract import PartitionPolicy, kind_of
-from patchlight.controller.policies.learned import load_learned, shipped_models
+from patchlight.controller.policies.learned import Card, CardError, load_learned, shipped_models
 from patchlight.controller.policies.observation import SCHEMA, VERSION
 from patchlight.emulation.simulator.ramp import Episode, Workloads, pac_ml_scenario, run_episode
 from patchlight.testbed.errors import BadInput
@@ -39,19 +38,12 @@ def model(
         helper.make_node("Mul", [name, "scale"], ["scaled"]),
         helper.make_node("ReduceSum", ["scaled", "axes"], [output], keepdims=0),
     ]
-    constants = [
-        numpy_helper.from_array(np.array([2], np.int64), "axes"),
-        numpy_helper.from_array(
-            np.array(scale, np.float64 if kind == DOUBLE else np.float32), "scale"
-        ),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info(name, kind, [1, actions, servers])],
-        [helper.make_tensor_value_info(output, kind, [1, actions])],
-        constants,
-    )
+    scales = np.array(scale, np.float64 if kind == DOUBLE else np.float32)
+    axes = numpy_helper.from_array(np.array([2], np.int64), "axes")
+    constants = [axes, numpy_helper.from_array(scales, "scale")]
+    inputs = [helper.make_tensor_value_info(name, kind, [1, actions, servers])]
+    outputs = [helper.make_tensor_value_info(output, kind, [1, actions])]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, constants)
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     made.ir_version = 8
     return bytes(made.SerializeToString())
@@ -61,14 +53,10 @@ def write(folder: Path, content: bytes | None = None, **changes: Any) -> Path:
     content = model() if content is None else content
     path = folder / "m.onnx"
     path.write_bytes(content)
-    card = {
-        "format": "patchlight-policy", "format_version": 1, "name": "m", "kind": "partition",
-        "observation_schema": SCHEMA, "observation_version": VERSION,
-        "actions": [0, 1, 2, 4, 6, 8, 16], "ramp": [4, 4, 2],
-        "placement_rule": "ramp-first-fit", "code_version": "0",
-        "sha256": hashlib.sha256(content).hexdigest(), "training": {},
-    } | changes  # fmt: skip
-    path.with_suffix(".json").write_text(json.dumps(card))
+    actions, sha256 = (0, 1, 2, 4, 6, 8, 16), hashlib.sha256(content).hexdigest()
+    seen = (SCHEMA, VERSION, actions, (4, 4, 2))
+    card = json.loads(Card("m", "partition", *seen, "ramp-first-fit", "0", sha256).written())
+    path.with_suffix(".json").write_text(json.dumps(card | changes))
     return path
 
 

@@ -13,6 +13,7 @@ from patchlight.controller.policies.contract import (
     GpuSite,
     JobView,
     Running,
+    nowhere,
 )
 from patchlight.controller.policies.observation import (
     LONGEST,
@@ -37,26 +38,17 @@ def shape(ramp: tuple[int, int, int] | None = (2, 2, 1)) -> ClusterShape:
 
 
 def job(**changes: object) -> JobView:
-    given: dict[str, object] = {
-        "name": "j",
-        "graph": GRAPH,
-        "sequential_s": 8000.0,
-        "requirement": 0.6,
-        "limit_s": 4800.0,
-        "expected_s": {1: 8000.0, 2: 4000.0, 4: 2000.0},
-    }
-    return JobView(**(given | changes))  # type: ignore[arg-type]
+    expected_s = {1: 8000.0, 2: 4000.0, 4: 2000.0}
+    plain = JobView("j", 0, GRAPH, 0.0, 8000.0, 0.6, limit_s=4800.0, expected_s=expected_s)
+    return plain._replace(**changes)  # type: ignore[arg-type]
 
 
 def view(**changes: object) -> ClusterView:
-    given: dict[str, object] = {
-        "now_s": 1000.0,
-        "shape": shape(),
-        "occupied": 0b0001,
-        "running": (Running(3500.0, 0b0001),),
-        "preview": lambda job, degree: {1: 0b0010, 2: 0b0110}.get(degree),
-    }
-    return ClusterView(**(given | changes))  # type: ignore[arg-type]
+    running = (Running(3500.0, 0b0001),)
+    plain = ClusterView(1000.0, shape(), occupied=0b0001, running=running)
+    preview = {1: 0b0010, 2: 0b0110}
+    given = {"preview": lambda job, degree: preview.get(degree)} | changes
+    return plain._replace(**given)  # type: ignore[arg-type]
 
 
 def test_an_option_shows_for_how_long_each_server_would_be_busy() -> None:
@@ -75,12 +67,8 @@ def test_an_option_shows_for_how_long_each_server_would_be_busy() -> None:
 
 
 def test_what_nobody_knows_and_what_is_broken_counts_as_busy_for_long() -> None:
-    unknown = view(
-        occupied=0b1101,
-        broken=0b1000,
-        running=(Running(math.inf, 0b0001),),
-        preview=lambda job, degree: None,
-    )
+    running = (Running(math.inf, 0b0001),)
+    unknown = view(occupied=0b1101, broken=0b1000, running=running, preview=nowhere)
     row = Observer(LAYOUT).observe(unknown, job(), (0, 1))["remaining"][0].tolist()
     assert row == [LONGEST, 0, LONGEST, LONGEST]
 
@@ -89,10 +77,9 @@ def test_an_observer_remembers_nothing_of_the_job_before() -> None:
     observer = Observer(LAYOUT)
     observer.observe(view(), job(), (0, 1, 2))
     other = job(graph=builtin_graph("vgg16"), requirement=0.9, limit_s=7200.0)
-    again = {
-        n: a.copy() for n, a in observer.observe(view(occupied=0, running=()), other, (0,)).items()
-    }
-    fresh = Observer(LAYOUT).observe(view(occupied=0, running=()), other, (0,))
+    empty = view(occupied=0, running=())
+    again = {name: array.copy() for name, array in observer.observe(empty, other, (0,)).items()}
+    fresh = Observer(LAYOUT).observe(empty, other, (0,))
     assert all(np.array_equal(again[name], fresh[name]) for name in fresh)
 
 

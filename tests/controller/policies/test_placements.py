@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import cast
 
@@ -19,11 +20,16 @@ from patchlight.controller.policies.contract import (
     PlacementPolicy,
     Progress,
 )
-from patchlight.controller.policies.fragmentation import FragmentationAware
 from patchlight.controller.policies.order import LAST, Deadline, Fifo, LeastAttainedService, Srpt
-from patchlight.controller.policies.placement import BestFit, Consolidated, FirstFit, RackAware
+from patchlight.controller.policies.placement import (
+    BestFit,
+    Consolidated,
+    FirstFit,
+    FragmentationAware,
+    RackAware,
+    RegroupPlacement,
+)
 from patchlight.controller.policies.registry import BUILT_IN, load_policy
-from patchlight.controller.policies.regroup_placement import RegroupPlacement
 from patchlight.controller.policies.sets import joined, lowest, members, pack
 from patchlight.controller.policies.topology import Keep, Regroup
 from patchlight.testbed.errors import BadInput
@@ -37,21 +43,14 @@ def cluster(
     racks: int = 2,
     busy: set[int] | None = None,
     recent: tuple[JobView, ...] = (),
-    models: tuple[str, ...] = (),
+    models: tuple[str, ...] = ("",),
 ) -> ClusterView:
     sites = tuple(
-        GpuSite(
-            f"s{n // gpus}.g{n % gpus}",
-            n // gpus,
-            n // gpus * racks // servers,
-            models[n % len(models)] if models else "",
-        )
-        for n in range(servers * gpus)
+        GpuSite(f"s{n // gpus}.g{n % gpus}", n // gpus, n // gpus * racks // servers, model)
+        for n, model in zip(range(servers * gpus), itertools.cycle(models), strict=False)
     )
-    shape = ClusterShape(
-        sites, tuple(f"s{n}" for n in range(servers)), tuple(f"r{n}" for n in range(racks))
-    )
-    return ClusterView(0.0, shape, joined(busy or ()), recent=recent)
+    names = tuple(f"s{n}" for n in range(servers)), tuple(f"r{n}" for n in range(racks))
+    return ClusterView(0.0, ClusterShape(sites, *names), joined(busy or ()), recent=recent)
 
 
 JOB = JobView("job")

@@ -40,6 +40,15 @@ def helper():
 '''
 
 
+TWO = "class A:\n def degree(self, c, j, l): ...\n"
+BOTH = "class Mine:\n def degree(s): ...\n def place(s): ..."
+ONLY_JOB = "class Mine:\n def degree(self, job): ..."
+NONE = (
+    r"it has none of a policy's methods: expected .*degree \(partition\), place \(placement\), "
+    r"priority \(order\)"
+)
+
+
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
     path = tmp_path / "good.py"
@@ -144,18 +153,14 @@ def test_a_file_is_run_once_until_it_changes(tmp_path: Path) -> None:
         ("raise SystemExit(0)", "Mine", r"bad\.py:1: SystemExit while it was run"),
         (GOOD, "Halff", r"has no 'Halff': did you mean 'Half'"),
         ("x = 1", "Mine", r"has no 'Mine': expected a class or object with one of the methods"),
-        (GOOD, "helper", r":helper is no policy: it has none of a policy's methods: expected .*"
-                         r"degree \(partition\), place \(placement\), priority \(order\)"),
-        ("class Mine:\n def degree(s): ...\n def place(s): ...", "Mine",
-         "has degree and place, more than one of a policy's methods"),
-        ("class Mine:\n def degree(self, job): ...", "Mine",
-         r"degree cannot be called with \(cluster, job, legal\)"),
+        (GOOD, "helper", f":helper is no policy: {NONE}"),
+        (BOTH, "Mine", "has degree and place, more than one of a policy's methods"),
+        (ONLY_JOB, "Mine", r"degree cannot be called with \(cluster, job, legal\)"),
         ("class Mine:\n def choose(self, c, j, l): ...", "Mine", "it has none of a policy's"),
-        ("class A:\n def degree(self, c, j, l): ...\nclass B(A): ...", None,
-         r"has 2 policies: expected .*NAME with NAME one of A, B"),
+        (f"{TWO}class B(A): ...", None, r"has 2 policies: expected .*NAME with NAME one of A, B"),
         ("", None, "has no policies"),
     ],
-)  # fmt: skip
+)
 def test_files_that_are_no_good(tmp_path: Path, source: str, name: str | None, words: str) -> None:
     path = tmp_path / "bad.py"
     path.write_text(source)
@@ -200,12 +205,7 @@ def test_installed_policies(good: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_roll_out_is_installed_and_asks_for_a_scenario() -> None:
-    found = [
-        p
-        for p in importlib.metadata.entry_points(group=registry.GROUP)
-        if p.name == "partition.roll-out"
-    ]
-    if not found:
+    if not importlib.metadata.entry_points(group=registry.GROUP, name="partition.roll-out"):
         pytest.skip("this installation is older than the entry point: pip install -e . again")
     with pytest.raises(BadInput, match="plans with the simulator"):
         load_policy("roll-out", "partition")

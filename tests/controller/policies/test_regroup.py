@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.policies.guard import Fault, GuardedTopology
-from patchlight.controller.policies.regroup import CannotRegroup, regroup
-from patchlight.controller.policies.topology import Keep, Regroup
+from patchlight.controller.policies.topology import CannotRegroup, Keep, Regroup, regroup
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import trace_links

@@ -72,13 +72,15 @@ def test_containers_train_under_both_engines(tmp_path: Path, docker_host: str, e
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_experiment_leaves_nothing(tmp_path: Path, how: signal.Signals) -> None:
     lab = f"exp-{how.name.lower()}"
+    options = ["--name", lab, "--workers", "process", "--output", str(tmp_path / "out")]
     process = subprocess.Popen(
-        [*PATCHLIGHT, "experiment", "ofc2022", "--name", lab, "--workers", "process",
-         "--output", str(tmp_path / "out")],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        [*PATCHLIGHT, "experiment", "ofc2022", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         # A shell that runs tests in the background has them ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    )
     deadline = time.monotonic() + 60
     started = Path("/run/patchlight", lab, "lab.yaml")
     assert process.stdout is not None

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
-from patchlight.controller.policies.card import Card
+from patchlight.controller.policies.learned import Card
 from patchlight.controller.policies.observation import SCHEMA, VERSION, Layout
 from patchlight.testbed.errors import BadInput
 
@@ -24,31 +24,24 @@ def write_model(
 ) -> str:
     """A model that likes the degree best after which servers are busy the shortest in all."""
     shape = Layout(ramp, ACTIONS[1:]).shapes["remaining"]
-    made = onnx.helper.make_model(
-        onnx.helper.make_graph(
-            [
-                onnx.helper.make_node("ReduceSum", ["remaining", "axis"], ["total"], keepdims=0),
-                onnx.helper.make_node("Neg", ["total"], ["all"]),
-                onnx.helper.make_node("Add", ["all", "refusing"], ["scores"]),
-            ],
-            "least",
-            [onnx.helper.make_tensor_value_info("remaining", 1, [1, *shape])],
-            [onnx.helper.make_tensor_value_info("scores", 1, [1, len(ACTIONS)])],
-            [
-                onnx.helper.make_tensor("axis", 7, [1], [2]),
-                # Refusing leaves servers least busy: it is to be the last choice.
-                onnx.helper.make_tensor("refusing", 1, [7], [-1e6, 0, 0, 0, 0, 0, 0]),
-            ],
-        ),
-        opset_imports=[onnx.helper.make_opsetid("", 17)],
-        ir_version=8,
-    )
-    content = made.SerializeToString()
+    make = onnx.helper
+    nodes = [
+        make.make_node("ReduceSum", ["remaining", "axis"], ["total"], keepdims=0),
+        make.make_node("Neg", ["total"], ["all"]),
+        make.make_node("Add", ["all", "refusing"], ["scores"]),
+    ]
+    inputs = [make.make_tensor_value_info("remaining", 1, [1, *shape])]
+    outputs = [make.make_tensor_value_info("scores", 1, [1, len(ACTIONS)])]
+    # Refusing leaves servers least busy: it is to be the last choice.
+    refusing = make.make_tensor("refusing", 1, [7], [-1e6, 0, 0, 0, 0, 0, 0])
+    constants = [make.make_tensor("axis", 7, [1], [2]), refusing]
+    graph = make.make_graph(nodes, "least", inputs, outputs, constants)
+    opset = make.make_opsetid("", 17)
+    content = make.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
     path.write_bytes(content)
-    card = Card(
-        "least", "partition", SCHEMA, VERSION, ACTIONS, ramp, rule, "test",
-        hashlib.sha256(content).hexdigest(), notes="Leaves servers least busy.",
-    )  # fmt: skip
+    sha256, notes = hashlib.sha256(content).hexdigest(), "Leaves servers least busy."
+    seen = (SCHEMA, VERSION, ACTIONS, ramp)
+    card = Card("least", "partition", *seen, rule, "test", sha256, notes)
     path.with_suffix(".json").write_text(card.written())
     return str(path)
 
@@ -70,10 +63,9 @@ def test_it_is_shown_with_its_card(tmp_path: Path) -> None:
 
 def test_it_is_evaluated_and_stands_in_the_table(tmp_path: Path) -> None:
     model, output = write_model(tmp_path / "least.onnx"), tmp_path / "out"
-    result = CliRunner().invoke(cli, [
-        "experiment", "pac-ml", "--seeds", "1", "--laws", "A", "--processes", "1",
-        "--policies", "constant-8", "--policy", model, "--output", str(output),
-    ])  # fmt: skip
+    few = ["--seeds", "1", "--laws", "A", "--processes", "1", "--output", str(output)]
+    arguments = ["experiment", "pac-ml", *few, "--policies", "constant-8", "--policy", model]
+    result = CliRunner().invoke(cli, arguments)
     assert result.exit_code == 0, result.output
     rules = json.loads((output / "result.json").read_text())["rules"]
     # Trained for whole blocks, it runs there only.

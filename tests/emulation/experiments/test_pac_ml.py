@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,22 +15,25 @@ from patchlight.cli.experiment.group import experiment
 from patchlight.controller.policies.partition import Constant
 from patchlight.emulation.experiments.pac_ml import paper, run
 from patchlight.emulation.experiments.pac_ml.episodes import (
-    BoundTask,
+    NAMES,
+    ROLL_OUT,
     Cell,
-    EpisodeOutcome,
-    EpisodeTask,
     TaskRunner,
+    check_names,
 )
-from patchlight.emulation.experiments.pac_ml.policies import NAMES, ROLL_OUT, check_names
-from patchlight.emulation.experiments.pac_ml.report import tables_of, verdicts_of, write_report
+from patchlight.emulation.experiments.pac_ml.report import (
+    rows_beside_published,
+    tables_of,
+    write_report,
+)
 from patchlight.emulation.experiments.pac_ml.run import (
     ExperimentOptions,
     find_profiles,
     run_experiment,
 )
-from patchlight.emulation.simulator.executors import Engine, run_all
+from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
 
 SHORT = ExperimentOptions(
@@ -63,11 +63,8 @@ def quietly(options: ExperimentOptions) -> dict[str, Any]:
 
 
 def without_clocks(result: dict[str, Any]) -> dict[str, Any]:
-    kept = {
-        k: v
-        for k, v in result.items()
-        if k not in ("started_at", "duration_s", "machine", "processes", "engine")
-    }
+    measured = ("started_at", "duration_s", "machine", "processes", "engine")
+    kept = {name: value for name, value in result.items() if name not in measured}
     for laws in kept["rules"].values():
         for cell in laws.values():
             for figures in cell["policies"].values():
@@ -112,14 +109,14 @@ def test_the_report_is_json_tables_and_pictures(tmp_path: Path) -> None:
     figures = read["rules"]["ramp-block"]["A"]["policies"]["constant-1"]
     assert figures["ci95"] is None
     assert figures["jct_mean_s"] is None
-    assert [file.name for file in files[1:]] == [
-        "blocking-ramp-block.png",
-        "completion-ramp-block.png",
-    ]
+    pictures = [file.name for file in files[1:]]
+    assert pictures == ["blocking-ramp-block.png", "completion-ramp-block.png"]
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files[1:])
     assert len(tables_of(nothing)) == 2
     assert not nothing["comparable"]
-    assert verdicts_of(nothing) == []  # Nothing is claimed beside figures that do not compare.
+    assert (
+        rows_beside_published(nothing) == []
+    )  # Nothing is claimed beside figures that do not compare.
 
 
 def test_published_figures_stand_beside_only_with_the_published_profiles(
@@ -131,65 +128,16 @@ def test_published_figures_stand_beside_only_with_the_published_profiles(
     assert result["comparable"]
     figures = result["rules"]["ramp-block"]["A"]["policies"]["maximum"]
     assert figures["published"] == {"blocking_rate": 0.2624, "source": paper.NOTEBOOK}
-    rate = figures["blocking_rate"]
-    words = f"ramp-block, law A: below 0.1250 not reached (maximum {rate:.4f})"
-    assert verdicts_of(result) == [(False, words)]
-
-
-class _DiesOnce(TaskRunner):
-    """Kills the process that first does a task, unless it is the one it was made in."""
-
-    marker = ""
-    home = 0
-
-    def run(self, task: Any) -> Any:
-        if os.getpid() != self.home:
-            try:
-                Path(self.marker).touch(exist_ok=False)
-                os.kill(os.getpid(), signal.SIGKILL)
-            except FileExistsError:
-                pass
-        return super().run(task)
-
-
-@pytest.fixture
-def runner() -> TaskRunner:
-    return TaskRunner([builtin_graph("alexnet"), builtin_graph("gnmt")], 2e4)
-
-
-def test_a_process_that_dies_loses_no_result(runner: TaskRunner, tmp_path: Path) -> None:
-    tasks = [EpisodeTask(Cell("ramp-block", "A"), "random", seed) for seed in range(6)]
-    dying = _DiesOnce(runner.graphs, runner.horizon_s)
-    dying.marker, dying.home = str(tmp_path / "died"), os.getpid()
-    told: list[int] = []
-    found = run_all(tasks, dying.run, Engine("processes", 2), lambda: told.append(1))
-    assert (tmp_path / "died").exists()
-    alone = run_all(tasks, runner.run, Engine("serial"))
-    assert [_result(each) for each in found] == [_result(each) for each in alone]
-    assert len(told) == len(tasks)
-
-
-def _result(done: Any) -> Any:
-    assert isinstance(done, EpisodeOutcome)
-    return done.result
-
-
-class _DiesAlways(TaskRunner):
-    home = 0
-
-    def run(self, task: Any) -> Any:
-        if os.getpid() != self.home:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().run(task)
-
-
-def test_processes_that_always_die_are_an_error(runner: TaskRunner) -> None:
-    tasks = [BoundTask(Cell("ramp-block", "A"), seed) for seed in range(2)]
-    dying = _DiesAlways(runner.graphs, runner.horizon_s)
-    dying.home = os.getpid()
-    with pytest.raises(PatchlightError, match="processes died 3 times"):
-        run_all(tasks, dying.run, Engine("processes", 2))
-    assert not multiprocessing.active_children()
+    # The published figures are of the other placement rule.
+    assert rows_beside_published(result) == []
+    assert len(tables_of(result)) == 2
+    result = quietly(replace(options, profiles=pipedream, rules=("ramp-first-fit",)))
+    rate = result["rules"]["ramp-first-fit"]["A"]["policies"]["maximum"]["blocking_rate"]
+    assert rate == pytest.approx(0.2624, abs=0.02)
+    row = ("law A", "0.2038", f"{rate:.4f}", "maximum", f"+{100 * (rate - 0.2038):.2f} points")
+    assert rows_beside_published(result) == [row]
+    beside = tables_of(result)[-1]
+    assert tuple(cell for column in beside.columns for cell in column.cells) == row
 
 
 @pytest.mark.parametrize(
@@ -219,10 +167,9 @@ def test_names_come_once() -> None:
 @pytest.mark.usefixtures("small")
 def test_the_command_without_profiles(tmp_path: Path) -> None:
     output = tmp_path / "out"
-    result = CliRunner().invoke(experiment, [
-        "pac-ml", "--seeds", "1", "--laws", "B", "--rules", "ramp-block", "--processes", "1",
-        "--policies", "constant-4,maximum", "--output", str(output),
-    ])  # fmt: skip
+    few = ["--seeds", "1", "--laws", "B", "--rules", "ramp-block", "--processes", "1"]
+    arguments = ["pac-ml", *few, "--policies", "constant-4,maximum", "--output", str(output)]
+    result = CliRunner().invoke(experiment, arguments)
     assert result.exit_code == 0, result.output
     assert "its figures are then no comparison" in result.output
     assert "publ." not in result.output
@@ -250,11 +197,10 @@ class Mine:
 def test_a_users_policy_stands_beside_the_others(tmp_path: Path) -> None:
     mine, output = tmp_path / "mine.py", tmp_path / "out"
     mine.write_text(MINE)
-    result = CliRunner().invoke(experiment, [
-        "pac-ml", "--seeds", "1", "--first-seed", "100", "--laws", "A", "--rules", "ramp-block",
-        "--processes", "2", "--policies", "constant-4", "--policy", f"{mine}:Mine",
-        "--policy", "constant:3", "--output", str(output),
-    ])  # fmt: skip
+    few = ["--seeds", "1", "--first-seed", "100", "--laws", "A", "--rules", "ramp-block"]
+    beside = ["--policies", "constant-4", "--policy", f"{mine}:Mine", "--policy", "constant:3"]
+    arguments = ["pac-ml", *few, "--processes", "2", *beside, "--output", str(output)]
+    result = CliRunner().invoke(experiment, arguments)
     assert result.exit_code == 0, result.output
     read = json.loads((output / "result.json").read_text())
     policies = read["rules"]["ramp-block"]["A"]["policies"]
@@ -265,10 +211,8 @@ def test_a_users_policy_stands_beside_the_others(tmp_path: Path) -> None:
     assert "it answered None" in policies[f"{mine}:Mine"]["faults"]["first"]
     assert "it answered None" in result.output
     assert policies["constant-4"]["faults"] == {"count": 0, "first": ""}
-    for figures in policies.values():
-        assert {"blocking_rate", "ci95", "jct_mean_s", "decisions_per_s", "published"} <= set(
-            figures
-        )
+    keys = {"blocking_rate", "ci95", "jct_mean_s", "decisions_per_s", "published"}
+    assert all(keys <= set(figures) for figures in policies.values())
     mine_rate, constant = (policies[n]["blocking_rate"] for n in (f"{mine}:Mine", "constant-4"))
     assert mine_rate == pytest.approx(constant, abs=0.03)
     assert mine.name in result.output
@@ -278,10 +222,9 @@ def test_policies_that_cannot_run_leave_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("class Mine:\n    def degree(self): ...\n")
     (tmp_path / "no.onnx").write_bytes(b"not a model")
     output = tmp_path / "out"
-    for wrong in ("nowhere.py:Mine", str(tmp_path / "broken.py"), str(tmp_path / "no.onnx"),
-                  "nowhere.onnx", "fifo", "constant", "model.pt"):  # fmt: skip
-        result = CliRunner().invoke(
-            experiment, ["pac-ml", "--policy", wrong, "--output", str(output)]
-        )
+    broken = (str(tmp_path / "broken.py"), str(tmp_path / "no.onnx"))
+    for wrong in (*broken, "nowhere.py:Mine", "nowhere.onnx", "fifo", "constant", "model.pt"):
+        arguments = ["pac-ml", "--policy", wrong, "--output", str(output)]
+        result = CliRunner().invoke(experiment, arguments)
         assert isinstance(result.exception, BadInput), wrong
         assert not output.exists()

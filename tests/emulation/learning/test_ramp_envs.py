@@ -13,8 +13,10 @@ gymnasium = pytest.importorskip("gymnasium", reason="Gymnasium is not installed:
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 
 import patchlight.emulation.learning  # noqa: E402, F401 - registers the environments
-from patchlight.emulation.learning.envs.ramp_partition import RampPartitionEnv  # noqa: E402
-from patchlight.emulation.learning.envs.ramp_partition_vector import RampPartitionVectorEnv  # noqa: E402
+from patchlight.emulation.learning.envs.ramp_partition import (  # noqa: E402
+    RampPartitionEnv,
+    RampPartitionVectorEnv,
+)
 from patchlight.emulation.simulator.ramp import Workloads, pac_ml_scenario  # noqa: E402
 from patchlight.emulation.simulator.ramp.scenario import Scenario  # noqa: E402
 from patchlight.testbed.errors import BadInput  # noqa: E402

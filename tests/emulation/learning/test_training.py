@@ -23,7 +23,7 @@ from patchlight.emulation.learning.config import (  # noqa: E402
     read_config,
 )
 from patchlight.emulation.learning.export import export, rounded  # noqa: E402
-from patchlight.emulation.learning.trained_runs import load_run, scorer_of  # noqa: E402
+from patchlight.emulation.learning.network import load_run, scorer_of  # noqa: E402
 from patchlight.emulation.learning.training import Run, scenarios_of  # noqa: E402
 from patchlight.emulation.simulator.ramp import Workloads, run_episode  # noqa: E402
 from patchlight.testbed.errors import BadInput  # noqa: E402
@@ -37,6 +37,7 @@ environment: {laws: [A, D], num_envs: 32, horizon_s: 1e5, rule: ramp-block}
 network: {hidden: [16], busy_after_ks: [1, 4, 10]}
 evaluation: {seeds: 2, every_steps: 2000}
 """
+NO_LAW = "name: a\nenvironment: {laws: [A, E]}"
 
 
 def test_a_tiny_run_learns_writes_a_model_and_goes_on(tmp_path: Path) -> None:
@@ -136,12 +137,7 @@ def test_the_teacher_keeps_to_its_rule() -> None:
         ("name: a\nsteps: 0", 2, 8, "a whole number from 1"),
         ("name: a\nafterstates: {gamma: 1.5}", 2, 22, "at most 1"),
         ("name: a\nalgorithm: magic", 2, 12, "afterstates"),
-        (
-            "name: a\nenvironment: {laws: [A, E]}",
-            2,
-            25,
-            "'E' is not a requirement law: expected one of A",
-        ),
+        (NO_LAW, 2, 25, "'E' is not a requirement law: expected one of A"),
         ("name: a\nenvironment: {laws: A}", 2, 21, "expected a list"),
         ("name: a\nafterstates: {teacher: {A: no}}", 2, 28, "no teacher 'no'"),
         ("name: a\nenvironment: {laws: []}", 2, 14, "'laws' is empty"),

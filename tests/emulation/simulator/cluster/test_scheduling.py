@@ -22,10 +22,10 @@ from patchlight.emulation.simulator.cluster import (
     queue_jobs,
     simulate,
 )
-from patchlight.emulation.simulator.cluster.metrics import summary_of
+from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
+from patchlight.emulation.simulator.cluster.results import summary_of
 from patchlight.emulation.simulator.cluster.scheduling import QueueScheduler
 from patchlight.emulation.simulator.cluster.simulation import Simulation
-from patchlight.emulation.simulator.cluster.synthetic_jobs import SyntheticJobs
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
 
@@ -36,15 +36,8 @@ def job(name: str, at_s: float, gpus: int, lasts_s: float, **more: Any) -> Queue
     return QueueJob(JobView(name, gpus, arrived_s=at_s, **more), lasts_s)
 
 
-def run(
-    jobs: Sequence[QueueJob],
-    order: Any = None,
-    cluster: TwoLevel = FOUR,
-    placement: Any = None,
-    **settings: Any,
-) -> dict[str, JobRecord]:
-    result = whole(jobs, order, cluster, placement, **settings)
-    return {record.name: record for record in result.records}
+def run(*what: Any, **more: Any) -> dict[str, JobRecord]:
+    return {record.name: record for record in whole(*what, **more).records}
 
 
 def whole(
@@ -144,13 +137,8 @@ def test_a_broken_server_costs_what_came_after_the_last_checkpoint() -> None:
             yield Outage(400.0, 0b0011, False)
 
     jobs = [job("a", 0, 4, 300)]
-    found = run(
-        jobs,
-        cluster=TwoLevel(1, 2, 2),
-        outages=Once("server", 1, 1),
-        restart_s=10,
-        checkpoint_s=100,
-    )["a"]
+    cluster, outages = TwoLevel(1, 2, 2), Once("server", 1, 1)
+    found = run(jobs, cluster=cluster, outages=outages, restart_s=10, checkpoint_s=100)["a"]
     # 200 of 250 s are kept; it waits until the server is mended.
     assert found.ended_s == pytest.approx(400 + 10 + 100)
     assert (found.losses, found.preemptions, found.waited_s) == (1, 0, 150)
@@ -231,10 +219,8 @@ def test_views_tell_the_truth_and_stay_as_they_were() -> None:
     del seen[3]  # That was the preview.
     assert [view.now_s for view in seen] == [0, 10, 20]
     assert [view.occupied for view in seen] == [0, 0b1, 0b111]
-    assert [(r.name, r.ends_s, r.gpus) for r in seen[2].running] == [
-        ("b", 30, 0b110),
-        ("a", 100, 0b1),
-    ]
+    running = [(job.name, job.ends_s, job.gpus) for job in seen[2].running]
+    assert running == [("b", 30, 0b110), ("a", 100, 0b1)]
     assert [view.name for view in seen[2].recent] == ["a", "b", "c"]
 
 
@@ -244,14 +230,8 @@ def test_every_job_is_done_and_gpus_are_never_shared(order: Any, preempt: bool) 
     import numpy as np
 
     jobs = SyntheticJobs(count=150, load=2.0).draw(np.random.default_rng(0), 32)
-    result = whole(
-        jobs,
-        order,
-        TwoLevel(4, 2, 4, oversubscription=4),
-        RandomPlacement(1),
-        preempt=preempt,
-        outages=Outages("server", 2e5, 1e4),
-    )
+    cluster, outages = TwoLevel(4, 2, 4, oversubscription=4), Outages("server", 2e5, 1e4)
+    result = whole(jobs, order, cluster, RandomPlacement(1), preempt=preempt, outages=outages)
     records = result.records
     assert all(record.state == "done" for record in records)
     summary = summary_of(result)

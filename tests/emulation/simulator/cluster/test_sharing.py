@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from patchlight.controller.policies.contract import JobView
 from patchlight.emulation.simulator.cluster import QueueJob, Training, TwoLevel
+from patchlight.emulation.simulator.cluster.cluster import Demand
 from patchlight.emulation.simulator.cluster.jobs import load_of
-from patchlight.emulation.simulator.cluster.sharing import Demand, fair_rates
+from patchlight.emulation.simulator.cluster.sharing import fair_rates
 from patchlight.testbed.errors import BadInput
 
 

@@ -18,10 +18,10 @@ from click.testing import CliRunner
 
 from patchlight.cli.simulate import simulate
 from patchlight.emulation.simulator.cluster import Settings, TwoLevel, plots, queue_jobs
+from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
 from patchlight.emulation.simulator.cluster.report import result_of
 from patchlight.emulation.simulator.cluster.results import JobRecord
 from patchlight.emulation.simulator.cluster.sweep import Combination, Sweep, combinations, run_sweep
-from patchlight.emulation.simulator.cluster.synthetic_jobs import SyntheticJobs
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.traces import read_trace
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -66,18 +66,13 @@ def test_a_table_plots_and_every_job(trace: Path, tmp_path: Path) -> None:
 
 
 def test_every_combination_and_json(trace: Path, tmp_path: Path) -> None:
-    done = command(
-        trace, tmp_path / "out", "--cluster", "1x1x4", "--order", "fifo, srpt", "--placement",
-        "first-fit,best-fit", "--engine", "serial", "--json", "--backfill",
-    )  # fmt: skip
+    several = ("--order", "fifo, srpt", "--placement", "first-fit,best-fit")
+    options = ("--cluster", "1x1x4", "--engine", "serial", "--json", "--backfill")
+    done = command(trace, tmp_path / "out", *several, *options)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert [run["name"] for run in found["runs"]] == [
-        "fifo first-fit",
-        "fifo best-fit",
-        "srpt first-fit",
-        "srpt best-fit",
-    ]
+    names = ["fifo first-fit", "fifo best-fit", "srpt first-fit", "srpt best-fit"]
+    assert [run["name"] for run in found["runs"]] == names
     assert found == json.loads((tmp_path / "out/result.json").read_text())
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 4
 
@@ -226,8 +221,8 @@ def test_two_files_of_one_name_and_words_in_brackets(trace: Path, tmp_path: Path
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "mine.py").write_text(RAISES)
         written.append(f"{tmp_path}/{folder}/mine.py:Mine")
-    done = command(trace, tmp_path / "out", "--cluster", "1x1x4", "--engine", "serial",
-                   "--placement", ",".join(written))  # fmt: skip
+    options = ("--cluster", "1x1x4", "--engine", "serial", "--placement", ",".join(written))
+    done = command(trace, tmp_path / "out", *options)
     assert done.exit_code == 0, done.output
     assert "[/red] [bold]" in done.output
     runs = json.loads((tmp_path / "out/result.json").read_text())["runs"]

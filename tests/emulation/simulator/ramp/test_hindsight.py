@@ -17,11 +17,10 @@ from patchlight.emulation.simulator.ramp import (
     pac_ml_scenario,
     run_episode,
 )
-from patchlight.emulation.simulator.ramp.arrivals import PoissonArrivals
 from patchlight.emulation.simulator.ramp.hindsight import hindsight_bound, shortest_s
-from patchlight.emulation.simulator.ramp.placement import PlacementRule
-from patchlight.emulation.simulator.ramp.ramp import RampShape
+from patchlight.emulation.simulator.ramp.ramp import PlacementRule, RampShape
 from patchlight.emulation.simulator.ramp.requirements import fixed
+from patchlight.emulation.simulator.ramp.scenario import PoissonArrivals
 from patchlight.testbed.graphs import ComputationGraph, Operation
 
 
@@ -37,7 +36,6 @@ def tiny(seconds: tuple[float, ...], betas: tuple[float, ...], jobs: int) -> Sce
 
 
 def best_possible(scenario: Scenario, seed: int, counting: str) -> float:
-    """Tries every sequence of decisions."""
     degrees_there = scenario.workloads.degrees
     jobs = len(scenario.jobs(seed)) - 1
     rates = []
@@ -70,11 +68,8 @@ def test_it_is_zero_where_all_fit_and_all_where_none_can() -> None:
 
 @pytest.mark.parametrize("rule", ["ramp-block", "ramp-first-fit"])
 def test_it_is_below_every_policy(computed: Workloads, rule: str) -> None:
-    heavy = replace(
-        pac_ml_scenario(computed, "A", rule, horizon_s=2e5),
-        arrivals=PoissonArrivals(250.0),
-        replication=None,
-    )
+    plain = pac_ml_scenario(computed, "A", rule, horizon_s=2e5)
+    heavy = replace(plain, arrivals=PoissonArrivals(250.0), replication=None)
     for counting in ("faithful", "corrected"):
         bound = hindsight_bound(heavy, 1, counting).blocking_rate
         for policy in (Constant(4), Constant(8), RandomDegree(0)):

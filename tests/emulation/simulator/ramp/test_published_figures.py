@@ -18,7 +18,7 @@ from patchlight.emulation.simulator.ramp import (
     pac_ml_scenario,
     run_episode,
 )
-from patchlight.emulation.simulator.ramp.placement import PlacementRule
+from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 
 # The rates that were measured by running the peer, one seed, or that its authors published.
 PEER = [

@@ -19,10 +19,7 @@ RAMP = Ramp(PAC_ML_SHAPE)
         (4, [(2, 2, 1), (4, 1, 1), (2, 1, 2)]),
         (6, [(3, 1, 2), (3, 2, 1)]),
         (8, [(2, 2, 2), (4, 1, 2), (4, 2, 1)]),
-        (10, []),
-        (12, []),
-        (14, []),
-        (16, [(4, 4, 1)]),
+        *((10, []), (12, []), (14, []), (16, [(4, 4, 1)])),
     ],
 )
 def test_shapes_of_the_papers_cluster(count: int, shapes: list[tuple[int, int, int]]) -> None:
@@ -45,12 +42,8 @@ def test_coordinates_and_numbers_are_inverse() -> None:
 def test_first_fit_takes_shapes_and_origins_in_turn() -> None:
     first = RAMP.first_free(4, 0)
     assert first is not None
-    assert [RAMP.coordinates(s) for s in first.servers] == [
-        (0, 0, 0),
-        (0, 1, 0),
-        (1, 0, 0),
-        (1, 1, 0),
-    ]
+    square = [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0)]
+    assert [RAMP.coordinates(server) for server in first.servers] == square
     second = RAMP.first_free(4, first.mask)
     assert second is not None
     assert {RAMP.coordinates(s)[2] for s in second.servers} == {1}

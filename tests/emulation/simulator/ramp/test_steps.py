@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 
 from patchlight.emulation.simulator.ramp import PAC_ML_SHAPE, Ramp, Workloads
-from patchlight.emulation.simulator.ramp.collectives import RampTiming
-from patchlight.emulation.simulator.ramp.placement import (
+from patchlight.emulation.simulator.ramp.ramp import (
     PlacementRule,
+    RampShape,
     place,
     place_one_by_one,
     sub_blocks,
 )
-from patchlight.emulation.simulator.ramp.ramp import RampShape
-from patchlight.emulation.simulator.ramp.steps import step_time
+from patchlight.emulation.simulator.ramp.steps import RampTiming, step_time
 from patchlight.testbed.graphs import ComputationGraph, Operation, mirror, partition, read_graph
 
 RAMP, TIMING = Ramp(PAC_ML_SHAPE), RampTiming()

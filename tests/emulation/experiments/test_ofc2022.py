@@ -1,0 +1,265 @@
+"""The experiment of OFC 2022: its jobs, and the figures and report of measurements by formula."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchlight.emulation.experiments.ofc2022.analysis import (
+    case_figures,
+    iteration_ends,
+    live_figures,
+    reduction,
+)
+from patchlight.emulation.experiments.ofc2022.measurements import CaseRun
+from patchlight.emulation.experiments.ofc2022.report import rows_of, write_report
+from patchlight.emulation.experiments.ofc2022.results import Setting, result_of
+from patchlight.emulation.experiments.ofc2022.scenario import GRADIENT_BYTES, jobs_of
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.wiring import trace_links
+
+
+def tors(lab: Lab, hosts: tuple[str, ...]) -> list[str | None]:
+    links = trace_links(lab, lab.initial_maps)
+    return [links.switch_of(lab, lab.host(name).endpoint) for name in hosts]
+
+
+def models(lab: Lab, hosts: tuple[str, ...]) -> list[str]:
+    return [gpu.model for name in hosts if (gpu := lab.host(name).gpu) is not None]
+
+
+def test_case_a_is_four_m40_beside_two_titan_v(lab: Lab) -> None:
+    first, second = jobs_of("a", lab, 12)
+    assert [h.partition(".")[2] for h in first.hosts] == ["gpu0", "gpu2", "gpu4", "gpu5"]
+    assert [h.partition(".")[2] for h in second.hosts] == ["gpu1", "gpu3"]
+    assert models(lab, first.hosts) == ["Tesla M40"] * 4
+    assert models(lab, second.hosts) == ["Titan V"] * 2
+
+
+def test_case_b_is_two_jobs_of_three_that_mirror_each_other(lab: Lab) -> None:
+    first, second = jobs_of("b", lab, 12)
+    assert [h.partition(".")[2] for h in first.hosts] == ["gpu0", "gpu2", "gpu1"]
+    assert [h.partition(".")[2] for h in second.hosts] == ["gpu5", "gpu4", "gpu3"]
+    # The same GPU at the same place of the ring, under the other ToR.
+    assert models(lab, first.hosts) == models(lab, second.hosts)
+    other = {"tor1": "tor2", "tor2": "tor1"}
+    assert [other[str(tor)] for tor in tors(lab, first.hosts)] == tors(lab, second.hosts)
+
+
+@pytest.mark.parametrize("case", ["a", "b"])
+def test_rings_alternate_over_the_tors_and_share_no_gpu(lab: Lab, case: str) -> None:
+    jobs = jobs_of(case, lab, 12)
+    for job in jobs:
+        assert all(a != b for a, b in pairwise(tors(lab, job.hosts)))
+    hosts = [host for job in jobs for host in job.hosts]
+    assert sorted(hosts) == sorted(host.name for host in lab.hosts)
+
+
+def test_every_job_trains_over_the_same_data(lab: Lab) -> None:
+    for case in ("a", "b"):
+        for job in jobs_of(case, lab, 12):
+            assert job.iterations * len(job.hosts) == 12 * 4
+            assert job.gradient_bytes == GRADIENT_BYTES == 553_440_000
+
+
+def test_a_lab_that_cannot_show_anything_is_refused(lab: Lab) -> None:
+    with pytest.raises(BadInput, match="no case 'c'"):
+        jobs_of("c", lab, 12)
+    with pytest.raises(BadInput, match="expected 1 or more"):
+        jobs_of("a", lab, 0)
+    with pytest.raises(
+        BadInput, match="cannot give jobs of 4 and 2 GPUs: it has 2 × Tesla M40, 2 × Titan V"
+    ):
+        jobs_of("a", lab.with_changes(servers=(lab.servers[0], lab.servers[1])), 12)
+
+    ocs = lab.circuit_switches[0]
+    dark = lab.with_changes(circuit_switches=(replace(ocs, initial=PortMap()),))
+    with pytest.raises(BadInput, match="not lit onto a packet switch"):
+        jobs_of("a", dark, 12)
+    one_tor = PortMap.duplex((nic, nic + 6) for nic in range(1, 7))
+    regrouped = lab.with_changes(circuit_switches=(replace(ocs, initial=one_tor),))
+    with pytest.raises(BadInput, match="all on one packet switch already"):
+        jobs_of("a", regrouped, 12)
+
+    server = lab.servers[0]
+    strange = replace(server, gpus=tuple(replace(g, model="Voodoo 2") for g in server.gpus))
+    with pytest.raises(BadInput, match="Voodoo 2, whose compute time is not known"):
+        jobs_of("a", lab.with_changes(servers=(strange, *lab.servers[1:])), 12)
+
+
+Simulate = Callable[..., CaseRun]
+
+STATIC_S = 0.5 + 1.5 * 3 * GRADIENT_BYTES * 8 / 10e9  # an iteration of case (a): 3 flows cross
+OPTICAL_S = 0.5 + 1.5 * GRADIENT_BYTES * 8 / 40e9
+
+
+def test_times_are_those_of_the_first_job(simulate: Simulate) -> None:
+    static, optical = case_figures(simulate("a", "static")), case_figures(simulate("a", "optical"))
+    assert static.iterations == 12
+    assert static.completion_s == pytest.approx(12 * STATIC_S, abs=0.01)
+    assert static.iteration_s == pytest.approx(STATIC_S, abs=0.001)
+    assert optical.completion_s == pytest.approx(12 * OPTICAL_S, abs=0.01)
+    assert reduction(static, optical) == pytest.approx(1 - OPTICAL_S / STATIC_S, abs=0.001)
+
+
+def test_utilization_and_throughput_are_means_over_the_run(simulate: Simulate) -> None:
+    figures = case_figures(simulate("a", "static"))
+    assert figures.gpu_utilization == pytest.approx(0.5 / STATIC_S, abs=0.01)
+    sent_bits = 1.5 * GRADIENT_BYTES * 8
+    assert figures.throughput_bps == pytest.approx(sent_bits / STATIC_S, rel=0.02)
+    assert figures.throughput_peak_bps == pytest.approx(10e9 / 3, rel=0.01)
+    assert figures.compute_s == pytest.approx(0.5)
+
+
+def test_samples_from_outside_the_run_count_for_nothing(simulate: Simulate) -> None:
+    run = simulate("a", "optical")
+    late = tuple(replace(s, at=s.at + 1000, utilization=1.0) for s in run.gpus)
+    assert case_figures(replace(run, gpus=run.gpus + late)) == case_figures(run)
+    with pytest.raises(PatchlightError, match=r"no sample of GPU utilisation of server1\.gpu0"):
+        case_figures(replace(run, gpus=late))
+
+
+def test_a_lost_or_doubled_iteration_is_an_error_not_a_figure(simulate: Simulate) -> None:
+    run = simulate("b", "static")
+    job = run.jobs[0]
+    assert len(iteration_ends(job)) == 16
+    lost = replace(job, iterations=tuple(i for i in job.iterations if (i.rank, i.index) != (2, 7)))
+    with pytest.raises(PatchlightError, match=r"missing \(rank, iteration\): \[\(2, 7\)\]"):
+        case_figures(replace(run, jobs=(lost, *run.jobs[1:])))
+    doubled = replace(job, iterations=(*job.iterations, job.iterations[0]))
+    with pytest.raises(PatchlightError, match="49 reports of iterations instead of 48"):
+        iteration_ends(doubled)
+
+
+def test_live_compares_whole_iterations_before_and_after(simulate: Simulate) -> None:
+    run = simulate("a", "live")
+    figures = live_figures(run)
+    assert figures.iteration_before_s == pytest.approx(STATIC_S, abs=0.01)
+    assert figures.iteration_after_s == pytest.approx(OPTICAL_S, abs=0.01)
+    assert figures.longest_gap_s == pytest.approx(STATIC_S, abs=0.01)
+    assert figures.iterations_before + figures.iterations_after == 10  # 11 gaps, one changed in
+
+
+def test_live_without_its_change_is_an_error(simulate: Simulate) -> None:
+    run = simulate("a", "live")
+    with pytest.raises(PatchlightError, match="had 0 reconfigurations instead of one"):
+        live_figures(replace(run, reconfigurations=()))
+    change = run.reconfigurations[0]
+    early = replace(change, started_at=change.started_at - 1000)
+    with pytest.raises(PatchlightError, match="left 0 whole iterations before"):
+        live_figures(replace(run, reconfigurations=(early,)))
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+STARTED = "2024-01-01T00:00:00+00:00"
+SETTING = Setting("ofc2022", 1000, 12, "process", "ryu", STARTED, 100.0, {"cores": 2})
+ALWAYS = ("report.html", "result.json", "measurements.json", "completion.png")
+
+
+@pytest.fixture(scope="module")
+def runs(simulate: Simulate) -> list[CaseRun]:
+    cases = [simulate(case, wiring) for case in "ab" for wiring in ("static", "optical")]
+    return [*cases, simulate("a", "live")]
+
+
+@pytest.fixture(scope="module")
+def result(runs: list[CaseRun]) -> dict[str, Any]:
+    return result_of(SETTING, runs)
+
+
+def test_the_result_holds_what_the_schema_promises(result: dict[str, Any]) -> None:
+    for case in "ab":
+        found = result["cases"][case]
+        for wiring in ("static", "optical"):
+            for name in ("completion_s", "iteration_s", "gpu_utilization", "throughput_bps"):
+                assert found[wiring][name] > 0
+        assert 0 < found["reduction"] < 1
+        assert found["paper_reduction"] == pytest.approx({"a": 0.732, "b": 0.620}[case])
+    live = result["live"]
+    assert live["iteration_after_s"] < live["iteration_before_s"]
+    assert live["longest_gap_s"] > 0
+    assert list(result["reconfiguration"]["stages_s"]) == ["read", "drain", "make", "undrain"]
+    assert json.loads(json.dumps(result)) == result
+
+
+def _keys(value: Any, prefix: str = "") -> set[str]:
+    if isinstance(value, dict):
+        return {k for name, v in value.items() for k in ({f"{prefix}{name}"} | _keys(v))}
+    if isinstance(value, list):
+        return {k for v in value for k in _keys(v)}
+    return set()
+
+
+def test_every_key_of_the_result_is_documented(result: dict[str, Any]) -> None:
+    documented = set(
+        re.findall(r"`([A-Za-z_0-9]+)`", (ROOT / "docs/result-ofc2022.md").read_text("utf-8"))
+    )
+    free = {"a", "b", "cores", *result["parameters"]["compute_s"]}
+    free |= set(result["reconfiguration"]["stages_s"])
+    assert _keys(result) - free - documented == set()
+
+
+def test_each_figure_of_the_paper_has_its_difference(
+    simulate: Simulate, result: dict[str, Any]
+) -> None:
+    # Nothing was rewired: "optical" measured like static.
+    static = simulate("a", "static")
+    unchanged = CaseRun("a", "optical", static.jobs, static.ports, static.gpus)
+    same = result_of(SETTING, [static, unchanged])
+    assert [(c["name"], c["paper"], c["measured"]) for c in same["comparisons"]] == [
+        ("cases.a.reduction", 0.732, 0.0),
+        ("cases.a.gpu_utilization_ratio", 3.0, 1.0),
+    ]
+    assert [c["difference"] for c in same["comparisons"]] == pytest.approx([-0.732, -2.0])
+    assert [(row[1], row[2], row[4]) for row in rows_of(same) if row[4]] == [
+        ("completion time lower by", "73.2 %", "−73.2 points"),
+        ("GPU utilisation, static → optical", "× 3", "−2.0"),
+    ]
+    names = ["cases.a.reduction", "cases.a.gpu_utilization_ratio", "cases.b.reduction"]
+    assert [comparison["name"] for comparison in result["comparisons"]] == names
+
+
+def test_reports_are_written_whole(
+    result: dict[str, Any], runs: list[CaseRun], tmp_path: Path
+) -> None:
+    files = write_report(result, runs, tmp_path / "out")
+    assert {f.name for f in files} == {*ALWAYS, "case-a.png", "case-b.png", "live.png"}
+    assert json.loads((tmp_path / "out/result.json").read_text()) == result
+    page = (tmp_path / "out/report.html").read_text()
+    assert page.count("data:image/png;base64,") == 4
+    assert not re.search(r"(src|href)='?\"?(https?:|/)", page)  # self-contained
+    assert "consistent with" in page
+    for plot in (f for f in files if f.suffix == ".png"):
+        assert plot.read_bytes().startswith(b"\x89PNG")
+        assert plot.stat().st_size > 10_000
+
+
+def test_a_part_of_the_cases_gives_a_part_of_the_result(
+    runs: list[CaseRun], tmp_path: Path
+) -> None:
+    result = result_of(SETTING, runs[2:4])
+    assert list(result["cases"]) == ["b"]
+    assert "live" not in result
+    files = write_report(result, runs[2:4], tmp_path)
+    assert {file.name for file in files} == {*ALWAYS, "case-b.png"}
+    only_live = result_of(SETTING, runs[4:])
+    assert only_live["cases"] == {}
+    assert only_live["comparisons"] == []
+
+
+def test_a_folder_that_cannot_be_written_is_said(
+    result: dict[str, Any], runs: list[CaseRun], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PatchlightError, match="cannot write the results"):
+        write_report(result, runs, tmp_path / "file" / "out")
