@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from enum import Enum, auto
 
 from patchlight.controller.changes.device_maps import Decide, Maps
 from patchlight.controller.changes.executor import lock_ports, restore
@@ -29,6 +30,16 @@ from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import Links
 
 log = logging.getLogger("patchlight.circuits")
+
+
+class Progress(Enum):
+    """How far an attempt at a change came."""
+
+    ENDED = auto()
+    """The change is at its end, whichever; its record says which."""
+
+    PLAN_AGAIN = auto()
+    """Nothing was written: the maps that the plan was made from are out of date."""
 
 
 class Change:
@@ -54,7 +65,7 @@ class Change:
         try:
             # First from the maps as last read, which are read again before the first
             # write; if they are out of date, once more from those that the devices have.
-            if not await self._attempt(from_memory=True):
+            if await self._attempt(from_memory=True) is Progress.PLAN_AGAIN:
                 await self._attempt(from_memory=False)
         except Exception as error:
             # What fails once something was written is rolled back where it fails. An intent
@@ -68,15 +79,12 @@ class Change:
                 self._close()
         return self.record
 
-    async def _attempt(self, *, from_memory: bool) -> bool:
-        """Plan, check and carry out; whether the change is at its end, whichever.
-
-        If not, nothing was written: the maps that the plan was made from are out of date.
-        """
+    async def _attempt(self, *, from_memory: bool) -> Progress:
+        """Plan, check and carry out."""
         parts, record = self._parts, self.record
         remembered = parts.maps.last if from_memory else None
         if from_memory and (self._options.planned_from or remembered is None):
-            return False
+            return Progress.PLAN_AGAIN
         with record.stage("read"):
             maps = remembered if remembered is not None else await parts.maps.read()
         with record.stage("plan"):
@@ -84,14 +92,14 @@ class Change:
                 self._plan = parts.maps.plan(maps, self._decide)
             except PatchlightError:
                 if from_memory:
-                    return False
+                    return Progress.PLAN_AGAIN
                 raise
             self._committed = parts.committed.after(self._plan, self._options.adopts)
             fill_record(record, self._plan, self._committed)
         with record.stage("check"):
             preflight = await self._check()
         if from_memory and (preflight.objections or not self._plan):
-            return False
+            return Progress.PLAN_AGAIN
         if not record.id:
             self._prepared_intent()()
         if preflight.objections:
@@ -103,7 +111,7 @@ class Change:
             record.state = "committed"
         else:
             return await self._carry_out(preflight, from_memory=from_memory)
-        return True
+        return Progress.ENDED
 
     async def _check(self) -> PreflightResult:
         """What speaks against the plan. Where nothing does at once, it is in the journal after."""
@@ -131,7 +139,7 @@ class Change:
 
         return journal
 
-    async def _carry_out(self, preflight: PreflightResult, *, from_memory: bool) -> bool:
+    async def _carry_out(self, preflight: PreflightResult, *, from_memory: bool) -> Progress:
         """Drain, read once more, and write if the maps are those that the plan was made from."""
         parts, plan, record = self._parts, self._plan, self.record
         try:
@@ -152,11 +160,11 @@ class Change:
                 record.note([f"planned anew: {changed}"])
                 # The new plan may be refused: then what was to go from the old one has to stay.
                 await self._set_flows(parts.maps.links(maps.everywhere))
-                return False
+                return Progress.PLAN_AGAIN
             else:
                 self._refuse(changed)
                 await self._set_flows(plan.links_before)
-            return True
+            return Progress.ENDED
         finally:
             with record.stage("undrain"):
                 await parts.traffic.undrain()
