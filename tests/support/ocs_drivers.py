@@ -5,6 +5,9 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
+from typing import TypeVar
+
+import pytest
 
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.drivers.calient.rest import CalientRest
@@ -16,6 +19,9 @@ from patchlight.controller.circuits.drivers.polatis.scpi import PolatisScpi
 from patchlight.controller.circuits.drivers.polatis.tl1 import PolatisTl1
 from patchlight.controller.circuits.drivers.telescent import TELESCENT, TelescentSsh
 from patchlight.controller.circuits.protocols.session import Timeouts
+from patchlight.emulation.optical.crossbar import NoCrossbar
+from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.protocols.http_server import HttpServer
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import CrossConnect, PortMap
 
@@ -29,6 +35,7 @@ SESSION_DRIVERS: Mapping[str, Callable[..., CircuitDriver]] = {
     "glimmerglass-tl1": GlimmerglassTl1,
     "telescent-ssh": TelescentSsh,
 }
+S = TypeVar("S", bound=HttpServer)
 FIRST_MAP = PortMap.duplex([(1, 7)])
 PASSWORD = 'pa;ss"wörd:/1'
 
@@ -81,3 +88,21 @@ async def listening(
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
+
+
+@contextlib.asynccontextmanager
+async def emulated(
+    server: type[S], switch: CircuitSwitch
+) -> AsyncIterator[tuple[CircuitSwitch, EmulatedOcs, S]]:
+    """A device in this process: its switch with its address, itself, and its server."""
+    device = EmulatedOcs(switch, {1: 0.0}, NoCrossbar())
+    await device.open()
+    front = server(device)
+    async with listening(front.serve, front.tls) as address:
+        yield replace(switch, address=address), device, front
+    await device.close()
+
+
+def drivers(*names: str) -> pytest.MarkDecorator:
+    """For tests of ``device``: with these drivers only."""
+    return pytest.mark.parametrize("shared", names, indirect=True)

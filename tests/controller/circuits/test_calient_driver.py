@@ -19,8 +19,6 @@ from patchlight.controller.circuits.protocols.http.dialects import CALIENT as RE
 from patchlight.controller.circuits.protocols.session import Session, Timeouts
 from patchlight.controller.circuits.protocols.tl1.client import Tl1Client
 from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT
-from patchlight.emulation.optical.crossbar import NoCrossbar
-from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.http_server import Request
 from patchlight.emulation.optical.switch_matrix import Circuit, Reason, RequestRefused
 from patchlight.emulation.optical.vendors.calient_rest import CalientRestServer
@@ -34,13 +32,14 @@ from tests.support.ocs_drivers import (
     circuit,
     circuits,
     driver_of,
-    listening,
+    drivers,
+    emulated,
     opened,
 )
 
 THERE, BACK = circuits("17>18", "18>17")
-over_tl1 = pytest.mark.parametrize("shared", ["calient-tl1"], indirect=True)
-over_rest = pytest.mark.parametrize("shared", ["calient-rest"], indirect=True)
+over_tl1 = drivers("calient-tl1")
+over_rest = drivers("calient-rest")
 
 
 @pytest_asyncio.fixture
@@ -211,38 +210,20 @@ class ParkingFront(CalientRestServer):
 async def test_a_unit_that_parks_what_is_added(bulk: bool) -> None:
     pairs = circuits("3>9", "4>10", "5>11")
     switch = CircuitSwitch("ocs1", "calient-rest", "", 16, 0.005, initial=FIRST_MAP)
-    emulated = EmulatedOcs(switch, {1: 0.0}, NoCrossbar())
-    await emulated.open()
-    front = ParkingFront(emulated)
-    async with listening(front.serve, front.tls) as address:
-        driver = CalientRest(replace(switch, address=address), "", replace(REST, bulk=bulk))
+    async with emulated(ParkingFront, switch) as (switch, ocs, _):
+        driver = CalientRest(switch, "", replace(REST, bulk=bulk))
         outcome = await driver.connect(pairs)
         assert outcome.done == (pairs[0], pairs[1])
         assert outcome.refused[0].words == "409: Failed: port 1.1.5"
         # What could not be activated was ours: nothing of it is left.
-        assert PortMap.of(c for held in emulated.matrix for c in held.directions) == (
+        assert PortMap.of(c for held in ocs.matrix for c in held.directions) == (
             PortMap.of([*FIRST_MAP, *pairs[:2]])
         )
-        assert await driver.read_map() == emulated.map
+        assert await driver.read_map() == ocs.map
         await driver.close()
-    await emulated.close()
 
 
-@over_rest
-async def test_a_unit_that_is_deactivated_first_and_takes_short_lists(device: Running) -> None:
-    deactivate = REST.activate.replace("activate", "deactivate")
-    dialect = replace(REST, deactivate=deactivate, bulk_limit=2)
-    driver = CalientRest(device.switch, PASSWORD, dialect)
-    await driver.open()
-    pairs = [CrossConnect(n, n) for n in range(10, 15)]
-    assert (await driver.connect(pairs)).complete
-    assert (await driver.disconnect(pairs)).complete
-    assert await driver.read_map() == FIRST_MAP
-    assert await driver.alarms() == ()
-    await driver.close()
-
-
-@pytest.mark.parametrize("shared", ["calient-rest", "polatis-restconf"], indirect=True)
+@drivers("calient-rest", "polatis-restconf")
 async def test_power_goes_through_a_circuit(driver: CircuitDriver) -> None:
     asked = [DirectedPort("in", 1), DirectedPort("out", 7), DirectedPort("out", 8)]
     deadline = time.monotonic() + 5

@@ -5,24 +5,29 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from patchlight.controller.circuits.contract import CircuitDriver, DeviceUnreachable, DirectedPort
+from patchlight.controller.circuits.protocols.http import dialects as http
 from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.portmap import CrossConnect, PortMap
 from tests.support.emulated_devices import Running, lab_file, running
 from tests.support.ocs_drivers import (
     FIRST_MAP,
+    PASSWORD,
     SESSION_DRIVERS,
     circuit,
     circuits,
     driver_of,
+    drivers,
     opened,
 )
 
+DEACTIVATE = http.CALIENT.activate.replace("activate", "deactivate")
 LISTS = ("polatis-scpi", "polatis-tl1", "glimmerglass-tl1")
 SSH = ("polatis-netconf", "telescent-ssh")
 
@@ -42,10 +47,6 @@ STUCK = {
     "polatis-netconf": "has failed",
     "telescent-ssh": "ERROR: the robot failed at port 9",
 }
-
-
-def drivers(*names: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("shared", names, indirect=True)
 
 
 def without(*names: str) -> pytest.MarkDecorator:
@@ -281,6 +282,30 @@ async def test_many_ports_are_asked_for_within_the_device_s_limits(driver: Circu
     pairs = [CrossConnect(n, 97 - n) for n in range(8, 89)]
     assert (await driver.connect(pairs)).complete
     assert (await driver.disconnect(pairs)).complete
+
+
+@pytest.mark.parametrize(
+    ("shared", "dialect"),
+    [
+        (
+            "polatis-restconf",
+            replace(http.POLATIS, guard=False, list_limit=2, system_alarms="/data/nothing"),
+        ),
+        ("calient-rest", replace(http.CALIENT, bulk_limit=2, deactivate=DEACTIVATE)),
+    ],
+    indirect=["shared"],
+)
+async def test_a_unit_that_takes_short_lists_and_differs_otherwise(
+    device: Running, dialect: http.HttpDialect
+) -> None:
+    driver = SESSION_DRIVERS[device.switch.driver](device.switch, PASSWORD, dialect)
+    await driver.open()
+    pairs = [CrossConnect(n, n) for n in range(10, 15)]
+    assert (await driver.connect(pairs)).complete
+    assert (await driver.disconnect(pairs)).complete
+    assert await driver.read_map() == FIRST_MAP
+    assert await driver.alarms() == ()
+    await driver.close()
 
 
 @pytest.mark.parametrize("name", SESSION_DRIVERS)

@@ -26,16 +26,20 @@ from patchlight.emulation.optical.protocols.http_server import server_context
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
 from tests.support.emulated_devices import Running, lab_file, running
-from tests.support.ocs_drivers import FIRST_MAP, PASSWORD, circuits, driver_of, listening, opened
+from tests.support.ocs_drivers import (
+    FIRST_MAP,
+    PASSWORD,
+    circuits,
+    driver_of,
+    drivers,
+    listening,
+    opened,
+)
 
 HTTP = ("calient-rest", "polatis-restconf")
 TL1 = ("calient-tl1", "polatis-tl1", "glimmerglass-tl1")
 SSH = ("polatis-netconf", "telescent-ssh")
 ENCODED = base64.b64encode(f"admin:{PASSWORD}".encode()).decode()
-
-
-def drivers(*names: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("shared", names, indirect=True)
 
 
 async def refused(driver: CircuitDriver, kind: type[PatchlightError]) -> PatchlightError:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
-
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.drivers.polatis.restconf import PolatisRestconf
-from patchlight.controller.circuits.protocols.http.dialects import POLATIS
-from patchlight.emulation.optical.crossbar import NoCrossbar
-from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.http_server import Request, Response
 from patchlight.emulation.optical.vendors.polatis_restconf import PolatisRestconfServer
 from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.portmap import PortMap
 from tests.support.emulated_devices import Running
-from tests.support.ocs_drivers import FIRST_MAP, PASSWORD, circuit, circuits, listening
-
-on_the_device = pytest.mark.parametrize("shared", ["polatis-restconf"], indirect=True)
+from tests.support.ocs_drivers import FIRST_MAP, circuit, circuits, drivers, emulated
 
 
 class SharedFront(PolatisRestconfServer):
@@ -35,11 +26,8 @@ class SharedFront(PolatisRestconfServer):
 
 async def test_a_map_that_changed_meanwhile_is_left_alone() -> None:
     switch = CircuitSwitch("ocs1", "polatis-restconf", "", 32, 0.005, initial=FIRST_MAP)
-    emulated = EmulatedOcs(switch, {1: 0.0}, NoCrossbar())
-    await emulated.open()
-    front = SharedFront(emulated)
-    async with listening(front.serve, front.tls) as address:
-        driver = PolatisRestconf(replace(switch, address=address), "")
+    async with emulated(SharedFront, switch) as (switch, _, front):
+        driver = PolatisRestconf(switch, "")
         await driver.open()
         front.left = 1
         (refusal,) = (await driver.connect(circuits("3>9"))).refused
@@ -60,10 +48,9 @@ async def test_a_map_that_changed_meanwhile_is_left_alone() -> None:
         assert await driver.read_map() == PortMap.of([*FIRST_MAP, (3, 20)])
         assert (await driver.disconnect(circuits("3>20", "1>7"))).complete
         await driver.close()
-    await emulated.close()
 
 
-@on_the_device
+@drivers("polatis-restconf")
 async def test_alarms_are_told_as_they_appear(device: Running, driver: CircuitDriver) -> None:
     before = len(await driver.alarms())
     for _ in range(2):
@@ -73,16 +60,3 @@ async def test_alarms_are_told_as_they_appear(device: Running, driver: CircuitDr
     assert [alarm.severity for alarm in alarms] == ["critical", "critical"]
     assert "fan 2 stands still" in alarms[0].words
     assert len(await driver.alarms()) == before + 2
-
-
-@on_the_device
-async def test_a_unit_without_guard_and_alarms_that_takes_short_lists(device: Running) -> None:
-    dialect = replace(POLATIS, guard=False, list_limit=2, system_alarms="/data/nothing")
-    driver = PolatisRestconf(device.switch, PASSWORD, dialect)
-    await driver.open()
-    pairs = [CrossConnect(n, n) for n in range(10, 15)]
-    assert (await driver.connect(pairs)).complete
-    assert (await driver.disconnect(pairs)).complete
-    assert await driver.read_map() == FIRST_MAP
-    assert await driver.alarms() == ()
-    await driver.close()
