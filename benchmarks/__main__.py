@@ -1,7 +1,6 @@
 """Runs the benchmarks, prints their figures as a table and writes them as JSON.
 
-Each module named in ``MODULES`` has ``run() -> list[dict]``; its figures are as
-``benchmarks.figure`` makes them.
+Each module named in ``MODULES`` has a ``run``, which gives figures as ``benchmarks.figure`` does.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def elsewhere(wheel_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run
         ("-m", "patchlight", "lab", "check", "ofc2022"),
         ("-m", "patchlight.agents", "--help"),
         ("-m", "patchlight.agents.training", "--help"),
-        ("-m", "patchlight", "controller", "--help"),
+        ("-m", "patchlight", "controller", "run", "--help"),
         ("-m", "patchlight.controller.openflow.speaker", "--help"),
         ("-m", "patchlight.emulation.lab.gpus", "--help"),
         ("-m", "patchlight.emulation.optical", "--help"),

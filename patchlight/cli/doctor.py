@@ -109,10 +109,8 @@ def doctor(as_json: bool) -> None:
     checks = list(examine())
     lacking = [check for check in checks if check.ok is False and check.needed_for == DEMO]
     if as_json:
-        keys = ("name", "state", "found", "needed_for")
-        facts = [{key: getattr(check, key) for key in keys} for check in checks]
-        for check, fact in zip(checks, facts, strict=True):
-            fact["install"] = check.install or None
+        keys = ("name", "state", "found", "needed_for", "install")
+        facts = [{key: getattr(check, key) or None for key in keys} for check in checks]
         print_json({"ready_for_demo": not lacking, "checks": facts})
     else:
         _print(checks, lacking)

@@ -68,12 +68,8 @@ class SwitchRegistry:
     def unknown(self, datapath: Any) -> None:
         """A switch connected that the lab does not declare: say so, and leave it alone."""
         address = "{}:{}".format(*datapath.address[:2])
-        LOG.warning(
-            "a switch with datapath id %#x connected from %s: the lab has no such switch; "
-            "it is left alone",
-            datapath.id,
-            address,
-        )
+        message = "a switch with datapath id %#x connected from %s: the lab has no such switch; "
+        LOG.warning(message + "it is left alone", datapath.id, address)
         self._publish({"event": "unknown-switch", "datapath_id": datapath.id, "address": address})
 
     def up(self, datapath: Any) -> None:
