@@ -29,6 +29,7 @@ from patchlight.emulation.simulator.ramp.scenario import Scenario
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.intp]
+_Bools = NDArray[np.bool_]
 _PARTS = 8  # kinds of cluster by how much of it is free
 _OLD, _YOUNG, _SHARE_RATE = 300.0, 30.0, 0.003
 
@@ -252,11 +253,7 @@ class AfterstateLearner:
         return np.concatenate(after)[kept], np.concatenate(before)[kept], targets[kept], finished
 
     def _returns(
-        self,
-        best: _Floats,
-        rewards: _Floats,
-        off_policy: NDArray[np.bool_],
-        over: NDArray[np.bool_],
+        self, best: _Floats, rewards: _Floats, off_policy: _Bools, over: _Bools
     ) -> _Floats:
         """λ-returns of each afterstate: what comes after it, up to the best score that follows."""
         settings, n_steps = self.settings, len(over)
@@ -281,9 +278,8 @@ class AfterstateLearner:
             loss.backward()
             self.optimizer.step()
             with torch.no_grad():
-                for mean, now in zip(
-                    self.average.parameters(), self.scorer.parameters(), strict=True
-                ):
+                weights = self.average.parameters(), self.scorer.parameters()
+                for mean, now in zip(*weights, strict=True):
                     mean.lerp_(now, settings.ema_rate)
             total += loss.item() * len(rows)
         return total / len(y)

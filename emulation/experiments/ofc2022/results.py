@@ -89,15 +89,10 @@ def _case(
 ) -> dict[str, Any]:
     wirings: tuple[Wiring, ...] = ("static", "optical")
     there = [wiring for wiring in wirings if (case, wiring) in figures]
-    jobs = runs[case, there[0]].jobs
+    specs = [job.status.spec for job in runs[case, there[0]].jobs]
     found: dict[str, Any] = {
         "jobs": [
-            {
-                "name": job.status.spec.name,
-                "iterations": job.status.spec.iterations,
-                "ring": list(job.status.spec.hosts),
-            }
-            for job in jobs
+            {"name": s.name, "iterations": s.iterations, "ring": list(s.hosts)} for s in specs
         ],
         **{wiring: asdict(figures[case, wiring]) for wiring in there},
         "paper": asdict(PAPER[case]),

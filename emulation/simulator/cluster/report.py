@@ -1,4 +1,4 @@
-"""Writes what came of simulations: a table of jobs for each, the figures, and plots."""
+"""Writes what came of simulations: a table of jobs for each, the figures, and plots of them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pyarrow as arrow
 import pyarrow.parquet as parquet
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from patchlight.emulation.output_folder import cannot_write
-from patchlight.emulation.simulator.cluster.plots import completion, load
+from patchlight.emulation.simulator.cluster.results import Floats, QueueResult
 from patchlight.emulation.simulator.cluster.sweep import CombinationResult
 
 SCHEMA_VERSION = 1
@@ -79,3 +82,90 @@ def write_report(
     except OSError as error:
         raise cannot_write(folder, error) from error
     return [written, *tables, *pictures]
+
+
+_COLOURS = ("#08519c", "#d94801", "#31a354", "#756bb1", "#b30059", "#3b8f8f", "#636363", "#a63603")
+_POINTS = 600
+_DAY_S = 86400.0
+
+
+def completion(results: Mapping[str, QueueResult]) -> Figure:
+    """Which part of the jobs is done after, and waited for, at most so long."""
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    done, waited = figure.subplots(1, 2, sharey=True)
+    for number, (name, result) in enumerate(results.items()):
+        ended = np.array([state == "done" for state in result.jobs["state"]], dtype=bool)
+        colour = _COLOURS[number % len(_COLOURS)]
+        _distribution(done, result.jobs["jct_s"][ended], name, colour)
+        _distribution(waited, result.jobs["waited_s"][ended], name, colour)
+    if not any(result.jobs["waited_s"].any() for result in results.values()):
+        _nobody_waited(waited, "x")
+    for axis, words in ((done, "job completion time (s)"), (waited, "time in the queue (s)")):
+        if axis.lines:
+            axis.set_xscale("symlog", linthresh=1.0)
+            axis.set_xlim(left=0)
+        axis.set_xlabel(words)
+        axis.grid(alpha=0.25)
+    done.set_ylabel("part of the completed jobs")
+    done.set_ylim(0, 1)
+    _entitle(figure, done, "How long jobs take, and how much of it they wait")
+    return figure
+
+
+def load(results: Mapping[str, QueueResult]) -> Figure:
+    """GPUs held, jobs waiting and fragmentation over time."""
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    held, queue, pieces = figure.subplots(3, 1, sharex=True)
+    for number, (name, result) in enumerate(results.items()):
+        series, colour = result.series, _COLOURS[number % len(_COLOURS)]
+        percents = (100 / result.gpus * series.held, series.queue, 100 * series.fragmentation)
+        for axis, values in zip((held, queue, pieces), percents, strict=True):
+            days, means = _means(series.until_s, values)
+            axis.plot(days, means, linewidth=1.1, color=colour, label=name)
+    if not any(result.series.queue.any() for result in results.values()):
+        _nobody_waited(queue, "y")
+    labels = ("GPUs held (%)", "jobs waiting", "free GPUs on servers\nin use (%)")
+    for axis, words in zip((held, queue, pieces), labels, strict=True):
+        axis.set_ylabel(words)
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.25)
+    pieces.set_xlabel("time since the first job came (days)")
+    pieces.set_xlim(left=0)
+    _entitle(figure, held, "The cluster over time")
+    return figure
+
+
+def _distribution(axis: Axes, values: Floats, name: str, colour: str) -> None:
+    if len(values):
+        ordered = np.sort(values)
+        part = np.arange(1, len(ordered) + 1) / len(ordered)
+        # More points than a picture has columns would only make it slow.
+        chosen = np.unique(np.linspace(0, len(ordered) - 1, 4 * _POINTS).astype(int))
+        axis.step(ordered[chosen], part[chosen], where="post", color=colour, label=name)
+
+
+def _nobody_waited(axis: Axes, scale: Literal["x", "y"]) -> None:
+    """Say so: the scale of a line at 0 would mean nothing."""
+    for line in list(axis.lines):
+        line.remove()
+    axis.text(0.5, 0.5, "no job waited", transform=axis.transAxes, ha="center", va="center")
+    (axis.xaxis if scale == "x" else axis.yaxis).set_ticks([])
+
+
+def _means(until_s: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """The mean over each of equal parts of the time, at their middles in days."""
+    if not len(until_s):
+        return np.empty(0), np.empty(0)
+    ends = np.linspace(0.0, until_s[-1], _POINTS + 1)
+    area = np.concatenate(([0.0], np.cumsum(values * np.diff(until_s, prepend=0.0))))
+    at_ends = np.interp(ends, np.concatenate(([0.0], until_s)), area)
+    return (ends[:-1] + ends[1:]) / 2 / _DAY_S, np.diff(at_ends) / np.diff(ends)
+
+
+def _entitle(figure: Figure, axis: Axes, title: str) -> None:
+    handles, labels = axis.get_legend_handles_labels()
+    if len(labels) > 1:
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
+        figure.suptitle(title)
+    else:
+        figure.suptitle(f"{title}: {labels[0]}" if labels else title)

@@ -113,13 +113,8 @@ class QueueScheduler:
             insort(queue, self._entry(job))
 
     def _entry(self, job: SimulatedJob) -> tuple[float, int, SimulatedJob]:
-        return self._priority(job), job.index, job
-
-    def _priority(self, job: SimulatedJob) -> float:
-        simulation = self._simulation
-        return self._policies.order.priority(
-            simulation.view(), job.spec.view, job.progress(self._settings.known)
-        )
+        view, progress = self._simulation.view(), job.progress(self._settings.known)
+        return self._policies.order.priority(view, job.spec.view, progress), job.index, job
 
     # -- starting jobs
 
@@ -202,14 +197,13 @@ class QueueScheduler:
         if attempt == self._in_vain and simulation.now_s < self._again_s:
             return False  # Who runs has not got less important meanwhile, or not by much.
         latest_s = simulation.now_s - self._settings.quantum_s + EPSILON_S
-        wanted = self._priority(head)
+        wanted = self._entry(head)[0]
         victims: list[tuple[float, int, SimulatedJob]] = []
         for job in simulation.running.values():
             if job.began_s <= latest_s:
                 job.settle(simulation.now_s)
-                priority = self._priority(job)
-                if priority > wanted:
-                    victims.append((priority, job.index, job))
+                victims.append(self._entry(job))
+        victims = [entry for entry in victims if entry[0] > wanted]
         view = simulation.view()
         occupied, chosen = view.occupied, []
         free = simulation.occupancy.free

@@ -71,8 +71,7 @@ def shortest_s(workloads: Workloads) -> tuple[_Table, _Table]:
             busiest = max(float(part_ms[splits == count].sum()) for count in plan.splits)
             held[row, column] = plan.max_split
             if plan.fits_memory:
-                each_ms = workloads.device.seconds_per_ms * workloads.steps
-                times[row, column] = busiest * each_ms
+                times[row, column] = busiest * (workloads.device.seconds_per_ms * workloads.steps)
     return times, held
 
 

@@ -14,6 +14,7 @@ the job and runs operations with fewer parts on servers within it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from enum import StrEnum
@@ -138,24 +139,16 @@ def _blocks(ramp: Ramp, count: int) -> tuple[Block, ...]:
         found.setdefault(mask, Block(mask, tuple(cells)))
 
     def scan(shape: tuple[int, int, int]) -> None:
-        for c in range(groups - shape[0] + 1):
-            for r in range(racks - shape[1] + 1):
-                for s in range(servers - shape[2] + 1):
-                    add(
-                        [
-                            ramp.server(c + i, r + j, s + k)
-                            for i in range(shape[0])
-                            for j in range(shape[1])
-                            for k in range(shape[2])
-                        ]
-                    )
+        within = list(itertools.product(*map(range, shape)))
+        sizes = zip((groups, racks, servers), shape, strict=True)
+        for c, r, s in itertools.product(*(range(most - size + 1) for most, size in sizes)):
+            add([ramp.server(c + i, r + j, s + k) for i, j, k in within])
 
     for shape in block_shapes(count, ramp.shape):
         scan(shape)
-    for c in range(groups - count + 1):
-        for r in range(racks - count + 1):
-            for s in range(servers):
-                add([ramp.server(c + i, r + i, s) for i in range(count)])
+    origins = (range(groups - count + 1), range(racks - count + 1), range(servers))
+    for c, r, s in itertools.product(*origins):
+        add([ramp.server(c + i, r + i, s) for i in range(count)])
     if count <= groups:
         scan((count, 1, 1))
     return tuple(found.values())

@@ -29,6 +29,7 @@ _DRAWN_AT_ONCE = 64
 # So that no episode is drawn from the seeds that futures are drawn from.
 _TAG = 0x524F4C4C
 
+_Running = Sequence[tuple[float, int]]
 Option = tuple[float, tuple[int, ...]]
 """A degree that a job can be run at: how long it takes, and the blocks it needs."""
 Future = list[tuple[float, tuple[Option, ...]]]
@@ -176,7 +177,7 @@ class RollOut:
         return options if rule.spare else options[:1]
 
     def accepted(
-        self, running: Sequence[tuple[float, int]], occupied: int, future: Future, now_s: float
+        self, running: _Running, occupied: int, future: Future, now_s: float
     ) -> tuple[int, float]:
         """Plays one future: jobs accepted, and the server-seconds still to run at its end.
 
@@ -201,11 +202,7 @@ class RollOut:
         return count, sum((end - at) * mask.bit_count() for end, mask in heap)
 
     def _value(
-        self,
-        running: list[tuple[float, int]],
-        occupied: int,
-        futures: list[tuple[Future, ...]],
-        now_s: float,
+        self, running: _Running, occupied: int, futures: list[tuple[Future, ...]], now_s: float
     ) -> float:
         best = -math.inf
         for place_of_rule in range(len(self.rules)):

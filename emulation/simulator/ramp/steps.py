@@ -88,17 +88,15 @@ def step_time(
     them). With ``seconds_per_ms`` 1 the graph's milliseconds count as seconds, as PAC-ML's
     simulator takes them.
     """
-    return _Step(graph, ramp, timing, servers, seconds_per_ms).run()
+    step = _Step(graph, ramp, timing, servers)
+    return _Timeline(step, (graph.part_ms * seconds_per_ms).tolist()).run()
 
 
 class _Step:
+    """What each transfer takes, and who waits for which."""
+
     def __init__(
-        self,
-        graph: PartitionedGraph,
-        ramp: Ramp,
-        timing: RampTiming,
-        servers: Servers,
-        seconds_per_ms: float,
+        self, graph: PartitionedGraph, ramp: Ramp, timing: RampTiming, servers: Servers
     ) -> None:
         self.ramp, self.timing, self.servers, self.graph = ramp, timing, servers, graph
         edges, splits = graph.training.edges, graph.splits
@@ -112,13 +110,11 @@ class _Step:
         self.missing = [parents[i] for i, n in enumerate(splits) for _ in range(n)]
         self.owner = [i for i, n in enumerate(splits) for _ in range(n)]
         self.home = [server for each in servers for server in each]
-        cost = (graph.part_ms * seconds_per_ms).tolist()
-        self.left = [cost[i] for i in self.owner]
-        # Ties go to the part placed last: those of later operations.
-        rank = {op: -turn for turn, op in enumerate(_placed(graph))}
-        self.priority = [(cost[i], rank[i]) for i in self.owner]
-
-    # What each transfer takes.
+        self.synchronise: dict[int, list[tuple[float, list[int]]]] = {}
+        half = graph.training.half
+        for operation in range(half, 2 * half):
+            if splits[operation] > 1:
+                self.synchronise |= self._synchronisations(operation)
 
     def _edge_times(self) -> list[float]:
         """Each training edge's time between parts on different servers."""
@@ -187,15 +183,6 @@ class _Step:
             found[start + here] = list(at.items())
         return found
 
-    def run(self) -> float:
-        """Simulate it: when the last transfer ends, in seconds."""
-        self.synchronise: dict[int, list[tuple[float, list[int]]]] = {}
-        half = self.graph.training.half
-        for operation in range(half, 2 * half):
-            if self.graph.splits[operation] > 1:
-                self.synchronise |= self._synchronisations(operation)
-        return _Timeline(self).run()
-
 
 class _Event(NamedTuple):
     """Either ``part`` ends, or transfers to the parts ``to`` do; of one time in ticket order."""
@@ -220,8 +207,14 @@ class _Server:
 class _Timeline:
     """The step in time, from event to event."""
 
-    def __init__(self, step: _Step) -> None:
+    def __init__(self, step: _Step, cost_s: Sequence[float]) -> None:
         self._step, self._now_s = step, 0.0
+        self._left = [cost_s[i] for i in step.owner]
+        # Ties go to the part placed last: those of later operations, twins together.
+        half = step.graph.training.half
+        placed = [twin for op in step.graph.training.forward.order for twin in (op, half + op)]
+        rank = {operation: -turn for turn, operation in enumerate(placed)}
+        self._priority = [(cost_s[i], rank[i]) for i in step.owner]
         self._servers = {server: _Server() for server in step.home}
         self._touched = set[int]()  # servers on which another part may run now
         self._events: list[_Event] = []
@@ -246,7 +239,7 @@ class _Timeline:
 
     def _make_ready(self, part: int) -> None:
         server = self._step.home[part]
-        heapq.heappush(self._servers[server].ready, (self._step.priority[part], part))
+        heapq.heappush(self._servers[server].ready, (self._priority[part], part))
         self._touched.add(server)
 
     def _arrive(self, parts: Sequence[int]) -> None:
@@ -285,7 +278,7 @@ class _Timeline:
 
     def _start(self) -> None:
         """On each touched server, let the part with the highest priority run."""
-        left, priority, now_s = self._step.left, self._step.priority, self._now_s
+        left, priority, now_s = self._left, self._priority, self._now_s
         for number in self._touched:
             server = self._servers[number]
             if not server.ready:
@@ -300,9 +293,3 @@ class _Timeline:
             server.part, server.since_s, server.ticket = part, now_s, next(self._tickets)
             heapq.heappush(self._events, _Event(now_s + left[part], server.ticket, part))
         self._touched.clear()
-
-
-def _placed(graph: PartitionedGraph) -> list[int]:
-    """All operations in the order in which they are put on servers, twins together."""
-    half = graph.training.half
-    return [place for op in graph.training.forward.order for place in (op, half + op)]

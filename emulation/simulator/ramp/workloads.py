@@ -189,13 +189,11 @@ class ExpectedTimes(Mapping[int, float]):
         self._known: dict[int, float] = {}
 
     def __getitem__(self, degree: int) -> float:
-        known = self._known.get(degree)
-        if known is None:
+        if degree not in self._known:
             if degree not in self._degrees:
                 raise KeyError(degree)
-            known = self._workloads.expected_s(self._graph, degree, self._rule)
-            self._known[degree] = known
-        return known
+            self._known[degree] = self._workloads.expected_s(self._graph, degree, self._rule)
+        return self._known[degree]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._degrees)

@@ -68,14 +68,9 @@ def list_policies(kind: Any, as_json: bool) -> None:
 
     rows = []
     for found in policies(kind):
-        row: dict[str, Any] = {
-            "kind": found.kind,
-            "name": found.name,
-            "origin": found.origin,
-            "about": "",
-            "parameters": [],
-            "default": DEFAULTS[found.kind] == found.name,
-        }
+        row: dict[str, Any] = {"kind": found.kind, "name": found.name, "origin": found.origin}
+        default = DEFAULTS[found.kind] == found.name
+        row |= {"about": "", "parameters": [], "default": default}
         try:
             row["about"] = found.about.replace("``", "")
             row["parameters"] = found.parameters_in_words

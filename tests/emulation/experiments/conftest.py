@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,14 +70,8 @@ def simulate(lab: Lab) -> Simulate:
             static, optical = _phase(spec, crossing=together), _phase(spec, crossing=0)
             change_at = spec.iterations // 2 if wiring == "live" else None
             done = _train(spec, [optical if wiring == "optical" else static, optical], change_at)
-            status = JobStatus(
-                f"{spec.name}-id",
-                spec,
-                JobState.DONE,
-                hosts=spec.hosts,
-                iterations_done=spec.iterations,
-            )
-            jobs.append(JobRun(status, tuple(done)))
+            status = JobStatus(f"{spec.name}-id", spec, JobState.DONE, hosts=spec.hosts)
+            jobs.append(JobRun(replace(status, iterations_done=spec.iterations), tuple(done)))
             end = max(i.finished_at for i in done)
             for second in range(int(end - T0) + 4):
                 at = T0 + second + 0.5

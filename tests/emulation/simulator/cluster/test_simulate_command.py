@@ -17,9 +17,8 @@ import pytest
 from click.testing import CliRunner
 
 from patchlight.cli.simulate import simulate
-from patchlight.emulation.simulator.cluster import Settings, TwoLevel, plots, queue_jobs
+from patchlight.emulation.simulator.cluster import Settings, TwoLevel, queue_jobs, report
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
-from patchlight.emulation.simulator.cluster.report import result_of
 from patchlight.emulation.simulator.cluster.results import JobRecord
 from patchlight.emulation.simulator.cluster.sweep import Combination, Sweep, combinations, run_sweep
 from patchlight.emulation.simulator.executors import Engine
@@ -147,7 +146,7 @@ def test_sweeps_are_the_same_on_every_engine(engine: str) -> None:
         told: list[tuple[int, int]] = []
         outcomes = run_sweep(sweep, wanted, on, lambda done, total: told.append((done, total)))
         assert told == [(n, 4) for n in range(1, 5)]
-        return without_clocks(result_of(outcomes, {}))
+        return without_clocks(report.result_of(outcomes, {}))
 
     assert figures(Engine(engine, 2)) == figures(Engine("serial"))
 
@@ -198,10 +197,10 @@ def test_where_nobody_waited_the_plots_say_so(trace: Path, tmp_path: Path) -> No
     jobs = queue_jobs(read_trace(trace))
     roomy = Sweep(TwoLevel(4, 4, 4), jobs)(Combination())
     tight = Sweep(TwoLevel(1, 1, 4), jobs)(Combination())
-    assert _words(plots.completion({"a": roomy.result})) == ["no job waited"]
-    assert _words(plots.load({"a": roomy.result})) == ["no job waited"]
-    assert _words(plots.completion({"a": roomy.result, "b": tight.result})) == []
-    assert _words(plots.load({"b": tight.result})) == []
+    assert _words(report.completion({"a": roomy.result})) == ["no job waited"]
+    assert _words(report.load({"a": roomy.result})) == ["no job waited"]
+    assert _words(report.completion({"a": roomy.result, "b": tight.result})) == []
+    assert _words(report.load({"b": tight.result})) == []
 
 
 def _words(figure: Any) -> list[str]:
