@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Network
 from itertools import count
+from typing import TypedDict, Unpack
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import nearest
@@ -36,14 +37,23 @@ _FIRST = int(IPv4Address("10.0.0.0"))
 _MOST_HOSTS = 2**24 - 2  # 10.0.0.0/8
 
 
+class Common(TypedDict, total=False):
+    """What every shape of several switches can be told; without rates there are no limits."""
+
+    rate_bps: int | None
+    uplink_rate_bps: int | None
+    fabric: str
+    name: str | None
+
+
 class _Builder:
     """Collects switches and fibres; every port is the next free one of its switch."""
 
-    def __init__(self, hosts: int, rate_bps: int | None, uplink_rate_bps: int | None) -> None:
+    def __init__(self, hosts: int, common: Common) -> None:
         _check_count("hosts", hosts, _MOST_HOSTS)
         self.hosts = hosts
-        self.rate_bps = rate_bps
-        self.uplink_rate_bps = uplink_rate_bps
+        self.common = common
+        self.rate_bps = common.get("rate_bps")
         self.used: list[int] = []  # ports used of s1, s2, …
         self.fibres: list[Fibre] = []
         self.plugged = 0
@@ -66,10 +76,14 @@ class _Builder:
 
     def join(self, lower: int, upper: int) -> None:
         """A link between two switches."""
-        self.fibres.append(Fibre(self.port(lower), self.port(upper), self.uplink_rate_bps))
+        self.fibres.append(
+            Fibre(self.port(lower), self.port(upper), self.common.get("uplink_rate_bps"))
+        )
 
-    def lab(self, name: str, fabric: str, ports: int | None = None) -> Lab:
+    def lab(self, shape: str, ports: int | None = None) -> Lab:
         """The lab; ``ports`` is how many each switch has (default: as many as are used)."""
+        name = self.common.get("name") or f"{shape}{self.hosts}"
+        fabric = self.common.get("fabric", FABRICS[0])
         LAB_NAME.take(name)
         if fabric not in FABRICS:
             raise BadInput(f"{fabric!r} is not a fabric: {nearest(fabric, FABRICS)}")
@@ -79,10 +93,9 @@ class _Builder:
                 f"a switch would need {most} ports: expected at most {MOST_PACKET_PORTS}",
                 hint="use fewer hosts, or fewer hosts for each switch",
             )
-        network = _network_for(self.hosts)
         return Lab(
             name=name,
-            network=network,
+            network=_network_for(self.hosts),
             servers=tuple(self._servers()),
             packet_switches=tuple(
                 PacketSwitch(name=f"s{n}", datapath_id=n, ports=ports or used)
@@ -103,58 +116,35 @@ def single(
     hosts: int, *, rate_bps: int | None = None, fabric: str = "openvswitch", name: str | None = None
 ) -> Lab:
     """One switch with all hosts on it: host *n* on port *n*."""
-    build = _Builder(hosts, rate_bps, None)
+    build = _Builder(hosts, {"rate_bps": rate_bps, "fabric": fabric, "name": name})
     build.plug_hosts(build.switch(), hosts)
-    return build.lab(name or f"single{hosts}", fabric)
+    return build.lab("single")
 
 
-def linear(
-    hosts: int,
-    *,
-    hosts_per_switch: int = 16,
-    rate_bps: int | None = None,
-    uplink_rate_bps: int | None = None,
-    fabric: str = "openvswitch",
-    name: str | None = None,
-) -> Lab:
+def linear(hosts: int, *, hosts_per_switch: int = 16, **common: Unpack[Common]) -> Lab:
     """A chain of switches, each joined to the next; the last one may have fewer hosts."""
     _check_count("hosts per switch", hosts_per_switch, MOST_PACKET_PORTS)
-    build = _Builder(hosts, rate_bps, uplink_rate_bps)
+    build = _Builder(hosts, common)
     while build.plugged < hosts:
         build.plug_hosts(build.switch(), hosts_per_switch)
     for switch in range(1, len(build.used)):
         build.join(switch, switch + 1)
-    return build.lab(name or f"linear{hosts}", fabric)
+    return build.lab("linear")
 
 
-def tree(
-    hosts: int,
-    *,
-    hosts_per_switch: int = 16,
-    rate_bps: int | None = None,
-    uplink_rate_bps: int | None = None,
-    fabric: str = "openvswitch",
-    name: str | None = None,
-) -> Lab:
+def tree(hosts: int, *, hosts_per_switch: int = 16, **common: Unpack[Common]) -> Lab:
     """A root switch ``s1`` and leaf switches below it that have the hosts."""
     _check_count("hosts per switch", hosts_per_switch, MOST_PACKET_PORTS)
-    build = _Builder(hosts, rate_bps, uplink_rate_bps)
+    build = _Builder(hosts, common)
     root = build.switch()
     while build.plugged < hosts:
         leaf = build.switch()
         build.plug_hosts(leaf, hosts_per_switch)
         build.join(leaf, root)
-    return build.lab(name or f"tree{hosts}", fabric)
+    return build.lab("tree")
 
 
-def fat_tree(
-    hosts: int,
-    *,
-    rate_bps: int | None = None,
-    uplink_rate_bps: int | None = None,
-    fabric: str = "openvswitch",
-    name: str | None = None,
-) -> Lab:
+def fat_tree(hosts: int, **common: Unpack[Common]) -> Lab:
     """A three-layer fat-tree of k-port switches (Al-Fares et al., SIGCOMM 2008).
 
     k is the smallest even number with k³/4 ≥ ``hosts``. All 5k²/4 switches are there, core
@@ -162,12 +152,12 @@ def fat_tree(
     edge switches are filled in order and the last host ports stay free. ``BadInput`` with
     ``fabric="bridge"``: a fat-tree has loops, in which learning bridges flood for ever.
     """
-    if fabric == "bridge":
+    if common.get("fabric") == "bridge":
         raise BadInput(
             "a fat-tree has loops, and bridges without OpenFlow would flood in them for ever",
             hint="use --fabric openvswitch, or a tree, which has no loops",
         )
-    build = _Builder(hosts, rate_bps, uplink_rate_bps)
+    build = _Builder(hosts, common)
     k = arity(hosts)
     half = k // 2
     core = [[build.switch() for _ in range(half)] for _ in range(half)]
@@ -184,7 +174,7 @@ def fat_tree(
         for group, lower in enumerate(aggregation):
             for upper in core[group]:
                 build.join(lower, upper)
-    return build.lab(name or f"fat-tree{hosts}", fabric, ports=k)
+    return build.lab("fat-tree", ports=k)
 
 
 def two_tors(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from patchlight.testbed.ocs_drivers import drivers_table
-from tests.support.emulated_devices import ROOT, Running, lab_file, running
+from tests.support.emulated_devices import Running, lab_file, running
+from tests.support.programs import ROOT, python
 
 SCPI = "patchlight.controller.circuits.drivers.polatis.scpi:PolatisScpi"
 # A driver that makes room where it must refuse, and hangs when asked for alarms.
@@ -35,14 +35,7 @@ class Rude(PolatisScpi):
 """
 
 
-def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "patchlight.conformance", *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+run = functools.partial(python, "-m", "patchlight.conformance")
 
 
 @pytest.fixture

@@ -14,20 +14,7 @@ from patchlight.cli.errors import require_root
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.files.issues import FileIssue
 from patchlight.testbed.labfile.reader import LabFileError
-
-ROOT = Path(__file__).parents[2]
-
-
-def patchlight(*arguments: str, **settings: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "patchlight", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=ROOT,
-        check=False,
-        env={**os.environ, **settings},
-    )
+from tests.support.programs import ROOT, patchlight, python
 
 
 def test_help_lists_every_command() -> None:
@@ -45,14 +32,8 @@ def test_help_imports_no_command_and_nothing_slow() -> None:
         "slow = {'rich', 'matplotlib', 'numpy', 'fastapi', 'pyroute2', 'docker', 'yaml'}\n"
         "print(sorted(m for m in sys.modules if m in slow or m == 'patchlight.cli.lab.group'))\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=ROOT,
-        check=True,
-    )
+    result = python("-c", code)
+    assert result.returncode == 0
     assert result.stdout.splitlines()[-1] == "[]"
 
 
@@ -104,7 +85,6 @@ def test_a_reader_that_goes_is_no_error() -> None:
         text=True,
         timeout=60,
         cwd=ROOT,
-        check=False,
     )
     assert result.stdout == "name: single5000\n"
     assert result.stderr == ""

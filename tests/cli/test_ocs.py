@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
-from patchlight.cli.ocs.maps import read_map_file
+from patchlight.cli.ocs.names import read_map_file
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.controller_process import (

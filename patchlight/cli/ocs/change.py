@@ -6,13 +6,13 @@ import functools
 
 import click
 
-from patchlight.cli.ocs.maps import read_map_file
 from patchlight.cli.ocs.names import (
     complete_pair,
     complete_port,
     complete_switch,
     cross_connect_text,
     port_number,
+    read_map_file,
 )
 from patchlight.cli.ocs.options import (
     ChangeOptions,

@@ -1,10 +1,12 @@
-"""``patchlight ocs emulate``: one emulated switch alone, to develop against."""
+"""``patchlight ocs emulate`` and ``fault``: one emulated switch alone, to develop against."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shlex
+import socket
 from pathlib import Path
 
 import click
@@ -13,7 +15,7 @@ from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.server import ProtocolServer, server_class
 from patchlight.emulation.optical.serving import serve_until_stopped
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import CircuitSwitch, Emulation, OcsUser
 from patchlight.testbed.labfile.schema import MOST_CIRCUIT_PORTS
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS
@@ -21,14 +23,17 @@ from patchlight.testbed.portmap import PortMap, parse_cross_connects
 from patchlight.testbed.units import parse_loss, parse_time
 
 _ARRIVING_DBM = 0.0
+_ANSWERS_WITHIN_S = 10.0
+_FAULTS = (
+    '{"refuse_next": "busy"}, {"cut": "after"}, {"stall_s": 2}, {"fail_ports": [7]}, '
+    '{"lose": "3>9"}, {"reboot": "keep"}'
+)
 _EMULATED = [driver for driver in OCS_DRIVERS.values() if driver.device]
 
 
 @click.command(
     epilog="Without --password-env any password will do. FILE keeps the circuits over a restart. "
-    "SOCKET takes faults, a JSON object a line: "
-    '{"refuse_next": "busy"}, {"cut": "after"}, {"stall_s": 2}, {"fail_ports": [7]}, '
-    '{"lose": "3>9"}, {"reboot": "keep"}.'
+    f"SOCKET takes faults, a JSON object a line: {_FAULTS}."
 )
 @click.option(
     "--driver",
@@ -157,3 +162,40 @@ def _print_how_to_use(
             f"faults:      patchlight ocs fault {shlex.quote(str(control))} "
             '\'{"refuse_next": "busy"}\''
         )
+
+
+@click.command(epilog=f"FAULT is a JSON object: {_FAULTS}. An empty one, {{}}, changes nothing.")
+@click.argument("control", metavar="SOCKET", type=click.Path(path_type=Path))
+@click.argument("fault", metavar="FAULT")
+def fault(control: Path, fault: str) -> None:
+    """Tell an emulated switch, at its --control SOCKET, what is to go wrong.
+
+    Prints the faults that stand then.
+    """
+    try:
+        request = json.loads(fault)
+    except ValueError as error:
+        raise BadInput(f"{fault!r} is not JSON: {error}") from error
+    answer = _send(control, request)
+    if not answer["ok"]:
+        raise BadInput(f"the emulated switch does not know that fault: {answer['error']}")
+    click.echo(json.dumps(answer["faults"]))
+
+
+def _send(control: Path, request: object) -> dict[str, object]:
+    try:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(_ANSWERS_WITHIN_S)
+            line.connect(str(control))
+            line.sendall(json.dumps(request).encode() + b"\n")
+            with line.makefile() as reply:
+                answer: dict[str, object] = json.loads(reply.readline())
+                return answer
+    except (OSError, ValueError) as error:
+        raise PatchlightError(
+            f"no emulated switch answers at {control}: {error}",
+            hint="start one with 'patchlight ocs emulate … --control SOCKET'",
+        ) from error
+
+
+COMMANDS = (emulate, fault)

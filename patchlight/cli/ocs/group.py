@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from patchlight.cli.ocs import change, emulate, fault, safety, view, watch
+from patchlight.cli.ocs import change, emulate, safety, view, watch
 
 
 @click.group(
@@ -18,7 +18,6 @@ def ocs() -> None:
     """Read and change optical circuit switches."""
 
 
-for command in (*view.COMMANDS, *watch.COMMANDS, *change.COMMANDS, *safety.COMMANDS):
-    ocs.add_command(command)
-ocs.add_command(emulate.emulate)
-ocs.add_command(fault.fault)
+for module in (view, watch, change, safety, emulate):
+    for command in module.COMMANDS:
+        ocs.add_command(command)
