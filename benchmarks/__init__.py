@@ -1,7 +1,5 @@
 """Benchmarks: measured figures beside a limit or a peer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -3,8 +3,6 @@
 Each module named in ``MODULES`` has a ``run``, which gives figures as ``benchmarks.figure`` does.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import importlib

@@ -1,7 +1,5 @@
 """The OFC 2022 experiment as a user runs it: how near the paper's reductions it comes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -5,8 +5,6 @@ from the view of the cluster to the degree, the observation included. Processor 
 what else runs on the machine does not.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from importlib.util import find_spec

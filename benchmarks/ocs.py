@@ -6,8 +6,6 @@ timed, journalling, read-back and power included; medians of the rounds, with th
 the machine's load beside them. Then the campaign of ``tests.support.ocs_faults``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -5,8 +5,6 @@ Between a driver and its emulated device a line that garbles, cuts, repeats and 
 without an end: how much memory does each connection take before it gives up?
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

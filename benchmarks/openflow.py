@@ -6,8 +6,6 @@ to the switch, until the barrier's reply is back. The peer reads the same entrie
 Medians of the rounds, ours and the peers' in turn.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

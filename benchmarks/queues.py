@@ -5,8 +5,6 @@ of the simulation alone, reading the trace is measured apart. Without the trace
 (``PATCHLIGHT_DATA``) there is an error, and the other benchmarks go on.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import subprocess

@@ -6,8 +6,6 @@ completion times are simulated, are measured apart. PipeDream's profiles are use
 at hand (``PATCHLIGHT_DATA``), else the built-in computed ones.
 """
 
-from __future__ import annotations
-
 import resource
 import statistics
 import time

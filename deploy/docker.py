@@ -1,7 +1,5 @@
 """A Docker engine with the worker image, for as long as something needs it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable, Iterator

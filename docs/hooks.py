@@ -1,7 +1,5 @@
 """What mkdocs does beside turning pages into HTML."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Callable, Iterator

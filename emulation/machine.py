@@ -1,7 +1,5 @@
 """What figures were measured on: a figure without its machine says little."""
 
-from __future__ import annotations
-
 import os
 import platform
 from pathlib import Path

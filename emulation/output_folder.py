@@ -1,7 +1,5 @@
 """The folder that results go to: whether they can be written there, found before the work."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from patchlight.testbed.errors import BadInput, PatchlightError

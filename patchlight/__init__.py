@@ -5,8 +5,6 @@ The public interface: what this module names stays. ``patchlight.testbed`` is th
 servers, ``patchlight.emulation`` has labs made of software, and ``patchlight.cli`` is the command.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -18,8 +18,6 @@ The driver is a callable ``(CircuitSwitch, password) -> CircuitDriver``; what it
 ``patchlight.controller.circuits.contract``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sys

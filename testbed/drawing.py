@@ -4,8 +4,6 @@ What is lit is drawn in the colour of the packet switch it is lit onto; a fibre 
 is grey; light that goes one way only is dashed with an arrow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

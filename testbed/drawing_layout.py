@@ -4,8 +4,6 @@ Servers are the lowest row, circuit switches the next, then packet switches by t
 from the hosts. Pure; lengths are inches of the picture.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The one exception root of Patchlight."""
 
-from __future__ import annotations
-
 
 class PatchlightError(Exception):
     """Something Patchlight was asked to do could not be done.

@@ -4,8 +4,6 @@ But for the last, hosts are servers ``h1``…``hN`` with one GPU ``gpu0`` and on
 addressed in order from 10.0.0.1; switches are ``s1``…. Pure: the same arguments give the same lab.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Network
 from itertools import count

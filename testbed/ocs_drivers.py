@@ -5,8 +5,6 @@ devices, the lab file's schema and checks, the conformance tests and the table o
 documentation (``python -m patchlight.testbed.ocs_drivers`` prints it) are made from these rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Rates and decimal sizes are powers of 1000 (SI), ``KiB``/``MiB``/``GiB`` powers 
 (IEC 80000-13). Parsers raise ``BadInput`` naming the units they would have taken.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping

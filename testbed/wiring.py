@@ -5,8 +5,6 @@ switches only pass light on. A lightpath is one direction, with a rate (its slow
 loss (its fibres and the insertion loss of each OCS on the way); two make a link.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -6,8 +6,6 @@ stopped being made. A test that finds out on the way that the machine cannot do 
 (a kernel module that is not there) calls ``pytest.skip`` itself.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What the pages say is there: commands, files, public names; what examples say they print."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What `pip install .` installs, and that it works away from the checkout."""
 
-from __future__ import annotations
-
 import configparser
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The promises of tests/conftest.py: honest skips, and nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Who may import whom. Reads the source only, so lazy imports inside functions count too."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from collections.abc import Iterator

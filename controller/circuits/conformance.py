@@ -4,8 +4,6 @@ A check gets a fresh open driver of a device with at least ``PORTS`` ports whose
 It raises ``CheckFailed`` where the driver does not do as ``CircuitDriver`` says.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence

@@ -5,8 +5,6 @@ that holds it, however that ends. It keeps apart what runs on one machine; two m
 command one device have to be kept apart by whoever runs them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -6,8 +6,6 @@ code: put a TOML file named after the driver (``polatis-scpi.toml``) in a direct
 that directory in ``PATCHLIGHT_DIALECTS``. Its keys replace those of the built-in table.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import os

@@ -4,8 +4,6 @@ A package adds one with an entry point in the group ``patchlight.ocs_drivers``: 
 the driver's, and it loads a callable ``(CircuitSwitch, password) -> CircuitDriver``.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ requests for its address, both towards the switch port that its light now ends o
 is flooded: whatever no entry matches is dropped, so a loop of switches carries no storm.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b

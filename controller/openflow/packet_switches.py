@@ -1,7 +1,5 @@
 """The packet switches as one thing: they follow the light, and their ports are counted."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping
 from typing import Any

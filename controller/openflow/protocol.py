@@ -6,8 +6,6 @@ same id and either ``"ok": true`` with ``"result"`` or ``"ok": false`` with ``"e
 Nothing here knows an OpenFlow engine, so both sides can import it.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -10,8 +10,6 @@ GPUs are numbered from 0 in the order of ``ClusterShape.gpus``; a set of GPUs is
 a bit for each, as sets of thousands of GPUs are compared and joined in one step that way.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

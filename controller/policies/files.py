@@ -4,8 +4,6 @@ The file is executed, as any program that its user runs. Files that other progra
 never loaded: a learned policy is an ONNX file with its card.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import inspect

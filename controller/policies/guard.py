@@ -7,8 +7,6 @@ is asked directly, which costs next to nothing; there one that is late is report
 counts, as a result must not hang on the machine's speed.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import operator

@@ -6,8 +6,6 @@ says and fits the schema and the lab. Nothing but ONNX is ever loaded; a card is
 same name, read as data and checked key by key.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -8,8 +8,6 @@ The layout is fixed by a *layout* (how many servers, which degrees) and a schema
 version: a model is only ever run on what it was trained on.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

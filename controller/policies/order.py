@@ -4,8 +4,6 @@ A policy whose answer depends on nothing but the job and its progress says so by
 need not be asked again while the job waits.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from typing import ClassVar

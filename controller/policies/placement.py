@@ -4,8 +4,6 @@ All let the job wait where it finds too few free GPUs of its models. GPUs that a
 packet switch, are taken last.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ the constructor's order, plain ``VALUE``: ``fifo``, ``placement:random:seed=3``,
 ``mine.py:Mine:alpha=0.5``.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import re

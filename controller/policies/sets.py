@@ -1,7 +1,5 @@
 """Sets of GPUs as integers with a bit for each: taking GPUs out of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 

@@ -6,8 +6,6 @@ ToR and its ring stays off the inter-ToR link. Pure: a lab, the present maps and
 the wanted maps come out.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

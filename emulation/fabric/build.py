@@ -4,8 +4,6 @@ Each namespace is made, entered once, and given all it needs in one batch; what 
 the far end of a link waits until all namespaces are there. 256 hosts take well under a second.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable

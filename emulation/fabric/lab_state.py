@@ -5,8 +5,6 @@ first and kept up while the lab is built, so whatever dies at whatever moment, t
 ``down`` or ``up`` knows what to look for.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

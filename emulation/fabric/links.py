@@ -3,8 +3,6 @@
 Encoded by pyroute2; each comes with the words that an error about it would use.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface

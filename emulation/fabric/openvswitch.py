@@ -3,8 +3,6 @@
 The host's Open vSwitch, if it runs, is never spoken to.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

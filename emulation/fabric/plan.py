@@ -5,8 +5,6 @@ or of the NIC at its end, is a limit of what each end may *send*: the queue at a
 one direction, so both ends have one and nothing depends on what lies behind an OCS.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 A process that ends early or never answers is an error that shows the last lines it wrote.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

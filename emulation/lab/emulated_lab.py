@@ -4,8 +4,6 @@ with EmulatedLab.from_file("lab.yaml") as lab:
     lab.host("server1.gpu0").run("ping -c 1 192.168.10.12")
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

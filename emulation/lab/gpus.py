@@ -9,8 +9,6 @@
 - ``{"op": "query"}``: model, UUID, tenant, busy seconds and utilisation, from anyone.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -4,8 +4,6 @@ Optical switches, GPUs, agents and packet switches start side by side; the contr
 asks all of them, starts when they answer.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Works from what was written down, and where that was lost from the names and mar
 parts of a lab carry. It needs nothing of the lab to be alive, nor the lab file.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

@@ -10,8 +10,6 @@ rule may decide at first: orderly clusters, in which all jobs have one degree, a
 chance.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass

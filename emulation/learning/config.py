@@ -3,8 +3,6 @@
 Keys are those of Stable-Baselines3 where it has them; ``…_fraction`` is a part of all steps.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """From a trained scorer to the two files of a model: ``NAME.onnx`` and its card, ``NAME.json``."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import io

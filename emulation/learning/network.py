@@ -6,8 +6,6 @@ it. ``GraphEncoder`` passes messages along the computation graph's edges; what i
 corrects the scores. ``load_run`` and ``scorer_of`` read a trained one back from its run's folder.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

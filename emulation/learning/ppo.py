@@ -4,8 +4,6 @@ The policy is the same ``OptionScorer``: its scores over a temperature are the a
 and the value of the cluster is the mean of these scores under the policy's own odds, corrected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

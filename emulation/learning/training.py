@@ -4,8 +4,6 @@ A run's folder holds ``config.json``, ``progress.csv``, ``checkpoint.pt`` (weigh
 read back as tensors only) and, at the end, the model: ``NAME.onnx`` with its card.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """One emulated OCS: ``python -m patchlight.emulation.optical --lab LAB --ocs ocs1 …``."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

@@ -5,8 +5,6 @@ on the ingress of ``p<i>`` that sends every frame out of ``p<o>``: any protocol,
 no TTL. An input without one is dark: its frames end there.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import struct

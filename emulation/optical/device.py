@@ -4,8 +4,6 @@ A protocol server calls what changes it (plain methods), then awaits ``settle`` 
 then the crossbar has done what the answer says. It awaits ``settle`` before reading, too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

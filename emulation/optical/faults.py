@@ -1,7 +1,5 @@
 """Faults that an emulated OCS shows on demand: in its answers, its ports and its connections."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager

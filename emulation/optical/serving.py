@@ -1,7 +1,5 @@
 """Runs one emulated OCS: listens, takes faults, and ends cleanly when it is told to."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """``patchlight agent``: the agent that runs on each server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

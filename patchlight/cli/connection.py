@@ -1,7 +1,5 @@
 """Which controller a command talks to: the one named, or the one of the lab that is up."""
 
-from __future__ import annotations
-
 import getpass
 import os
 from collections.abc import Callable

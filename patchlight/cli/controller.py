@@ -1,7 +1,5 @@
 """``patchlight controller``: run one, ask one how it is."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

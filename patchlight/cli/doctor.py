@@ -1,7 +1,5 @@
 """``patchlight doctor``: what this machine has and lacks; every probe leaves it as it was."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

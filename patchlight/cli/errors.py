@@ -1,7 +1,5 @@
 """How an error ends the command line: what is printed, and the exit code."""
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

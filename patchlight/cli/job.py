@@ -1,7 +1,5 @@
 """``patchlight job``: submit training jobs, follow them, stop them."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

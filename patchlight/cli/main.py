@@ -1,7 +1,5 @@
 """The ``patchlight`` command: its sub-commands are imported only when they are used."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -5,8 +5,6 @@ it. Text, numbers and names are told apart here and not by YAML's own guesses, s
 or ``12:30`` mean the same whatever version of YAML a reader has in mind.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """What is wrong in a file that a user wrote: all of it at once, with lines and columns."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass

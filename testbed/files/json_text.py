@@ -4,8 +4,6 @@ YAML's composer would read most JSON too, but ten times as slowly, and not its e
 characters beyond U+FFFF.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cached_property

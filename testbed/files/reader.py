@@ -3,8 +3,6 @@
 Nodes are only composed; what a plain scalar means is decided by the field types.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Dataclasses that a file fills: each field says what it takes, so a group of keys follows."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

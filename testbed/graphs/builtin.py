@@ -1,7 +1,5 @@
 """Built-in graphs: computed from layer shapes for a stated GPU, marked as computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar

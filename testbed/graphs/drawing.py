@@ -4,8 +4,6 @@ An operation is a box, the darker the more of the training step's time it takes.
 next row is a line; one that passes rows by goes around them on the right.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

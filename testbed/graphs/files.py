@@ -9,8 +9,6 @@ Times are milliseconds, sizes bytes; ``activation_size`` may be a list ``[a; b]`
 sum counts. The loss is the node with the highest number.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -17,8 +17,6 @@
 left out (without ``loss``, it is the last operation that feeds nothing).
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -5,8 +5,6 @@ output; the backward pass moves twice as much, and computes twice as much where 
 gradients (of the inputs, and of weights or of a second input), else as much.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, Literal

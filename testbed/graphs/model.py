@@ -1,7 +1,5 @@
 """A computation graph: the operations of one forward pass and who feeds whom."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ the forward operation's time decides how often it can be split, its backward twi
 parts of a backward operation exchange what they hold.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from dataclasses import dataclass

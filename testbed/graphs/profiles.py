@@ -4,8 +4,6 @@
 public repository, at one commit; ``read_profiles`` reads all five from a folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Every check works on what could be read, so that one mistake never hides another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network

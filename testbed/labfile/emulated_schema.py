@@ -3,8 +3,6 @@
 The names of faults are those of an emulated device's control socket, one for one.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

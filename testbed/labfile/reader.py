@@ -1,7 +1,5 @@
 """Lab files: YAML in; a ``Lab``, or every mistake in it with line and column, out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

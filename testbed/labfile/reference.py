@@ -3,8 +3,6 @@
 ``python -m patchlight.testbed.labfile.reference`` prints the reference as Markdown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from textwrap import wrap
 from typing import Any

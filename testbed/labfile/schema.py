@@ -1,7 +1,5 @@
 """The keys of a lab file, each with its type: one declaration for the reader and for editors."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from ipaddress import AddressValueError, IPv4Address, IPv4Network

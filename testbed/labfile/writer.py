@@ -1,7 +1,5 @@
 """A ``Lab`` as the YAML text of a lab file, short and in the order people write it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar

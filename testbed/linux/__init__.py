@@ -1,7 +1,5 @@
 """What the Linux kernel and its services offer, wrapped in functions without a state."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -6,8 +6,6 @@ hangs. Off at the NIC, every frame is complete from the start. Interfaces are th
 calling thread's network namespace.
 """
 
-from __future__ import annotations
-
 import array
 import errno
 import fcntl

@@ -5,8 +5,6 @@ namespace is mounted on, so ``ip netns exec`` and ``nsenter --net=`` work with o
 Only the calling thread ever changes its namespace, and it comes back.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable, Iterator

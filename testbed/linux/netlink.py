@@ -5,8 +5,6 @@ works through it in order and answers what failed and the last one, so a batch c
 system calls however long it is.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -1,7 +1,5 @@
 """What ``/proc`` tells of processes; one that ends while it is looked at is as good as gone."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

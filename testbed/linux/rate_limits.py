@@ -7,8 +7,6 @@ and ``restore_limit`` hand the kernel's own description of it back to the kernel
 at any rate.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """``patchlight graph``: what it prints, fetches and refuses."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """``patchlight ocs --direct``: without a controller."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

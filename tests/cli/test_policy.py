@@ -1,7 +1,5 @@
 """``patchlight policy`` and the options that give a lab its policies."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

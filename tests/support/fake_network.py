@@ -1,7 +1,5 @@
 """Packet switches in memory: does this packet arrive, and where did it pass?"""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network

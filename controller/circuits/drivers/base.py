@@ -6,8 +6,6 @@ write, and what would need a busy port is refused here; it is read again after, 
 then shows is the outcome.
 """
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence

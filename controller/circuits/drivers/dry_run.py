@@ -1,7 +1,5 @@
 """The driver ``dry-run``: talks to nothing and remembers, for rehearsals."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from patchlight.controller.circuits.contract import (

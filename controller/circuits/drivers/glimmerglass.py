@@ -4,8 +4,6 @@ Inputs are 10001…, outputs 20001…. Run against the emulated device only so f
 are in ``tl1/dialects.py``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 

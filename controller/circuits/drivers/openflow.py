@@ -7,8 +7,6 @@ that applications which the packet switches run never see it. Run against the em
 and Open vSwitch only so far.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The connection to one OpenFlow switch: a speaker process that listens for it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

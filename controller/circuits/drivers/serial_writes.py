@@ -1,7 +1,5 @@
 """One change of a device at a time, and what is known when it does not end well."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable

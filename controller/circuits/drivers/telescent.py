@@ -4,8 +4,6 @@ A robot moves fibres one after the other, minutes for each: a change of several 
 commands. Run against the emulated device only so far; the commands are in the table below.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

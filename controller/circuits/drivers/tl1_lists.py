@@ -1,7 +1,5 @@
 """Drivers of devices that are told lists of cross-connects over TL1."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, TypeVar

@@ -6,8 +6,6 @@ that the two sides are out of step: the connection is dropped and made anew. How
 stays usable, and what an unanswered command becomes: see ``DeviceSession``.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ socket. It keeps nothing that matters: if it dies, flows stay in the switches, a
 starts it again reads and mends them.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

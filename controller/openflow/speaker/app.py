@@ -4,8 +4,6 @@ A plain Ryu application, which runs unchanged on OS-Ken (see ``engine``). It dec
 and never waits, so that events of one switch cannot hold up those of another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

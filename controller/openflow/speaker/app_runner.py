@@ -4,8 +4,6 @@ Import only after ``engine.choose``. Takes the place of ``ryu-manager``, which O
 and which can neither report a taken port nor pick a class out of a module.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect

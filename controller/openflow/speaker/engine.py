@@ -6,8 +6,6 @@ was not chosen is an alias of the one that was. Only the speaker process may use
 eventlet patches the whole process.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.abc
 import importlib.machinery

@@ -5,8 +5,6 @@ for the same MAC and address go to every switch of a lab: serialising is what li
 fast flows can be installed.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable
 from functools import lru_cache

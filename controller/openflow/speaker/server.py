@@ -3,8 +3,6 @@
 ``Handlers`` has one method for each operation of the protocol.
 """
 
-from __future__ import annotations
-
 import logging
 import traceback
 from collections import deque

@@ -4,8 +4,6 @@ Every request runs in a green thread of its own and waits for its replies here; 
 event loop only hands replies over and never waits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any

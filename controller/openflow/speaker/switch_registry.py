@@ -1,7 +1,5 @@
 """The switches that are connected, what they count, and who is told about it."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

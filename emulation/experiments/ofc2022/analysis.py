@@ -1,7 +1,5 @@
 """From measurements to figures. Pure: no clock, no network, and no expectation of the result."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise

@@ -3,8 +3,6 @@
 Nothing here knows whether the lab is emulated.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The plots: throughput and GPU utilisation over time, as in Fig. 3 of the paper."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a run of one case brought home, as values. Rates are the lab's, not the scaled ones."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal

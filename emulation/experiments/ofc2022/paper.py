@@ -3,8 +3,6 @@
 Nothing that measures imports this module, so that no measurement can lean on it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Writes an experiment's results: JSON, plots, one HTML page that holds them all, a table."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Sequence

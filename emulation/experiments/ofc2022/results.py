@@ -1,7 +1,5 @@
 """The result of a whole experiment as one JSON object (docs/result-ofc2022.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The whole experiment: a lab comes up, the cases run on it, it goes down, a report is written."""
 
-from __future__ import annotations
-
 import datetime
 import time
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ The parameters were fitted to the four completion times that the paper reports; 
 is how long a GPU computes and how fast the links are, never a result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, zip_longest
 from types import MappingProxyType

@@ -3,8 +3,6 @@
 A result depends on nothing but its task: each episode gets a fresh policy, fixed by its seed.
 """
 
-from __future__ import annotations
-
 import time
 from array import array
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The plots: blocking rate, completion time and throughput by law and policy, as in the paper."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

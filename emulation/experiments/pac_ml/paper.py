@@ -6,8 +6,6 @@ cells 6 and 10; three seeds). ``peer``: measured by running that repository unmo
 Both placed operations first fit, one by one (``ramp-first-fit``), and counted ``faithful``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What the experiment leaves: ``result.json``, plots, and tables for the terminal."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The whole experiment: which episodes there are, and what their figures come to."""
 
-from __future__ import annotations
-
 import datetime
 import itertools
 import time

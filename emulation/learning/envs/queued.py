@@ -4,8 +4,6 @@
 which waiting job is next?
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from itertools import islice

@@ -3,8 +3,6 @@
 One environment, or many at once that are simulated and observed as arrays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, SupportsInt

@@ -1,7 +1,5 @@
 """The HTTPS side of an emulated device: requests in, answers out, Basic authentication."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii

@@ -4,8 +4,6 @@ Numbers and layouts are those of the OpenFlow Switch Specification 1.3.5, chapte
 can stand in such a switch is known: matches on the input port, and outputs to ports.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

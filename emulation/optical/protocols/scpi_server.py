@@ -1,7 +1,5 @@
 """The SCPI side of an emulated device: messages in, answers out, errors in a queue."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

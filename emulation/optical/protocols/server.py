@@ -4,8 +4,6 @@ A package adds one with an entry point in the group ``patchlight.emulated_ocs``:
 driver's, and it loads a subclass of ``ProtocolServer``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from abc import ABC, abstractmethod

@@ -4,8 +4,6 @@ paramiko works in threads and on a socket of its own; here its bytes and the ses
 asyncio streams, so that what runs over SSH is served like anything else.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """The TL1 side of an emulated device: users, sessions, alarms, and what goes wrong on purpose."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import re

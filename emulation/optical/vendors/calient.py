@@ -5,8 +5,6 @@ Reply lines and the words that drivers look for ("Invalid…", "Login Not Active
 denial, so those are GR-831's.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 A circuit that is added is lit at once. A list is done as far as it can be.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Any
 

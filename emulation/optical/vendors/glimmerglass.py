@@ -4,8 +4,6 @@ Lines follow sessions captured by others. No capture shows a denial or a stuck m
 codes are GR-831's, and that cause is ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from patchlight.controller.circuits.contract import SIDES, Side

@@ -5,8 +5,6 @@ comes in by one port to another; a barrier is answered when the mirrors rest. Op
 users and no words: what is refused has an error's type and code.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

@@ -4,8 +4,6 @@ A new cross-connect takes its ports from the ones that hold them, without a word
 sessions of others rely on it). A list is done whole or, if one entry cannot be, not at all.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Literal

@@ -3,8 +3,6 @@
 Of it: product information, cross-connects, port configuration, optical power, port-set-state.
 """
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 

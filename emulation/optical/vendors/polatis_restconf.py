@@ -4,8 +4,6 @@ Reads carry an ETag, which changes with what they read; a change that carries ``
 is done only if the resource is still that.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The SCPI side of an emulated Polatis. Error codes are those of SCPI-1999."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

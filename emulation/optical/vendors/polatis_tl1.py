@@ -1,7 +1,5 @@
 """The TL1 side of an emulated Polatis. No capture shows a denial: its codes are GR-831's."""
 
-from __future__ import annotations
-
 from patchlight.controller.circuits.contract import SIDES
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.tl1_messages import Answer, Command, deny, port_numbers

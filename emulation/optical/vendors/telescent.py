@@ -4,8 +4,6 @@ What ``switchstate`` prints and which commands there are follows a third party's
 prompt, the words of errors and what a status but A and U is called are ours.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

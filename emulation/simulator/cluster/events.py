@@ -1,7 +1,5 @@
 """What happens by itself on a simulated cluster: jobs come and end, GPUs break and are mended."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Jobs of the queue: what each asks for, computes and moves; of a trace, or drawn by chance."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

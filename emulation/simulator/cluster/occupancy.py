@@ -1,7 +1,5 @@
 """What a simulated cluster holds now, and what it went through."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Writes what came of simulations: a table of jobs for each, the figures, and plots of them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Policies decide on a simulated cluster: who is next, where it goes, which circuits are lit."""
 
-from __future__ import annotations
-
 import math
 import time
 from array import array

@@ -1,7 +1,5 @@
 """What a simulation is told besides cluster, jobs and policies."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 

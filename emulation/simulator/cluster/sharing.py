@@ -6,8 +6,6 @@ until a link is full; its jobs stay there and the others go on (progressive fill
 and Gallager, *Data Networks*, 1992, §6.5.2, with a job's edges as one session).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """A job in the cluster: where it runs, how far it is, and what it has cost so far."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Nothing here decides. ``advance`` goes on to the next moment at which something 
 decides then calls ``start``, ``preempt``, ``rewire`` or ``block``.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence

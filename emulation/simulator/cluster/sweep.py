@@ -3,8 +3,6 @@
 Policies that users wrote are guarded: their faults are reported.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """A job trace simulated under every combination of some policies, reported in a folder."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Which engine runs tasks, and what it is to do."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

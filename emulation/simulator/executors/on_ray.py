@@ -1,7 +1,5 @@
 """Tasks on a Ray cluster: one that runs already, or one on this machine for as long as it takes."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -1,7 +1,5 @@
 """Runs tasks one after the other, on processes of this machine, or hands them to Ray."""
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence

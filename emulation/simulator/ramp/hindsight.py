@@ -7,8 +7,6 @@ are. By weak duality any prices of server time (one for each arrival, 0 or more)
 the bound holds however well the prices were found; a subgradient descent finds good ones.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

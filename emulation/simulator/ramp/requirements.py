@@ -5,8 +5,6 @@ to D are those of PAC-ML's experiments, with two decimals between 0.10 and 1.00:
 B, C and D skewed normals leaning to strict, to neither, and to lenient requirements.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

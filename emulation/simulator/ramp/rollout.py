@@ -7,8 +7,6 @@ after which the best of the rules accepts the most is chosen. It knows the laws,
 the jobs to come: an ``Episode``'s own future stays unseen, and so does the episode's end.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Jobs are drawn before an episode begins, so that all policies see the same.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

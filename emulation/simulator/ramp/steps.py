@@ -6,8 +6,6 @@ as many transfers to it have ended as it has parents; as in PAC-ML's simulator, 
 synchronise it with its siblings count among these. The step ends with the last transfer.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The models that jobs train on a RAMP cluster, and how long each takes when split how."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

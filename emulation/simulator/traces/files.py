@@ -1,7 +1,5 @@
 """Reads a trace file; which format it has is told by what is in it."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

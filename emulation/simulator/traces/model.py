@@ -1,7 +1,5 @@
 """What a trace is, and how its values are read: moments, durations, numbers of GPUs."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -4,8 +4,6 @@ A job has attempts, each with the servers and GPUs that it held. A job's duratio
 of all its attempts together, its GPUs are those of its largest attempt.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -3,8 +3,6 @@
 Which columns a format has is data here; further columns are ignored.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """``patchlight experiment``: a paper's experiment, on an emulated lab or in the simulator."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """``patchlight emulate``: a lab made of software on this machine."""
 
-from __future__ import annotations
-
 import signal
 import time
 from pathlib import Path

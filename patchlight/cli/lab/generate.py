@@ -1,7 +1,5 @@
 """``patchlight lab generate`` and ``lab init``: write labs of common shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """``patchlight lab``: check, show, draw and generate lab files."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What ``patchlight lab`` reads of maps, and says of a lab: as JSON (stable) and as tables."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """``patchlight ocs`` commands that change circuits."""
 
-from __future__ import annotations
-
 import functools
 
 import click

@@ -1,7 +1,5 @@
 """``patchlight ocs emulate`` and ``fault``: one emulated switch alone, to develop against."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """``patchlight ocs``: read and change the circuits of a lab."""
 
-from __future__ import annotations
-
 import click
 
 from patchlight.cli.ocs import change, emulate, safety, view, watch

@@ -1,7 +1,5 @@
 """Ports of circuit switches by number or by what is plugged in: in arguments and in map files."""
 
-from __future__ import annotations
-
 import csv
 import io
 import sys

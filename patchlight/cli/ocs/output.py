@@ -1,7 +1,5 @@
 """What ``patchlight ocs`` prints of changes, and how it asks before one that breaks something."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

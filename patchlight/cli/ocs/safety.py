@@ -1,7 +1,5 @@
 """``patchlight ocs`` commands that keep circuits safe: locks, drift, the stop button."""
 
-from __future__ import annotations
-
 import functools
 
 import click

@@ -1,7 +1,5 @@
 """``patchlight ocs`` commands that look: maps, optical power, history."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection
 from datetime import datetime

@@ -1,7 +1,5 @@
 """``patchlight ocs`` commands that listen: alarms of the devices, and what happens to them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

@@ -1,7 +1,5 @@
 """How ``patchlight policy evaluate`` finds out how well policies do."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``patchlight policy``: the policies there are, what they are, and how well they do."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """``patchlight policy train`` and ``export``: learn a partition policy, and keep it as ONNX."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

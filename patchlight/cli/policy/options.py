@@ -1,7 +1,5 @@
 """Options with which a lab is given its policies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

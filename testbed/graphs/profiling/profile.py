@@ -4,8 +4,6 @@ Each operation runs by itself: some runs to warm up, then the median of some mor
 backward. What feeds what is traced with ``torch.fx``. This module needs PyTorch.
 """
 
-from __future__ import annotations
-
 import operator
 import statistics
 import time

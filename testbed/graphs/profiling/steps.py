@@ -3,8 +3,6 @@
 Tensors have the batch as their first dimension. This module needs PyTorch.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -4,8 +4,6 @@ So each operation of a computed graph is one module here, with the same weights 
 module needs PyTorch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

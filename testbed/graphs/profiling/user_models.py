@@ -4,8 +4,6 @@ The function gives a module and example inputs, a tensor or several; it may take
 module needs PyTorch.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """What is particular to Calient: two-way and parked circuits, and TL1's acknowledgements."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The conformance suite on every driver that comes along, each against its emulated device."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field

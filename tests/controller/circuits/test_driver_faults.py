@@ -1,7 +1,5 @@
 """Drivers over a session with their emulated device, where things go wrong on the device."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import time

@@ -1,7 +1,5 @@
 """Logins of drivers, whom they trust with a password, and who answers but is no switch."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import gc

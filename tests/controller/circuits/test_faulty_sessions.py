@@ -4,8 +4,6 @@ Whatever comes over it: a driver ends within its deadlines, raises nothing but o
 keeps at most the bound of bytes, and works again as soon as the connection does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import socket

@@ -1,7 +1,5 @@
 """Parsers of what devices say over TL1, SCPI and in a shell: any cut, any noise, no flood."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Whom the drivers over HTTPS give the password to."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A map that was read a moment ago spares reading it again, and is never kept for longer."""
 
-from __future__ import annotations
-
 import asyncio
 
 from patchlight.controller.circuits.drivers.serial_writes import JustRead

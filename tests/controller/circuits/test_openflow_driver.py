@@ -1,7 +1,5 @@
 """The driver ``openflow`` against the emulated device, with what goes wrong on the way."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The driver ``openflow`` with a real Open vSwitch as the circuit switch, and real packets."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """What is particular to Polatis over RESTCONF: the guard of the map, and the list of alarms."""
 
-from __future__ import annotations
-
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.drivers.polatis.restconf import PolatisRestconf
 from patchlight.emulation.optical.protocols.http_server import Request, Response

@@ -1,7 +1,5 @@
 """Sessions over TL1 and SCPI captured from real units by others, replayed to the drivers."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """A private Open vSwitch, and speakers on each engine, for the tests here."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

@@ -1,7 +1,5 @@
 """Wanted tables are kept: over a killed speaker, a meddler, and beside users' applications."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from ipaddress import IPv4Address, IPv4Network
 
 import networkx as nx

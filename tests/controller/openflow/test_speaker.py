@@ -1,7 +1,5 @@
 """The speaker with real switches, on each engine."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

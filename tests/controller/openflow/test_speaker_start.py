@@ -1,7 +1,5 @@
 """Starting and ending the speaker: engines, ports, namespaces, parents."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Users' own Ryu applications beside Patchlight's, unchanged on each engine."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

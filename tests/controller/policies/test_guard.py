@@ -1,7 +1,5 @@
 """Guarded policies: whatever a policy does, there is a decision, and somebody hears of it."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 import re

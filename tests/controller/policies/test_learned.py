@@ -1,7 +1,5 @@
 """Learned policies: ONNX files with cards, and what is refused. No PyTorch is needed here."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pickle

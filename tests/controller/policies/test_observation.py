@@ -1,7 +1,5 @@
 """What a learned policy sees."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Placement and order policies: what they choose on small clusters, and that it is free."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import cast

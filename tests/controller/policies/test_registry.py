@@ -1,7 +1,5 @@
 """Finding policies: by name, installed, in a file; and saying what is wrong with what was asked."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """Regrouping: each job under one ToR, few NICs moved, nobody left dark without need."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import pytest

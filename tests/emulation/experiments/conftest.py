@@ -1,7 +1,5 @@
 """Measurements of a network that exists only as formulas, to try the analysis on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The experiment with real packets: a private Open vSwitch, Ryu or OS-Ken, TL1, real workers."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

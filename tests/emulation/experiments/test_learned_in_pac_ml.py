@@ -1,7 +1,5 @@
 """A learned policy stands in the experiment's table, for the lab that it was trained for only."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

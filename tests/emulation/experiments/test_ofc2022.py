@@ -1,7 +1,5 @@
 """The experiment of OFC 2022: its jobs, and the figures and report of measurements by formula."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

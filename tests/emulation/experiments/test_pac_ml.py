@@ -1,7 +1,5 @@
 """PAC-ML's experiment end to end, on few arrivals: results, report, processes, wrong input."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

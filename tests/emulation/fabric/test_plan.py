@@ -1,7 +1,5 @@
 """What a lab's fabric is made of: names, limits, loops. No kernel needed."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Names, files and labs for the tests of emulated labs."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """``patchlight emulate`` from up to down."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Emulated GPUs, through the clients that workers and agents use."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

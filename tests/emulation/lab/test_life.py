@@ -1,7 +1,5 @@
 """Emulated labs go away whatever happens to them, and stand in nobody's way."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

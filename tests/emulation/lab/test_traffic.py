@@ -1,7 +1,5 @@
 """What emulated labs carry: between hosts, at which rates, and nothing of the machine's own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

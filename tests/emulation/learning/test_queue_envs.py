@@ -1,7 +1,5 @@
 """The environments over the queue simulator."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The environments of the loss network."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training runs: configurations, learning, going on, export."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

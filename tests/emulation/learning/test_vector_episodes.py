@@ -1,7 +1,5 @@
 """Vector episodes come to the same as single ones, job for job."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

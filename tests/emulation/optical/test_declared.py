@@ -1,7 +1,5 @@
 """What a lab file declares of an emulated OCS: faults in their time, users, habits."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The emulated OCS with a clock that the test moves: phases, dark time, optical power."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The emulated OpenFlow switch, byte by byte: the test is its controller."""
 
-from __future__ import annotations
-
 import asyncio
 import struct
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The emulated devices behind SSH as a client by hand sees them: paramiko, nothing of ours."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading

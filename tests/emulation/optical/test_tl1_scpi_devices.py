@@ -1,7 +1,5 @@
 """The emulated TL1 and SCPI devices as a client by hand sees them, in the test's process."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """Where the values of a JSON text stand."""
 
-from __future__ import annotations
-
 import json
 
 from hypothesis import given

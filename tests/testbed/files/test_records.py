@@ -1,7 +1,5 @@
 """Files whose keys follow from a dataclass, and what no file may be."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

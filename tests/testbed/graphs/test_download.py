@@ -1,7 +1,5 @@
 """Downloading PipeDream's profiles, from a server on loopback."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field

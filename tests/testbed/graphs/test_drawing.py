@@ -1,7 +1,5 @@
 """The picture of a computation graph: every operation is in it, and none covers another."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Graphs measured with PyTorch: on the processor, with small models, on one thread."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``emulated:`` and ``datapath_id`` of a circuit switch in a lab file."""
 
-from __future__ import annotations
-
 import pytest
 
 from patchlight.testbed.errors import BadInput

@@ -1,7 +1,5 @@
 """Lab files that are good, where they are found, and files that cannot be read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Namespaces, links and limits, as the kernel then shows them."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ state of a port. Run against the emulated device only so far; paths, bodies and 
 ``http/dialects.py``.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ Two-way circuits that somebody else made are read as their two directions, and b
 whole. Run against the emulated device only so far; the commands are in ``tl1/dialects.py``.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What the drivers of Polatis (HUBER+SUHNER) switches share, whatever they speak."""
 
-from __future__ import annotations
-
 import re
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence

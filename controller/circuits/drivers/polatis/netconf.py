@@ -4,8 +4,6 @@ Needs ncclient (``pip install 'patchlight[netconf]'``). Run against the emulated
 far. What is sent follows the YANG module ``optical-switch`` of 2018-03-22.
 """
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence

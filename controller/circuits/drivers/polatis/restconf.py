@@ -4,8 +4,6 @@ Run against the emulated device only so far; paths, bodies and keys are in
 ``http/dialects.py``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Run against the emulated device only so far; the commands are in ``protocols/scpi.py``.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Run against the emulated device only so far; the commands are in ``tl1/dialects.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from patchlight.controller.circuits.contract import (

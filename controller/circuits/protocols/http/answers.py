@@ -1,7 +1,5 @@
 """Reading JSON whose shape nobody promised: what is not as it should be is a ``ValueError``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

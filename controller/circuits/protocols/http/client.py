@@ -6,8 +6,6 @@ connection, then raises ``DeviceUnreachable``. Redirects and proxies are not fol
 password goes to the address in the lab file only. It never reaches a log or an error.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -4,8 +4,6 @@ See ``patchlight.controller.circuits.dialects`` for how a user corrects one. Pat
 ``base``. Bodies are templates of JSON text, so a brace of JSON is written twice.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -15,8 +15,6 @@ The file has a line for each device, ``10.0.0.5:443 sha256:<64 hex digits>``: wh
 it; else it is ``~/.config/patchlight/tls-pins``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

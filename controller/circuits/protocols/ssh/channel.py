@@ -1,7 +1,5 @@
 """An SSH channel as a pair of asyncio streams: paramiko works in threads, we do not."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

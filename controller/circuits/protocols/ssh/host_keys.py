@@ -7,8 +7,6 @@ its fingerprint is told as a warning in the log. To have nothing trusted on firs
 after comparing the fingerprint with the one on the device's console.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import logging

@@ -5,8 +5,6 @@ anything else means that the two sides are out of step, and the connection is ma
 session stays usable, and what an unanswered command becomes: see ``DeviceSession``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import codecs
 import logging

@@ -3,8 +3,6 @@
 How it stays usable, and what an unanswered command becomes: see ``DeviceSession``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

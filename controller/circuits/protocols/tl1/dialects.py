@@ -3,8 +3,6 @@
 See ``patchlight.controller.circuits.dialects`` for how a user corrects one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -7,8 +7,6 @@ commands. Inside a message only an unquoted ``;`` ends it, or ``>`` alone at the
 same messages come out.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The lab of OFC 2022 as a flow model, beside what the emulation of it measured."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

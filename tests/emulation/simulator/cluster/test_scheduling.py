@@ -1,7 +1,5 @@
 """A queue under policies: who runs when, worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

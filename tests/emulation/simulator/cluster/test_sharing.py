@@ -1,7 +1,5 @@
 """Rings on shared links: max-min fair, worked out by hand and by properties."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable
 

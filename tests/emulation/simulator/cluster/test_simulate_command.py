@@ -1,7 +1,5 @@
 """``patchlight simulate`` as a user runs it, and what it writes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Tasks on every engine: equal results, and no result lost when a process is killed."""
 
-from __future__ import annotations
-
 import importlib.util
 import multiprocessing
 import os

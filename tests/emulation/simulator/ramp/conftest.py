@@ -1,7 +1,5 @@
 """The five models of PAC-ML's experiment on its cluster."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

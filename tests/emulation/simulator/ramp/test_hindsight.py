@@ -1,7 +1,5 @@
 """The bound holds against every policy, and is exact where it can be checked by hand."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Jobs that come to a RAMP, are accepted or blocked, and go."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

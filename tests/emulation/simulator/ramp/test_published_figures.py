@@ -1,7 +1,5 @@
 """Blocking, completion times and throughput as the peer's, which was run or published them."""
 
-from __future__ import annotations
-
 import pytest
 
 from patchlight.controller.policies.contract import PartitionPolicy

@@ -1,7 +1,5 @@
 """Looking ahead: the plan agrees with the simulator, never peeks, and pays."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

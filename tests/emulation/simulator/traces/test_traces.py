@@ -1,7 +1,5 @@
 """Traces in all formats, with invented numbers, and what is wrong with broken ones."""
 
-from __future__ import annotations
-
 import json
 import math
 import time
