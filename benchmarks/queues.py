@@ -52,19 +52,21 @@ for _ in range(steps // count):
     observation, *_ = envs.step(chance.argmax(axis=1))
 print(steps // count * count / (time.process_time() - began))
 """
+_CROWDED = "512 GPUs, 4:1 oversubscribed, jobs communicate 25 %, rack aware"
 # cluster, oversubscription, communication, speed, preempt, order, placement
 _CASES = {
     "2,048 GPUs, FIFO, first fit": "16x16x8 1 0 1 no fifo first-fit",
     "the same, jobs come 20 times as fast": "16x16x8 1 0 20 no fifo first-fit",
-    "512 GPUs, 4:1 oversubscribed, jobs communicate 25 %, rack aware": ""
-    "8x8x8 4 0.25 4 no fifo rack-aware",
+    _CROWDED: "8x8x8 4 0.25 4 no fifo rack-aware",
     "512 GPUs, preemptive LAS, jobs come 4 times as fast": "8x8x8 1 0 4 preempt las first-fit",
 }
 
 
 def run() -> list[dict[str, Any]]:
     """The figures; the first case is the one that is asked for."""
-    trace = _trace()
+    trace = data_set("traces/philly.csv")
+    if trace is None:
+        raise PatchlightError(without("traces/philly.csv"))
     found: list[dict[str, Any]] = []
     for number, (name, options) in enumerate(_CASES.items()):
         asked = number == 0
@@ -94,20 +96,8 @@ def run() -> list[dict[str, Any]]:
 
 
 def _alone(code: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=_PROJECT,
-    )
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=_PROJECT)
     if done.returncode:
         raise PatchlightError(f"a run of the queue simulator failed: {done.stderr.strip()[-500:]}")
     return done.stdout
-
-
-def _trace() -> Path:
-    path = data_set("traces/philly.csv")
-    if path is None:
-        raise PatchlightError(without("traces/philly.csv"))
-    return path

@@ -170,19 +170,12 @@ class SyntheticJobs:
         gap_s = float(odds @ np.array(sizes)) * self.mean_s / (self.load * gpus)
         arrivals = np.concatenate(([0.0], np.cumsum(rng.exponential(gap_s, self.count - 1))))
         spread = math.sqrt(2 * math.log(self.mean_s / self.median_s))
-        durations = np.minimum(
-            rng.lognormal(math.log(self.median_s), spread, self.count), _LONGEST_S
-        )
-        workers = rng.choice(sizes, self.count, p=odds)
-        return [
-            QueueJob(
-                JobView(
-                    name=str(number), workers=size, arrived_s=at_s, sequential_s=lasts_s * size
-                ),
-                lasts_s,
-                self.communication if size > 1 else 0.0,
-            )
-            for number, (at_s, lasts_s, size) in enumerate(
-                zip(arrivals.tolist(), durations.tolist(), workers.tolist(), strict=True)
-            )
-        ]
+        lasting = rng.lognormal(math.log(self.median_s), spread, self.count)
+        durations = np.minimum(lasting, _LONGEST_S).tolist()
+        workers = rng.choice(sizes, self.count, p=odds).tolist()
+        jobs: list[QueueJob] = []
+        for at_s, lasts_s, size in zip(arrivals.tolist(), durations, workers, strict=True):
+            sequential_s = lasts_s * size
+            view = JobView(str(len(jobs)), size, arrived_s=at_s, sequential_s=sequential_s)
+            jobs.append(QueueJob(view, lasts_s, self.communication if size > 1 else 0.0))
+        return jobs

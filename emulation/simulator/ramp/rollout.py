@@ -223,16 +223,13 @@ class RollOut:
         count = max(_DRAWN_AT_ONCE, self.look.futures)
         # Not the bare seed: an episode with that seed has the jobs that it would draw.
         seeds = np.random.SeedSequence([seed, _TAG]).generate_state(count).tolist()
-        found = []
-        for each in seeds:
-            jobs = self._jobs(scenario, each)
-            found.append(
-                tuple(
-                    [(job_s, self.options(graph, limit_s, rule)) for job_s, graph, limit_s in jobs]
-                    for rule in self.rules
-                )
+        return [
+            tuple(
+                [(job_s, self.options(graph, limit_s, rule)) for job_s, graph, limit_s in jobs]
+                for rule in self.rules
             )
-        return found
+            for jobs in (self._jobs(scenario, each) for each in seeds)
+        ]
 
     def _jobs(self, scenario: Scenario, seed: int) -> list[tuple[float, int, float]]:
         """(seconds from now, model, limit) of the jobs after one that comes now."""

@@ -17,7 +17,6 @@ from patchlight.emulation.simulator.traces.model import (
     some_gpus,
 )
 
-_SPACE = re.compile(r"\s*")
 _BETWEEN = re.compile(r"\s*(,|\])\s*")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from patchlight.controller.policies.contract import (
@@ -166,8 +167,6 @@ def test_in_the_simulator_a_late_answer_counts() -> None:
 
 
 def test_whole_numbers_of_numpy_are_numbers() -> None:
-    import numpy as np
-
     found, faults = asked("placement", lambda: np.array([1, 3]))
     assert (found, faults) == ([1, 3], [])
     assert asked("partition", lambda: np.int64(2)) == (2, [])

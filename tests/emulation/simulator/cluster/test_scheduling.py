@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from patchlight.controller.policies.contract import ClusterView, JobView, Progress
@@ -225,8 +226,6 @@ def test_views_tell_the_truth_and_stay_as_they_were() -> None:
 @pytest.mark.parametrize("preempt", [False, True])
 @pytest.mark.parametrize("order", [Fifo(), Srpt(), LeastAttainedService()])
 def test_every_job_is_done_and_gpus_are_never_shared(order: Any, preempt: bool) -> None:
-    import numpy as np
-
     jobs = SyntheticJobs(count=150, load=2.0).draw(np.random.default_rng(0), 32)
     cluster, outages = TwoLevel(4, 2, 4, oversubscription=4), Outages("server", 2e5, 1e4)
     result = whole(jobs, order, cluster, RandomPlacement(1), preempt=preempt, outages=outages)
@@ -245,8 +244,6 @@ def test_every_job_is_done_and_gpus_are_never_shared(order: Any, preempt: bool) 
 
 
 def test_consolidating_makes_jobs_communicate_less_far() -> None:
-    import numpy as np
-
     jobs = SyntheticJobs(count=150, load=0.7).draw(np.random.default_rng(1), 64)
     cluster = TwoLevel(4, 4, 4, oversubscription=8)
     spread, packed = (

@@ -19,26 +19,19 @@ from patchlight.emulation.simulator.ramp import (
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 
 # The rates that were measured by running the peer, one seed, or that its authors published.
-PEER = [
-    ("A", Constant(4), 0.2218),
-    ("C", Constant(4), 0.1249),
-    ("D", Constant(2), 0.1049),
-    ("A", Constant(8), 0.2987),
-    ("B", Constant(8), 0.2917),
-    ("A", Sufficient(), 0.3137),
-    ("A", Maximum(), 0.2624),
-    ("B", Maximum(), 0.2631),
-    ("C", Maximum(), 0.2674),
-    ("D", Maximum(), 0.2631),
-    ("A", Minimum(), 0.3217),
-    ("B", Minimum(), 0.3926),
-    ("C", Minimum(), 0.3067),
-    ("D", Minimum(), 0.1269),
-    ("A", RandomDegree(0), 0.5172),
-    ("B", RandomDegree(1), 0.6011),
-    ("C", RandomDegree(2), 0.5055),
-    ("D", RandomDegree(3), 0.4652),
+RATES: list[tuple[PartitionPolicy, dict[str, float]]] = [
+    (Constant(2), {"D": 0.1049}),
+    (Constant(4), {"A": 0.2218, "C": 0.1249}),
+    (Constant(8), {"A": 0.2987, "B": 0.2917}),
+    (Sufficient(), {"A": 0.3137}),
+    (Maximum(), {"A": 0.2624, "B": 0.2631, "C": 0.2674, "D": 0.2631}),
+    (Minimum(), {"A": 0.3217, "B": 0.3926, "C": 0.3067, "D": 0.1269}),
+    (RandomDegree(0), {"A": 0.5172}),
+    (RandomDegree(1), {"B": 0.6011}),
+    (RandomDegree(2), {"C": 0.5055}),
+    (RandomDegree(3), {"D": 0.4652}),
 ]
+PEER = [(law, policy, rate) for policy, rates in RATES for law, rate in rates.items()]
 
 
 @pytest.mark.parametrize(("law", "policy", "peer"), PEER)
