@@ -312,7 +312,8 @@ class TableDriver(ABC, Generic[R]):
             if missing or entered:
                 pause_s, deadline = self._first_look_s, loop.time() + longest_s
             if refused:
-                failed = [c for c in waiting if c in refused and c in ours and c in table]
+                mine = set(ours)
+                failed = [c for c in waiting if c in refused and c in mine and c in table]
                 await self._send(partial(self._break, table=table), failed)
             waiting = coming + missing + entered
 
