@@ -1,7 +1,5 @@
 """``python -m patchlight.conformance`` as the author of a driver uses it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``patchlight ocs`` as an operator uses it, against a running controller."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

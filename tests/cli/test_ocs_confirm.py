@@ -1,7 +1,5 @@
 """How ``patchlight ocs`` asks before a change that breaks something."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from pathlib import Path

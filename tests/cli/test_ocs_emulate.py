@@ -1,7 +1,5 @@
 """``patchlight ocs emulate`` as a user runs it: a process of its own, without root."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

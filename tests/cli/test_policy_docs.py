@@ -1,7 +1,5 @@
 """What docs/policies.md shows works as it stands there."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

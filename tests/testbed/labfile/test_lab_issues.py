@@ -1,7 +1,5 @@
 """Every mistake in a lab file, at its exact line and column."""
 
-from __future__ import annotations
-
 import pytest
 
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab

@@ -1,7 +1,5 @@
 """What is made of the lab file's schema: the reference, and files with comments."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
