@@ -42,31 +42,10 @@ _NAMES_IN = {
 }
 _PUBLIC = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 
-__all__ = [
-    "BadInput",
-    "ComputationGraph",
-    "ControllerClient",
-    "CrossConnect",
-    "EmulatedLab",
-    "JobSpec",
-    "Lab",
-    "OrderPolicy",
-    "OutcomeUnknown",
-    "PartitionPolicy",
-    "PatchlightError",
-    "PlacementPolicy",
-    "Policies",
-    "PortMap",
-    "TopologyPolicy",
-    "TwoLevel",
-    "builtin_graph",
-    "builtin_lab",
-    "queue_jobs",
-    "read_graph",
-    "read_lab",
-    "read_trace",
-    "simulate",
-]
+__all__ = ["BadInput", "ComputationGraph", "ControllerClient", "CrossConnect", "EmulatedLab"]
+__all__ += ["JobSpec", "Lab", "OrderPolicy", "OutcomeUnknown", "PartitionPolicy", "PatchlightError"]
+__all__ += ["PlacementPolicy", "Policies", "PortMap", "TopologyPolicy", "TwoLevel", "builtin_graph"]
+__all__ += ["builtin_lab", "queue_jobs", "read_graph", "read_lab", "read_trace", "simulate"]
 
 
 def __getattr__(name: str) -> Any:

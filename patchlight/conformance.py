@@ -23,7 +23,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from pkgutil import resolve_name
-from typing import cast
+from typing import Any, cast
 
 import click
 
@@ -47,17 +47,8 @@ from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.units import parse_time
 
-__all__ = [
-    "CHECKS",
-    "INITIAL",
-    "PORTS",
-    "Check",
-    "CheckFailed",
-    "CheckResult",
-    "NewDriver",
-    "run_check",
-    "run_checks",
-]
+__all__ = ["CHECKS", "INITIAL", "PORTS", "Check", "CheckFailed", "CheckResult", "NewDriver"]
+__all__ += ["run_check", "run_checks"]
 
 
 @click.command(
@@ -67,7 +58,9 @@ __all__ = [
     "Exit codes: 0 all passed, 1 some failed, 2 wrong input or a device in use: nothing was done.",
 )
 @click.argument("driver", metavar="MODULE:CLASS|NAME")
-@click.option("--device", required=True, metavar="HOST:PORT", help="Where the device answers.")
+@click.option(
+    "--device", "address", required=True, metavar="HOST:PORT", help="Where the device answers."
+)
 @click.option("--ports", type=click.IntRange(PORTS), default=32, help="On each side.")
 @click.option("--user", default="admin", help="Whom to log in as.")
 @click.option("--password-env", metavar="VARIABLE", help="Environment variable of the password.")
@@ -85,15 +78,11 @@ __all__ = [
 @click.option("--check-timeout", default="2min", metavar="TIME")
 def conformance(
     driver: str,
-    device: str,
-    ports: int,
-    user: str,
-    password_env: str | None,
     switching_time: str,
-    datapath_id: int | None,
     initial: str,
     any_map: bool,
     check_timeout: str,
+    **options: Any,
 ) -> int:
     """Check that a driver does what every driver must. It REWIRES the device.
 
@@ -103,13 +92,9 @@ def conformance(
     switch = CircuitSwitch(
         name="device",
         driver=driver,
-        address=device,
-        ports=ports,
         switching_time_s=parse_time(switching_time),
-        user=user,
-        password_env=password_env,
         initial=INITIAL,
-        datapath_id=datapath_id,
+        **options,
     )
     factory = open_driver if named else _factory(driver)
     password = password_of(switch)

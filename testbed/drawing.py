@@ -89,7 +89,8 @@ class _Drawing:
             colour = self.colour_at.get(fibre.a, _DARK)
             lit = colour != _DARK
             style = "--" if {fibre.a, fibre.b} & self.one_way else "-"
-            beside = self._is_beside(fibre.a, fibre.b)
+            rows = {self.layout.boxes[end.device].y for end in (fibre.a, fibre.b)}
+            beside = len(rows) == 1
             # A link within a row would run through the boxes between: it goes over them.
             lift = 0.3 + 0.05 * abs(a[0] - b[0]) if beside else 0.0
             curve = _curve(a, b, lift)
@@ -97,9 +98,6 @@ class _Drawing:
             if beside and self.layout.detailed and fibre.rate_bps is not None:
                 x, y = (a[0] + b[0]) / 2, max(a[1], b[1]) + lift * 0.75
                 self._text(x, y + 0.05, format_rate(fibre.rate_bps), 8, va="bottom")
-
-    def _is_beside(self, a: Endpoint, b: Endpoint) -> bool:
-        return self.layout.boxes[a.device].y == self.layout.boxes[b.device].y
 
     def _draw_boxes(self) -> None:
         for server in self.lab.servers:
@@ -129,12 +127,8 @@ class _Drawing:
         box = self.layout.boxes[host.server.name]
         colour = self.colour_at.get(host.endpoint, _DARK)
         inset, width = self.layout.slot * 0.06, self.layout.slot * 0.88
-        self._box(
-            Box("", x - width / 2, box.y + inset, width, box.height - 2 * inset),
-            "white",
-            colour,
-            rounding=0.04,
-        )
+        inner = Box("", x - width / 2, box.y + inset, width, box.height - 2 * inset)
+        self._box(inner, "white", colour, rounding=0.04)
         if not self.layout.detailed:
             return
         if host.gpu is not None:
@@ -153,15 +147,12 @@ class _Drawing:
                 if duplex and circuit.inp > circuit.out:
                     continue
                 colour = self.colour_at.get(a, self.colour_at.get(b, _DARK))
-                curve = self._inside(self.layout.boxes[name], a, b)
+                box, start = self.layout.boxes[name], self.layout.points[a]
+                # A bow between ports of one side stays inside the OCS.
+                inward = 1 if start[1] == box.y else -1
+                curve = _curve(start, self.layout.points[b], inward * 0.6 * box.height)
                 style, arrow = ("-", "-") if duplex else ("--", "-|>")
                 self._stroke(curve, colour, width, style, z=4.0, arrow=arrow)
-
-    def _inside(self, box: Box, a: Endpoint, b: Endpoint) -> Curve:
-        """A circuit's way through its OCS: a bow between ports of one side stays inside."""
-        start, end = self.layout.points[a], self.layout.points[b]
-        inward = 1 if start[1] == box.y else -1
-        return _curve(start, end, inward * 0.6 * box.height)
 
     def _draw_ports(self) -> None:
         if not self.layout.detailed:
@@ -175,9 +166,8 @@ class _Drawing:
                 box = self.layout.boxes[end.device]
                 inward = 0.11 if y <= box.y else -0.11
                 ink = "white" if end.device in packet else "#555555"
-                self._text(
-                    x + (0.1 if end.device in circuit else 0), y + inward, end.port, 6, color=ink
-                )
+                aside = 0.1 if end.device in circuit else 0
+                self._text(x + aside, y + inward, end.port, 6, color=ink)
 
     def _draw_legend(self, bottom: float) -> None:
         named = self.colour_of_switch if len(self.colour_of_switch) <= len(_COLOURS) else {}

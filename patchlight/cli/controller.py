@@ -48,6 +48,7 @@ def controller() -> None:
 )
 @click.option(
     "--power-ceiling",
+    "power_ceiling_dbm",
     default=POWER_CEILING_DBM,
     metavar="DBM",
     help="More optical power than this at an OCS input is not switched.",
@@ -70,13 +71,9 @@ def run(
     state: Path | None,
     api: str | None,
     openflow: str | None,
-    openflow_netns: Path | None,
-    engine: str | None,
-    ryu_apps: tuple[str, ...],
-    power_ceiling: float,
     loss_tolerance: float,
     baseline_tolerance: float,
-    **policies: Any,
+    **options: Any,
 ) -> None:
     """Run the controller of LAB until Ctrl-C; circuits and flows outlive it."""
     from patchlight.controller.parts import Settings
@@ -88,13 +85,10 @@ def run(
         state_dir=state or Path("/var/lib/patchlight") / lab.name,
         api=api or lab.controller_api,
         openflow=openflow or lab.controller_openflow,
-        openflow_netns=openflow_netns,
-        engine=engine,
-        ryu_apps=ryu_apps,
         token=os.environ.get("PATCHLIGHT_TOKEN"),
-        power_ceiling_dbm=power_ceiling,
         tolerances=Tolerances(loss_tolerance, baseline_tolerance),
-        policies=chosen_policies(policies),
+        policies=chosen_policies(options),
+        **options,
     )
     click.echo(
         f"controller of {lab.name}: API on http://{settings.api}, OpenFlow on {settings.openflow}",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from patchlight.cli.rendering import console, new_table, print_json, save_picture
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.units import format_size
 
@@ -35,8 +36,6 @@ def list_graphs(as_json: bool) -> None:
     batch, operations, edges, forward_ms, backward_ms, activation_bytes,
     parameter_bytes.
     """
-    from patchlight.cli.rendering import console, new_table, print_json
-
     graphs = {name: _load(name) for name in _names()}
     if as_json:
         print_json([{"name": name, **_totals(loaded)} for name, loaded in graphs.items()])
@@ -68,7 +67,6 @@ def show(name: str, as_json: bool, backward: bool, draw: Path | None) -> None:
     """Print a graph's operations, who feeds whom, and the totals; or draw it."""
     from rich.markup import escape
 
-    from patchlight.cli.rendering import console, save_picture
     from patchlight.testbed.graphs import mirror
     from patchlight.testbed.graphs.jsonformat import graph_to_json
 
@@ -163,8 +161,6 @@ def _load(name: str) -> ComputationGraph:
 
 def _operations(loaded: ComputationGraph) -> Table:
     from rich.markup import escape
-
-    from patchlight.cli.rendering import new_table
 
     table = new_table("operation", "kind", "forward", "backward", "output", "weights", "fed by")
     for operation, parents in zip(loaded.operations, loaded.parents, strict=True):

@@ -99,15 +99,11 @@ class Layers:
         forward_flops = self.batch * (2 * macs + flops)
         backward_flops = 2 * forward_flops if macs else forward_flops
         self.macs += macs
+        name, activation_bytes = f"{output.operation + 1}", BYTES * self.batch * output.size
+        forward_ms = round(self.gpu.time_ms(forward_flops, moved_bytes), 6)
+        backward_ms = round(self.gpu.time_ms(backward_flops, 2 * moved_bytes), 6)
         self.operations.append(
-            Operation(
-                f"{len(self.operations) + 1}",
-                kind,
-                round(self.gpu.time_ms(forward_flops, moved_bytes), 6),
-                round(self.gpu.time_ms(backward_flops, 2 * moved_bytes), 6),
-                BYTES * self.batch * output.size,
-                BYTES * parameters,
-            )
+            Operation(name, kind, forward_ms, backward_ms, activation_bytes, BYTES * parameters)
         )
         self.edges += [(tensor.operation, output.operation) for tensor in dict.fromkeys(inputs)]
         return output
@@ -158,12 +154,8 @@ class Layers:
         bias: bool = True,
     ) -> Tensor:
         """A square two-dimensional convolution of (channels, height, width)."""
-        inputs, height, width = x.shape
-        shape = (
-            outputs,
-            _slid(height, kernel, stride, padding),
-            _slid(width, kernel, stride, padding),
-        )
+        inputs = x.shape[0]
+        shape = (outputs, *_slid(x, kernel, stride, padding))
         weights = inputs * outputs * kernel * kernel
         return self.add(
             f"Conv2d({inputs}, {outputs}, kernel_size={kernel}, stride={stride})",
@@ -178,12 +170,7 @@ class Layers:
         self, kind: str, x: Tensor, kernel: int, stride: int, padding: int = 0, ceil: bool = False
     ) -> Tensor:
         """Pooling over a square window."""
-        channels, height, width = x.shape
-        shape = (
-            channels,
-            _slid(height, kernel, stride, padding, ceil),
-            _slid(width, kernel, stride, padding, ceil),
-        )
+        shape = (x.shape[0], *_slid(x, kernel, stride, padding, ceil))
         layer = (kind, kernel, stride, padding, ceil)
         return self.add(kind, (x,), shape, layer, flops=math.prod(shape) * kernel * kernel)
 
@@ -278,6 +265,7 @@ class Layers:
         )
 
 
-def _slid(length: int, kernel: int, stride: int, padding: int, ceil: bool = False) -> int:
-    room = length + 2 * padding - kernel
-    return (-(-room // stride) if ceil else room // stride) + 1
+def _slid(x: Tensor, kernel: int, stride: int, padding: int, ceil: bool = False) -> list[int]:
+    """Height and width after a window has gone over (channels, height, width)."""
+    rooms = [length + 2 * padding - kernel for length in x.shape[1:]]
+    return [(-(-room // stride) if ceil else room // stride) + 1 for room in rooms]

@@ -68,12 +68,7 @@ class ComputationGraph:
     notes: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        wrong = (
-            (self._wrong_operations() or self._wrong_edges())
-            if self.operations
-            else ("it has no operations")
-        )
-        if wrong:
+        if wrong := self._wrong_operations() or self._wrong_edges():
             raise BadInput(f"{self.name!r} is not a computation graph: {wrong}")
         if self.loss == -1:
             fed = {source for source, _ in self.edges}
@@ -86,6 +81,8 @@ class ComputationGraph:
             )
 
     def _wrong_operations(self) -> str | None:
+        if not self.operations:
+            return "it has no operations"
         names: set[str] = set()
         for operation in self.operations:
             if operation.name in names:

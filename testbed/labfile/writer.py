@@ -22,20 +22,14 @@ from patchlight.testbed.lab import (
 from patchlight.testbed.units import write_loss, write_power, write_rate, write_time
 
 # Keys of the file whose field in the model carries its unit in its name.
-FIELD_OF: Mapping[str, str] = {
-    "rate": "rate_bps",
-    "loss": "loss_db",
-    "launch_power": "launch_power_dbm",
-    "switching_time": "switching_time_s",
-    "insertion_loss": "insertion_loss_db",
+_QUANTITIES: Mapping[str, tuple[str, Any]] = {
+    "rate": ("rate_bps", write_rate),
+    "loss": ("loss_db", write_loss),
+    "launch_power": ("launch_power_dbm", write_power),
+    "switching_time": ("switching_time_s", write_time),
+    "insertion_loss": ("insertion_loss_db", write_loss),
 }
-_WRITE: Mapping[str, Any] = {
-    "rate": write_rate,
-    "loss": write_loss,
-    "launch_power": write_power,
-    "switching_time": write_time,
-    "insertion_loss": write_loss,
-}
+FIELD_OF = {key: name for key, (name, _) in _QUANTITIES.items()}
 _Base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 V = TypeVar("V")
 _MAP, _SEQ, _STR, _INT = (f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int"))
@@ -119,10 +113,10 @@ def _set(thing: Any, *keys: str) -> dict[str, Any]:
     defaults = {f.name: f.default for f in fields(thing) if f.default is not MISSING}
     values: dict[str, Any] = {}
     for key in keys:
-        name = FIELD_OF.get(key, key)
+        name, write = _QUANTITIES.get(key, (key, None))
         value = getattr(thing, name)
         if name not in defaults or value != defaults[name]:
-            values[key] = _WRITE[key](value) if key in _WRITE else value
+            values[key] = write(value) if write else value
     return values
 
 

@@ -35,9 +35,8 @@ def test_mistakes_are_lines_and_the_exit_code_is_two(tmp_path: Path) -> None:
     result = run("check", str(bad), "ofc2022", str(tmp_path / "none.yaml"))
     assert result.exit_code == 2
     lines = result.output.splitlines()
-    assert (
-        lines[0] == f"{bad}:4:5: a server lacks 'nics': expected its NIC ports in the lab's network"
-    )
+    lacks = "a server lacks 'nics': expected its NIC ports in the lab's network"
+    assert lines[0] == f"{bad}:4:5: {lacks}"
     assert lines[1] == f"{bad}:4:15: unknown key 'nic' in a server: did you mean 'nics'?"
     assert "is good" in lines[2]
     assert lines[3].startswith(f"{tmp_path}/none.yaml:1:1: cannot be read (No such file")
@@ -75,13 +74,8 @@ def test_show_as_json_has_the_documented_shape() -> None:
         "via": [{"ocs": "ocs1", "inp": 1, "out": 7}],
     }
     assert seen["circuits"] == {"ocs1": ["1-7", "2-8", "3-15", "4-16", "5-11", "6-18"]}
-    assert {
-        "a": "tor1.7",
-        "b": "tor2.7",
-        "rate_bps": 10_000_000_000,
-        "loss_db": 0.3,
-        "via": [],
-    } in seen["links"]
+    trunk = {"a": "tor1.7", "b": "tor2.7", "rate_bps": 10_000_000_000, "loss_db": 0.3, "via": []}
+    assert trunk in seen["links"]
     assert seen["dark"] == ["tor1.3", "tor1.4", "tor1.6", "tor2.1", "tor2.2", "tor2.5"]
     kinds = [device["kind"] for device in seen["devices"]]
     assert kinds == ["server"] * 4 + ["packet-switch"] * 2 + ["circuit-switch"]
@@ -182,13 +176,8 @@ def test_init_writes_a_lab_that_is_good_and_explained(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     arguments = ("--servers", "3", "--gpus", "2", "--rate", "25Gbps", "--name", "mine")
     assert run("init", *arguments, "--output", str(path)).exit_code == 0
-    assert (
-        run("check", str(path))
-        .output.strip()
-        .endswith(
-            "lab mine is good: 3 servers, 6 GPUs, 2 packet switches, 1 circuit switch, 19 fibres"
-        )
-    )
+    good = "lab mine is good: 3 servers, 6 GPUs, 2 packet switches, 1 circuit switch, 19 fibres"
+    assert run("check", str(path)).output.strip().endswith(good)
     assert "# How many duplex ports it has." in path.read_text()
     hosts = json.loads(run("show", str(path), "--json").output)["hosts"]
     assert [host["switch"] for host in hosts] == ["tor1"] * 4 + ["tor2"] * 2

@@ -65,9 +65,8 @@ def test_the_version_is_printed() -> None:
 def test_an_unknown_command_brings_the_nearest() -> None:
     result = patchlight("emulat")
     assert result.returncode == 2
-    assert (
-        result.stderr == "patchlight: patchlight has no command 'emulat': did you mean 'emulate'?\n"
-    )
+    unknown = "patchlight has no command 'emulat': did you mean 'emulate'?"
+    assert result.stderr == f"patchlight: {unknown}\n"
 
 
 def test_an_unknown_option_is_bad_input() -> None:

@@ -102,9 +102,8 @@ def test_direct_alarms_and_watch_listen_to_the_devices(direct: DirectOcs) -> Non
     direct.device.fault(report="A EQPT: 1.1.1: fan failed")
     # Others work on the devices meanwhile: both the map and the journal tell.
     timer = later(lambda: direct("connect", "ocs1", "5:6", "--why", "meanwhile"))
-    seen = [
-        json.loads(line) for line in direct("watch", "ocs1", "--count", "2", "--json").splitlines()
-    ]
+    printed = direct("watch", "ocs1", "--count", "2", "--json")
+    seen = [json.loads(line) for line in printed.splitlines()]
     timer.join()
     assert {event["kind"] for event in seen} == {"map", "circuits"}
     assert all(event["changes"]["ocs1"]["makes"] == ["5>6", "6>5"] for event in seen)

@@ -83,6 +83,7 @@ def test_evaluate_compares_and_says_what_went_wrong(mine: Path) -> None:
         (("evaluate", "constant"), "has to be told 'degree'"),
         (("evaluate", "maximum", "--rule", "best"), "no placement rule 'best'"),
         (("show", "no-such"), "no policy 'no-such'"),
+        (("evaluate", "fifo", "--trace", "x.csv", "--law", "A"), "--law is for partition policies"),
     ],
 )
 def test_wrong_input(arguments: tuple[str, ...], words: str) -> None:
@@ -184,12 +185,6 @@ def test_variations_that_cannot_be(mine: Path, option: str, text: str, words: st
     done = run("evaluate", "constant:2", "--seeds", "1", "--processes", "1", option, text)
     assert isinstance(done.exception, BadInput)
     assert words in str(done.exception)
-
-
-def test_options_that_would_mean_nothing_are_refused(tmp_path: Path) -> None:
-    done = run("evaluate", "fifo", "--trace", str(tmp_path / "jobs.csv"), "--law", "A")
-    assert isinstance(done.exception, BadInput)
-    assert "--law is for partition policies" in str(done.exception)
 
 
 PROCESS = '''

@@ -1,30 +1,38 @@
-"""The picture of a lab: every device and every lit circuit is in it."""
+"""Pictures: every device and lit circuit of a lab, and every operation of a graph, is in them."""
 
 import io
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from patchlight.testbed.drawing import FORMATS, draw_lab
 from patchlight.testbed.drawing_layout import lay_out
 from patchlight.testbed.generate import fat_tree, linear, tree
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.graphs import (
+    BUILTIN_NAMES,
+    ComputationGraph,
+    Operation,
+    builtin_graph,
+    read_graph,
+)
+from patchlight.testbed.graphs.drawing import draw_graph, lay_out_graph
 from patchlight.testbed.labfile.reader import load_lab, parse_lab
 from patchlight.testbed.portmap import PortMap
 
 
-def svg_of(lab: Lab, maps: dict[str, PortMap]) -> str:
+def svg_of(figure: Figure) -> str:
     written = io.StringIO()
-    from matplotlib import rc_context
-
     with rc_context({"svg.fonttype": "none"}):
-        draw_lab(lab, maps).savefig(written, format="svg")
+        figure.savefig(written, format="svg")
     return written.getvalue()
 
 
 def test_the_papers_lab_names_all_there_is() -> None:
     lab = load_lab("ofc2022")
-    svg = svg_of(lab, lab.initial_maps)
+    svg = svg_of(draw_lab(lab, lab.initial_maps))
     for name in ("server4", "tor2", "ocs1", "gpu5", "Titan V", "192.168.10.16", "10Gbps"):
         assert name in svg
     assert "lit onto tor1" in svg
@@ -34,14 +42,14 @@ def test_the_papers_lab_names_all_there_is() -> None:
 
 def test_one_way_light_is_shown_as_such() -> None:
     lab = load_lab("ofc2022")
-    assert "light one way only" in svg_of(lab, {"ocs1": PortMap.of([(1, 7)])})
+    assert "light one way only" in svg_of(draw_lab(lab, {"ocs1": PortMap.of([(1, 7)])}))
 
 
 def test_the_colours_follow_the_light() -> None:
     lab = load_lab("ofc2022")
     blue, orange = "#0072b2", "#d55e00"
-    mixed = svg_of(lab, lab.initial_maps)
-    gathered = svg_of(lab, {"ocs1": PortMap.duplex((n, n + 6) for n in range(1, 7))})
+    mixed = svg_of(draw_lab(lab, lab.initial_maps))
+    gathered = svg_of(draw_lab(lab, {"ocs1": PortMap.duplex((n, n + 6) for n in range(1, 7))}))
     assert gathered.count(blue) > mixed.count(blue)
     assert gathered.count(orange) < mixed.count(orange)
 
@@ -49,10 +57,13 @@ def test_the_colours_follow_the_light() -> None:
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_format_is_written(kind: str) -> None:
     lab = load_lab("ofc2022")
-    written = io.BytesIO()
-    draw_lab(lab, lab.initial_maps).savefig(written, format=kind)
+    odd = Operation("$x_1$ <&>", "", 0.0, 0.0, 0, 0)  # no formula, no markup, no time at all
+    one = ComputationGraph("one", (odd,), ())
     start = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}[kind]
-    assert written.getvalue().startswith(start)
+    for figure in (draw_lab(lab, lab.initial_maps), draw_graph(one)):
+        written = io.BytesIO()
+        figure.savefig(written, format=kind)
+        assert written.getvalue().startswith(start)
 
 
 def test_boxes_of_a_row_do_not_overlap() -> None:
@@ -77,4 +88,30 @@ def test_odd_labs_can_be_drawn() -> None:
         "name: x\nnetwork: 10.0.0.0/24\nservers: [{name: a, nics: []}]\n",
     ):
         lab = parse_lab(text)
-        assert "<svg" in svg_of(lab, lab.initial_maps)
+        assert "<svg" in svg_of(draw_lab(lab, lab.initial_maps))
+
+
+def test_every_operation_is_named_with_its_times_and_sizes() -> None:
+    svg = svg_of(draw_graph(builtin_graph("alexnet")))
+    assert svg.count("ReLU") == 7
+    assert svg.count("Linear(") == 3
+    for said in ("computed on NVIDIA A100", "23 operations", "weights 151MB", "batch 256"):
+        assert said in svg
+
+
+def test_pipedreams_profiles_are_drawn_too(pipedream: Path) -> None:
+    svg = svg_of(draw_graph(read_graph(pipedream / "gnmt.txt")))
+    assert "48 operations" in svg
+    assert "RecurrentAttention" in svg
+
+
+@pytest.mark.parametrize("name", BUILTIN_NAMES)
+def test_no_two_operations_stand_in_one_place_and_columns_go_down(name: str) -> None:
+    graph = builtin_graph(name)
+    layout = lay_out_graph(graph)
+    assert len(set(layout.spots)) == len(graph.operations)
+    assert all(
+        column < layout.columns and row < layout.rows and lane < layout.lanes
+        for column, row, lane in layout.spots
+    )
+    assert all(layout.spots[a][:2] < layout.spots[b][:2] for a, b in graph.edges)

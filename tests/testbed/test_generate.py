@@ -73,22 +73,16 @@ def test_a_fat_tree_has_the_papers_counts_and_many_ways() -> None:
     assert len(lab.fibres) == 3 * 16
     ways = networkx.edge_connectivity(graph(lab), "s7", "s20")
     assert ways == 2  # edge switches of different pods: one way over each aggregation switch
-    assert {networkx.shortest_path_length(graph(lab), "h1", h) for h in ("h2", "h3", "h16")} == {
-        2,
-        4,
-        6,
-    }
+    hops = [networkx.shortest_path_length(graph(lab), "h1", h) for h in ("h2", "h3", "h16")]
+    assert hops == [2, 4, 6]
 
 
 def test_a_fat_tree_that_is_not_full_leaves_the_last_host_ports_free() -> None:
     full, part = fat_tree(16), fat_tree(13)
     assert part.packet_switches == full.packet_switches
     assert set(part.fibres) < set(full.fibres)
-    assert {str(f.a) for f in set(full.fibres) - set(part.fibres)} == {
-        "h14.nic0",
-        "h15.nic0",
-        "h16.nic0",
-    }
+    free = {str(f.a) for f in set(full.fibres) - set(part.fibres)}
+    assert free == {"h14.nic0", "h15.nic0", "h16.nic0"}
 
 
 def test_more_hosts_get_a_wider_network() -> None:

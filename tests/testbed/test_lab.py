@@ -71,14 +71,8 @@ def test_default_macs_are_locally_administered_and_made_of_the_address() -> None
 
 
 def test_the_papers_lab(ofc2022: Lab) -> None:
-    assert [h.gpu.model for h in ofc2022.hosts if h.gpu] == [
-        "Tesla M40",
-        "Titan V",
-        "Tesla M40",
-        "Titan V",
-        "Tesla M40",
-        "Tesla M40",
-    ]
+    models = ["Tesla M40", "Titan V", "Tesla M40", "Titan V", "Tesla M40", "Tesla M40"]
+    assert [h.gpu.model for h in ofc2022.hosts if h.gpu] == models
     assert [str(h.nic.address) for h in ofc2022.hosts] == [f"192.168.10.{n}" for n in range(11, 17)]
     assert {h.nic.rate_bps for h in ofc2022.hosts} == {40_000_000_000}
     trunks = [f for f in ofc2022.fibres if {f.a.device, f.b.device} == {"tor1", "tor2"}]

@@ -38,11 +38,8 @@ def test_the_papers_rack_starts_server_centric() -> None:
     lab = load_lab("ofc2022")
     links = trace_links(lab, lab.initial_maps)
     lit_onto = {host.name: links.switch_of(lab, host.endpoint) for host in lab.hosts}
-    assert {n: s for n, s in lit_onto.items() if n.startswith(("server1", "server3"))} == {
-        "server1.gpu0": "tor1",
-        "server1.gpu1": "tor1",
-        "server3.gpu4": "tor1",
-    }
+    on_tor1 = [name for name, switch in lit_onto.items() if switch == "tor1"]
+    assert on_tor1 == ["server1.gpu0", "server1.gpu1", "server3.gpu4"]
     assert {s for n, s in lit_onto.items() if n.startswith(("server2", "server4"))} == {"tor2"}
 
 

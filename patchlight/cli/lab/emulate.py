@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from patchlight.cli.policy.options import chosen_policies, policy_options
+from patchlight.cli.rendering import console, new_table, print_json
 from patchlight.emulation.fabric.lab_state import RUN_ROOT, recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab, lab_status, require_root
 from patchlight.testbed.errors import BadInput
@@ -101,8 +102,6 @@ def status(lab: str, as_json: bool) -> None:
         emulated = EmulatedLab.attach(state["name"], half_there=True)
         state["hosts"] = [{"name": h.name, "address": h.address} for h in emulated.hosts]
     if as_json:
-        from patchlight.cli.rendering import print_json
-
         print_json(state)
     else:
         _print_status(state)
@@ -111,8 +110,6 @@ def status(lab: str, as_json: bool) -> None:
 
 
 def _print_status(state: dict[str, Any]) -> None:
-    from patchlight.cli.rendering import console, new_table
-
     if "run_dir" not in state:
         click.echo(f"lab {state['name']} is {': '.join([state['state'], *state['missing']])}")
         return
@@ -142,8 +139,6 @@ def list_labs(as_json: bool) -> None:
     """List the labs that are here."""
     labs = [lab_status(name) for name in recorded_labs()]
     if as_json:
-        from patchlight.cli.rendering import print_json
-
         print_json(labs)
         return
     for item in labs:

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from patchlight.cli.lab.generate import generate, init
+from patchlight.cli.rendering import console, print_json, save_picture
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import LabFileError, find_lab, load_lab, read_lab
@@ -107,7 +108,6 @@ def show(name: str, as_json: bool, map_file: str | None) -> None:
       dark      NICs, and switch ports with a fibre, without a two-way link
     """
     from patchlight.cli.lab.view import dark_line, describe_lab, tables
-    from patchlight.cli.rendering import console, print_json
 
     lab_read, maps = _lab_and_maps(name, map_file)
     if as_json:
@@ -134,7 +134,6 @@ def show(name: str, as_json: bool, map_file: str | None) -> None:
 @map_option
 def graph(name: str, output: Path, map_file: str | None) -> None:
     """Draw a lab: servers, circuit switches, packet switches, and the lit circuits."""
-    from patchlight.cli.rendering import save_picture
     from patchlight.testbed.drawing import draw_lab
 
     save_picture(output, lambda: draw_lab(*_lab_and_maps(name, map_file)))
@@ -143,6 +142,4 @@ def graph(name: str, output: Path, map_file: str | None) -> None:
 @lab.command()
 def schema() -> None:
     """Print the JSON Schema of lab files, for editors."""
-    from patchlight.cli.rendering import print_json
-
     print_json(json_schema())

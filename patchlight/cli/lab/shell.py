@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from patchlight.cli.rendering import console, new_table
 from patchlight.testbed.errors import PatchlightError
 
 if TYPE_CHECKING:
@@ -102,8 +103,6 @@ class LabShell:
         return str(host.nic.address) if host else word
 
     def _print_nodes(self) -> None:
-        from patchlight.cli.rendering import console, new_table
-
         table = new_table("host", "GPU", "address", "NIC is in")
         for host in self._lab.hosts:
             try:

@@ -177,9 +177,8 @@ def _particulars(device: Mapping[str, Any]) -> str:
     if device["kind"] == "server":
         models = [gpu["model"] for gpu in device["gpus"]]
         counted = [f"{models.count(m)} × {m}" for m in dict.fromkeys(models)]
-        return ", ".join(
-            [*counted, *([f"agent {device['management']}"] * bool(device["management"]))]
-        )
+        agent = [f"agent {device['management']}"] if device["management"] else []
+        return ", ".join(counted + agent)
     if device["kind"] == "packet-switch":
         return f"datapath {device['datapath_id']}"
     return (

@@ -20,7 +20,7 @@ from patchlight.cli.ocs.options import (
     why_option,
 )
 from patchlight.cli.ocs.output import carry_out, print_preview
-from patchlight.cli.rendering import print_json
+from patchlight.cli.rendering import console, new_table, print_json
 
 
 @click.command("connect")
@@ -143,7 +143,6 @@ def restore(name: str | None, listing: bool, target: Target, options: ChangeOpti
         print_json(saved)
         return
     from patchlight.cli.ocs.view import when
-    from patchlight.cli.rendering import console, new_table
 
     table = new_table("name", "saved", "by", "circuit switches", "why")
     for row in saved:

@@ -17,7 +17,7 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import CircuitSwitch, Emulation, OcsUser
 from patchlight.testbed.labfile.schema import MOST_CIRCUIT_PORTS
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS
-from patchlight.testbed.portmap import PortMap, parse_cross_connects
+from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.units import parse_loss, parse_time
 
 _ARRIVING_DBM = 0.0
@@ -97,12 +97,7 @@ def emulate(
     for folder in (path.parent for path in (state, control) if path is not None):
         if not folder.is_dir():
             raise BadInput(f"{folder} is no directory")
-    initial = PortMap.of(
-        c
-        for text in (circuits or "").split(",")
-        if text.strip()
-        for c in parse_cross_connects(text)
-    )
+    initial = PortMap.parse(text for text in (circuits or "").split(",") if text.strip())
     initial.check(ports)
     if password_env is not None and password_env not in os.environ:
         hint = f"export {password_env}=… before starting"

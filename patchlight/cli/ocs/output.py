@@ -48,15 +48,9 @@ def confirm(preview: Answer, options: ChangeOptions) -> bool:
         asked = True
     if bulk and options.yes < 2:
         names = ", ".join(preview["lost"])
-        words = f"{lost} cross-connects of {names} go without others in their place"
-        _agree(
-            lambda: (
-                click.prompt(
-                    f"{words}. Type {names} to go on", err=True, default="", show_default=False
-                )
-                == names
-            )
-        )
+        what = f"{lost} cross-connects of {names} go without others in their place"
+        question = f"{what}. Type {names} to go on"
+        _agree(lambda: click.prompt(question, err=True, default="", show_default=False) == names)
         asked = True
     return asked
 

@@ -110,7 +110,7 @@ def profile(
     """
     on = torch.device(device)
     traced = _traced(model.to(on).train(), name)
-    profiler = _Profiler(traced, on, (warm_ups, repeats), progress or _silent)
+    profiler = _Profiler(traced, on, (warm_ups, repeats), progress or (lambda *_: None))
     profiler.run([tensor.to(on) for tensor in inputs])
     return ComputationGraph(
         name,
@@ -123,10 +123,6 @@ def profile(
         f"measured with PyTorch {torch.__version__}, each operation by itself: median of "
         f"{repeats} runs after {warm_ups} to warm up",
     )
-
-
-def _silent(done: int, total: int, what: str) -> None:
-    """No progress is told."""
 
 
 def _traced(model: nn.Module, name: str) -> fx.GraphModule:
@@ -149,6 +145,10 @@ class _Value:
     value: Any
     sources: tuple[int, ...] = ()
     learnt: bool = False
+
+
+_Measured = tuple[float, float, Any]
+"""Milliseconds forward and backward, and what came out."""
 
 
 class _Profiler:
@@ -199,7 +199,7 @@ class _Profiler:
             if node.args:
                 return _Value(node.args[0])
             raise BadInput(f"profiling: the model's input {node.name!r} is not in the example")
-        return self._operation(node, "Input", given, 0.0, 0.0, 0, learnt=False)
+        return self._operation(node, "Input", (0.0, 0.0, given), 0, learnt=False)
 
     def _step(self, node: fx.Node) -> _Value:
         call, module = self._callable(node)
@@ -214,7 +214,7 @@ class _Profiler:
                 sources = self._sources(node) if tensors_in(first) else ()
                 return _Value(first, sources, any(v.learnt for v in self._inputs(node)))
             del first
-            forward_ms, backward_ms, output = self._measured(node, call, parameters)
+            measured = self._measured(node, call, parameters)
         except Exception as error:
             raise PatchlightError(
                 f"profiling operation {node.name!r} ({kind}): {type(error).__name__}: {error}",
@@ -225,12 +225,11 @@ class _Profiler:
         own = {id(p): p for p in [*(module.parameters() if module else ()), *parameters]}
         held = sum(p.numel() * p.element_size() for i, p in own.items() if i not in self._owned)
         self._owned |= own.keys()
-        return self._operation(node, kind, output, forward_ms, backward_ms, held, learnt)
+        return self._operation(node, kind, measured, held, learnt)
 
     def _measured(
         self, node: fx.Node, call: Callable[..., Any], parameters: Sequence[torch.Tensor]
-    ) -> tuple[float, float, Any]:
-        """Milliseconds forward and backward, and what came out."""
+    ) -> _Measured:
         forward, backward = [], []
         output: Any = None
         for _ in range(self.warm_ups + self.repeats):
@@ -289,27 +288,13 @@ class _Profiler:
         return picked and not isinstance(self._values[whole].value, torch.Tensor)  # type: ignore[index]
 
     def _operation(
-        self,
-        node: fx.Node,
-        kind: str,
-        output: Any,
-        forward_ms: float,
-        backward_ms: float,
-        parameter_bytes: int,
-        learnt: bool,
+        self, node: fx.Node, kind: str, measured: _Measured, parameter_bytes: int, learnt: bool
     ) -> _Value:
         index = len(self.operations)
+        forward_ms, backward_ms, output = measured
         held = sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(output))
-        self.operations.append(
-            Operation(
-                self._name(node),
-                kind,
-                round(forward_ms, 6),
-                round(backward_ms, 6),
-                held,
-                parameter_bytes,
-            )
-        )
+        times = (round(forward_ms, 6), round(backward_ms, 6))
+        self.operations.append(Operation(self._name(node), kind, *times, held, parameter_bytes))
         self.edges += [(source, index) for source in self._sources(node)]
         return _Value(output, (index,), learnt)
 

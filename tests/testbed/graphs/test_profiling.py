@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip(
-    "torch", reason="measuring needs PyTorch: pip install 'patchlight[learn]'"
-)
+torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'patchlight[learn]'")
 
 from torch import nn  # noqa: E402
 
@@ -50,11 +48,9 @@ def test_a_built_in_model_is_the_one_its_graph_is_computed_from(name: str) -> No
     computed = builtin_graph(name)
     assert made.edges == computed.edges
     assert (made.loss, made.batch, made.name) == (computed.loss, computed.batch, name)
-    for one, other in zip(made.operations, computed.operations, strict=True):
-        assert (one.activation_bytes, one.parameter_bytes) == (
-            other.activation_bytes,
-            other.parameter_bytes,
-        ), (one, other)
+    for what in ("activation_bytes", "parameter_bytes"):
+        held = [getattr(operation, what) for operation in made.operations]
+        assert held == [getattr(operation, what) for operation in computed.operations]
     assert computed.parameter_bytes == 4 * sum(p.numel() for p in loaded.model.parameters())
 
 
@@ -93,9 +89,8 @@ def test_networks_of_sequences_run(recipe: Callable[[TorchLayers], None]) -> Non
     assert graph.edges == computed.edges
     assert graph.parameter_bytes == computed.parameter_bytes
     assert graph.activation_bytes == computed.activation_bytes
-    assert all(
-        o.forward_ms > 0 and o.backward_ms > 0 for o in graph.operations if o.kind != "Input"
-    )
+    steps = [operation for operation in graph.operations if operation.kind != "Input"]
+    assert all(step.forward_ms > 0 and step.backward_ms > 0 for step in steps)
 
 
 class Twisted(nn.Module):
@@ -144,9 +139,8 @@ class Undecided(nn.Module):
 
 
 def test_a_model_that_cannot_be_traced() -> None:
-    with pytest.raises(
-        BadInput, match=r"tracing the model 'u' with torch\.fx: TraceError"
-    ) as error:
+    message = r"tracing the model 'u' with torch\.fx: TraceError"
+    with pytest.raises(BadInput, match=message) as error:
         quick(Undecided(), torch.randn(2), name="u")
     assert "depend on the numbers" in str(error.value)
 

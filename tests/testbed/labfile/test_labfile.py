@@ -1,10 +1,11 @@
-"""Lab files that are good, where they are found, and files that cannot be read."""
+"""Lab files that are good, where they are found, and what emulated circuit switches are told."""
 
 from pathlib import Path
 
 import pytest
 
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import Emulation, OcsFault, OcsUser
 from patchlight.testbed.labfile.reader import (
     LabFileError,
     builtin_labs,
@@ -14,7 +15,7 @@ from patchlight.testbed.labfile.reader import (
     read_lab,
 )
 from patchlight.testbed.labfile.writer import write_lab
-from tests.support.lab_files import SMALL_LAB
+from tests.support.lab_files import SMALL_LAB, unmarked
 
 
 def test_the_good_file_is_good() -> None:
@@ -78,3 +79,91 @@ def test_a_lab_may_be_one_switch_alone() -> None:
     assert [switch.name for switch in lab.circuit_switches] == ["ocs1"]
     assert lab.hosts == ()
     assert parse_lab(write_lab(lab)) == lab
+
+
+GOOD = """\
+name: small
+circuit_switches:
+  - name: ocs1
+    driver: calient-tl1
+    address: 10.0.0.5:3082
+    ports: 16
+    emulated:
+      users: [{name: viewer, password_env: VIEWER_PW, read_only: true}, {name: second}]
+      conflict_time: 500ms
+      faults:
+        - {refuse_next: "busy: #1", after_changes: 2}
+        - {drift_db: {3: 1.5, 4: -2}, after: 30s}
+        - {refuse_ports: [1, 2], stall_s: 2, acknowledge: true}
+        - {lose: "1>7"}
+  - {name: ocs2, driver: openflow, address: "10.0.0.6:6654", ports: 16, datapath_id: 0x51}
+"""
+
+# (what stands in GOOD, what stands there instead; ‸ marks where the mistake is, the message)
+MISTAKES = [
+    ("{lose:", "{‸loose:", "unknown key 'loose' in a fault: did you mean 'lose'?"),
+    ('- {lose: "1>7"}', "- ‸{after: 3s}", "a fault lacks what goes wrong: expected one of"),
+    ('- {lose: "1>7"}', "- ‸lose", "expected a fault, found the text 'lose'"),
+    ('"1>7"', '‸"1>17"', "port 17 is outside the switch: expected 1 to 16"),
+    ('"1>7"', '‸"1"', "'1' is not a cross-connect"),
+    ("[1, 2]", "[1, ‸20]", "port 20 is outside the switch: expected 1 to 16"),
+    ("[1, 2]", "[1, ‸0]", "expected a port number, a whole number from 1"),
+    ("{3: 1.5", "{‸30: 1.5", "port 30 is outside the switch"),
+    ("{3: 1.5", "{‸x: 1.5", "expected a port number, found the text 'x'"),
+    ("{3: 1.5", "{3: ‸a lot", "expected dB, a number, found the text 'a lot'"),
+    ("stall_s: 2", "stall_s: ‸-2", "expected seconds, a number from 0 on, found the number -2"),
+    ("acknowledge: true", "acknowledge: ‸1", "true or false, found the number 1"),
+    ("acknowledge: true", "cut: ‸later", "'later' is not when the connection is cut"),
+    ("acknowledge: true", "monitors: ‸on", "'on' is not where power monitors are"),
+    ("acknowledge: true", "reboot: ‸now", "'now' is not what becomes of the map"),
+    ("after: 30s", "after: ‸30", "expected a time with its unit"),
+    ("after: 30s", "after: 30s, after_changes: ‸1", "expected one of the two"),
+    ("after_changes: 2", "after_changes: ‸0", "expected how many, a whole number from 1"),
+    ("{name: second}", "{name: ‸viewer}", "user viewer is listed twice, first on line 8"),
+    ("{name: second}", "‸{read_only: true}", "a user lacks 'name'"),
+    ("read_only: true}", "read_only: ‸yes}", "true or false, found the text 'yes'"),
+    ("driver: calient-tl1", "driver: calient-tl1\n    datapath_id: ‸7", "knows no datapath id"),
+    ("driver: openflow", "driver: ‸openflow", "lacks 'datapath_id'"),
+    ("0x51}", "‸0}", "expected an OpenFlow datapath id"),
+]
+
+
+def test_what_is_declared_is_read_and_written_again() -> None:
+    lab = parse_lab(GOOD)
+    first, second = lab.circuit_switches
+    assert second.datapath_id == 0x51
+    assert not second.emulated
+    assert first.emulated == Emulation(
+        faults=(
+            OcsFault.of({"refuse_next": "busy: #1"}, after_changes=2),
+            OcsFault.of({"drift_db": {"3": 1.5, "4": -2.0}}, after_s=30.0),
+            OcsFault.of({"refuse_ports": [1, 2], "stall_s": 2.0, "acknowledge": True}),
+            OcsFault.of({"lose": "1>7"}),
+        ),
+        users=(OcsUser("viewer", "VIEWER_PW", read_only=True), OcsUser("second")),
+        conflict_time_s=0.5,
+    )
+    assert first.emulated.faults[1].control == {"drift_db": {"3": 1.5, "4": -2.0}}
+    assert parse_lab(write_lab(lab)) == lab
+
+
+@pytest.mark.parametrize(("good", "bad", "message"), MISTAKES)
+def test_every_mistake_has_its_line_and_column(good: str, bad: str, message: str) -> None:
+    assert good in GOOD
+    text = GOOD.replace(good, bad)
+    if "lacks 'datapath_id'" in message:
+        text = text.replace(", datapath_id: 0x51", "")
+    text, line, column = unmarked(text)
+    with pytest.raises(LabFileError) as caught:
+        parse_lab(text)
+    issues = [issue for issue in caught.value.issues if message in issue.message]
+    assert [(issue.line, issue.column) for issue in issues] == [(line, column)], str(caught.value)
+
+
+@pytest.mark.parametrize("driver", ["polatis-scpi", "openflow"])
+def test_what_a_driver_s_device_cannot_do_is_a_mistake(driver: str) -> None:
+    text = GOOD.replace("driver: calient-tl1", f"driver: {driver}")
+    with pytest.raises(BadInput) as caught:
+        parse_lab(text)
+    assert f"nobody logs in to a {driver}" in caught.value.message
+    assert f"an emulated {driver} has no conflict_time" in caught.value.message

@@ -99,6 +99,7 @@ NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9_-]{0,9}", fullmatch=True)
 RATES = st.none() | st.integers(1, 10**13)
 POWERS = st.just(0.0) | st.floats(-40, 20)
 LOSSES = st.floats(0, 40)
+PASSWORDS = st.sampled_from([None, "OCS_PASSWORD"])
 MODELS = st.text(min_size=1, max_size=20).filter(lambda t: t.isprintable() and bool(t.strip()))
 
 
@@ -117,15 +118,10 @@ def labs(draw: st.DrawFn) -> Lab:
             nics = []
             for index, part in enumerate(parts[len(served) :]):
                 address = IPv4Address("10.0.0.0") + next(addresses)
-                mac = draw(
-                    st.sampled_from(
-                        [default_mac(address), f"06:00:00:00:00:{address.packed[3]:02x}"]
-                    )
-                )
+                macs = [default_mac(address), f"06:00:00:00:00:{address.packed[3]:02x}"]
+                mac, rate_bps, power_dbm = draw(st.tuples(st.sampled_from(macs), RATES, POWERS))
                 gpu = served[index] if index < len(served) else None
-                nics.append(
-                    Nic(part, address, mac, draw(RATES), gpu, launch_power_dbm=draw(POWERS))
-                )
+                nics.append(Nic(part, address, mac, rate_bps, gpu, launch_power_dbm=power_dbm))
                 free.append(Endpoint(name, part))
             management = draw(st.sampled_from([None, f"10.1.0.{number}:8471", f"unix:/a/{name}"]))
             servers.append(Server(name, management, gpus, tuple(nics)))
@@ -138,19 +134,9 @@ def labs(draw: st.DrawFn) -> Lab:
                 outputs = draw(st.permutations(range(1, ports + 1)))
                 pairs = zip(range(1, draw(st.integers(0, ports)) + 1), outputs, strict=False)
                 initial = PortMap.of((i, o) for i, o in pairs if i != o)
-                circuit.append(
-                    CircuitSwitch(
-                        name,
-                        "calient-tl1",
-                        f"10.2.0.{number}:3082",
-                        ports,
-                        draw(st.floats(0, 10)),
-                        draw(LOSSES),
-                        "admin",
-                        draw(st.sampled_from([None, "OCS_PASSWORD"])),
-                        initial,
-                    )
-                )
+                drawn = (draw(st.floats(0, 10)), draw(LOSSES), "admin", draw(PASSWORDS), initial)
+                at = f"10.2.0.{number}:3082"
+                circuit.append(CircuitSwitch(name, "calient-tl1", at, ports, *drawn))
     ends = draw(st.permutations(free)) if free else []
     return Lab(
         name=draw(NAMES),
