@@ -5,36 +5,30 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from pkgutil import resolve_name
+from typing import TypeVar, cast
 
 import pytest
 
 from patchlight.controller.circuits.contract import CircuitDriver
-from patchlight.controller.circuits.drivers.calient.rest import CalientRest
-from patchlight.controller.circuits.drivers.calient.tl1 import CalientTl1
-from patchlight.controller.circuits.drivers.glimmerglass import GlimmerglassTl1
-from patchlight.controller.circuits.drivers.polatis.netconf import PolatisNetconf
-from patchlight.controller.circuits.drivers.polatis.restconf import PolatisRestconf
-from patchlight.controller.circuits.drivers.polatis.scpi import PolatisScpi
-from patchlight.controller.circuits.drivers.polatis.tl1 import PolatisTl1
-from patchlight.controller.circuits.drivers.telescent import TELESCENT, TelescentSsh
+from patchlight.controller.circuits.drivers.telescent import TELESCENT
 from patchlight.controller.circuits.protocols.session import Timeouts
 from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.http_server import HttpServer
 from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.portmap import CrossConnect, PortMap
 
 SESSION_DRIVERS: Mapping[str, Callable[..., CircuitDriver]] = {
-    "calient-tl1": CalientTl1,
-    "calient-rest": CalientRest,
-    "polatis-scpi": PolatisScpi,
-    "polatis-tl1": PolatisTl1,
-    "polatis-restconf": PolatisRestconf,
-    "polatis-netconf": PolatisNetconf,
-    "glimmerglass-tl1": GlimmerglassTl1,
-    "telescent-ssh": TelescentSsh,
+    row.name: cast(
+        Callable[..., CircuitDriver],
+        resolve_name(f"patchlight.controller.circuits.drivers.{row.driver}"),
+    )
+    for row in OCS_DRIVERS.values()
+    if row.device and not row.dials_in
 }
+"""Every driver that connects to its device: tests of what goes wrong run on each of them."""
 S = TypeVar("S", bound=HttpServer)
 FIRST_MAP = PortMap.duplex([(1, 7)])
 PASSWORD = 'pa;ss"wörd:/1'
