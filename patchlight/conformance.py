@@ -1,8 +1,8 @@
 """The conformance suite for drivers of optical circuit switches, for whoever writes one.
 
-On the command line, against any device, emulated ones included::
+On the command line, against any device; an emulated one runs in another terminal, started by
+``patchlight ocs emulate --driver polatis-scpi --switching-time 5ms``::
 
-    patchlight ocs emulate --driver polatis-scpi --switching-time 5ms &
     python -m patchlight.conformance polatis-scpi --device 127.0.0.1:5025
     python -m patchlight.conformance my_package.driver:Driver --device 127.0.0.1:3082
 
