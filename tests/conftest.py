@@ -8,10 +8,10 @@ stopped being made. A test that finds out on the way that the machine cannot do 
 
 import functools
 import os
+import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -29,7 +29,8 @@ settings.load_profile("patchlight")
 NAMESPACES = Path("/run/netns")
 LABS = Path("/run/patchlight")
 # Children inherit it, so that a process can be told to be ours whatever became of its parent.
-MARK = f"PATCHLIGHT_TEST_SESSION={uuid.uuid4().hex}"
+MARK = "PATCHLIGHT_TEST_SESSION"
+BEFORE = pytest.StashKey[set[str]]()
 GRACE_S = float(os.environ.get("PATCHLIGHT_TEST_GRACE_S", "10"))
 
 
@@ -54,6 +55,25 @@ def _no_docker() -> str | None:
 
 
 NEEDS = {"root": _no_root, "ovs": _no_ovs, "docker": _no_docker}
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    """Whether this process runs tests for another one (pytest-xdist)."""
+    return hasattr(config, "workerinput")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not _is_worker(config):
+        os.environ[MARK] = uuid.uuid4().hex
+        config.stash[BEFORE] = _labs_made()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under pytest-xdist, one process runs all that needs the machine to itself."""
+    for item in items:
+        if any(item.get_closest_marker(name) for name in NEEDS):
+            item.add_marker(pytest.mark.xdist_group("machine"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -98,34 +118,47 @@ def _labs_made() -> set[str]:
     return {f"namespace {path.name}" for path in spaces} | {f"folder {path}" for path in folders}
 
 
+def _is_strangers(made: str, strangers: list[int], commands: list[str]) -> bool:
+    """Whether a lab is one that somebody else is running meanwhile."""
+    if any(int(number) in strangers for number in re.findall(r"\d+", made)):
+        return True  # named after a process that is not ours
+    name = made.rpartition("/")[2] if "/" in made else made.split(".")[1]
+    return any(f"/{name}/" in command or f"pl.{name}." in command for command in commands)
+
+
 def _left_behind(before: set[str]) -> list[str]:
-    strangers, left = [], []
+    strangers, commands, left = [], [], []
+    mark = f"{MARK}={os.environ[MARK]}"
     for pid in set(process_ids()) - ancestors():
         if not (command := command_line(pid)):
             continue
-        if MARK in environment(pid):
+        if mark in environment(pid):
             left.append(f"process {pid}: {command}")
         else:
-            strangers.append(command)
-    for made in sorted(_labs_made() - before):
-        # A lab that somebody else is running meanwhile has processes that name it.
-        name = made.rpartition("/")[2] if "/" in made else made.split(".")[1]
-        if not any(f"/{name}/" in command or f"pl.{name}." in command for command in strangers):
-            left.append(made)
-    return left
+            strangers.append(pid)
+            commands.append(command)
+    made = sorted(_labs_made() - before)
+    return left + [each for each in made if not _is_strangers(each, strangers, commands)]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _nothing_left_behind() -> Iterator[None]:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fails the session if a process, namespace or lab folder outlives the tests."""
-    variable, _, value = MARK.partition("=")
-    os.environ[variable] = value
-    before = _labs_made()
-    yield
     # Python keeps a process that tracks semaphores until it ends itself: end it here.
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+    if _is_worker(session.config):
+        return
     deadline = time.monotonic() + GRACE_S
-    while (left := _left_behind(before)) and time.monotonic() < deadline:
+    while (left := _left_behind(session.config.stash[BEFORE])) and time.monotonic() < deadline:
         time.sleep(0.1)  # namespaces and killed processes go asynchronously
     if left:
-        pytest.fail("the tests left behind: " + "; ".join(left), pytrace=False)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        session.config.hook.pytest_runtest_logreport(
+            report=pytest.TestReport(
+                nodeid="tests/conftest.py::pytest_sessionfinish",
+                location=("tests/conftest.py", None, "what the tests left behind"),
+                keywords={},
+                outcome="failed",
+                longrepr="the tests left behind: " + "; ".join(left),
+                when="teardown",
+            )
+        )

@@ -47,7 +47,7 @@ def test_a_process_that_outlives_the_tests_fails_the_session(tmp_path: Path) -> 
     test = (
         "import subprocess\n"
         "def test_it():\n"
-        "    subprocess.run('setsid sleep 4711 >/dev/null 2>&1 &', shell=True)\n"
+        "    subprocess.run('setsid sleep 4711 >/dev/null 2>&1 & sleep 0.2', shell=True)\n"
     )
     done = run_session(tmp_path, test, PATCHLIGHT_TEST_GRACE_S="0.5")
     found = re.search(r"the tests left behind: process (\d+): .*sleep 4711", done.stdout)
