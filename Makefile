@@ -22,7 +22,7 @@ demo:
 	@$(ROOT_RUN) deploy/with-docker-engine.sh $(BIN)/patchlight experiment ofc2022 $(DEMO_ARGS)
 
 # Two processes: one runs what needs the machine to itself, the other the rest.
-test: PYTEST_ARGS ?= --numprocesses=2 --dist=loadgroup
+test: PYTEST_ARGS ?= --numprocesses=2
 test:
 	@deploy/bootstrap.sh --test
 	@$(MAKE) --no-print-directory lint

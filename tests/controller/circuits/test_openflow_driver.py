@@ -27,6 +27,7 @@ from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import PortMap
 from tests.support.emulated_devices import Running, lab_file, running
 from tests.support.ocs_drivers import FIRST_MAP, circuit, circuits, restore
+from tests.support.waiting import eventually
 
 SOON = OpenFlowDialect(timeout_s=3.0, connect_timeout_s=5.0)
 
@@ -121,9 +122,9 @@ async def test_a_speaker_that_dies_takes_no_circuit_with_it(driver: OpenFlowSwit
     assert speaker is not None
     assert speaker.pid is not None
     os.kill(speaker.pid, signal.SIGKILL)
+    await eventually(lambda: speaker.restarts == 1, "the speaker to be started again")
     assert (await driver.connect(circuits("3>9"))).complete
     assert await driver.read_map() == PortMap.of([*FIRST_MAP, circuit("3>9")])
-    assert speaker.restarts == 1
 
 
 async def test_ports_may_be_numbered_apart(device: Running, driver: OpenFlowSwitch) -> None:
