@@ -126,7 +126,7 @@ def docker_host() -> str:
 
 def _labs_made() -> set[str]:
     spaces = NAMESPACES.glob("pl.*") if NAMESPACES.is_dir() else ()
-    folders = LABS.iterdir() if LABS.is_dir() else ()
+    folders = LABS.glob("[!.]*") if LABS.is_dir() else ()
     return {f"namespace {path.name}" for path in spaces} | {f"folder {path}" for path in folders}
 
 

@@ -25,6 +25,7 @@ from patchlight.agents.workers.contract import (
 )
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import deploy_file, namespaces
+from patchlight.testbed.linux.scheduling import favour_like_this_process
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
@@ -96,6 +97,7 @@ class DockerRunner:
                 raise LaunchError(
                     f"worker {launch.worker} ended at once: {' | '.join(_log_tail(container))}"
                 )
+            favour_like_this_process(pid)
             namespaces.keep(launch.namespace, pid)
         except (*_REFUSED, PatchlightError) as exc:
             _remove(container)

@@ -17,6 +17,7 @@ from patchlight.emulation.fabric.lab_state import MARK, LabState, ProcessRecord
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.namespaces import entered
 from patchlight.testbed.linux.processes import process_start
+from patchlight.testbed.linux.scheduling import favour
 
 _LAST_LINES = 15
 
@@ -41,16 +42,15 @@ class Service:
     abrupt: bool = False
 
 
-# A lab keeps real time: what else runs on the machine should disturb its switches and its
-# workers' clocks as little as may be. What an agent starts inherits this.
-_NICENESS = -10
-
-
 class Supervisor:
-    """Starts services and records them in the lab's state."""
+    """Starts services and records them in the lab's state.
 
-    def __init__(self, state: LabState) -> None:
-        self._state = state
+    A lab keeps real time: what else runs on the machine should disturb its switches and workers
+    as little as may be, so they are favoured. What an agent starts inherits this.
+    """
+
+    def __init__(self, state: LabState, *, real_time: bool = False) -> None:
+        self._state, self._real_time = state, real_time
         self._waiting: list[tuple[Service, subprocess.Popen[bytes], float]] = []
 
     def start(self, services: Sequence[Service]) -> None:
@@ -93,8 +93,7 @@ class Supervisor:
                 )
         except OSError as error:
             raise DidNotStart(f"starting {service.name}: {error}") from error
-        with suppress(OSError):  # some containers do not let root do that either
-            os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
+        favour(process.pid, real_time=self._real_time)
         return process
 
     def wait(self) -> None:

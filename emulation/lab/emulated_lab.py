@@ -199,7 +199,7 @@ class EmulatedLab:
             bridges=state.datapath == "bridge",
         )
         state.save()
-        services.start(self.plan, Supervisor(state))
+        services.start(self.plan, Supervisor(state, real_time=self._options.real_time))
         state.phase = "up"
         state.save()
 

@@ -69,6 +69,7 @@ class LabKeywords(TypedDict, total=False):
     engine: str | None
     fabric: str | None
     policies: PolicyChoice
+    real_time: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ class LabOptions:
     ``controller``: run one, with OpenFlow. ``agents``: run one per server (``None``: for a
     controller, where there are 16 servers at most). ``workers``: ``docker``, ``process``, or
     ``auto``. ``engine``: the OpenFlow engine (``None``: the controller's choice). ``fabric``:
-    overrides the lab file's. ``policies``: the controller's.
+    overrides the lab file's. ``policies``: the controller's. ``real_time``: the lab's processes run
+    before every ordinary process of this machine, where the kernel permits.
     """
 
     controller: bool = True
@@ -87,6 +89,7 @@ class LabOptions:
     engine: str | None = None
     fabric: str | None = None
     policies: PolicyChoice = DEFAULT_POLICIES
+    real_time: bool = False
 
     def __post_init__(self) -> None:
         for option, value, expected in (

@@ -91,6 +91,8 @@ def run_experiment(
         replace=wishes.replace,
         workers=workers,
         engine=wishes.engine,
+        # Two jobs in step drift apart when one of them has to wait for a core.
+        real_time=True,
         progress=say,
     ) as emulated:
         lab = emulated.lab

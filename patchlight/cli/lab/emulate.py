@@ -47,6 +47,11 @@ def emulate() -> None:
     type=click.Choice(["openvswitch", "bridge"]),
     help="What packet switches are made of. [default: as the lab file says]",
 )
+@click.option(
+    "--real-time",
+    is_flag=True,
+    help="Run the lab before every ordinary process of this machine: its times hold on a busy one.",
+)
 @policy_options
 def up(lab: str, no_controller: bool, **options: Any) -> None:
     """Bring LAB up: a lab file, or the name of a built-in lab."""
