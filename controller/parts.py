@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from patchlight.controller.background import Background
 from patchlight.controller.changes.device_watch import DeviceWatch
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
@@ -53,6 +54,7 @@ class Controller:
     def __init__(self, lab: Lab, settings: Settings) -> None:
         self.lab, self.settings = lab, settings
         self.store = open_store(settings.state_dir)
+        self.background = Background(self._on_part_fault)
         self.fleet = Fleet(lab, settings.token)
         self.drivers: dict[str, CircuitDriver] = {
             switch.name: open_driver(switch, password_of(switch)) for switch in lab.circuit_switches
@@ -92,6 +94,7 @@ class Controller:
             "version": version("patchlight"),
             "engine": self.speaker.info.get("engine"),
             "policies": self.settings.policies.words,
+            "parts": self.background.status(),
             "switches": [
                 {
                     "name": s.name,
@@ -109,3 +112,6 @@ class Controller:
         self.switches.on_event(event)
         if event["event"] != "counters":
             self.store.add_event(time.time(), f"openflow-{event['event']}", event)
+
+    def _on_part_fault(self, part: str, why: str) -> None:
+        self.store.add_event(time.time(), "part-fault", {"part": part, "message": why})

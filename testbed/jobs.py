@@ -1,11 +1,19 @@
 """A training job as a value: what the user asks for, and what became of it."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from patchlight.testbed.errors import BadInput
+
+MOST_ITERATIONS = 10_000_000
+MOST_WORKERS = 65_536
+LONGEST_COMPUTE_S = 86_400.0
+LARGEST_SEED = 2**63 - 1
+LARGEST_GRADIENT_BYTES = 10**15
 
 
 class JobState(StrEnum):
@@ -33,15 +41,23 @@ class JobSpec:
     placement policy choose ``workers`` of them. ``gradient_bytes`` are the bytes of one
     gradient as in the lab (the lab's scale is applied later). ``compute_s`` gives, for each
     GPU model, the seconds that forward and backward of one iteration take.
+
+    The bounds stand in the annotations; ``checked_specs`` and the REST API hold a spec to them.
     """
 
-    name: str
-    iterations: int
-    gradient_bytes: int
-    compute_s: Mapping[str, float]
-    workers: int = 0
-    hosts: tuple[str, ...] = ()
-    seed: int = 0
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", revalidate_instances="always"
+    )
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$")]
+    iterations: Annotated[int, Field(ge=1, le=MOST_ITERATIONS)]
+    gradient_bytes: Annotated[int, Field(ge=4, le=LARGEST_GRADIENT_BYTES)]
+    compute_s: Mapping[
+        str, Annotated[float, Field(gt=0, le=LONGEST_COMPUTE_S, allow_inf_nan=False)]
+    ]
+    workers: Annotated[int, Field(ge=0, le=MOST_WORKERS)] = 0
+    hosts: Annotated[tuple[str, ...], Field(max_length=MOST_WORKERS)] = ()
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +92,26 @@ class JobStatus:
     last_lines: tuple[str, ...] = field(default=())
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> JobStatus:
-        """The status that ``dataclasses.asdict`` made a record of, also by way of JSON."""
-        spec = record["spec"]
-        lists = {name: tuple(record[name]) for name in ("hosts", "last_lines")}
-        return cls(
-            **{
-                **record,
-                **lists,
-                "spec": JobSpec(**{**spec, "hosts": tuple(spec["hosts"])}),
-                "state": JobState(record["state"]),
-            }
-        )
+    def from_dict(cls, record: Mapping[str, Any]) -> "JobStatus":
+        """The status that ``dataclasses.asdict`` made a record of, also by way of JSON.
+
+        A key that is not known is passed over. ``pydantic.ValidationError`` for what is no status.
+        """
+        return _STATUS.validate_python(record)
+
+
+_SPECS = TypeAdapter(list[JobSpec])
+_STATUS = TypeAdapter(JobStatus)
+
+
+def checked_specs(specs: Sequence[JobSpec]) -> list[JobSpec]:
+    """The specs, each value within its bounds; ``BadInput`` names every field that is not."""
+    try:
+        return _SPECS.validate_python(list(specs))
+    except ValidationError as error:
+        mistakes = []
+        for each in error.errors(include_url=False):
+            number, *place = each["loc"]
+            name = str(getattr(specs[int(number)], "name", ""))[:40]
+            mistakes.append(f"job {name}: {'.'.join(map(str, place))}: {each['msg']}")
+        raise BadInput("; ".join(mistakes)) from error

@@ -70,8 +70,8 @@ def create_app(controller: Controller) -> FastAPI:
 
     @app.post("/v1/jobs", status_code=201)
     async def submit(request: GangRequest) -> Answer:
-        specs = [job.spec() for job in request.jobs]
-        return {"jobs": [asdict(s) for s in controller.scheduler.submit(specs, request.topology)]}
+        statuses = controller.scheduler.submit(request.jobs, request.topology)
+        return {"jobs": [asdict(status) for status in statuses]}
 
     @app.get("/v1/jobs")
     async def jobs() -> Answer:

@@ -74,29 +74,13 @@ class LockRequest(UnlockRequest):
     keep: bool = False
 
 
-class JobRequest(_Strict):
-    """One job; see ``patchlight.testbed.jobs.JobSpec`` for what the fields mean."""
-
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$")
-    iterations: int = Field(ge=1)
-    gradient_bytes: int = Field(ge=4)
-    compute_s: dict[str, float]
-    workers: int = Field(default=0, ge=0)
-    hosts: list[str] = []
-    seed: int = 0
-
-    def spec(self) -> JobSpec:
-        """The job as a value."""
-        return JobSpec(**{**self.model_dump(), "hosts": tuple(self.hosts)})
-
-
 class GangRequest(_Strict):
     """Jobs that start together, and whether they are regrouped first.
 
     Without ``topology`` the lab's topology policy decides.
     """
 
-    jobs: list[JobRequest]
+    jobs: list[JobSpec]
     topology: Literal["keep", "regroup"] | None = None
 
 

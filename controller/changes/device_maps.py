@@ -173,7 +173,7 @@ class DeviceMonitor:
             if isinstance(answer, PortMap):
                 maps[name] = self._last_maps[name] = answer
                 self._mark_reachable(name)
-            elif isinstance(answer, PatchlightError):
+            elif isinstance(answer, Exception):  # a driver's bug is not the others' trouble
                 self._mark_unreachable(name, answer)
             else:
                 raise answer
@@ -198,6 +198,8 @@ class DeviceMonitor:
     async def watch(self, returned: Callable[[str], Awaitable[None]]) -> None:
         """Bring back who does not answer, for ever; ``returned`` is told of each that is back."""
         self._left_to_watch = True
+        for name in self._unreachable:  # also those that an earlier watch did not bring back
+            self._changed[name].set()
         async with asyncio.TaskGroup() as group:
             for name in self._drivers:
                 group.create_task(self._keep(name, returned))
@@ -214,8 +216,8 @@ class DeviceMonitor:
                     lost.again(error)
             try:
                 await returned(name)
-            except PatchlightError as error:
-                log.warning("%s is back, then: %s", name, error.message)
+            except Exception as error:
+                log.warning("%s is back, then: %s", name, in_words(error))
 
     async def _open(self, name: str) -> None:
         if name not in self._opened:

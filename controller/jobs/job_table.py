@@ -8,24 +8,27 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from patchlight.controller.jobs.running_job import RunningJob
+from patchlight.controller.jobs.running_job import RunningJob, scaled_gradient_bytes
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
+from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.jobs import JobSpec, JobState, JobStatus, checked_specs
 from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.testbed.worker_api import LARGEST_TASK_GRADIENT_BYTES
 
 
-def check_specs(lab: Lab, specs: Sequence[JobSpec], *, counted: bool) -> None:
-    """``BadInput`` for jobs that could never run together in this lab.
+def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[JobSpec]:
+    """The specs, checked; ``BadInput`` for jobs that could never run together in this lab.
 
     ``counted``: a job without hosts has to say how many workers it wants.
     """
-    if not specs:
+    if not given:
         raise BadInput("no job given")
+    specs = checked_specs(given)
     named: dict[str, str] = {}
     for spec in specs:
-        if spec.iterations < 1 or spec.gradient_bytes < 4:
-            raise BadInput(f"job {spec.name}: expected iterations ≥ 1 and gradient_bytes ≥ 4")
+        _check_models(lab, spec)
+        _check_memory(lab, spec)
         if not spec.hosts and spec.workers < 1 and counted:
             raise BadInput(
                 f"job {spec.name}: expected 'workers' ≥ 1 or a list of 'hosts'",
@@ -55,6 +58,28 @@ def check_specs(lab: Lab, specs: Sequence[JobSpec], *, counted: bool) -> None:
     asked = sum(len(spec.hosts) or spec.workers for spec in specs)
     if asked > len(usable):
         raise BadInput(f"{asked} workers asked for: the lab has {len(usable)} GPUs with a NIC")
+    return specs
+
+
+def _check_models(lab: Lab, spec: JobSpec) -> None:
+    models = sorted({host.gpu.model for host in lab.hosts if host.gpu is not None})
+    for model in spec.compute_s:
+        if model not in models:
+            raise BadInput(
+                f"job {spec.name}: compute_s names {model[:40]!r}: "
+                + nearest(model, models, "the lab's GPUs with a NIC are of")
+            )
+
+
+def _check_memory(lab: Lab, spec: JobSpec) -> None:
+    scaled = scaled_gradient_bytes(spec, lab)
+    if scaled > LARGEST_TASK_GRADIENT_BYTES:
+        raise BadInput(
+            f"job {spec.name}: a gradient of {spec.gradient_bytes} bytes is {scaled} in each "
+            f"worker at the lab's scale of {lab.scale:g}: the limit is "
+            f"{LARGEST_TASK_GRADIENT_BYTES}",
+            hint="a smaller gradient, or an emulated lab with a larger --scale",
+        )
 
 
 class JobTable:
@@ -65,8 +90,7 @@ class JobTable:
         self.running: dict[str, RunningJob] = {}
         self._store = store
         self._jobs: dict[str, JobStatus] = {}
-        for record in store.jobs():
-            status = JobStatus.from_dict(record)
+        for status in store.jobs(JobStatus.from_dict):
             if not status.state.is_final:
                 status = replace(
                     status, state=JobState.FAILED, message="the controller ended while it ran"

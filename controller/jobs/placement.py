@@ -46,7 +46,7 @@ class Placement:
         if self._policies.choice.placement != DEFAULTS["placement"] and maps:
             locked, failed = await self._circuits.closed_ports()
         cluster = WiredLab(self._lab, maps)
-        jobs = [view_of(status) for status in recent]
+        jobs = [view_of(status) for status in recent[-64:]]
         view = cluster.view(time.time(), running, tuple(unseen), jobs, locked, failed)
         return LabView(cluster, view, unseen)
 

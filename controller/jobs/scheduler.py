@@ -18,7 +18,7 @@ from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
 from patchlight.controller.jobs.running_job import JobFailed, RunningJob, run_all
 from patchlight.controller.policies.guard import Fault
 from patchlight.controller.store import Store
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError, in_words
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab import Lab
 
@@ -64,7 +64,7 @@ class Scheduler:
 
         Without ``topology``, the lab's topology policy says what becomes of the circuits.
         """
-        check_specs(self._lab, specs, counted=self.choice.partition is None)
+        specs = check_specs(self._lab, specs, counted=self.choice.partition is None)
         ids = tuple(f"{spec.name}-{uuid.uuid4().hex[:6]}" for spec in specs)
         for job_id, spec in zip(ids, specs, strict=True):
             self._table.keep(JobStatus(job_id, spec, JobState.QUEUED, submitted_at=time.time()))
@@ -88,11 +88,11 @@ class Scheduler:
                 self._queue.remove(gang)
                 for other in gang.ids:
                     self._table.move(other, JobState.STOPPED, "stopped by the user")
-        await self._end([gang for gang in self._active if job_id in gang.ids])
+        await self._cancel([gang for gang in self._active if job_id in gang.ids])
         return self.job(job_id)
 
     @staticmethod
-    async def _end(gangs: Sequence[_Gang]) -> None:
+    async def _cancel(gangs: Sequence[_Gang]) -> None:
         # A task that is cancelled before it began would never clear up after its gang.
         await asyncio.sleep(0)
         tasks = [gang.task for gang in gangs if gang.task is not None]
@@ -111,21 +111,22 @@ class Scheduler:
     # -- the life of gangs -----------------------------------------------------------------
 
     async def run(self) -> None:
-        """Start gangs as their hosts come free, for ever."""
+        """Start gangs as their hosts come free, for ever. What fails of a gang fails it alone."""
         self._loop = asyncio.get_running_loop()
+        self._changed.set()
         while True:
             await self._changed.wait()
             self._changed.clear()
             while self._queue:
-                gang = self._queue[0]
+                gang = await self._next_gang()
                 try:
-                    gang = await self._next_gang()
                     placed = await self._place(gang)
-                except PatchlightError as error:
-                    # A device that does not answer just now is this gang's trouble alone.
-                    self._table.end(gang.ids, JobState.FAILED, f"no hosts could be chosen: {error}")
+                except Exception as error:
+                    # A device that does not answer just now is this gang's trouble alone, and so
+                    # is whatever else its jobs bring about.
                     if gang in self._queue:
                         self._queue.remove(gang)
+                    self._fail(gang.ids, error, "no hosts could be chosen: ")
                     continue
                 if gang not in self._queue:
                     continue  # stopped by the user meanwhile
@@ -138,7 +139,7 @@ class Scheduler:
 
     async def close(self) -> None:
         """Stop every gang that runs."""
-        await self._end(self._active)
+        await self._cancel(self._active)
 
     async def _place(self, gang: _Gang) -> list[RunningJob] | None:
         """Hosts for each job of the gang, or ``None`` while some are busy."""
@@ -163,11 +164,16 @@ class Scheduler:
         return [self._running_job(*job) for job in placed]
 
     async def _next_gang(self) -> _Gang:
-        if self._placement.in_turn or len(self._queue) == 1:
-            return self._queue[0]
+        """The one whose turn it is; the first of the queue where that cannot be found out."""
         gangs = list(self._queue)
-        statuses = [[self._table[job_id] for job_id in gang.ids] for gang in gangs]
-        return gangs[await self._placement.next(await self._look(), statuses)]
+        if self._placement.in_turn or len(gangs) == 1:
+            return gangs[0]
+        try:
+            statuses = [[self._table[job_id] for job_id in gang.ids] for gang in gangs]
+            return gangs[await self._placement.next(await self._look(), statuses)]
+        except Exception as error:
+            _log.warning("which job is next cannot be found out: %s", in_words(error))
+            return gangs[0]
 
     async def _look(self) -> LabView:
         return await self._placement.look(self._hosts_of(self._table.running), self._table.every())
@@ -204,19 +210,26 @@ class Scheduler:
             await asyncio.gather(*(self._see_through(job) for job in jobs))
         except asyncio.CancelledError:
             self._table.end(gang.ids, JobState.STOPPED, "stopped")
-        except PatchlightError as error:
-            self._table.end(gang.ids, JobState.FAILED, str(error), getattr(error, "last_lines", ()))
         except Exception as error:
-            self._table.end(gang.ids, JobState.FAILED, f"{type(error).__name__}: {error}")
-            raise
+            self._fail(gang.ids, error)
         finally:
-            left = await asyncio.gather(*(job.give_back() for job in jobs))
-            for message in itertools.chain(*left):
-                self._store.add_event(time.time(), "worker-left-behind", {"message": message})
-            self._active.remove(gang)
-            for job in jobs:
-                del self._table.running[job.id]
-            self._changed.set()
+            try:
+                left = await asyncio.gather(*(job.give_back() for job in jobs))
+                for message in itertools.chain(*left):
+                    self._store.add_event(time.time(), "worker-left-behind", {"message": message})
+            finally:
+                self._active.remove(gang)
+                for job in jobs:
+                    del self._table.running[job.id]
+                self._changed.set()
+
+    def _fail(self, job_ids: Sequence[str], error: Exception, what: str = "") -> None:
+        """These jobs have failed of this; whatever it was, it ends no other."""
+        said = str(error) if isinstance(error, PatchlightError) else in_words(error)
+        if not isinstance(error, PatchlightError):
+            _log.error("jobs %s", ", ".join(job_ids), exc_info=error)
+        last_lines = getattr(error, "last_lines", ())
+        self._table.end(job_ids, JobState.FAILED, f"{what}{said}", last_lines)
 
     async def _rewire_first(self, gang: _Gang) -> None:
         # Jobs of the same topology policy that run already are groups of this change too: what
@@ -240,8 +253,8 @@ class Scheduler:
         try:
             await job.watch()
             self._table.move(job.id, JobState.DONE)
-        except PatchlightError as error:
-            self._table.move(job.id, JobState.FAILED, str(error), getattr(error, "last_lines", ()))
+        except Exception as error:
+            self._fail([job.id], error)
             await job.give_back()
 
     # -- bookkeeping ---------------------------------------------------------------------

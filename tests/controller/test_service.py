@@ -5,6 +5,7 @@ import os
 import pwd
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from patchlight.cli.main import cli
 from patchlight.controller.api.caller import user_id_of
 from patchlight.controller.client import ControllerClient, ControllerError
+from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec
 from tests.support.controller_process import ControllerProcess
@@ -59,10 +61,10 @@ def test_wrong_requests_change_nothing_and_say_what_was_expected(
     spec = JobSpec("j", 1, 400, {"M": 0.1}, workers=1)
     for wrong, why in (
         (JobSpec("j", 1, 400, {"M": 0.1}, hosts=("nobody",)), "no host called 'nobody'"),
-        (JobSpec("j", 1, 400, {"other": 0.1}, hosts=("a",)), "no compute time for M"),
+        (JobSpec("j", 1, 400, {"other": 0.1}, hosts=("a",)), "names 'other'.*GPUs.* are of M"),
         (JobSpec("j", 1, 400, {"M": 0.1}, hosts=("a", "g0")), "asked for twice"),
         (JobSpec("j", 1, 400, {"M": 0.1}, workers=3), "the lab has 2 GPUs"),
-        (JobSpec("j", 1, 400, {"other": 0.1}, workers=1), "the lab has 0 GPUs of the models"),
+        (JobSpec("j", 1, 10**13, {"M": 0.1}, workers=1), "scale of 1: the limit is 2000000000"),
         (JobSpec("j", 1, 400, {"M": 0.1}), "(?s)expected 'workers'.*--partition POLICY"),
         (JobSpec("j/../k", 1, 400, {"M": 0.1}, workers=1), "does not take that"),
     ):
@@ -77,6 +79,70 @@ def test_a_job_without_agents_fails_and_says_why(controller: ControllerProcess) 
     job = controller.client.submit([JobSpec("j", 1, 400, {"M": 0.1}, workers=2)], "regroup")[0]
     wait_until(lambda: controller.client.job(job["id"])["state"] == "failed", deadline_s=20)
     assert "has no agent" in controller.client.job(job["id"])["message"]
+
+
+def test_a_job_that_no_float_can_count_is_refused_and_the_controller_goes_on(
+    controller: ControllerProcess,
+) -> None:
+    huge = '{"jobs": [{"name": "j", "iterations": 1%s, "gradient_bytes": 4, "compute_s": {"M": 0.1}'
+    body = huge % ("0" * 400) + ', "workers": 1}]}'
+    answer = httpx.post(
+        f"http://{controller.api}/v1/jobs",
+        content=body,
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == 422
+    assert "iterations" in answer.text
+    assert controller.client.jobs() == []
+
+
+# As a job of a version that took anything stands in the ledger.
+_POISON = {
+    "id": "j-1",
+    "spec": {
+        "name": "j",
+        "iterations": 10**400,
+        "gradient_bytes": 4,
+        "compute_s": {"M": 0.1},
+        "workers": 1,
+        "hosts": [],
+        "seed": 0,
+    },
+    "state": "queued",
+    "hosts": [],
+    "last_lines": [],
+}
+
+
+def test_records_that_nobody_can_read_are_set_aside_and_the_controller_starts(
+    tmp_path: Path,
+) -> None:
+    controller = ControllerProcess(tmp_path)
+    controller.state.mkdir()
+    Store(controller.state / "controller.db").close()
+    unfinished = {"why": "w", "started_at": 1.0, "changes": {"o1": 5}}
+    with sqlite3.connect(controller.state / "controller.db") as db:
+        for sql, record in (
+            ("INSERT INTO jobs VALUES ('j-1', 'queued', ?)", _POISON),
+            ("INSERT INTO reconfigurations VALUES (1, 'intent', ?)", unfinished),
+            ("INSERT INTO committed VALUES ('o1', ?)", {"map": 7}),
+            ("INSERT INTO locks VALUES ('o1', 2, ?)", {"ocs": "o1", "port": "x"}),
+        ):
+            db.execute(sql, (json.dumps(record),))
+    db.close()
+    controller.start()
+    try:
+        events = [e for e in controller.client.events() if e["kind"] == "record-set-aside"]
+        origins = {event["origin"].split()[0] for event in events}
+        assert origins == {"jobs", "reconfigurations", "committed", "locks"}
+        job = controller.client.submit([JobSpec("j", 1, 400, {"M": 0.1}, workers=2)])[0]
+        wait_until(lambda: controller.client.job(job["id"])["state"] == "failed", deadline_s=20)
+        controller.stop()
+        controller.start()
+        assert len([e for e in controller.client.events() if e["kind"] == "record-set-aside"]) == 4
+        assert controller.client.jobs()[0]["id"] == job["id"]
+    finally:
+        controller.stop()
 
 
 def test_jobs_and_history_outlive_a_killed_controller(controller: ControllerProcess) -> None:

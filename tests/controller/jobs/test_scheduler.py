@@ -1,6 +1,8 @@
 """Jobs in the queue, on hosts and at their end. Each worker does what the test says."""
 
 import asyncio
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,24 @@ async def test_a_worker_that_was_started_again_is_counted(cluster: Cluster) -> N
     assert cluster.table[job_id].iterations_done == 2
 
 
+async def test_what_nobody_foresaw_of_a_job_fails_that_job_alone(cluster: Cluster) -> None:
+    cluster.fleet.bugs = {"create"}
+    (fails,) = cluster.submit(job("fails", "gpu0"))
+    await cluster.until_state(fails, JobState.FAILED)
+    assert "unexpected ZeroDivisionError" in cluster.table[fails].message
+    cluster.fleet.bugs = set()
+    first, second = await submit_running(cluster, job("first", "gpu0"), job("second", "gpu1"))
+    cluster.fleet.bugs = {f"worker {first}-0"}
+    await cluster.until_state(first, JobState.FAILED)
+    cluster.fleet.bugs = set()
+    await finish(cluster, second)
+    cluster.ocs.bug = True
+    (unplaced,) = cluster.submit(job("unplaced", workers=1))
+    await cluster.until_state(unplaced, JobState.FAILED)
+    cluster.ocs.bug = False
+    await submit_running(cluster, job("next", workers=1))
+
+
 async def test_jobs_that_a_dead_controller_left_have_failed(cluster: Cluster) -> None:
     (ran,) = await submit_running(cluster, job("ran", "gpu0"))
     table = JobTable(cluster.store)
@@ -129,7 +149,11 @@ async def test_a_job_that_can_never_run_is_not_taken(cluster: Cluster) -> None:
         ((job("five", workers=5), job("two", workers=2)), "7 workers asked for"),
         ((job("none"),), "expected 'workers'"),
         ((job("a", "gpu0"), job("b", "gpu0")), "asked for twice: by a and b"),
-        ((JobSpec("slow", 1, 400, {"A100": 1.0}, workers=1),), "the lab has 0 GPUs"),
+        ((JobSpec("slow", 1, 400, {"A100": 1.0}, workers=1),), "compute_s names 'A100'"),
+        ((job("a", "gpu0"), replace(job("b"), seed=-1, iterations=0)), "job b: iterations: .*seed"),
+        ((replace(job("a"), compute_s={"Titan V": math.nan}),), "compute_s.Titan V: .*finite"),
+        ((replace(job("a"), compute_s={"Titan V": -1.0}),), "compute_s.Titan V: .*greater than 0"),
+        ((replace(job("a"), iterations=10**400),), "iterations: .*less than or equal to 10000000"),
     ):
         with pytest.raises(BadInput, match=why):
             cluster.submit(*specs)
