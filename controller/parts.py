@@ -94,6 +94,10 @@ class Controller:
             "version": version("patchlight"),
             "engine": self.speaker.info.get("engine"),
             "policies": self.settings.policies.words,
+            "policy_faults": [
+                {"kind": kind, "policy": policy, "faults": faults}
+                for (kind, policy), faults in self.scheduler.policy_faults.items()
+            ],
             "parts": self.background.status(),
             "switches": [
                 {

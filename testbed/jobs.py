@@ -77,7 +77,11 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """What is known of a job now; ``message`` says why it failed or what it waits for."""
+    """What is known of a job now; ``message`` says why it failed or what it waits for.
+
+    ``by`` is the user who submitted it; ``policy_faults`` counts how often a policy failed on it,
+    and the default decided.
+    """
 
     id: str
     spec: JobSpec
@@ -90,6 +94,8 @@ class JobStatus:
     iterations_done: int = 0
     restarts: int = 0
     last_lines: tuple[str, ...] = field(default=())
+    by: str = ""
+    policy_faults: int = 0
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> "JobStatus":

@@ -103,6 +103,10 @@ class JobTable:
             raise BadInput(f"no job {job_id!r}: 'patchlight job list' shows those there are")
         return self._jobs[job_id]
 
+    def find(self, job_id: str) -> JobStatus | None:
+        """One job, or ``None``."""
+        return self._jobs.get(job_id)
+
     def every(self) -> list[JobStatus]:
         """Every job, in the order of submission."""
         return list(self._jobs.values())

@@ -5,13 +5,15 @@ import itertools
 import logging
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from patchlight.controller.changes.record import Reconfiguration
+from patchlight.controller.changes.record import Reconfiguration, Refused
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.fleet import Fleet
+from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.jobs.job_table import JobTable, check_specs
 from patchlight.controller.jobs.placement import LabView, Placement
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice, PolicySet
@@ -51,7 +53,10 @@ class Scheduler:
         """``BadInput`` if a policy of ``choice`` cannot be had."""
         self._lab, self._fleet, self._store, self._table = lab, fleet, store, table
         self.choice = choice
-        self._placement = Placement(lab, PolicySet(choice, self._on_fault), transactions)
+        shape = WiredLab(lab, lab.initial_maps).shape
+        self._policies = PolicySet(choice, self._on_fault, shape, lab)
+        self._placement = Placement(lab, self._policies, transactions)
+        self.policy_faults: Counter[tuple[str, str]] = Counter()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queue: list[_Gang] = []
         self._active: list[_Gang] = []
@@ -59,15 +64,18 @@ class Scheduler:
 
     # -- what users ask ----------------------------------------------------------------
 
-    def submit(self, specs: Sequence[JobSpec], topology: Topology | None = None) -> list[JobStatus]:
-        """Queue jobs that start together; ``BadInput`` if one could never run in this lab.
+    def submit(
+        self, specs: Sequence[JobSpec], topology: Topology | None = None, by: str = ""
+    ) -> list[JobStatus]:
+        """Queue jobs of a user that start together; ``BadInput`` if one could never run here.
 
         Without ``topology``, the lab's topology policy says what becomes of the circuits.
         """
         specs = check_specs(self._lab, specs, counted=self.choice.partition is None)
         ids = tuple(f"{spec.name}-{uuid.uuid4().hex[:6]}" for spec in specs)
         for job_id, spec in zip(ids, specs, strict=True):
-            self._table.keep(JobStatus(job_id, spec, JobState.QUEUED, submitted_at=time.time()))
+            now = time.time()
+            self._table.keep(JobStatus(job_id, spec, JobState.QUEUED, submitted_at=now, by=by))
         self._queue.append(_Gang(ids, topology or self.choice.topology))
         self._changed.set()
         return [self._table[job_id] for job_id in ids]
@@ -80,9 +88,17 @@ class Scheduler:
         """Every job, in the order of submission."""
         return self._table.every()
 
-    async def stop(self, job_id: str) -> JobStatus:
-        """End the job's gang: its workers stop, GPUs and NICs go back."""
-        self.job(job_id)
+    async def stop(self, job_id: str, by: str = "", *, force: bool = False) -> JobStatus:
+        """End the job's gang: its workers stop, GPUs and NICs go back.
+
+        ``Refused`` for a job that somebody else than ``by`` submitted, without ``force``.
+        """
+        owner = self.job(job_id).by
+        if owner and by and owner != by and not force:
+            raise Refused(
+                f"job {job_id} is {owner}'s, and you are {by}: it was not stopped",
+                hint=f"if it has to be: patchlight job stop {job_id} --force",
+            )
         for gang in list(self._queue):
             if job_id in gang.ids:
                 self._queue.remove(gang)
@@ -138,8 +154,9 @@ class Scheduler:
                 gang.task = asyncio.create_task(self._live(gang))
 
     async def close(self) -> None:
-        """Stop every gang that runs."""
+        """Stop every gang that runs, and let go of the policies."""
         await self._cancel(self._active)
+        self._policies.close()
 
     async def _place(self, gang: _Gang) -> list[RunningJob] | None:
         """Hosts for each job of the gang, or ``None`` while some are busy."""
@@ -266,6 +283,9 @@ class Scheduler:
 
     def _note_fault(self, fault: Fault) -> None:
         _log.warning("%s", fault)
+        self.policy_faults[fault.kind, fault.policy] += 1
+        if (status := self._table.find(fault.job)) is not None:
+            self._table.keep(replace(status, policy_faults=status.policy_faults + 1))
         record = {
             "policy": fault.policy,
             "policy_kind": fault.kind,

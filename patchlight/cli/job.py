@@ -124,9 +124,16 @@ def list_jobs(as_json: bool, lab_name: str | None, address: str | None) -> None:
             ", ".join(status["hosts"]),
             f"{status['iterations_done']}/{status['spec']['iterations']}",
             _elapsed(status),
-            status["message"],
+            _words(status),
         )
     Console().print(table)
+
+
+def _words(status: dict[str, Any]) -> str:
+    """The job's message, and how often a policy failed on it."""
+    faults = status["policy_faults"]
+    marks = [f"policy faults: {faults}, the default decided"] if faults else []
+    return "; ".join([*filter(None, [status["message"]]), *marks])
 
 
 def _elapsed(status: dict[str, Any]) -> str:
@@ -174,11 +181,12 @@ def _follow(client: ControllerClient, job_id: str) -> None:
 
 @job.command()
 @click.argument("job_id")
+@click.option("--force", is_flag=True, help="Also a job that another user submitted.")
 @controller_options
-def stop(job_id: str, lab_name: str | None, address: str | None) -> None:
+def stop(job_id: str, force: bool, lab_name: str | None, address: str | None) -> None:
     """Stop a job and those submitted together with it."""
     with connect(lab_name, address) as client:
-        click.echo(client.stop(job_id)["state"])
+        click.echo(client.stop(job_id, force=force)["state"])
 
 
 @job.command()

@@ -47,7 +47,7 @@ def chosen_policies(options: dict[str, Any]) -> Any:
     if deadline_s is not None:
         given["deadline_s"] = deadline_s
     choice = PolicyChoice(**given)
-    PolicySet(choice, lambda fault: None)  # Here, where somebody reads what is wrong.
+    PolicySet(choice, lambda fault: None).close()  # Here, where somebody reads what is wrong.
     return choice
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from patchlight.controller.changes.record import Refused
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.testbed.errors import BadInput
@@ -224,7 +225,7 @@ async def test_a_job_that_waits_is_stopped_with_its_gang(cluster: Cluster) -> No
 async def test_a_job_is_stopped_while_its_circuits_change(cluster: Cluster) -> None:
     cluster.flows.open.clear()
     (job_id,) = cluster.submit(job("four", *SPREAD), topology="regroup")
-    await cluster.until_state(job_id, JobState.RECONFIGURING)
+    await cluster.until(lambda: cluster.store.unfinished_reconfigurations(dict))
     assert (await cluster.scheduler.stop(job_id)).state is JobState.STOPPED
     assert not cluster.fleet.calls
     # The change itself comes to its own end.
@@ -260,6 +261,18 @@ async def test_a_job_that_has_ended_stays_as_it_ended(cluster: Cluster) -> None:
     assert (await cluster.scheduler.stop(job_id)).state is JobState.DONE
     with pytest.raises(BadInput, match="no job 'nobody'"):
         await cluster.scheduler.stop("nobody")
+
+
+async def test_a_job_of_another_user_is_stopped_only_by_force(cluster: Cluster) -> None:
+    (status,) = cluster.scheduler.submit([job("mine", "gpu0")], "keep", by="eva")
+    with pytest.raises(Refused, match="is eva's, and you are otto"):
+        await cluster.scheduler.stop(status.id, "otto")
+    await cluster.until_state(status.id, JobState.RUNNING)
+    with pytest.raises(Refused, match="--force"):
+        await cluster.scheduler.stop(status.id, "otto")
+    assert (await cluster.scheduler.stop(status.id, "otto", force=True)).state is JobState.STOPPED
+    (status,) = cluster.scheduler.submit([job("mine", "gpu0")], "keep", by="eva")
+    assert (await cluster.scheduler.stop(status.id, "eva")).state is JobState.STOPPED
 
 
 # -- circuits ----------------------------------------------------------------------------------
@@ -373,3 +386,8 @@ async def test_where_a_policy_fails_the_default_decides(policies: Path) -> None:
         assert "RuntimeError: no idea" in faults
         assert "it answered 'perhaps'" in faults
         assert "RuntimeError: no light" in faults
+        counts = {kind: count for (kind, _), count in cluster.scheduler.policy_faults.items()}
+        assert counts["placement"] == 2
+        assert counts["topology"] == 2
+        # Which is next was asked of both, and where each runs.
+        assert [cluster.table[name].policy_faults for name in first + second] == [2, 2]
