@@ -15,7 +15,8 @@ from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.fleet import Fleet
-from patchlight.controller.jobs.job_table import JobTable, JobTraffic
+from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.job_traffic import JobTraffic
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.openflow.client import Speaker
@@ -71,12 +72,13 @@ class Controller:
         )
         self.switches = PacketSwitches(lab, self.speaker)
         jobs = JobTable(self.store)
+        self.traffic = JobTraffic(jobs, lambda: self.circuits.maps.present_links())
         self.circuits = CircuitParts(
             lab,
             self.drivers,
             self.store,
             self.switches,
-            JobTraffic(jobs),
+            self.traffic,
             settings.power_ceiling_dbm,
             settings.tolerances,
         )

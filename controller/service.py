@@ -48,6 +48,7 @@ async def _run(controller: Controller) -> None:
         stack.push_async_callback(controller.scheduler.close)
         stack.push_async_callback(controller.background.close)
         controller.background.start("scheduler", controller.scheduler.run)
+        controller.background.start("job traffic", controller.traffic.watch)
         controller.background.start("fleet", controller.fleet.watch)
         controller.background.start("device watch", controller.device_watch.run)
         serving = asyncio.create_task(server.serve(sockets=[api]), name="api")

@@ -12,17 +12,22 @@ from patchlight.testbed.errors import BadInput
 MOST_ITERATIONS = 10_000_000
 MOST_WORKERS = 65_536
 LONGEST_COMPUTE_S = 86_400.0
+LONGEST_DARK_S = 86_400.0
 LARGEST_SEED = 2**63 - 1
 LARGEST_GRADIENT_BYTES = 10**15
 
 
 class JobState(StrEnum):
-    """A job's life, in order; ``failed`` and ``stopped`` can follow any state."""
+    """A job's life, in order; ``failed`` and ``stopped`` can follow any state.
+
+    A ``paused`` job is a running one that waits for light; it runs again or fails.
+    """
 
     QUEUED = "queued"
     RECONFIGURING = "reconfiguring"
     PREPARING = "preparing"
     RUNNING = "running"
+    PAUSED = "paused"
     DONE = "done"
     FAILED = "failed"
     STOPPED = "stopped"
@@ -40,7 +45,8 @@ class JobSpec:
     ``hosts`` is the ring: rank r runs on ``hosts[r]`` and sends to rank r+1; empty lets the
     placement policy choose ``workers`` of them. ``gradient_bytes`` are the bytes of one
     gradient as in the lab (the lab's scale is applied later). ``compute_s`` gives, for each
-    GPU model, the seconds that forward and backward of one iteration take.
+    GPU model, the seconds that forward and backward of one iteration take. Without light on all
+    its NICs the job pauses, and fails after ``dark_limit_s``.
 
     The bounds stand in the annotations; ``checked_specs`` and the REST API hold a spec to them.
     """
@@ -58,6 +64,7 @@ class JobSpec:
     workers: Annotated[int, Field(ge=0, le=MOST_WORKERS)] = 0
     hosts: Annotated[tuple[str, ...], Field(max_length=MOST_WORKERS)] = ()
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
+    dark_limit_s: Annotated[float, Field(gt=0, le=LONGEST_DARK_S, allow_inf_nan=False)] = 600.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,17 +84,22 @@ class Gate:
                 self._condition.wait(0.5)
         self._changed("running", 0)
 
-    def pass_through(self, iteration: int) -> None:
-        """Return when the all-reduce of ``iteration`` may begin."""
+    def pass_through(self, iteration: int, held: Callable[[bool], None] = lambda _: None) -> None:
+        """Return when the all-reduce of ``iteration`` may begin.
+
+        ``held`` is told when that has to be waited for, and when no longer.
+        """
         with self._condition:
-            held = False
+            waited = False
             while self._hold_at == iteration:
-                if not held:
-                    held = True
+                if not waited:
+                    waited = True
+                    held(True)
                     self._changed("held", iteration)
                 self._condition.wait(0.5)
             self._next = iteration + 1
-        if held:
+        if waited:
+            held(False)
             self._changed("running", iteration)
 
 

@@ -266,6 +266,15 @@ class MapCache:
         self.last = await self._devices.read_maps()
         return self.last
 
+    def present_links(self) -> Links | None:
+        """The links that the maps as last known make; ``None`` while none are known."""
+        if self.last is None:
+            return None
+        present = self.last.everywhere
+        if self._links is None or present != self._links_of:
+            self._links, self._links_of = self.links(present), present
+        return self._links
+
     def links(self, maps: Mapping[str, PortMap]) -> Links:
         """The links that these maps make."""
         return trace_links(self._lab, maps, self._links)

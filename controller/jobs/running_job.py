@@ -87,6 +87,12 @@ class RunningJob:
     on_state: Callable[[JobState], None]
     on_reports: Callable[[list[dict[str, Any]]], None]
     workers: list[Worker] = field(default_factory=list)
+    dark_since: float = 0.0
+    _given_up: str = ""
+
+    def give_up(self, why: str) -> None:
+        """Have the job fail of this at its next look."""
+        self._given_up = why
 
     @property
     def restarts(self) -> int:
@@ -126,6 +132,8 @@ class RunningJob:
 
     async def refresh(self) -> None:
         """Ask for every worker's state; ``JobFailed`` as soon as one has failed."""
+        if self._given_up:
+            raise JobFailed(self._given_up)
         await run_all(worker.refresh() for worker in self.workers)
         for worker in self.workers:
             if worker.state in (WorkerState.FAILED, WorkerState.STOPPED):
@@ -162,6 +170,8 @@ class RunningJob:
         while time.monotonic() < deadline:
             await run_all(worker.refresh() for worker in self.workers)
             alive = [worker for worker in self.workers if not worker.state.is_final]
+            if all(worker.state is WorkerState.HELD for worker in alive):
+                return True  # to be told of a later iteration would let them through this one
             target = 1 + max((w.status.iterations_done for w in alive), default=0)
             answers = await asyncio.gather(
                 *(worker.agent.hold(worker.spec.id, target) for worker in alive),

@@ -48,6 +48,12 @@ def job() -> None:
 )
 @click.option("--regroup", is_flag=True, help="The same as --topology regroup.")
 @click.option("--seed", type=int, default=0)
+@click.option(
+    "--dark-limit",
+    default="10min",
+    metavar="TIME",
+    help="How long it may be paused because a NIC has no light, before it fails.",
+)
 @click.option("--follow", is_flag=True, help="Wait for the end and show progress.")
 @controller_options
 def submit(
@@ -60,6 +66,7 @@ def submit(
     topology: str | None,
     regroup: bool,
     seed: int,
+    dark_limit: str,
     follow: bool,
     lab_name: str | None,
     address: str | None,
@@ -78,6 +85,7 @@ def submit(
         workers=_worker_count(workers) if workers else 0,
         hosts=tuple(h.strip() for h in hosts.split(",")) if hosts else (),
         seed=seed,
+        dark_limit_s=parse_time(dark_limit),
     )
     with connect(lab_name, address) as client:
         status = client.submit([spec], "regroup" if regroup else topology)[0]

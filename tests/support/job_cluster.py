@@ -14,7 +14,8 @@ from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DeviceUnreachable
 from patchlight.controller.circuits.drivers.dry_run import DryRun
 from patchlight.controller.fleet import AgentClient, AgentError, Fleet
-from patchlight.controller.jobs.job_table import JobTable, JobTraffic
+from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.job_traffic import JobTraffic
 from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.store import Store
@@ -171,7 +172,9 @@ class Cluster:
         self.ocs = Ocs(self.lab.circuit_switch("ocs1"))
         self.fleet, self.flows, self.store = FakeFleet(self.lab), Flows(), Store(":memory:")
         self.table = JobTable(self.store)
-        self.traffic = JobTraffic(self.table, patience_s=0.2)
+        self.traffic = JobTraffic(
+            self.table, lambda: self.circuits.maps.present_links(), patience_s=0.2
+        )
         self.circuits = CircuitParts(
             self.lab, {"ocs1": self.ocs}, self.store, self.flows, self.traffic
         )
@@ -207,7 +210,8 @@ class Cluster:
 @contextlib.asynccontextmanager
 async def at_work(policies: PolicyChoice) -> AsyncIterator[Cluster]:
     cluster = Cluster(policies)
-    task = asyncio.create_task(cluster.scheduler.run())
+    tasks = [asyncio.create_task(cluster.scheduler.run())]
+    tasks.append(asyncio.create_task(cluster.traffic.watch()))
     try:
         yield cluster
     finally:
@@ -215,5 +219,6 @@ async def at_work(policies: PolicyChoice) -> AsyncIterator[Cluster]:
         await cluster.scheduler.close()
         await cluster.transactions.close()
         await cluster.fleet.close()
-        task.cancel()
+        for task in tasks:
+            task.cancel()
         cluster.store.close()
