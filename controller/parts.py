@@ -22,6 +22,7 @@ from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.controller.openflow.speaker_process import SpeakerOptions
+from patchlight.controller.openflow.unknown_switches import UnknownSwitches
 from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.store import open_store
 from patchlight.testbed.lab import Lab
@@ -71,6 +72,7 @@ class Controller:
             )
         )
         self.switches = PacketSwitches(lab, self.speaker)
+        self.unknown_switches = UnknownSwitches()
         jobs = JobTable(self.store)
         self.traffic = JobTraffic(jobs, lambda: self.circuits.maps.present_links())
         self.circuits = CircuitParts(
@@ -109,6 +111,7 @@ class Controller:
                 }
                 for s in self.lab.packet_switches
             ],
+            "unknown_switch_connections": self.unknown_switches.connections,
             "circuit_switches": self.circuits.devices.status(),
             "agents": [{"server": s, "reachable": r} for s, r in self.fleet.reachable.items()],
         }
@@ -116,8 +119,12 @@ class Controller:
     def on_event(self, event: dict[str, Any]) -> None:
         """Hear what the OpenFlow speaker reports."""
         self.switches.on_event(event)
-        if event["event"] != "counters":
-            self.store.add_event(time.time(), f"openflow-{event['event']}", event)
+        kind, now = event["event"], time.time()
+        told: dict[str, Any] | None = event
+        if kind == "unknown-switch":
+            told = self.unknown_switches.connected(event["datapath_id"], event["address"], now)
+        if kind != "counters" and told is not None:
+            self.store.add_event(now, f"openflow-{kind}", told)
 
     def _on_part_fault(self, part: str, why: str) -> None:
         self.store.add_event(time.time(), "part-fault", {"part": part, "message": why})

@@ -93,7 +93,8 @@ class WorkerState(StrEnum):
 class WorkerStatus(BaseModel):
     """What is known of a worker now. ``last_lines`` are the end of its output.
 
-    ``restarts`` is 0: an agent starts no worker twice.
+    ``restarts`` counts how often its training began anew in the same worker. An agent starts none
+    twice: it was somebody else, a container engine maybe.
     """
 
     id: str

@@ -203,8 +203,9 @@ class Scheduler:
         hosts = tuple(self._lab.host(name) for name in names)
         self._table.keep(replace(self._table[job_id], spec=spec, hosts=tuple(names)))
 
-        def on_reports(reports: list[dict[str, Any]]) -> None:
-            self._store.add_iterations(job_id, reports)
+        async def on_reports(reports: list[dict[str, Any]]) -> None:
+            # In a thread: a disk may take its time, and there are many of these.
+            await asyncio.to_thread(self._store.add_iterations, job_id, reports)
             status = self._table[job_id]
             done = max(status.iterations_done, *(report["index"] + 1 for report in reports))
             if (done, job.restarts) != (status.iterations_done, status.restarts):

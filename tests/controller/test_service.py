@@ -6,6 +6,7 @@ import pwd
 import signal
 import socket
 import sqlite3
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from patchlight.controller.client import ControllerClient, ControllerError
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec
+from patchlight.testbed.labfile.reader import read_lab
 from tests.support.controller_process import ControllerProcess
 from tests.support.emulated_devices import lab_file, running
 from tests.support.waiting import wait_until
@@ -94,6 +96,28 @@ def test_a_job_that_no_float_can_count_is_refused_and_the_controller_goes_on(
     assert answer.status_code == 422
     assert "iterations" in answer.text
     assert controller.client.jobs() == []
+
+
+def connect_as_switch(port: int, datapath_id: int) -> None:
+    """Say hello in OpenFlow 1.3, tell a datapath id, and hang up when that was read."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as switch:
+        switch.sendall(struct.pack("!BBHI", 4, 0, 8, 1))
+        features = struct.pack("!BBHIQIBBxxII", 4, 6, 32, 2, datapath_id, 0, 254, 0, 0, 0)
+        switch.sendall(features)
+        switch.shutdown(socket.SHUT_WR)
+        while switch.recv(4096):
+            pass
+
+
+def test_a_stranger_that_connects_again_and_again_fills_no_journal(
+    controller: ControllerProcess,
+) -> None:
+    openflow = int(read_lab(controller.lab).controller_openflow.rpartition(":")[2])
+    for number in range(40):
+        connect_as_switch(openflow, 0x90 + number % 3)
+    wait_until(lambda: controller.client.status()["unknown_switch_connections"] == 40)
+    events = [e for e in controller.client.events() if e["kind"] == "openflow-unknown-switch"]
+    assert len(events) == 1
 
 
 # As a job of a version that took anything stands in the ledger.

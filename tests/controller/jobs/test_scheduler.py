@@ -98,6 +98,15 @@ async def test_a_worker_that_was_started_again_is_counted(cluster: Cluster) -> N
     assert cluster.table[job_id].iterations_done == 2
 
 
+async def test_a_restart_that_the_agent_tells_of_is_counted(cluster: Cluster) -> None:
+    (job_id,) = await submit_running(cluster, job("again", "gpu0"))
+    name = f"{job_id}-0"
+    began_anew = cluster.fleet.workers[name].model_copy(update={"restarts": 2})
+    cluster.fleet.workers[name] = began_anew
+    cluster.fleet.report(name, 0)
+    await cluster.until(lambda: cluster.table[job_id].restarts == 2)
+
+
 async def test_what_nobody_foresaw_of_a_job_fails_that_job_alone(cluster: Cluster) -> None:
     cluster.fleet.bugs = {"create"}
     (fails,) = cluster.submit(job("fails", "gpu0"))
