@@ -70,6 +70,11 @@ class Background:
             try:
                 await run()
                 why = "it ended by itself"
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                why = "what it waited for was cancelled"  # and not the part itself
             except Exception as error:
                 why = in_words(error)
                 _log.exception("the controller's %s failed and begins again", part.name)

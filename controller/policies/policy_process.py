@@ -15,10 +15,11 @@ import subprocess
 import sys
 import threading
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from patchlight.controller.policies.contract import ClusterShape, PolicyKind
-from patchlight.controller.policies.guard import Elsewhere, PolicyFailed, answer_of, raised
+from patchlight.controller.policies.guard import CHECKS, Elsewhere, PolicyFailed, answer_of, raised
 from patchlight.controller.policies.registry import load_policy
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
 from patchlight.testbed.lab import Lab
@@ -44,7 +45,7 @@ class PolicyProcess(Elsewhere):
     ) -> None:
         """``lab`` is the one that the policy will be asked about most: it is sent only once."""
         self._about = (text, kind, deadline_s, shape, lab)
-        self._lab, self._deadline_s = lab, deadline_s
+        self._kind, self._lab, self._deadline_s = kind, lab, deadline_s
         self._one_at_a_time = threading.Lock()
         self._start()
         try:
@@ -82,14 +83,16 @@ class PolicyProcess(Elsewhere):
         """
         try:
             if not self._connection.poll(deadline_s):
-                self._process.kill()
+                self._kill()
                 self._end()
                 raise PolicyFailed(late)
             went_well, answer, hint = self._connection.recv()
-        except (EOFError, OSError) as error:
+        except PolicyFailed:
+            raise
+        except Exception as error:  # it hung up, or somebody there wrote what is no answer
             raise PolicyFailed(f"its process ended: {self._end()}") from error
         if not went_well:
-            raise PolicyFailed(answer, hint=hint)
+            raise PolicyFailed(str(answer), hint=hint)
         return answer
 
     def _end(self) -> str:
@@ -97,10 +100,15 @@ class PolicyProcess(Elsewhere):
         try:
             code = self._process.wait(0.5)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             code = self._process.wait()
         self._connection.close()
         return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def _kill(self) -> None:
+        """Kill the process and those that it started: they are a session of their own."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def ask(self, arguments: tuple[Any, ...]) -> Any:
         """Its checked answer, or ``PolicyFailed``."""
@@ -114,9 +122,9 @@ class PolicyProcess(Elsewhere):
                 self._connection.send_bytes(_packed(arguments, self._lab))
             except OSError as error:
                 raise PolicyFailed(f"its process ended: {self._end()}") from error
-            return self._receive(
-                self._deadline_s, f"no answer within {self._deadline_s:g} s: its process was ended"
-            )
+            late = f"no answer within {self._deadline_s:g} s: its process was ended"
+            # Once more, as the other end is the user's.
+            return CHECKS[self._kind](self._receive(self._deadline_s, late), *arguments)
         finally:
             if self._connection.closed:
                 self._start()  # while nobody waits for it
@@ -127,7 +135,7 @@ class PolicyProcess(Elsewhere):
         with self._one_at_a_time:
             if not self._connection.closed:
                 self._connection.close()
-            self._process.kill()
+            self._kill()
             self._process.wait()
 
 
@@ -179,6 +187,9 @@ def _serve(connection: Connection) -> None:
 
 def main() -> None:
     """Serve one policy until the controller hangs up."""
+    # Where memory runs out, this is to go, and not the controller.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
     with contextlib.suppress(EOFError, OSError):
         _serve(Connection(int(sys.argv[1])))
 

@@ -38,6 +38,26 @@ async def test_a_part_that_fails_begins_again_and_says_so() -> None:
         await background.close()
 
 
+async def test_a_part_that_waits_for_what_is_cancelled_begins_again() -> None:
+    runs: list[str] = []
+
+    async def run() -> None:
+        runs.append("runs")
+        waited_for = asyncio.get_running_loop().create_future()
+        if len(runs) == 1:
+            waited_for.cancel()
+        await waited_for
+
+    background = Background(lambda part, why: None)
+    background.start("ill", run)
+    try:
+        await eventually(lambda: len(runs) == 2, "the part to begin again")
+        assert background.status()[0]["last_fault"] == "what it waited for was cancelled"
+    finally:
+        await background.close()
+    assert len(runs) == 2
+
+
 async def test_a_part_that_cannot_be_noted_begins_again_all_the_same() -> None:
     def full(part: str, why: str) -> None:
         raise PatchlightError("the disk is full")

@@ -41,6 +41,16 @@ class Last:
             os._exit(3)
         if job.name == "dies":
             ctypes.string_at(0)
+        if job.name == "garbage":
+            os.write(int(sys.argv[1]), b"\\x00\\x00\\x00\\x04oops")
+        if job.name == "forges":
+            from multiprocessing.connection import Connection
+            Connection(os.dup(int(sys.argv[1]))).send((True, [0, 99], None))
+        if job.name == "forks":
+            if os.fork() == 0:
+                import time
+                time.sleep(1000)
+            os._exit(5)
         if job.name == "raises":
             raise SystemExit(4)
         if job.name == "prints":
@@ -115,6 +125,9 @@ def wait_for_answer(asked: Asked) -> None:
         ("exits", "its process ended: exit code 3"),
         ("dies", "its process ended: signal 11"),
         ("raises", "it raised SystemExit: 4 ("),
+        ("garbage", "its process ended"),
+        ("forges", "it answered GPU 0 (s0.g0): it is not free for this job"),
+        ("forks", "its process was ended"),
     ],
 )
 def test_one_that_ends_is_reported_and_started_again(asked: Asked, job: str, words: str) -> None:
