@@ -1,6 +1,6 @@
 """A training job as a value: what the user asks for, and what became of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
@@ -117,14 +117,23 @@ _SPECS = TypeAdapter(list[JobSpec])
 _STATUS = TypeAdapter(JobStatus)
 
 
-def checked_specs(specs: Sequence[JobSpec]) -> list[JobSpec]:
-    """The specs, each value within its bounds; ``BadInput`` names every field that is not."""
+def checked_specs(given: object) -> list[JobSpec]:
+    """The specs in a list of them, or of mappings, each value within its bounds.
+
+    ``BadInput`` names every field that is not.
+    """
     try:
-        return _SPECS.validate_python(list(specs))
+        return _SPECS.validate_python(given)
     except ValidationError as error:
-        mistakes = []
-        for each in error.errors(include_url=False):
-            number, *place = each["loc"]
-            name = str(getattr(specs[int(number)], "name", ""))[:40]
-            mistakes.append(f"job {name}: {'.'.join(map(str, place))}: {each['msg']}")
+        mistakes = [_in_words(given, each["loc"], each["msg"]) for each in error.errors()]
         raise BadInput("; ".join(mistakes)) from error
+
+
+def _in_words(given: Any, place: tuple[int | str, ...], message: str) -> str:
+    if not place:
+        return f"jobs: {message}"
+    number, *rest = place
+    spec = given[number]
+    name = spec.get("name") if isinstance(spec, Mapping) else getattr(spec, "name", None)
+    called = f"job {str(name or number)[:40]}"
+    return ": ".join([called, *([".".join(map(str, rest))[:80]] if rest else []), message])

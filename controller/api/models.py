@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from patchlight.testbed.jobs import JobSpec
+from patchlight.testbed.jobs import JobSpec, checked_specs
 
 
 class _Strict(BaseModel):
@@ -82,6 +82,12 @@ class GangRequest(_Strict):
 
     jobs: list[JobSpec]
     topology: Literal["keep", "regroup"] | None = None
+
+    @field_validator("jobs", mode="before")
+    @classmethod
+    def _checked(cls, jobs: object) -> list[JobSpec]:
+        # Raises our own error, in our own words, and not pydantic's.
+        return checked_specs(jobs)
 
 
 class RegroupRequest(_Strict):

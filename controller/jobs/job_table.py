@@ -23,7 +23,7 @@ def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[Jo
     """
     if not given:
         raise BadInput("no job given")
-    specs = checked_specs(given)
+    specs = checked_specs(list(given))
     named: dict[str, str] = {}
     for spec in specs:
         _check_models(lab, spec)

@@ -1,8 +1,10 @@
 """A controller as a process, asked over its REST API and by the command line; who asked."""
 
 import json
+import math
 import os
 import pwd
+import re
 import signal
 import socket
 import sqlite3
@@ -10,6 +12,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -68,7 +71,7 @@ def test_wrong_requests_change_nothing_and_say_what_was_expected(
         (JobSpec("j", 1, 400, {"M": 0.1}, workers=3), "the lab has 2 GPUs"),
         (JobSpec("j", 1, 10**13, {"M": 0.1}, workers=1), "scale of 1: the limit is 2000000000"),
         (JobSpec("j", 1, 400, {"M": 0.1}), "(?s)expected 'workers'.*--partition POLICY"),
-        (JobSpec("j/../k", 1, 400, {"M": 0.1}, workers=1), "does not take that"),
+        (JobSpec("j/../k", 1, 400, {"M": 0.1}, workers=1), "job j/../k: name: String should"),
     ):
         with pytest.raises(BadInput, match=why):
             controller.client.submit(
@@ -86,15 +89,28 @@ def test_a_job_without_agents_fails_and_says_why(controller: ControllerProcess) 
 def test_a_job_that_no_float_can_count_is_refused_and_the_controller_goes_on(
     controller: ControllerProcess,
 ) -> None:
-    huge = '{"jobs": [{"name": "j", "iterations": 1%s, "gradient_bytes": 4, "compute_s": {"M": 0.1}'
-    body = huge % ("0" * 400) + ', "workers": 1}]}'
-    answer = httpx.post(
-        f"http://{controller.api}/v1/jobs",
-        content=body,
-        headers={"Content-Type": "application/json"},
-    )
-    assert answer.status_code == 422
-    assert "iterations" in answer.text
+    usual: dict[str, Any] = {"name": "j", "iterations": 1, "gradient_bytes": 4, "workers": 1}
+    for wrong, field in (
+        ({"iterations": 10**400}, "job j: iterations: "),
+        ({"compute_s": {"M": math.nan}}, "job j: compute_s.M: Input should be a finite number"),
+        ({"compute_s": {"M": math.inf}}, "job j: compute_s.M: "),
+        ({"seed": -1, "workers": -1}, "job j: workers: .*; job j: seed: "),
+        ({"whatever": 1}, "job j: whatever: "),
+    ):
+        answer = httpx.post(
+            f"http://{controller.api}/v1/jobs",
+            content=json.dumps({"jobs": [{**usual, "compute_s": {"M": 0.1}, **wrong}]}),
+            headers={"Content-Type": "application/json"},
+        )
+        assert answer.status_code == 422
+        assert re.search(field, answer.json()["error"])
+    for jobs in ("5", "[5]", "null"):
+        answer = httpx.post(
+            f"http://{controller.api}/v1/jobs",
+            content=f'{{"jobs": {jobs}}}',
+            headers={"Content-Type": "application/json"},
+        )
+        assert (answer.status_code, "error" in answer.json()) == (422, True)
     assert controller.client.jobs() == []
 
 
