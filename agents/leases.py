@@ -5,16 +5,19 @@ starts again, after whatever, knows what its predecessor had given away.
 """
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from patchlight.agents.errors import AgentError, Conflict
+from patchlight.agents.errors import Conflict
 from patchlight.agents.nics import NicState
 from patchlight.agents.workers.contract import WorkerHandle
 from patchlight.testbed.worker_api import WorkerSpec
+
+_log = logging.getLogger("patchlight.agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +99,37 @@ class LeaseBook:
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, path)
+        self._sync()
 
     def end(self, worker: str) -> None:
         """Remove the worker's lease, if there is one."""
         self._path(worker).unlink(missing_ok=True)
+        self._sync()
+
+    def _sync(self) -> None:
+        """Have the names of the files on the disk, too."""
+        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
     def read(self) -> list[Lease]:
-        """Every lease on record; ``AgentError`` if one cannot be read."""
+        """Every lease on record. One that cannot be read is set aside, and the log says so."""
         leases = []
         for path in sorted(self._directory.glob("*.json")):
             try:
                 leases.append(Lease.from_dict(json.loads(path.read_text(encoding="utf-8"))))
-            except (OSError, ValueError, KeyError, TypeError) as exc:
-                raise AgentError(
-                    f"reading the lease {path}: {exc}",
-                    hint="see which NIC it names, put that back by hand, and remove the file",
-                ) from exc
+            except Exception as exc:
+                aside = path.with_suffix(".unreadable")
+                os.replace(path, aside)
+                _log.error(
+                    "the lease %s cannot be read (%s) and was set aside: see which NIC it names, "
+                    "and put that back by hand: %s",
+                    path,
+                    exc,
+                    aside,
+                )
         return leases
 
     def _path(self, worker: str) -> Path:

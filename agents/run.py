@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import fcntl
-import ipaddress
 import logging
 import os
 import signal
@@ -20,6 +19,7 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Server
 from patchlight.testbed.linux.sockets import bind_unix, http_server, listen, split_address
 
+_MAKE_TOKEN = "(umask 077; openssl rand -hex 32 > FILE)"
 DEFAULT_IMAGE = "patchlight-worker:latest"
 
 
@@ -143,8 +143,8 @@ def _only_agent(state: Path) -> Iterator[None]:
 def open_listener(address: str, token: str | None) -> socket.socket:
     """A bound socket for ``unix:PATH`` or ``host:port``.
 
-    ``BadInput`` for an address that is none, or for TCP beyond loopback without a token;
-    ``PatchlightError`` if it is taken.
+    ``BadInput`` for an address that is none, or for TCP without a token: on loopback too, every
+    user of the machine reaches it. ``PatchlightError`` if it is taken.
     """
     if address.startswith("unix:"):
         return bind_unix(Path(address.removeprefix("unix:")), "agent")
@@ -155,25 +155,35 @@ def open_listener(address: str, token: str | None) -> socket.socket:
         raise BadInput(f"--listen {address!r}: expected unix:PATH or host:port") from exc
     except OSError as exc:
         raise BadInput(f"--listen {address}: {exc.strerror}") from exc
-    if token is None and not ipaddress.ip_address(resolved).is_loopback:
+    if token is None:
         raise BadInput(
-            f"listening at {address} needs a token: whoever reaches it can run workers",
-            hint="give --token-file FILE; make one: openssl rand -hex 32 > FILE",
+            f"listening at {address} needs a token: whoever reaches it can run workers as root",
+            hint=f"give --token-file FILE, made with {_MAKE_TOKEN}; or listen at unix:PATH, which "
+            "is for this user alone",
         )
     return listen(f"{resolved}:{port}")
 
 
 def read_token(path: Path | None) -> str | None:
-    """The token in the file, without white space around it."""
+    """The token in the file, without white space around it.
+
+    ``BadInput`` if it is short, or if other users may read it.
+    """
     if path is None:
         return None
     try:
         token = path.read_text(encoding="utf-8").strip()
+        mode = stat.S_IMODE(path.stat().st_mode)
     except OSError as exc:
         raise BadInput(f"reading the token {path}: {exc.strerror}") from exc
+    if mode & 0o077:
+        raise BadInput(
+            f"other users may read or change the token in {path} (mode {mode:04o})",
+            hint=f"chmod 600 {path}; and make a new one if somebody may have seen it",
+        )
     if len(token) < 16:
         raise BadInput(
             f"the token in {path} is too short: expected at least 16 characters",
-            hint=f"make one: openssl rand -hex 32 > {path}",
+            hint=f"make one: {_MAKE_TOKEN}",
         )
     return token

@@ -112,7 +112,7 @@ class AgentService:
         last = worker.final or read_state(worker.directory)
         # Until its NIC and GPU are back, the worker is not over.
         if worker.final is None and last.state.is_final:
-            last = LastReport(WorkerState.RUNNING, last.iterations_done, "ending")
+            last = replace(last, state=WorkerState.RUNNING, message="ending")
         exit_info = worker.exit_info
         return WorkerStatus(
             id=worker.spec.id,
@@ -125,6 +125,7 @@ class AgentService:
             iterations_done=last.iterations_done,
             gpu=worker.spec.gpu,
             nic=worker.spec.nic,
+            restarts=last.starts - 1,
         )
 
     def reports(self, name: str, after: int) -> list[Report]:
@@ -240,7 +241,7 @@ class AgentService:
             await self._end(worker)
         except Exception as exc:
             # The NIC stays leased: nobody else may get it in the state it is in.
-            last = LastReport(WorkerState.FAILED, last.iterations_done, f"{last.message}; {exc}")
+            last = replace(last, state=WorkerState.FAILED, message=f"{last.message}; {exc}")
             _log.error("worker %s: %s", worker.spec.id, exc)
         worker.final = last
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,12 @@ from patchlight.testbed.worker_api import Report, WorkerState
 
 @dataclass(frozen=True, slots=True)
 class LastReport:
-    """What a worker last wrote of itself: its ``state.json``."""
+    """What a worker last wrote of itself: its ``state.json``. ``starts``: how often it began."""
 
     state: WorkerState = WorkerState.STARTING
     iterations_done: int = 0
     message: str = ""
+    starts: int = 1
 
 
 def read_state(directory: Path) -> LastReport:
@@ -29,7 +30,10 @@ def read_state(directory: Path) -> LastReport:
     try:
         data = json.loads((directory / "state.json").read_text(encoding="utf-8"))
         return LastReport(
-            WorkerState(data["state"]), int(data["iterations_done"]), str(data["message"])
+            WorkerState(data["state"]),
+            int(data["iterations_done"]),
+            str(data["message"]),
+            int(data.get("starts", 1)),
         )
     except FileNotFoundError:
         return LastReport()
@@ -43,16 +47,14 @@ def final_report(last: LastReport, exit_info: ExitInfo, stopping: bool) -> LastR
     A worker that ends without having reported how it failed is known by its exit code.
     """
     if stopping and last.state is not WorkerState.DONE:
-        return LastReport(WorkerState.STOPPED, last.iterations_done, "stopped on request")
+        return replace(last, state=WorkerState.STOPPED, message="stopped on request")
     if exit_info.exit_code == 0 and last.state in (WorkerState.DONE, WorkerState.STOPPED):
         return last
     if last.state is WorkerState.FAILED:
         return last
     code = exit_info.exit_code
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    return LastReport(
-        WorkerState.FAILED, last.iterations_done, f"the worker {how} while {last.state}"
-    )
+    return replace(last, state=WorkerState.FAILED, message=f"the worker {how} while {last.state}")
 
 
 class ReportReader:

@@ -232,9 +232,9 @@ class ControllerClient:
         """One job's status."""
         return self._call("GET", f"/jobs/{job_id}")
 
-    def stop(self, job_id: str) -> Answer:
-        """End a job's gang."""
-        return self._call("DELETE", f"/jobs/{job_id}")
+    def stop(self, job_id: str, *, force: bool = False) -> Answer:
+        """End a job's gang; with ``force`` also one that another user submitted."""
+        return self._call("DELETE", f"/jobs/{job_id}", force=force)
 
     def iterations(self, job_id: str, after: int = 0) -> tuple[list[Answer], int]:
         """What the job's workers reported after number ``after``, and the next ``after``."""

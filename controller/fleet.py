@@ -2,15 +2,16 @@
 
 import asyncio
 import itertools
+import logging
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.worker_api import (
     AgentStatus,
@@ -22,7 +23,14 @@ from patchlight.testbed.worker_api import (
 
 M = TypeVar("M", bound=BaseModel)
 
+_log = logging.getLogger(__name__)
+
 _DEADLINE_S = 30.0
+# A call that is lost on the way is made again, after these pauses, as long as it is worth it.
+_PAUSES_S = (0.2, 0.5, 1.0, 2.0)
+_PATIENCE_S = 10.0
+# So many samples in a row have to be lost before an agent counts as silent.
+_MISSES = 3
 # Shorter than the 5 s after which the agent's server drops an idle connection: a request must
 # not race that.
 _KEEPALIVE = httpx.Limits(keepalive_expiry=2.0)
@@ -55,15 +63,20 @@ class AgentClient:
         """Drop the connection."""
         await self._http.aclose()
 
-    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
-        try:
-            response = await self._http.request(method, f"/v1{path}", json=body)
-        except httpx.HTTPError as error:
-            raise AgentError(
-                f"the agent of {self.server} at {self._where} did not answer "
-                f"{method} {path}: {error or type(error).__name__}",
-                hint="is it running? start it with 'patchlight agent run' on that server",
-            ) from error
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        pauses_s: Sequence[float] = _PAUSES_S,
+        twice_is_once: bool = True,
+    ) -> bytes:
+        """The answer; ``AgentError`` after the last attempt.
+
+        Without ``twice_is_once`` only what never got to the agent is sent again.
+        """
+        response = await self._attempt(method, path, body, pauses_s, twice_is_once)
         if response.is_success:
             return response.content
         try:
@@ -73,11 +86,34 @@ class AgentClient:
         message = answer.get("error") or answer.get("detail") or response.text
         raise AgentError(f"the agent of {self.server}: {message}", hint=answer.get("hint"))
 
-    async def _ask(
-        self, answer: type[M], method: str, path: str, body: Mapping[str, Any] | None = None
-    ) -> M:
+    async def _attempt(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        pauses_s: Sequence[float],
+        twice_is_once: bool,
+    ) -> httpx.Response:
+        began = time.monotonic()
+        for pause_s in (*pauses_s, None):
+            try:
+                return await self._http.request(method, f"/v1{path}", json=body)
+            except httpx.HTTPError as error:
+                again = twice_is_once or isinstance(
+                    error, httpx.ConnectError | httpx.ConnectTimeout
+                )
+                if pause_s is None or not again or time.monotonic() - began > _PATIENCE_S:
+                    raise AgentError(
+                        f"the agent of {self.server} at {self._where} did not answer "
+                        f"{method} {path}: {error or type(error).__name__}",
+                        hint="is it running? start it with 'patchlight agent run' on that server",
+                    ) from error
+            await asyncio.sleep(pause_s)
+        raise AssertionError
+
+    async def _ask(self, answer: type[M], method: str, path: str, **how: Any) -> M:
         try:
-            return answer.model_validate_json(await self._call(method, path, body))
+            return answer.model_validate_json(await self._call(method, path, **how))
         except ValidationError as error:
             raise AgentError(
                 f"the agent of {self.server} answered {method} {path} with what is no "
@@ -86,14 +122,14 @@ class AgentClient:
             ) from error
 
     async def status(self) -> AgentStatus:
-        """What the server has and who uses it."""
-        return await self._ask(AgentStatus, "GET", "/status")
+        """What the server has and who uses it; asked once."""
+        return await self._ask(AgentStatus, "GET", "/status", pauses_s=())
 
     async def create_worker(self, spec: WorkerSpec) -> WorkerStatus:
         """Lease the GPU and the NIC and start a worker with them."""
         # Only what was set: an agent may know fewer optional keys than this controller.
         body = spec.model_dump(mode="json", exclude_unset=True)
-        return await self._ask(WorkerStatus, "POST", "/workers", body)
+        return await self._ask(WorkerStatus, "POST", "/workers", body=body, twice_is_once=False)
 
     async def worker(self, worker_id: str) -> WorkerStatus:
         """How a worker is."""
@@ -135,6 +171,7 @@ class Fleet:
             if server.management
         }
         self.reachable: dict[str, bool] = dict.fromkeys(self.clients, False)
+        self._misses: Counter[str] = Counter()
         self._gpu_count = sum(len(server.gpus) for server in lab.servers)
         self.gpu_samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES_KEPT)
 
@@ -157,9 +194,13 @@ class Fleet:
     async def _sample(self, client: AgentClient) -> None:
         try:
             status = await client.status()
-        except AgentError:
-            self.reachable[client.server] = False
+        except Exception as error:  # whatever one agent does, the others are asked
+            self._misses[client.server] += 1
+            if self._misses[client.server] == _MISSES:
+                self.reachable[client.server] = False
+                _log.warning("the agent of %s is silent: %s", client.server, in_words(error))
             return
+        self._misses[client.server] = 0
         self.reachable[client.server] = True
         now = time.time()
         for gpu in status.gpus:

@@ -60,7 +60,7 @@ class CircuitOperations:
 
     async def drift(self) -> dict[str, DriftReport]:
         """How each device differs from its last committed map, and since which change."""
-        committed, drift = self.parts.store.committed_maps(), await self.transactions.drift()
+        committed, drift = self.parts.store.committed_maps(dict), await self.transactions.drift()
         unread = self.parts.devices.unread
         return {
             name: DriftReport(

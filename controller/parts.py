@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from patchlight.controller.background import Background
 from patchlight.controller.changes.device_watch import DeviceWatch
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
@@ -14,12 +15,14 @@ from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.fleet import Fleet
-from patchlight.controller.jobs.job_table import JobTable, JobTraffic
+from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.job_traffic import JobTraffic
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.controller.openflow.speaker_process import SpeakerOptions
+from patchlight.controller.openflow.unknown_switches import UnknownSwitches
 from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.store import open_store
 from patchlight.testbed.lab import Lab
@@ -53,6 +56,7 @@ class Controller:
     def __init__(self, lab: Lab, settings: Settings) -> None:
         self.lab, self.settings = lab, settings
         self.store = open_store(settings.state_dir)
+        self.background = Background(self._on_part_fault)
         self.fleet = Fleet(lab, settings.token)
         self.drivers: dict[str, CircuitDriver] = {
             switch.name: open_driver(switch, password_of(switch)) for switch in lab.circuit_switches
@@ -68,13 +72,15 @@ class Controller:
             )
         )
         self.switches = PacketSwitches(lab, self.speaker)
+        self.unknown_switches = UnknownSwitches()
         jobs = JobTable(self.store)
+        self.traffic = JobTraffic(jobs, lambda: self.circuits.maps.present_links())
         self.circuits = CircuitParts(
             lab,
             self.drivers,
             self.store,
             self.switches,
-            JobTraffic(jobs),
+            self.traffic,
             settings.power_ceiling_dbm,
             settings.tolerances,
         )
@@ -92,6 +98,11 @@ class Controller:
             "version": version("patchlight"),
             "engine": self.speaker.info.get("engine"),
             "policies": self.settings.policies.words,
+            "policy_faults": [
+                {"kind": kind, "policy": policy, "faults": faults}
+                for (kind, policy), faults in self.scheduler.policy_faults.items()
+            ],
+            "parts": self.background.status(),
             "switches": [
                 {
                     "name": s.name,
@@ -100,6 +111,7 @@ class Controller:
                 }
                 for s in self.lab.packet_switches
             ],
+            "unknown_switch_connections": self.unknown_switches.connections,
             "circuit_switches": self.circuits.devices.status(),
             "agents": [{"server": s, "reachable": r} for s, r in self.fleet.reachable.items()],
         }
@@ -107,5 +119,12 @@ class Controller:
     def on_event(self, event: dict[str, Any]) -> None:
         """Hear what the OpenFlow speaker reports."""
         self.switches.on_event(event)
-        if event["event"] != "counters":
-            self.store.add_event(time.time(), f"openflow-{event['event']}", event)
+        kind, now = event["event"], time.time()
+        told: dict[str, Any] | None = event
+        if kind == "unknown-switch":
+            told = self.unknown_switches.connected(event["datapath_id"], event["address"], now)
+        if kind != "counters" and told is not None:
+            self.store.add_event(now, f"openflow-{kind}", told)
+
+    def _on_part_fault(self, part: str, why: str) -> None:
+        self.store.add_event(time.time(), "part-fault", {"part": part, "message": why})

@@ -46,23 +46,20 @@ async def _run(controller: Controller) -> None:
         await controller.device_watch.begin()
         await controller.transactions.settle_flows()
         stack.push_async_callback(controller.scheduler.close)
-        background = [
-            asyncio.create_task(controller.scheduler.run(), name="scheduler"),
-            asyncio.create_task(controller.fleet.watch(), name="fleet"),
-            asyncio.create_task(controller.device_watch.run(), name="device watch"),
-        ]
+        stack.push_async_callback(controller.background.close)
+        controller.background.start("scheduler", controller.scheduler.run)
+        controller.background.start("job traffic", controller.traffic.watch)
+        controller.background.start("fleet", controller.fleet.watch)
+        controller.background.start("device watch", controller.device_watch.run)
         serving = asyncio.create_task(server.serve(sockets=[api]), name="api")
         stopping = asyncio.create_task(told_to_stop.wait(), name="stop")
         try:
-            # A background part that fails takes the controller down: half a controller
-            # would look well and do nothing.
-            done, _ = await asyncio.wait(
-                [serving, stopping, *background], return_when=asyncio.FIRST_COMPLETED
-            )
+            # Without its API a controller cannot be asked or told anything: that ends it. Its
+            # parts begin again by themselves.
+            done, _ = await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
             server.should_exit = True
-            for task in (stopping, *background):
-                task.cancel()
-            await asyncio.gather(serving, stopping, *background, return_exceptions=True)
+            stopping.cancel()
+            await asyncio.gather(serving, stopping, return_exceptions=True)

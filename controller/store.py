@@ -5,15 +5,21 @@ call returns, so that a change of the network is journalled before a device is t
 """
 
 import json
+import logging
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from patchlight.testbed.errors import PatchlightError
+
+_log = logging.getLogger("patchlight.store")
+
+SCHEMA_VERSION = 1
+"""What is in the tables: one more with each change that an older Patchlight would misread."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS reconfigurations (
@@ -33,6 +39,9 @@ CREATE TABLE IF NOT EXISTS marks (name TEXT PRIMARY KEY, record TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS baselines (
     ocs TEXT NOT NULL, inp INTEGER NOT NULL, out INTEGER NOT NULL, source TEXT NOT NULL,
     readings TEXT NOT NULL, PRIMARY KEY (ocs, inp, out, source)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS set_aside (
+    number INTEGER PRIMARY KEY, at REAL NOT NULL, origin TEXT NOT NULL, record TEXT NOT NULL,
+    why TEXT NOT NULL);
 """
 
 _ADD_EVENT = "INSERT INTO events (at, kind, record) VALUES (?, ?, ?)"
@@ -40,6 +49,7 @@ _SAVE_COMMITTED = "INSERT OR REPLACE INTO committed VALUES (?, ?)"
 _SAVE_BASELINE = "INSERT OR REPLACE INTO baselines VALUES (?, ?, ?, ?, ?)"
 
 Record = Mapping[str, Any]
+T = TypeVar("T")
 
 BaselineKey = tuple[str, int, int, str]
 """Whose power it is: the OCS, the input, the output, and the transmitter (or ``""``)."""
@@ -58,13 +68,24 @@ class Store:
             self._db.execute("PRAGMA journal_mode=WAL")
             # FULL: the journal's intent survives a power cut, not just a crash of the process.
             self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(_SCHEMA)
+            self._check_version()
+            self._db.executescript(f"{_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
         except sqlite3.Error as error:
             raise PatchlightError(
                 f"cannot open the controller's state in {path}: {error}",
                 hint="give another place with --state, or move the file away",
             ) from error
         self._lock = threading.Lock()
+
+    def _check_version(self) -> None:
+        (found,) = self._db.execute("PRAGMA user_version").fetchone()
+        if found > SCHEMA_VERSION:
+            self._db.close()
+            raise PatchlightError(
+                f"the controller's state in {self._path} is of schema {found}: this Patchlight "
+                f"reads up to {SCHEMA_VERSION}",
+                hint="run the newer Patchlight that wrote it, or give another place with --state",
+            )
 
     def limit_size(self, pages: int | None = None) -> None:
         """Let the file grow to so many pages, by default no further: a disk that is full."""
@@ -111,6 +132,34 @@ class Store:
     def _rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         with self._locked() as db:
             return db.execute(sql, values).fetchall()
+
+    def _each(
+        self, table: str, which: str, read: Callable[[dict[str, Any]], T], *columns: str
+    ) -> list[T]:
+        """What ``read`` makes of each record, with these columns in it.
+
+        One that it can make nothing of is moved to the table ``set_aside``, and an event says so:
+        a record that somebody else wrote is no reason not to start.
+        """
+        found = []
+        listed = ", ".join(("rowid", "record", *columns))
+        for number, text, *values in self._rows(f"SELECT {listed} FROM {table} {which}"):
+            try:
+                record = json.loads(text)
+                found.append(read({**record, **dict(zip(columns, values, strict=True))}))
+            except Exception as error:
+                self._set_aside(table, number, text, f"{type(error).__name__}: {error}")
+        return found
+
+    def _set_aside(self, table: str, number: int, text: str, why: str) -> None:
+        origin = f"{table} {number}"
+        _log.error("a record of the state cannot be read and was set aside: %s: %s", origin, why)
+        event = {"origin": origin, "message": why}
+        with self._together() as db:
+            row = (time.time(), origin, text, why)
+            db.execute("INSERT INTO set_aside (at, origin, record, why) VALUES (?, ?, ?, ?)", row)
+            db.execute(f"DELETE FROM {table} WHERE rowid = ?", (number,))
+            db.execute(_ADD_EVENT, (time.time(), "record-set-aside", json.dumps(event)))
 
     # -- changes of circuits -----------------------------------------------------------------
 
@@ -161,9 +210,10 @@ class Store:
         """One change, or ``None``."""
         return next(iter(self._changes("WHERE id = ?", number)), None)
 
-    def unfinished_reconfigurations(self) -> list[dict[str, Any]]:
-        """What a controller that ended had begun."""
-        return self._changes("WHERE state = 'intent' ORDER BY id")
+    def unfinished_reconfigurations(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
+        """What a controller that ended had begun; what cannot be read is set aside."""
+        which = "WHERE state = 'intent' ORDER BY id"
+        return self._each("reconfigurations", which, read, "id", "state")
 
     def _changes(self, which: str, *values: object) -> list[dict[str, Any]]:
         rows = self._rows(f"SELECT id, state, record FROM reconfigurations {which}", *values)
@@ -177,9 +227,12 @@ class Store:
         """Replace what ``committed_maps`` gives for these OCS."""
         self._write_all(_SAVE_COMMITTED, _committed_rows(maps))
 
-    def committed_maps(self) -> dict[str, dict[str, Any]]:
-        """What was last written down for each OCS by ``commit_maps`` or with a change."""
-        return {o: json.loads(r) for o, r in self._rows("SELECT ocs, record FROM committed")}
+    def committed_maps(self, read: Callable[[dict[str, Any]], T]) -> dict[str, T]:
+        """What was last written down for each OCS by ``commit_maps`` or with a change.
+
+        A record that cannot be read is set aside.
+        """
+        return dict(self._each("committed", "", lambda row: (row.pop("ocs"), read(row)), "ocs"))
 
     def save_baselines(self, baselines: Mapping[BaselineKey, Sequence[float]]) -> None:
         """Replace the readings of these circuits."""
@@ -204,10 +257,9 @@ class Store:
         """Forget the locks of these ports."""
         self._write_all("DELETE FROM locks WHERE ocs = ? AND port = ?", ports)
 
-    def locks(self) -> list[dict[str, Any]]:
-        """Every lock."""
-        rows = self._rows("SELECT record FROM locks ORDER BY ocs, port")
-        return [json.loads(record) for (record,) in rows]
+    def locks(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
+        """Every lock; what cannot be read is set aside."""
+        return self._each("locks", "ORDER BY ocs, port", read)
 
     def save_map(self, name: str, record: Record) -> None:
         """Insert or replace maps saved under a name."""
@@ -245,9 +297,9 @@ class Store:
             json.dumps(record),
         )
 
-    def jobs(self) -> list[dict[str, Any]]:
-        """Every job, in the order of submission."""
-        return [json.loads(r) for (r,) in self._rows("SELECT record FROM jobs ORDER BY rowid")]
+    def jobs(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
+        """Every job, in the order of submission; what cannot be read is set aside."""
+        return self._each("jobs", "ORDER BY rowid", read)
 
     def add_iterations(self, job_id: str, records: Sequence[Record]) -> None:
         """Append what a job's workers reported."""
@@ -296,12 +348,17 @@ def _baseline_rows(
 
 
 def open_store(state_dir: Path) -> Store:
-    """The journal in a directory, which is made if it is not there."""
+    """The journal in a directory, which is made if it is not there; for its owner alone."""
+    path = state_dir / "controller.db"
     try:
-        state_dir.mkdir(parents=True, exist_ok=True)
+        state_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        # SQLite gives the files beside it the mode of this one when it makes them.
+        for each in (path, *state_dir.glob("controller.db-*")):
+            each.chmod(0o600)
     except OSError as error:
         raise PatchlightError(
             f"keeping the journal in {state_dir}: {error.strerror}",
             hint="name another place with --state",
         ) from error
-    return Store(state_dir / "controller.db")
+    return Store(path)

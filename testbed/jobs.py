@@ -1,20 +1,33 @@
 """A training job as a value: what the user asks for, and what became of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from patchlight.testbed.errors import BadInput
+
+MOST_ITERATIONS = 10_000_000
+MOST_WORKERS = 65_536
+LONGEST_COMPUTE_S = 86_400.0
+LONGEST_DARK_S = 86_400.0
+LARGEST_SEED = 2**63 - 1
+LARGEST_GRADIENT_BYTES = 10**15
 
 
 class JobState(StrEnum):
-    """A job's life, in order; ``failed`` and ``stopped`` can follow any state."""
+    """A job's life, in order; ``failed`` and ``stopped`` can follow any state.
+
+    A ``paused`` job is a running one that waits for light; it runs again or fails.
+    """
 
     QUEUED = "queued"
     RECONFIGURING = "reconfiguring"
     PREPARING = "preparing"
     RUNNING = "running"
+    PAUSED = "paused"
     DONE = "done"
     FAILED = "failed"
     STOPPED = "stopped"
@@ -32,16 +45,26 @@ class JobSpec:
     ``hosts`` is the ring: rank r runs on ``hosts[r]`` and sends to rank r+1; empty lets the
     placement policy choose ``workers`` of them. ``gradient_bytes`` are the bytes of one
     gradient as in the lab (the lab's scale is applied later). ``compute_s`` gives, for each
-    GPU model, the seconds that forward and backward of one iteration take.
+    GPU model, the seconds that forward and backward of one iteration take. Without light on all
+    its NICs the job pauses, and fails after ``dark_limit_s``.
+
+    The bounds stand in the annotations; ``checked_specs`` and the REST API hold a spec to them.
     """
 
-    name: str
-    iterations: int
-    gradient_bytes: int
-    compute_s: Mapping[str, float]
-    workers: int = 0
-    hosts: tuple[str, ...] = ()
-    seed: int = 0
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", revalidate_instances="always"
+    )
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$")]
+    iterations: Annotated[int, Field(ge=1, le=MOST_ITERATIONS)]
+    gradient_bytes: Annotated[int, Field(ge=4, le=LARGEST_GRADIENT_BYTES)]
+    compute_s: Mapping[
+        str, Annotated[float, Field(gt=0, le=LONGEST_COMPUTE_S, allow_inf_nan=False)]
+    ]
+    workers: Annotated[int, Field(ge=0, le=MOST_WORKERS)] = 0
+    hosts: Annotated[tuple[str, ...], Field(max_length=MOST_WORKERS)] = ()
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
+    dark_limit_s: Annotated[float, Field(gt=0, le=LONGEST_DARK_S, allow_inf_nan=False)] = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +84,11 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """What is known of a job now; ``message`` says why it failed or what it waits for."""
+    """What is known of a job now; ``message`` says why it failed or what it waits for.
+
+    ``by`` is the user who submitted it; ``policy_faults`` counts how often a policy failed on it,
+    and the default decided.
+    """
 
     id: str
     spec: JobSpec
@@ -74,17 +101,39 @@ class JobStatus:
     iterations_done: int = 0
     restarts: int = 0
     last_lines: tuple[str, ...] = field(default=())
+    by: str = ""
+    policy_faults: int = 0
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> JobStatus:
-        """The status that ``dataclasses.asdict`` made a record of, also by way of JSON."""
-        spec = record["spec"]
-        lists = {name: tuple(record[name]) for name in ("hosts", "last_lines")}
-        return cls(
-            **{
-                **record,
-                **lists,
-                "spec": JobSpec(**{**spec, "hosts": tuple(spec["hosts"])}),
-                "state": JobState(record["state"]),
-            }
-        )
+    def from_dict(cls, record: Mapping[str, Any]) -> "JobStatus":
+        """The status that ``dataclasses.asdict`` made a record of, also by way of JSON.
+
+        A key that is not known is passed over. ``pydantic.ValidationError`` for what is no status.
+        """
+        return _STATUS.validate_python(record)
+
+
+_SPECS = TypeAdapter(list[JobSpec])
+_STATUS = TypeAdapter(JobStatus)
+
+
+def checked_specs(given: object) -> list[JobSpec]:
+    """The specs in a list of them, or of mappings, each value within its bounds.
+
+    ``BadInput`` names every field that is not.
+    """
+    try:
+        return _SPECS.validate_python(given)
+    except ValidationError as error:
+        mistakes = [_in_words(given, each["loc"], each["msg"]) for each in error.errors()]
+        raise BadInput("; ".join(mistakes)) from error
+
+
+def _in_words(given: Any, place: tuple[int | str, ...], message: str) -> str:
+    if not place:
+        return f"jobs: {message}"
+    number, *rest = place
+    spec = given[number]
+    name = spec.get("name") if isinstance(spec, Mapping) else getattr(spec, "name", None)
+    called = f"job {str(name or number)[:40]}"
+    return ": ".join([called, *([".".join(map(str, rest))[:80]] if rest else []), message])

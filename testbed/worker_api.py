@@ -9,6 +9,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, IPvAnyAddress, model_validator
 
+from patchlight.testbed.jobs import LARGEST_SEED, LONGEST_COMPUTE_S, MOST_ITERATIONS
+
+LARGEST_TASK_GRADIENT_BYTES = 2_000_000_000
+"""A worker holds some four times its gradient in memory."""
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 Mac = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$")]
 
@@ -38,10 +43,10 @@ class WorkerTask(_Request):
     ``window_bytes`` limits what a neighbour may send ahead, on links whose rate is scaled.
     """
 
-    iterations: Annotated[int, Field(ge=1)]
-    gradient_bytes: Annotated[int, Field(ge=1)]
-    compute_s: Annotated[float, Field(ge=0)]
-    seed: Annotated[int, Field(ge=0)] = 0
+    iterations: Annotated[int, Field(ge=1, le=MOST_ITERATIONS)]
+    gradient_bytes: Annotated[int, Field(ge=1, le=LARGEST_TASK_GRADIENT_BYTES)]
+    compute_s: Annotated[float, Field(ge=0, le=LONGEST_COMPUTE_S, allow_inf_nan=False)]
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
     device: Literal["auto", "sleep"] = "auto"
     window_bytes: Annotated[int, Field(ge=4096)] | None = None
 
@@ -88,7 +93,8 @@ class WorkerState(StrEnum):
 class WorkerStatus(BaseModel):
     """What is known of a worker now. ``last_lines`` are the end of its output.
 
-    ``restarts`` is 0: an agent starts no worker twice.
+    ``restarts`` counts how often its training began anew in the same worker. An agent starts none
+    twice: it was somebody else, a container engine maybe.
     """
 
     id: str

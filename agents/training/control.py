@@ -84,17 +84,22 @@ class Gate:
                 self._condition.wait(0.5)
         self._changed("running", 0)
 
-    def pass_through(self, iteration: int) -> None:
-        """Return when the all-reduce of ``iteration`` may begin."""
+    def pass_through(self, iteration: int, held: Callable[[bool], None] = lambda _: None) -> None:
+        """Return when the all-reduce of ``iteration`` may begin.
+
+        ``held`` is told when that has to be waited for, and when no longer.
+        """
         with self._condition:
-            held = False
+            waited = False
             while self._hold_at == iteration:
-                if not held:
-                    held = True
+                if not waited:
+                    waited = True
+                    held(True)
                     self._changed("held", iteration)
                 self._condition.wait(0.5)
             self._next = iteration + 1
-        if held:
+        if waited:
+            held(False)
             self._changed("running", iteration)
 
 
@@ -104,7 +109,10 @@ class Journal:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock = threading.Lock()
+        # In the folder of a worker that ran before, this is one more start of the same worker.
+        starts = 1 + _earlier_starts(directory / "state.json")
         self._state: dict[str, Any] = {"state": "starting", "iterations_done": 0, "message": ""}
+        self._write({"starts": starts})
         self._reports = (directory / "reports.jsonl").open("a", encoding="utf-8")
 
     def state(self, state: str, message: str = "") -> None:
@@ -123,6 +131,15 @@ class Journal:
             fresh = self._directory / "state.json.new"
             fresh.write_text(json.dumps(self._state), encoding="utf-8")
             os.replace(fresh, self._directory / "state.json")
+
+
+def _earlier_starts(path: Path) -> int:
+    try:
+        return int(json.loads(path.read_text(encoding="utf-8"))["starts"])
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return 1
 
 
 class _Handler(socketserver.StreamRequestHandler):

@@ -23,6 +23,7 @@ from .task import Member, TrainingError, TrainingTask
 
 _LINE_LIMIT = 4096
 _ATTEMPT_S = 1.0
+_DARK_MS = 900_000
 _TCP_RTO_MAX_MS = 44  # Linux 6.15; not yet named in the socket module
 
 
@@ -58,6 +59,14 @@ class Neighbours:
                     f"within {deadline_s:.0f} s of the end"
                 )
             time.sleep(0.002)
+
+    def ask_for_life(self, on: bool) -> None:
+        """Whether the kernel gives up a neighbour who says nothing while nothing is sent.
+
+        Off while a worker is held: the path may be dark for as long as the job allows.
+        """
+        for connection in (self.to_next, self.from_previous):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, int(on))
 
     def close(self) -> None:
         """Close both connections."""
@@ -213,9 +222,9 @@ def _read_line(connection: socket.socket) -> dict[str, Any]:
 
 def _tune(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A path may be dark for seconds while circuits are switched: be patient with it, but
-    # notice a neighbour that is gone for good.
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 120_000)
+    # A path may be dark for seconds while circuits are switched, and for minutes if the light
+    # fails: be patient with it, but notice a neighbour that is gone for good.
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DARK_MS)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)

@@ -60,6 +60,11 @@ def train(task: TrainingTask, device: Device, gate: Gate, journal: Journal) -> N
     """
     size = len(task.ring)
     neighbours: Neighbours | None = join_ring(task) if size > 1 else None
+
+    def on_hold(held: bool) -> None:
+        if neighbours is not None:
+            neighbours.ask_for_life(not held)
+
     journal.state("ready")
     gate.wait_for_start()
     for iteration in range(task.iterations):
@@ -70,7 +75,7 @@ def train(task: TrainingTask, device: Device, gate: Gate, journal: Journal) -> N
         expected = true_sum(task.seed, size, iteration, task.elements)
         device.finish()
         report = {"index": iteration, "compute_s": time.monotonic() - began, "sent_bytes": 0}
-        gate.pass_through(iteration)
+        gate.pass_through(iteration, on_hold)
         began = time.monotonic()
         if neighbours is not None:
             report["sent_bytes"] = ring_all_reduce(array, task.rank, size, neighbours, iteration)

@@ -12,7 +12,7 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from patchlight.controller.api.circuits import circuit_routes, explain
+from patchlight.controller.api.circuits import Caller, circuit_routes, explain
 from patchlight.controller.api.models import GangRequest, RegroupRequest
 from patchlight.testbed.errors import PatchlightError
 
@@ -69,9 +69,9 @@ def create_app(controller: Controller) -> FastAPI:
     app.include_router(circuit_routes(controller.operations))
 
     @app.post("/v1/jobs", status_code=201)
-    async def submit(request: GangRequest) -> Answer:
-        specs = [job.spec() for job in request.jobs]
-        return {"jobs": [asdict(s) for s in controller.scheduler.submit(specs, request.topology)]}
+    async def submit(request: GangRequest, caller: Caller) -> Answer:
+        statuses = controller.scheduler.submit(request.jobs, request.topology, caller.by)
+        return {"jobs": [asdict(status) for status in statuses]}
 
     @app.get("/v1/jobs")
     async def jobs() -> Answer:
@@ -88,8 +88,8 @@ def create_app(controller: Controller) -> FastAPI:
         return {"iterations": reports, "next": last}
 
     @app.delete("/v1/jobs/{job_id}")
-    async def stop(job_id: str) -> Answer:
-        return asdict(await controller.scheduler.stop(job_id))
+    async def stop(job_id: str, caller: Caller, force: bool = False) -> Answer:
+        return asdict(await controller.scheduler.stop(job_id, caller.by, force=force))
 
     @app.post("/v1/regroup")
     async def regroup(request: RegroupRequest) -> Answer:

@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from patchlight.testbed.jobs import JobSpec
+from patchlight.testbed.jobs import JobSpec, checked_specs
 
 
 class _Strict(BaseModel):
@@ -74,30 +74,20 @@ class LockRequest(UnlockRequest):
     keep: bool = False
 
 
-class JobRequest(_Strict):
-    """One job; see ``patchlight.testbed.jobs.JobSpec`` for what the fields mean."""
-
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$")
-    iterations: int = Field(ge=1)
-    gradient_bytes: int = Field(ge=4)
-    compute_s: dict[str, float]
-    workers: int = Field(default=0, ge=0)
-    hosts: list[str] = []
-    seed: int = 0
-
-    def spec(self) -> JobSpec:
-        """The job as a value."""
-        return JobSpec(**{**self.model_dump(), "hosts": tuple(self.hosts)})
-
-
 class GangRequest(_Strict):
     """Jobs that start together, and whether they are regrouped first.
 
     Without ``topology`` the lab's topology policy decides.
     """
 
-    jobs: list[JobRequest]
+    jobs: list[JobSpec]
     topology: Literal["keep", "regroup"] | None = None
+
+    @field_validator("jobs", mode="before")
+    @classmethod
+    def _checked(cls, jobs: object) -> list[JobSpec]:
+        # Raises our own error, in our own words, and not pydantic's.
+        return checked_specs(jobs)
 
 
 class RegroupRequest(_Strict):

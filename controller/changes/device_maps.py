@@ -173,7 +173,7 @@ class DeviceMonitor:
             if isinstance(answer, PortMap):
                 maps[name] = self._last_maps[name] = answer
                 self._mark_reachable(name)
-            elif isinstance(answer, PatchlightError):
+            elif isinstance(answer, Exception):  # a driver's bug is not the others' trouble
                 self._mark_unreachable(name, answer)
             else:
                 raise answer
@@ -198,6 +198,8 @@ class DeviceMonitor:
     async def watch(self, returned: Callable[[str], Awaitable[None]]) -> None:
         """Bring back who does not answer, for ever; ``returned`` is told of each that is back."""
         self._left_to_watch = True
+        for name in self._unreachable:  # also those that an earlier watch did not bring back
+            self._changed[name].set()
         async with asyncio.TaskGroup() as group:
             for name in self._drivers:
                 group.create_task(self._keep(name, returned))
@@ -214,8 +216,8 @@ class DeviceMonitor:
                     lost.again(error)
             try:
                 await returned(name)
-            except PatchlightError as error:
-                log.warning("%s is back, then: %s", name, error.message)
+            except Exception as error:
+                log.warning("%s is back, then: %s", name, in_words(error))
 
     async def _open(self, name: str) -> None:
         if name not in self._opened:
@@ -263,6 +265,15 @@ class MapCache:
         """The present map of every circuit switch that answers, asked of the devices at once."""
         self.last = await self._devices.read_maps()
         return self.last
+
+    def present_links(self) -> Links | None:
+        """The links that the maps as last known make; ``None`` while none are known."""
+        if self.last is None:
+            return None
+        present = self.last.everywhere
+        if self._links is None or present != self._links_of:
+            self._links, self._links_of = self.links(present), present
+        return self._links
 
     def links(self, maps: Mapping[str, PortMap]) -> Links:
         """The links that these maps make."""

@@ -9,7 +9,7 @@ from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.record import Drift
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import Alarm
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import in_words
 
 log = logging.getLogger("patchlight.circuits")
 
@@ -61,15 +61,15 @@ class DeviceWatch:
                     continue
                 try:
                     await self.report_alarms(name)
-                except PatchlightError as error:
-                    log.warning("%s: asking for its alarms: %s", name, error.message)
+                except Exception as error:
+                    log.warning("%s: asking for its alarms: %s", name, in_words(error))
             if time.monotonic() - looked_at > _LOOK_EVERY_S:
                 try:
                     await self._report_drift()
                     for name in drivers.keys() - devices.unread.keys():
                         await self._parts.port_states.read(name)
-                except PatchlightError as error:
-                    log.warning("looking at the circuit switches: %s", error.message)
+                except Exception as error:
+                    log.warning("looking at the circuit switches: %s", in_words(error))
                 looked_at = time.monotonic()
 
     async def report_alarms(self, name: str) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 from patchlight.controller.changes.planning import Plan
 from patchlight.controller.changes.power import POWER_CEILING_DBM
 from patchlight.controller.changes.record import ChangeOptions, StepFailed
@@ -48,12 +50,15 @@ class PortLock:
         return f"{self.ocs}.{self.port} is {self.kind}{by}{why}"
 
 
+_LOCK = TypeAdapter(PortLock)
+
+
 class Locks:
     """The locks of a lab's OCS ports, kept in the store."""
 
     def __init__(self, lab: Lab, store: Store) -> None:
         self._lab, self._store = lab, store
-        self._locks = {(x.ocs, x.port): x for x in (PortLock(**row) for row in store.locks())}
+        self._locks = {(x.ocs, x.port): x for x in store.locks(_LOCK.validate_python)}
 
     def all(self) -> list[PortLock]:
         """Every lock, in the order of ports."""

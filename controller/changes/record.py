@@ -139,7 +139,7 @@ class CommittedMaps:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._maps = {o: PortMap.parse(row["map"]) for o, row in store.committed_maps().items()}
+        self._maps = store.committed_maps(lambda row: PortMap.parse(row["map"]))
 
     @property
     def maps(self) -> dict[str, PortMap]:

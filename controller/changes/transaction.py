@@ -1,6 +1,9 @@
 """Changes of the network as transactions: one at a time, and each to its end."""
 
 import asyncio
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from patchlight.controller.changes.change import Change, journal_end
 from patchlight.controller.changes.device_maps import Decide
@@ -11,6 +14,7 @@ from patchlight.controller.changes.record import ChangeOptions, Drift, Reconfigu
 from patchlight.testbed.errors import in_words
 
 NO_OPTIONS = ChangeOptions()
+_RECORD = TypeAdapter(Reconfiguration)
 
 
 class Transactions:
@@ -76,8 +80,7 @@ class Transactions:
         ended: list[Reconfiguration] = []
         async with self._one_at_a_time:
             parts.preflight.unfinished.clear()
-            for row in parts.store.unfinished_reconfigurations():
-                record = Reconfiguration(**row)
+            for record in parts.store.unfinished_reconfigurations(self._read):
                 maps, changed = await self.parts.maps.read(), changes_of(record)
                 if away := [name for name in changed if name not in maps]:
                     message = f"change {record.id} is unfinished: it waits for {', '.join(away)}"
@@ -94,3 +97,10 @@ class Transactions:
                 ended.append(record)
             parts.maps.forget()
         return ended
+
+    def _read(self, row: dict[str, Any]) -> Reconfiguration:
+        """An unfinished change as it was journalled; raises if it is not whole."""
+        record = _RECORD.validate_python(row)
+        changes_of(record)
+        self.parts.committed.of(record)
+        return record

@@ -1,31 +1,33 @@
-"""Which jobs a lab takes, what is known of each, and the traffic of those that run.
+"""Which jobs a lab takes, and what is known of each.
 
 Each change of a job is in the store at once.
 """
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from patchlight.controller.jobs.running_job import RunningJob
+from patchlight.controller.jobs.running_job import RunningJob, scaled_gradient_bytes
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
-from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.jobs import JobSpec, JobState, JobStatus, checked_specs
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.worker_api import LARGEST_TASK_GRADIENT_BYTES
 
 
-def check_specs(lab: Lab, specs: Sequence[JobSpec], *, counted: bool) -> None:
-    """``BadInput`` for jobs that could never run together in this lab.
+def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[JobSpec]:
+    """The specs, checked; ``BadInput`` for jobs that could never run together in this lab.
 
     ``counted``: a job without hosts has to say how many workers it wants.
     """
-    if not specs:
+    if not given:
         raise BadInput("no job given")
+    specs = checked_specs(list(given))
     named: dict[str, str] = {}
     for spec in specs:
-        if spec.iterations < 1 or spec.gradient_bytes < 4:
-            raise BadInput(f"job {spec.name}: expected iterations ≥ 1 and gradient_bytes ≥ 4")
+        _check_models(lab, spec)
+        _check_memory(lab, spec)
         if not spec.hosts and spec.workers < 1 and counted:
             raise BadInput(
                 f"job {spec.name}: expected 'workers' ≥ 1 or a list of 'hosts'",
@@ -55,6 +57,28 @@ def check_specs(lab: Lab, specs: Sequence[JobSpec], *, counted: bool) -> None:
     asked = sum(len(spec.hosts) or spec.workers for spec in specs)
     if asked > len(usable):
         raise BadInput(f"{asked} workers asked for: the lab has {len(usable)} GPUs with a NIC")
+    return specs
+
+
+def _check_models(lab: Lab, spec: JobSpec) -> None:
+    models = sorted({host.gpu.model for host in lab.hosts if host.gpu is not None})
+    for model in spec.compute_s:
+        if model not in models:
+            raise BadInput(
+                f"job {spec.name}: compute_s names {model[:40]!r}: "
+                + nearest(model, models, "the lab's GPUs with a NIC are of")
+            )
+
+
+def _check_memory(lab: Lab, spec: JobSpec) -> None:
+    scaled = scaled_gradient_bytes(spec, lab)
+    if scaled > LARGEST_TASK_GRADIENT_BYTES:
+        raise BadInput(
+            f"job {spec.name}: a gradient of {spec.gradient_bytes} bytes is {scaled} in each "
+            f"worker at the lab's scale of {lab.scale:g}: the limit is "
+            f"{LARGEST_TASK_GRADIENT_BYTES}",
+            hint="a smaller gradient, or an emulated lab with a larger --scale",
+        )
 
 
 class JobTable:
@@ -65,8 +89,7 @@ class JobTable:
         self.running: dict[str, RunningJob] = {}
         self._store = store
         self._jobs: dict[str, JobStatus] = {}
-        for record in store.jobs():
-            status = JobStatus.from_dict(record)
+        for status in store.jobs(JobStatus.from_dict):
             if not status.state.is_final:
                 status = replace(
                     status, state=JobState.FAILED, message="the controller ended while it ran"
@@ -78,6 +101,10 @@ class JobTable:
         if job_id not in self._jobs:
             raise BadInput(f"no job {job_id!r}: 'patchlight job list' shows those there are")
         return self._jobs[job_id]
+
+    def find(self, job_id: str) -> JobStatus | None:
+        """One job, or ``None``."""
+        return self._jobs.get(job_id)
 
     def every(self) -> list[JobStatus]:
         """Every job, in the order of submission."""
@@ -99,7 +126,7 @@ class JobTable:
                 state=state,
                 message=message,
                 last_lines=tuple(last_lines),
-                started_at=now if state is JobState.RUNNING else status.started_at,
+                started_at=status.started_at or (now if state is JobState.RUNNING else None),
                 finished_at=now if state.is_final else None,
             )
         )
@@ -112,47 +139,3 @@ class JobTable:
         for job_id in job_ids:
             if not self._jobs[job_id].state.is_final:
                 self.move(job_id, state, message, last_lines)
-
-
-class JobTraffic:
-    """Pauses the jobs whose workers use the ports that move, between two iterations.
-
-    Each gets the time of three of its iterations to pause, but at least ``patience_s``.
-    """
-
-    def __init__(self, table: JobTable, patience_s: float = 10.0) -> None:
-        self._table, self._patience_s = table, patience_s
-        self._drained: list[RunningJob] = []
-
-    def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
-        """The running jobs whose traffic uses these ports, by id."""
-        return [job.id for job in self._using(moved)]
-
-    def _using(self, moved: frozenset[Endpoint]) -> list[RunningJob]:
-        return [
-            job
-            for job in self._table.running.values()
-            if self._table[job.id].state is JobState.RUNNING
-            and any(host.endpoint in moved for host in job.hosts)
-        ]
-
-    async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
-        """Pause the jobs that use these ports; in words, which did not in time."""
-        self._drained = jobs = self._using(moved)
-        paused = await asyncio.gather(*(job.hold(self._deadline_s(job)) for job in jobs))
-        return [
-            f"job {job.id} did not pause in time: its packets wait for the light"
-            for job, in_time in zip(jobs, paused, strict=True)
-            if not in_time
-        ]
-
-    def _deadline_s(self, job: RunningJob) -> float:
-        status = self._table[job.id]
-        if not status.iterations_done or status.started_at is None:
-            return 3 * self._patience_s  # nobody knows yet how long an iteration takes
-        return max(self._patience_s, 3 * (time.time() - status.started_at) / status.iterations_done)
-
-    async def undrain(self) -> None:
-        """Let the paused jobs go on."""
-        jobs, self._drained = self._drained, []
-        await asyncio.gather(*(job.release() for job in jobs))

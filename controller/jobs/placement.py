@@ -1,6 +1,7 @@
 """Asks the policies: which gang is next, how many workers its jobs get, and where they run."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from patchlight.controller.jobs.running_job import JobFailed
 from patchlight.controller.policies.contract import ClusterView, JobView, Progress
 from patchlight.controller.policies.registry import DEFAULTS
 from patchlight.controller.policies.topology import NO_PORTS
+from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobStatus
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
@@ -46,7 +48,7 @@ class Placement:
         if self._policies.choice.placement != DEFAULTS["placement"] and maps:
             locked, failed = await self._circuits.closed_ports()
         cluster = WiredLab(self._lab, maps)
-        jobs = [view_of(status) for status in recent]
+        jobs = [view_of(status) for status in recent[-64:]]
         view = cluster.view(time.time(), running, tuple(unseen), jobs, locked, failed)
         return LabView(cluster, view, unseen)
 
@@ -109,11 +111,21 @@ class Placement:
         locked, failed = await self._circuits.closed_ports()
         unseen = tuple(self._circuits.devices.unseen_hosts())
 
-        def decide(maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
+        def ask(maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
             cluster = WiredLab(self._lab, maps)
             view = cluster.view(time.time(), running, unseen, (), locked, failed)
             gpus = [[cluster.numbers[name] for name in hosts] for hosts in groups.values()]
             return policy.circuits(view, gpus)
+
+        # A change plans in the event loop, and a policy may take until its deadline: so it is asked
+        # first. Its answer holds if the maps are still those.
+        asked_of = self._circuits.maps.last or await self._circuits.maps.read()
+        answer: Mapping[str, PortMap] | None = None
+        with contextlib.suppress(PatchlightError):  # the change asks again, and is told
+            answer = await asyncio.to_thread(ask, asked_of)
+
+        def decide(maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
+            return answer if answer is not None and maps == asked_of else ask(maps)
 
         return await self._transactions.change(decide, why)
 

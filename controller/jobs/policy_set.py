@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar, cast
 
-from patchlight.controller.policies.contract import KINDS, PolicyKind
+from patchlight.controller.policies.contract import KINDS, ClusterShape, Policy, PolicyKind
 from patchlight.controller.policies.guard import (
     DEADLINE_S,
     Fault,
@@ -14,9 +14,11 @@ from patchlight.controller.policies.guard import (
     GuardedPlacement,
     GuardedTopology,
 )
-from patchlight.controller.policies.registry import DEFAULTS, load_policy
+from patchlight.controller.policies.policy_process import PolicyProcess
+from patchlight.controller.policies.registry import DEFAULTS, is_built_in, load_policy
 from patchlight.controller.policies.topology import CannotRegroup
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import Lab
 
 G = TypeVar("G")
 
@@ -53,17 +55,38 @@ DEFAULT_POLICIES = PolicyChoice()
 
 
 class PolicySet:
-    """One guarded policy of each kind; ``BadInput`` if one that was chosen cannot be had."""
+    """One guarded policy of each kind; to be closed.
 
-    def __init__(self, choice: PolicyChoice, report: Callable[[Fault], None]) -> None:
+    ``BadInput`` if one that was chosen cannot be had, or does not fit a cluster of ``shape``.
+    Those that are not ours run in processes of their own.
+    """
+
+    def __init__(
+        self,
+        choice: PolicyChoice,
+        report: Callable[[Fault], None],
+        shape: ClusterShape | None = None,
+        lab: Lab | None = None,
+    ) -> None:
         self.choice, self._report = choice, report
+        self._shape, self._lab = shape, lab
         self._topologies: dict[str, GuardedTopology] = {}
-        self.placement = self._guarded(GuardedPlacement, "placement", choice.placement)
-        self.order = self._guarded(GuardedOrder, "order", choice.order)
-        self.topology(choice.topology)
+        self._processes: list[PolicyProcess] = []
         self.partition: GuardedPartition | None = None
-        if choice.partition is not None:
-            self.partition = self._guarded(GuardedPartition, "partition", choice.partition)
+        try:
+            self.placement = self._guarded(GuardedPlacement, "placement", choice.placement)
+            self.order = self._guarded(GuardedOrder, "order", choice.order)
+            self.topology(choice.topology)
+            if choice.partition is not None:
+                self.partition = self._guarded(GuardedPartition, "partition", choice.partition)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the processes of policies."""
+        for process in self._processes:
+            process.close()
 
     def topology(self, name: str) -> GuardedTopology:
         """The topology policy of this name: a job may ask for another than the lab's.
@@ -78,5 +101,12 @@ class PolicySet:
         return self._topologies[name]
 
     def _guarded(self, guard: Callable[..., G], kind: PolicyKind, name: str) -> G:
-        policy, default = load_policy(name, kind), load_policy(DEFAULTS[kind], kind)
-        return guard(policy, default, name, self._report, self.choice.deadline_s, alone=True)
+        deadline_s = self.choice.deadline_s
+        policy: Policy | PolicyProcess
+        if is_built_in(name, kind):
+            policy = load_policy(name, kind)
+        else:
+            policy = PolicyProcess(name, kind, deadline_s, self._shape, self._lab)
+            self._processes.append(policy)
+        default = load_policy(DEFAULTS[kind], kind)
+        return guard(policy, default, name, self._report, deadline_s, alone=True)

@@ -5,7 +5,7 @@ A gang is one or more jobs submitted together; all their workers begin at the sa
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,12 +52,17 @@ class Worker:
     status: WorkerStatus = field(init=False)  # from its creation on
     reports_seen: int = 0
     last_iteration: int = -1
-    restarts: int = 0
+    _begun_anew: int = 0
 
     @property
     def state(self) -> WorkerState:
         """The worker's state as its agent last told it."""
         return self.status.state
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again, as its agent or its reports say."""
+        return max(self._begun_anew, self.status.restarts)
 
     async def create(self) -> None:
         """Have the agent make it."""
@@ -72,7 +77,7 @@ class Worker:
         answer = await self.agent.reports(self.spec.id, self.reports_seen)
         self.reports_seen = answer.next
         for report in answer.reports:
-            self.restarts += report.index <= self.last_iteration
+            self._begun_anew += report.index <= self.last_iteration
             self.last_iteration = report.index
         return answer.reports
 
@@ -85,8 +90,14 @@ class RunningJob:
     spec: JobSpec
     hosts: tuple[Host, ...]
     on_state: Callable[[JobState], None]
-    on_reports: Callable[[list[dict[str, Any]]], None]
+    on_reports: Callable[[list[dict[str, Any]]], Awaitable[None]]
     workers: list[Worker] = field(default_factory=list)
+    dark_since: float = 0.0
+    _given_up: str = ""
+
+    def give_up(self, why: str) -> None:
+        """Have the job fail of this at its next look."""
+        self._given_up = why
 
     @property
     def restarts(self) -> int:
@@ -126,6 +137,8 @@ class RunningJob:
 
     async def refresh(self) -> None:
         """Ask for every worker's state; ``JobFailed`` as soon as one has failed."""
+        if self._given_up:
+            raise JobFailed(self._given_up)
         await run_all(worker.refresh() for worker in self.workers)
         for worker in self.workers:
             if worker.state in (WorkerState.FAILED, WorkerState.STOPPED):
@@ -149,7 +162,7 @@ class RunningJob:
     async def _collect(self, worker: Worker) -> None:
         if reports := await worker.new_reports():
             rank = worker.spec.rank
-            self.on_reports([{**report.model_dump(), "rank": rank} for report in reports])
+            await self.on_reports([{**report.model_dump(), "rank": rank} for report in reports])
 
     async def hold(self, deadline_s: float) -> bool:
         """Pause all ranks before the same all-reduce; whether they all did in time.
@@ -162,6 +175,8 @@ class RunningJob:
         while time.monotonic() < deadline:
             await run_all(worker.refresh() for worker in self.workers)
             alive = [worker for worker in self.workers if not worker.state.is_final]
+            if all(worker.state is WorkerState.HELD for worker in alive):
+                return True  # to be told of a later iteration would let them through this one
             target = 1 + max((w.status.iterations_done for w in alive), default=0)
             answers = await asyncio.gather(
                 *(worker.agent.hold(worker.spec.id, target) for worker in alive),

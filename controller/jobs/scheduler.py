@@ -5,20 +5,22 @@ import itertools
 import logging
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from patchlight.controller.changes.record import Reconfiguration
+from patchlight.controller.changes.record import Reconfiguration, Refused
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.fleet import Fleet
+from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.jobs.job_table import JobTable, check_specs
 from patchlight.controller.jobs.placement import LabView, Placement
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice, PolicySet
 from patchlight.controller.jobs.running_job import JobFailed, RunningJob, run_all
 from patchlight.controller.policies.guard import Fault
 from patchlight.controller.store import Store
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError, in_words
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab import Lab
 
@@ -51,7 +53,10 @@ class Scheduler:
         """``BadInput`` if a policy of ``choice`` cannot be had."""
         self._lab, self._fleet, self._store, self._table = lab, fleet, store, table
         self.choice = choice
-        self._placement = Placement(lab, PolicySet(choice, self._on_fault), transactions)
+        shape = WiredLab(lab, lab.initial_maps).shape
+        self._policies = PolicySet(choice, self._on_fault, shape, lab)
+        self._placement = Placement(lab, self._policies, transactions)
+        self.policy_faults: Counter[tuple[str, str]] = Counter()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queue: list[_Gang] = []
         self._active: list[_Gang] = []
@@ -59,15 +64,18 @@ class Scheduler:
 
     # -- what users ask ----------------------------------------------------------------
 
-    def submit(self, specs: Sequence[JobSpec], topology: Topology | None = None) -> list[JobStatus]:
-        """Queue jobs that start together; ``BadInput`` if one could never run in this lab.
+    def submit(
+        self, specs: Sequence[JobSpec], topology: Topology | None = None, by: str = ""
+    ) -> list[JobStatus]:
+        """Queue jobs of a user that start together; ``BadInput`` if one could never run here.
 
         Without ``topology``, the lab's topology policy says what becomes of the circuits.
         """
-        check_specs(self._lab, specs, counted=self.choice.partition is None)
+        specs = check_specs(self._lab, specs, counted=self.choice.partition is None)
         ids = tuple(f"{spec.name}-{uuid.uuid4().hex[:6]}" for spec in specs)
         for job_id, spec in zip(ids, specs, strict=True):
-            self._table.keep(JobStatus(job_id, spec, JobState.QUEUED, submitted_at=time.time()))
+            now = time.time()
+            self._table.keep(JobStatus(job_id, spec, JobState.QUEUED, submitted_at=now, by=by))
         self._queue.append(_Gang(ids, topology or self.choice.topology))
         self._changed.set()
         return [self._table[job_id] for job_id in ids]
@@ -80,19 +88,27 @@ class Scheduler:
         """Every job, in the order of submission."""
         return self._table.every()
 
-    async def stop(self, job_id: str) -> JobStatus:
-        """End the job's gang: its workers stop, GPUs and NICs go back."""
-        self.job(job_id)
+    async def stop(self, job_id: str, by: str = "", *, force: bool = False) -> JobStatus:
+        """End the job's gang: its workers stop, GPUs and NICs go back.
+
+        ``Refused`` for a job that somebody else than ``by`` submitted, without ``force``.
+        """
+        owner = self.job(job_id).by
+        if owner and by and owner != by and not force:
+            raise Refused(
+                f"job {job_id} is {owner}'s, and you are {by}: it was not stopped",
+                hint=f"if it has to be: patchlight job stop {job_id} --force",
+            )
         for gang in list(self._queue):
             if job_id in gang.ids:
                 self._queue.remove(gang)
                 for other in gang.ids:
                     self._table.move(other, JobState.STOPPED, "stopped by the user")
-        await self._end([gang for gang in self._active if job_id in gang.ids])
+        await self._cancel([gang for gang in self._active if job_id in gang.ids])
         return self.job(job_id)
 
     @staticmethod
-    async def _end(gangs: Sequence[_Gang]) -> None:
+    async def _cancel(gangs: Sequence[_Gang]) -> None:
         # A task that is cancelled before it began would never clear up after its gang.
         await asyncio.sleep(0)
         tasks = [gang.task for gang in gangs if gang.task is not None]
@@ -111,21 +127,22 @@ class Scheduler:
     # -- the life of gangs -----------------------------------------------------------------
 
     async def run(self) -> None:
-        """Start gangs as their hosts come free, for ever."""
+        """Start gangs as their hosts come free, for ever. What fails of a gang fails it alone."""
         self._loop = asyncio.get_running_loop()
+        self._changed.set()
         while True:
             await self._changed.wait()
             self._changed.clear()
             while self._queue:
-                gang = self._queue[0]
+                gang = await self._next_gang()
                 try:
-                    gang = await self._next_gang()
                     placed = await self._place(gang)
-                except PatchlightError as error:
-                    # A device that does not answer just now is this gang's trouble alone.
-                    self._table.end(gang.ids, JobState.FAILED, f"no hosts could be chosen: {error}")
+                except Exception as error:
+                    # A device that does not answer just now is this gang's trouble alone, and so
+                    # is whatever else its jobs bring about.
                     if gang in self._queue:
                         self._queue.remove(gang)
+                    self._fail(gang.ids, error, "no hosts could be chosen: ")
                     continue
                 if gang not in self._queue:
                     continue  # stopped by the user meanwhile
@@ -137,8 +154,9 @@ class Scheduler:
                 gang.task = asyncio.create_task(self._live(gang))
 
     async def close(self) -> None:
-        """Stop every gang that runs."""
-        await self._end(self._active)
+        """Stop every gang that runs, and let go of the policies."""
+        await self._cancel(self._active)
+        self._policies.close()
 
     async def _place(self, gang: _Gang) -> list[RunningJob] | None:
         """Hosts for each job of the gang, or ``None`` while some are busy."""
@@ -163,11 +181,16 @@ class Scheduler:
         return [self._running_job(*job) for job in placed]
 
     async def _next_gang(self) -> _Gang:
-        if self._placement.in_turn or len(self._queue) == 1:
-            return self._queue[0]
+        """The one whose turn it is; the first of the queue where that cannot be found out."""
         gangs = list(self._queue)
-        statuses = [[self._table[job_id] for job_id in gang.ids] for gang in gangs]
-        return gangs[await self._placement.next(await self._look(), statuses)]
+        if self._placement.in_turn or len(gangs) == 1:
+            return gangs[0]
+        try:
+            statuses = [[self._table[job_id] for job_id in gang.ids] for gang in gangs]
+            return gangs[await self._placement.next(await self._look(), statuses)]
+        except Exception as error:
+            _log.warning("which job is next cannot be found out: %s", in_words(error))
+            return gangs[0]
 
     async def _look(self) -> LabView:
         return await self._placement.look(self._hosts_of(self._table.running), self._table.every())
@@ -180,8 +203,9 @@ class Scheduler:
         hosts = tuple(self._lab.host(name) for name in names)
         self._table.keep(replace(self._table[job_id], spec=spec, hosts=tuple(names)))
 
-        def on_reports(reports: list[dict[str, Any]]) -> None:
-            self._store.add_iterations(job_id, reports)
+        async def on_reports(reports: list[dict[str, Any]]) -> None:
+            # In a thread: a disk may take its time, and there are many of these.
+            await asyncio.to_thread(self._store.add_iterations, job_id, reports)
             status = self._table[job_id]
             done = max(status.iterations_done, *(report["index"] + 1 for report in reports))
             if (done, job.restarts) != (status.iterations_done, status.restarts):
@@ -204,19 +228,26 @@ class Scheduler:
             await asyncio.gather(*(self._see_through(job) for job in jobs))
         except asyncio.CancelledError:
             self._table.end(gang.ids, JobState.STOPPED, "stopped")
-        except PatchlightError as error:
-            self._table.end(gang.ids, JobState.FAILED, str(error), getattr(error, "last_lines", ()))
         except Exception as error:
-            self._table.end(gang.ids, JobState.FAILED, f"{type(error).__name__}: {error}")
-            raise
+            self._fail(gang.ids, error)
         finally:
-            left = await asyncio.gather(*(job.give_back() for job in jobs))
-            for message in itertools.chain(*left):
-                self._store.add_event(time.time(), "worker-left-behind", {"message": message})
-            self._active.remove(gang)
-            for job in jobs:
-                del self._table.running[job.id]
-            self._changed.set()
+            try:
+                left = await asyncio.gather(*(job.give_back() for job in jobs))
+                for message in itertools.chain(*left):
+                    self._store.add_event(time.time(), "worker-left-behind", {"message": message})
+            finally:
+                self._active.remove(gang)
+                for job in jobs:
+                    del self._table.running[job.id]
+                self._changed.set()
+
+    def _fail(self, job_ids: Sequence[str], error: Exception, what: str = "") -> None:
+        """These jobs have failed of this; whatever it was, it ends no other."""
+        said = str(error) if isinstance(error, PatchlightError) else in_words(error)
+        if not isinstance(error, PatchlightError):
+            _log.error("jobs %s", ", ".join(job_ids), exc_info=error)
+        last_lines = getattr(error, "last_lines", ())
+        self._table.end(job_ids, JobState.FAILED, f"{what}{said}", last_lines)
 
     async def _rewire_first(self, gang: _Gang) -> None:
         # Jobs of the same topology policy that run already are groups of this change too: what
@@ -240,8 +271,8 @@ class Scheduler:
         try:
             await job.watch()
             self._table.move(job.id, JobState.DONE)
-        except PatchlightError as error:
-            self._table.move(job.id, JobState.FAILED, str(error), getattr(error, "last_lines", ()))
+        except Exception as error:
+            self._fail([job.id], error)
             await job.give_back()
 
     # -- bookkeeping ---------------------------------------------------------------------
@@ -253,6 +284,9 @@ class Scheduler:
 
     def _note_fault(self, fault: Fault) -> None:
         _log.warning("%s", fault)
+        self.policy_faults[fault.kind, fault.policy] += 1
+        if (status := self._table.find(fault.job)) is not None:
+            self._table.keep(replace(status, policy_faults=status.policy_faults + 1))
         record = {
             "policy": fault.policy,
             "policy_kind": fault.kind,

@@ -1,17 +1,20 @@
 """Policies that may fail: whatever they do, there is a decision.
 
 A guarded policy that raises, answers nonsense or takes too long is reported, and the default
-decides in its place. In the lab a policy is asked in a thread of its own (``alone``): one that
-does not come back in time is left alone, and not asked again until it does. In the simulator it
-is asked directly, which costs next to nothing; there one that is late is reported, but its answer
-counts, as a result must not hang on the machine's speed.
+decides in its place. In the lab a policy of a user is asked in a process of its own
+(``policy_process``), one of ours in a thread (``alone``): one that does not come back in time is
+left alone, and not asked again until it does. In the simulator it is asked directly, which costs
+next to nothing; there one that is late is reported, but its answer counts, as a result must not
+hang on the machine's speed.
 """
 
 import itertools
 import math
 import operator
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -32,7 +35,6 @@ from patchlight.testbed.portmap import PortMap
 DEADLINE_S = 1.0
 _SHOWN = 80
 
-Answer = TypeVar("Answer")
 P = TypeVar("P")
 
 
@@ -51,12 +53,16 @@ class Fault(NamedTuple):
         return f"{self.kind} policy {self.policy}{about}: {self.reason}{then}"
 
 
-class Nonsense(PatchlightError):
-    """A policy's answer is none."""
+class PolicyFailed(PatchlightError):
+    """A policy gave no answer, or one that is none; the message says how, for ``Fault.reason``."""
 
 
-class _Late(PatchlightError):
-    """A policy did not answer in time."""
+class Elsewhere(ABC):
+    """A policy that is not in this process."""
+
+    @abstractmethod
+    def ask(self, arguments: tuple[Any, ...]) -> Any:
+        """Its checked answer (``CHECKS``), or ``PolicyFailed``."""
 
 
 class _Alone:
@@ -70,7 +76,7 @@ class _Alone:
     def ask(self, method: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         with self._lock:
             if self._pending is not None and not self._pending.is_set():
-                raise _Late("it still has not answered an earlier question")
+                raise PolicyFailed("it still has not answered an earlier question")
             self._pending = done = threading.Event()
         found: list[Any] = []
         raised: list[BaseException] = []
@@ -87,7 +93,7 @@ class _Alone:
         # A daemon: a process that ends does not wait for it.
         threading.Thread(target=work, name="policy", daemon=True).start()
         if not done.wait(self._deadline_s):
-            raise _Late(f"no answer within {self._deadline_s:g} s")
+            raise PolicyFailed(f"no answer within {self._deadline_s:g} s")
         if raised:
             raise raised[0]
         return found[0]
@@ -98,7 +104,7 @@ class _Guard(Generic[P]):
 
     def __init__(
         self,
-        policy: P,
+        policy: P | Elsewhere,
         default: P,
         name: str,
         report: Callable[[Fault], None],
@@ -114,21 +120,20 @@ class _Guard(Generic[P]):
         self.policy, self.default, self.name = policy, default, name
         self._report, self._deadline_s = report, deadline_s
         self._alone = _Alone(deadline_s) if alone else None
+        self._elsewhere = policy if isinstance(policy, Elsewhere) else None
         self._refusals = refusals
 
-    def _decide(
-        self, job: str, arguments: tuple[Any, ...], check: Callable[[Any], Answer]
-    ) -> Answer:
+    def _decide(self, job: str, arguments: tuple[Any, ...]) -> Any:
         """The checked answer; after a fault, which is reported, that of the default."""
         name = METHODS[self.kind]
-        method = getattr(self.policy, name)
         try:
+            if self._elsewhere is not None:
+                return self._elsewhere.ask(arguments)
+            ask = partial(answer_of, self.policy, self.kind)
             if self._alone is not None:
-                # The check too: an answer can be a generator, or anything else that is asked more.
-                checked: Answer = self._alone.ask(lambda *asked: check(method(*asked)), arguments)
-                return checked
+                return self._alone.ask(ask, arguments)
             began = perf_counter()
-            answer = check(method(*arguments))
+            answer = ask(*arguments)
             took_s = perf_counter() - began
             if took_s > self._deadline_s:
                 late = f"it took {took_s:.1f} s, more than {self._deadline_s:g} s"
@@ -136,20 +141,27 @@ class _Guard(Generic[P]):
             return answer
         except self._refusals:
             raise
-        except (Nonsense, _Late) as error:
+        except PolicyFailed as error:
             reason = str(error)
         except KeyboardInterrupt:
             if self._alone is None:
                 raise
             reason = "it raised KeyboardInterrupt"
         except BaseException as error:  # SystemExit and the like: nothing of it may end others.
-            reason = f"it raised {_raised(error)}"
+            reason = f"it raised {raised(error)}"
         self._report(Fault(self.kind, self.name, job, reason))
-        default: Answer = getattr(self.default, name)(*arguments)
-        return default
+        return getattr(self.default, name)(*arguments)
 
 
-def _raised(error: BaseException) -> str:
+def answer_of(policy: Any, kind: PolicyKind, *arguments: Any) -> Any:
+    """What a policy answers, checked; ``PolicyFailed`` if that is no answer.
+
+    The check is part of asking: an answer can be a generator, or what else is asked more.
+    """
+    return CHECKS[kind](getattr(policy, METHODS[kind])(*arguments), *arguments)
+
+
+def raised(error: BaseException) -> str:
     """The error in a line, with the place in the policy's own file where there is one."""
     trace = error.__traceback__
     place = ""
@@ -171,7 +183,8 @@ class GuardedPartition(_Guard[PartitionPolicy]):
     kind: PolicyKind = "partition"
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
-        return self._decide(job.name, (cluster, job, legal), lambda answer: _legal(answer, legal))
+        degree: int = self._decide(job.name, (cluster, job, legal))
+        return degree
 
 
 class GuardedPlacement(_Guard[PlacementPolicy]):
@@ -180,8 +193,8 @@ class GuardedPlacement(_Guard[PlacementPolicy]):
     kind: PolicyKind = "placement"
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
-        asked = (cluster, job, workers)
-        return self._decide(job.name, asked, lambda answer: _placed(answer, *asked))
+        gpus: list[int] | None = self._decide(job.name, (cluster, job, workers))
+        return gpus
 
 
 class GuardedOrder(_Guard[OrderPolicy]):
@@ -190,7 +203,8 @@ class GuardedOrder(_Guard[OrderPolicy]):
     kind: PolicyKind = "order"
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
-        return self._decide(job.name, (cluster, job, progress), _number)
+        number: float = self._decide(job.name, (cluster, job, progress))
+        return number
 
 
 class GuardedTopology(_Guard[TopologyPolicy]):
@@ -201,7 +215,8 @@ class GuardedTopology(_Guard[TopologyPolicy]):
     def circuits(
         self, cluster: ClusterView, groups: Sequence[Sequence[int]]
     ) -> Mapping[str, PortMap]:
-        return self._decide("", (cluster, groups), lambda answer: _maps(answer, cluster))
+        maps: dict[str, PortMap] = self._decide("", (cluster, groups))
+        return maps
 
 
 def _shown(answer: object) -> str:
@@ -216,17 +231,17 @@ def _whole(answer: Any, what: str) -> int:
     """Also NumPy's whole numbers, never a bool."""
     if not isinstance(answer, bool):
         try:
-            return operator.index(answer)
+            return int(operator.index(answer))
         except TypeError:
             pass
-    raise Nonsense(f"it answered {_shown(answer)}: expected {what}")
+    raise PolicyFailed(f"it answered {_shown(answer)}: expected {what}")
 
 
-def _legal(answer: Any, legal: tuple[int, ...]) -> int:
+def _legal(answer: Any, _cluster: ClusterView, _job: JobView, legal: tuple[int, ...]) -> int:
     what = f"one of the legal degrees {', '.join(map(str, legal))}"
     degree = _whole(answer, what)
     if degree not in legal:
-        raise Nonsense(f"it answered {_shown(degree)}: expected {what}")
+        raise PolicyFailed(f"it answered {_shown(degree)}: expected {what}")
     return degree
 
 
@@ -235,58 +250,71 @@ def _placed(answer: Any, cluster: ClusterView, job: JobView, workers: int) -> li
         return None
     what = f"{workers} different free GPUs, or None"
     if isinstance(answer, str) or not hasattr(answer, "__iter__"):
-        raise Nonsense(f"it answered {_shown(answer)}: expected {what}")
+        raise PolicyFailed(f"it answered {_shown(answer)}: expected {what}")
     # One more than wanted is enough to know: a generator may never end.
     gpus = [_whole(gpu, what) for gpu in itertools.islice(answer, workers + 1)]
     if len(gpus) != workers:
         many = len(gpus) if len(gpus) < workers else f"more than {workers}"
-        raise Nonsense(f"it answered {many} GPUs: expected {what}")
+        raise PolicyFailed(f"it answered {many} GPUs: expected {what}")
     left = cluster.free_for(job)
     for gpu in gpus:
         if not 0 <= gpu < len(cluster.shape.gpus):
-            raise Nonsense(
+            raise PolicyFailed(
                 f"it answered GPU {_shown(gpu)}: there are 0 to {len(cluster.shape.gpus) - 1}"
             )
         if not left >> gpu & 1:
             name, twice = cluster.shape.gpus[gpu].name, gpus.count(gpu) > 1
             why = "it is there twice" if twice else "it is not free for this job"
-            raise Nonsense(f"it answered GPU {gpu} ({name}): {why}")
+            raise PolicyFailed(f"it answered GPU {gpu} ({name}): {why}")
         left ^= 1 << gpu
     return gpus
 
 
-def _number(answer: Any) -> float:
+def _number(answer: Any, *_asked: object) -> float:
     if not isinstance(answer, bool | str | bytes):
         try:
             if math.isfinite(found := float(answer)):
                 return found
         except (TypeError, ValueError, OverflowError):
             pass
-    raise Nonsense(f"it answered {_shown(answer)}: expected a finite number")
+    raise PolicyFailed(f"it answered {_shown(answer)}: expected a finite number")
 
 
-def _maps(answer: Any, cluster: ClusterView) -> dict[str, PortMap]:
+def _maps(answer: Any, cluster: ClusterView, _groups: object) -> dict[str, PortMap]:
     if not isinstance(answer, Mapping):
-        raise Nonsense(f"it answered {_shown(answer)}: expected a PortMap by OCS")
+        raise PolicyFailed(f"it answered {_shown(answer)}: expected a PortMap by OCS")
     found: dict[str, PortMap] = dict(answer)
     for ocs, wanted in found.items():
         if ocs not in cluster.circuits:
             known = ", ".join(cluster.circuits) or "none"
-            raise Nonsense(f"it answered a map for {_shown(ocs)}: the circuit switches are {known}")
+            raise PolicyFailed(
+                f"it answered a map for {_shown(ocs)}: the circuit switches are {known}"
+            )
         if not isinstance(wanted, PortMap):
-            raise Nonsense(f"it answered {_shown(wanted)} for {ocs}: expected a PortMap")
+            raise PolicyFailed(f"it answered {_shown(wanted)} for {ocs}: expected a PortMap")
         if cluster.lab is not None:
             try:
                 wanted.check(cluster.lab.circuit_switch(ocs).ports)
             except PatchlightError as error:
-                raise Nonsense(f"it answered a map for {ocs} that cannot be: {error}") from error
+                raise PolicyFailed(
+                    f"it answered a map for {ocs} that cannot be: {error}"
+                ) from error
         change = cluster.circuits[ocs].diff(wanted)
         made = {port for circuit in change.makes for port in (circuit.inp, circuit.out)}
         barred = cluster.barred.get(ocs, frozenset())
         touched = change.ports & (barred - cluster.failed.get(ocs, frozenset())) | made & barred
         if touched:
             ports = ", ".join(map(str, sorted(touched)))
-            raise Nonsense(
+            raise PolicyFailed(
                 f"it answered a map for {ocs} that changes ports not to be touched: {ports}"
             )
     return found
+
+
+CHECKS: Mapping[PolicyKind, Callable[..., Any]] = {
+    "partition": _legal,
+    "placement": _placed,
+    "order": _number,
+    "topology": _maps,
+}
+"""What makes sure of an answer: called with it and with what the policy was asked."""

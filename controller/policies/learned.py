@@ -15,7 +15,7 @@ from typing import Any, get_origin, get_type_hints
 
 import numpy as np
 
-from patchlight.controller.policies.contract import ClusterView, JobView
+from patchlight.controller.policies.contract import ClusterShape, ClusterView, JobView
 from patchlight.controller.policies.observation import SCHEMA, VERSION, Layout, Observer, written
 from patchlight.testbed.errors import BadInput, PatchlightError
 
@@ -140,6 +140,16 @@ class LearnedPartition:
                 f"model {self.card.name!r} gave scores that are no numbers for job {job.name!r}"
             )
         return [float(score) for score in np.where(possible, found, -np.inf)]
+
+    def check_fits(self, shape: ClusterShape) -> None:
+        """``CardError`` if the model was trained for another cluster than one of this shape."""
+        if shape.ramp != self.card.ramp:
+            other = f"one of {written(shape.ramp)}" if shape.ramp else "a lab that is no RAMP"
+            raise CardError(
+                f"model {self.card.name!r} was trained for a RAMP of {written(self.card.ramp)} "
+                f"servers, not for {other}",
+                hint="train one for this lab (patchlight policy train), or choose another policy",
+            )
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
         """The degree with the best score, the lowest of equals."""

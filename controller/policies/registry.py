@@ -193,6 +193,13 @@ def load_policy(text: str, kind: PolicyKind, **offered: Any) -> Policy:
     return find(text, kind).make(**offered)
 
 
+def is_built_in(text: str, kind: PolicyKind) -> bool:
+    """Whether ``text`` names one of ours; no file of a user is run to find that out."""
+    head, _, rest = text.partition(":")
+    named = rest if head == kind else text
+    return _FILE.fullmatch(named) is None and named.partition(":")[0] in BUILT_IN[kind]
+
+
 def policies(kind: PolicyKind | None = None) -> list[Recipe]:
     """All that have a name, by kind: built in, learned and shipped, installed."""
     found: dict[tuple[PolicyKind, str], Recipe] = {}

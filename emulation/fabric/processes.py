@@ -62,7 +62,8 @@ class Supervisor:
         """Start these, side by side, without waiting."""
         for service in services:
             log = self.log_path(service.name)
-            log.parent.mkdir(parents=True, exist_ok=True)
+            # What services say is for whoever runs the lab.
+            log.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             process = self._spawn(service, log)
             pid, started = process.pid, process_start(process.pid) or 0
             record = ProcessRecord(service.name, pid, started, str(log), service.abrupt)

@@ -21,7 +21,7 @@ def agent() -> None:
     "--listen",
     required=True,
     metavar="unix:PATH|HOST:PORT",
-    help="Where to answer; TCP beyond loopback needs --token-file.",
+    help="Where to answer; TCP needs --token-file.",
 )
 @click.option(
     "--workers",

@@ -126,4 +126,12 @@ def status(lab_name: str | None, address: str | None, as_json: bool) -> None:
         table.add_row(ocs["name"], "circuit switch", _reach(ocs))
     for agent in answer["agents"]:
         table.add_row(agent["server"], "agent", "answers" if agent["reachable"] else "silent")
+    for policy in answer["policy_faults"]:
+        words = f"failed {policy['faults']} times: the default decided"
+        table.add_row(policy["policy"], f"{policy['kind']} policy", words)
+    for part in answer["parts"]:
+        if part["faults"]:
+            state = "runs" if part["running"] else "begins again"
+            words = f"{state}; failed {part['faults']} times, last: {part['last_fault']}"
+            table.add_row(part["name"], "part of the controller", words)
     Console().print(table)

@@ -48,6 +48,12 @@ def job() -> None:
 )
 @click.option("--regroup", is_flag=True, help="The same as --topology regroup.")
 @click.option("--seed", type=int, default=0)
+@click.option(
+    "--dark-limit",
+    default="10min",
+    metavar="TIME",
+    help="How long it may be paused because a NIC has no light, before it fails.",
+)
 @click.option("--follow", is_flag=True, help="Wait for the end and show progress.")
 @controller_options
 def submit(
@@ -60,6 +66,7 @@ def submit(
     topology: str | None,
     regroup: bool,
     seed: int,
+    dark_limit: str,
     follow: bool,
     lab_name: str | None,
     address: str | None,
@@ -78,6 +85,7 @@ def submit(
         workers=_worker_count(workers) if workers else 0,
         hosts=tuple(h.strip() for h in hosts.split(",")) if hosts else (),
         seed=seed,
+        dark_limit_s=parse_time(dark_limit),
     )
     with connect(lab_name, address) as client:
         status = client.submit([spec], "regroup" if regroup else topology)[0]
@@ -124,9 +132,16 @@ def list_jobs(as_json: bool, lab_name: str | None, address: str | None) -> None:
             ", ".join(status["hosts"]),
             f"{status['iterations_done']}/{status['spec']['iterations']}",
             _elapsed(status),
-            status["message"],
+            _words(status),
         )
     Console().print(table)
+
+
+def _words(status: dict[str, Any]) -> str:
+    """The job's message, and how often a policy failed on it."""
+    faults = status["policy_faults"]
+    marks = [f"policy faults: {faults}, the default decided"] if faults else []
+    return "; ".join([*filter(None, [status["message"]]), *marks])
 
 
 def _elapsed(status: dict[str, Any]) -> str:
@@ -174,11 +189,12 @@ def _follow(client: ControllerClient, job_id: str) -> None:
 
 @job.command()
 @click.argument("job_id")
+@click.option("--force", is_flag=True, help="Also a job that another user submitted.")
 @controller_options
-def stop(job_id: str, lab_name: str | None, address: str | None) -> None:
+def stop(job_id: str, force: bool, lab_name: str | None, address: str | None) -> None:
     """Stop a job and those submitted together with it."""
     with connect(lab_name, address) as client:
-        click.echo(client.stop(job_id)["state"])
+        click.echo(client.stop(job_id, force=force)["state"])
 
 
 @job.command()

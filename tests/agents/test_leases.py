@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.agents.errors import AgentError, Conflict
+from patchlight.agents.errors import Conflict
 from patchlight.agents.leases import Holders, Lease, LeaseBook
 from patchlight.agents.nics import NicState
 from patchlight.agents.worker_folder import LastReport, final_report
@@ -56,11 +56,19 @@ def test_a_lease_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert book.read() == [second]
 
 
-def test_a_lease_that_cannot_be_read_is_not_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ['{"spec": 1}', "", "[" * 100_000, "\udcff"])
+def test_a_lease_that_cannot_be_read_is_set_aside_and_the_others_count(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
     book = LeaseBook(tmp_path)
-    (tmp_path / "a.json").write_text('{"spec": 1}')
-    with pytest.raises(AgentError, match=r"a\.json"):
-        book.read()
+    book.write(lease("b"))
+    (tmp_path / "a.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert book.read() == [lease("b")]
+    assert "put that back by hand" in caplog.text
+    assert (tmp_path / "a.unreadable").exists()
+    caplog.clear()
+    assert book.read() == [lease("b")]
+    assert caplog.text == ""
 
 
 def test_a_gpu_and_its_nic_have_one_holder() -> None:

@@ -32,27 +32,30 @@ def test_a_unix_socket_is_for_its_owner_and_replaces_a_dead_one(tmp_path: Path) 
     open_listener(f"unix:{path}", None).close()
 
 
-def test_tcp_beyond_loopback_needs_a_token() -> None:
-    for address in ("0.0.0.0:0", "[::]:0"):
-        with pytest.raises(BadInput, match="needs a token"):
-            open_listener(address, None)
-        open_listener(address, TOKEN).close()
-    open_listener("127.0.0.1:0", None).close()
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "127.0.0.1:0", "[::1]:0"])
+def test_tcp_needs_a_token(address: str) -> None:
+    with pytest.raises(BadInput, match="needs a token"):
+        open_listener(address, None)
+    open_listener(address, TOKEN).close()
 
 
 def test_a_port_in_use_and_a_wrong_address_are_said() -> None:
     taken = socket.create_server(("127.0.0.1", 0))
     with taken, pytest.raises(PortTaken, match="is taken by"):
-        open_listener(f"127.0.0.1:{taken.getsockname()[1]}", None)
+        open_listener(f"127.0.0.1:{taken.getsockname()[1]}", TOKEN)
     for address in ("nowhere", "127.0.0.1:http", ":80"):
         with pytest.raises(BadInput, match="expected unix:PATH or host:port"):
-            open_listener(address, None)
+            open_listener(address, TOKEN)
 
 
 def test_tokens_are_read_without_white_space_and_must_be_long(tmp_path: Path) -> None:
     file = tmp_path / "token"
     assert read_token(None) is None
     file.write_text(f" {TOKEN}\n")
+    file.chmod(0o640)
+    with pytest.raises(BadInput, match="other users may read or change the token"):
+        read_token(file)
+    file.chmod(0o600)
     assert read_token(file) == TOKEN
     file.write_text("short")
     with pytest.raises(BadInput, match="too short"):

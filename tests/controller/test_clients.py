@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 from collections.abc import AsyncIterator
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,14 @@ from fastapi import Request
 
 from patchlight.controller.api.circuits import explain
 from patchlight.controller.client import ControllerClient, ControllerError
-from patchlight.controller.fleet import AgentClient, AgentError
+from patchlight.controller.fleet import AgentClient, AgentError, Fleet
+from patchlight.controller.jobs.running_job import worker_specs
 from patchlight.testbed.errors import OutcomeUnknown
+from patchlight.testbed.jobs import JobSpec
+from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.worker_api import WorkerState
+from tests.support.waiting import eventually
 
 
 def test_a_controller_that_goes_away_after_it_was_asked_leaves_the_outcome_unknown() -> None:
@@ -46,11 +52,15 @@ async def test_an_unknown_outcome_goes_through_the_api_as_one() -> None:
 
 
 class Agent:
-    """Answers every request with the same, and remembers what it was asked."""
+    """Answers every request with the same, and remembers what it was asked.
+
+    The next ``lost`` requests get no answer.
+    """
 
     def __init__(self) -> None:
         self.status, self.answer = 200, ""
         self.requests: list[tuple[str, str]] = []
+        self.lost = 0
 
     def say(self, answer: Any, status: int = 200) -> None:
         self.answer, self.status = json.dumps(answer), status
@@ -60,6 +70,10 @@ class Agent:
         length = head.lower().partition("content-length: ")[2].partition("\r\n")[0]
         body = (await reader.readexactly(int(length or 0))).decode()
         self.requests.append((head.partition(" HTTP")[0], body))
+        if self.lost:
+            self.lost -= 1
+            writer.close()
+            return
         lines = (f"HTTP/1.1 {self.status} X", "connection: close", "", self.answer)
         writer.write("\r\n".join(lines).encode())
         writer.close()
@@ -118,3 +132,42 @@ async def test_an_agent_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(AgentError, match=r"the agent of server1 at unix:.* did not answer GET"):
         await client.status()
     await client.close()
+
+
+async def test_a_call_that_is_lost_is_made_again_but_no_worker_twice(
+    agent: Agent, client: AgentClient
+) -> None:
+    agent.say({"id": "j-0", "state": "running"})
+    agent.lost = 2
+    assert (await client.worker("j-0")).state is WorkerState.RUNNING
+    assert len(agent.requests) == 3
+    lab = read_lab(builtin_lab("ofc2022"))
+    job = JobSpec("j", 1, 400, {"Tesla M40": 0.1})
+    (spec,) = worker_specs("j-1", job, [lab.host("gpu0")], lab)
+    agent.lost = 1
+    with pytest.raises(AgentError, match="did not answer POST /workers"):
+        await client.create_worker(spec)
+    assert len(agent.requests) == 4
+
+
+async def test_one_lost_sample_does_not_make_an_agent_silent(tmp_path: Path, agent: Agent) -> None:
+    server = Server("server1", f"unix:{tmp_path / 'agent.sock'}", (), ())
+    fleet = Fleet(Lab("lab", IPv4Network("10.0.0.0/24"), (server,)))
+    status = {"server": "server1", "version": "1", "runner": "process"}
+    agent.say({**status, "gpus": [], "nics": [], "workers": []})
+    watching = asyncio.create_task(fleet.watch(period_s=0.02))
+    try:
+        await eventually(lambda: fleet.reachable["server1"], "the agent to answer")
+        for lost in (1, 2):
+            agent.lost = lost
+            await eventually(lambda: not agent.lost, "samples to be lost")
+            assert fleet.reachable["server1"]
+            agent.requests.clear()
+            await eventually(lambda: len(agent.requests) > 1, "an answer")
+        agent.lost = 1000
+        await eventually(lambda: not fleet.reachable["server1"], "the agent to be silent")
+        agent.lost = 0
+        await eventually(lambda: fleet.reachable["server1"], "the agent to be back")
+    finally:
+        watching.cancel()
+        await fleet.close()

@@ -1,13 +1,18 @@
 """A controller as a process, asked over its REST API and by the command line; who asked."""
 
 import json
+import math
 import os
 import pwd
+import re
 import signal
 import socket
+import sqlite3
+import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,8 +22,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from patchlight.cli.main import cli
 from patchlight.controller.api.caller import user_id_of
 from patchlight.controller.client import ControllerClient, ControllerError
+from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec
+from patchlight.testbed.labfile.reader import read_lab
 from tests.support.controller_process import ControllerProcess
 from tests.support.emulated_devices import lab_file, running
 from tests.support.waiting import wait_until
@@ -59,12 +66,12 @@ def test_wrong_requests_change_nothing_and_say_what_was_expected(
     spec = JobSpec("j", 1, 400, {"M": 0.1}, workers=1)
     for wrong, why in (
         (JobSpec("j", 1, 400, {"M": 0.1}, hosts=("nobody",)), "no host called 'nobody'"),
-        (JobSpec("j", 1, 400, {"other": 0.1}, hosts=("a",)), "no compute time for M"),
+        (JobSpec("j", 1, 400, {"other": 0.1}, hosts=("a",)), "names 'other'.*GPUs.* are of M"),
         (JobSpec("j", 1, 400, {"M": 0.1}, hosts=("a", "g0")), "asked for twice"),
         (JobSpec("j", 1, 400, {"M": 0.1}, workers=3), "the lab has 2 GPUs"),
-        (JobSpec("j", 1, 400, {"other": 0.1}, workers=1), "the lab has 0 GPUs of the models"),
+        (JobSpec("j", 1, 10**13, {"M": 0.1}, workers=1), "scale of 1: the limit is 2000000000"),
         (JobSpec("j", 1, 400, {"M": 0.1}), "(?s)expected 'workers'.*--partition POLICY"),
-        (JobSpec("j/../k", 1, 400, {"M": 0.1}, workers=1), "does not take that"),
+        (JobSpec("j/../k", 1, 400, {"M": 0.1}, workers=1), "job j/../k: name: String should"),
     ):
         with pytest.raises(BadInput, match=why):
             controller.client.submit(
@@ -77,6 +84,105 @@ def test_a_job_without_agents_fails_and_says_why(controller: ControllerProcess) 
     job = controller.client.submit([JobSpec("j", 1, 400, {"M": 0.1}, workers=2)], "regroup")[0]
     wait_until(lambda: controller.client.job(job["id"])["state"] == "failed", deadline_s=20)
     assert "has no agent" in controller.client.job(job["id"])["message"]
+
+
+def test_a_job_that_no_float_can_count_is_refused_and_the_controller_goes_on(
+    controller: ControllerProcess,
+) -> None:
+    usual: dict[str, Any] = {"name": "j", "iterations": 1, "gradient_bytes": 4, "workers": 1}
+    for wrong, field in (
+        ({"iterations": 10**400}, "job j: iterations: "),
+        ({"compute_s": {"M": math.nan}}, "job j: compute_s.M: Input should be a finite number"),
+        ({"compute_s": {"M": math.inf}}, "job j: compute_s.M: "),
+        ({"seed": -1, "workers": -1}, "job j: workers: .*; job j: seed: "),
+        ({"whatever": 1}, "job j: whatever: "),
+    ):
+        answer = httpx.post(
+            f"http://{controller.api}/v1/jobs",
+            content=json.dumps({"jobs": [{**usual, "compute_s": {"M": 0.1}, **wrong}]}),
+            headers={"Content-Type": "application/json"},
+        )
+        assert answer.status_code == 422
+        assert re.search(field, answer.json()["error"])
+    for jobs in ("5", "[5]", "null"):
+        answer = httpx.post(
+            f"http://{controller.api}/v1/jobs",
+            content=f'{{"jobs": {jobs}}}',
+            headers={"Content-Type": "application/json"},
+        )
+        assert (answer.status_code, "error" in answer.json()) == (422, True)
+    assert controller.client.jobs() == []
+
+
+def connect_as_switch(port: int, datapath_id: int) -> None:
+    """Say hello in OpenFlow 1.3, tell a datapath id, and hang up when that was read."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as switch:
+        switch.sendall(struct.pack("!BBHI", 4, 0, 8, 1))
+        features = struct.pack("!BBHIQIBBxxII", 4, 6, 32, 2, datapath_id, 0, 254, 0, 0, 0)
+        switch.sendall(features)
+        switch.shutdown(socket.SHUT_WR)
+        while switch.recv(4096):
+            pass
+
+
+def test_a_stranger_that_connects_again_and_again_fills_no_journal(
+    controller: ControllerProcess,
+) -> None:
+    openflow = int(read_lab(controller.lab).controller_openflow.rpartition(":")[2])
+    for number in range(40):
+        connect_as_switch(openflow, 0x90 + number % 3)
+    wait_until(lambda: controller.client.status()["unknown_switch_connections"] == 40)
+    events = [e for e in controller.client.events() if e["kind"] == "openflow-unknown-switch"]
+    assert len(events) == 1
+
+
+# As a job of a version that took anything stands in the ledger.
+_POISON = {
+    "id": "j-1",
+    "spec": {
+        "name": "j",
+        "iterations": 10**400,
+        "gradient_bytes": 4,
+        "compute_s": {"M": 0.1},
+        "workers": 1,
+        "hosts": [],
+        "seed": 0,
+    },
+    "state": "queued",
+    "hosts": [],
+    "last_lines": [],
+}
+
+
+def test_records_that_nobody_can_read_are_set_aside_and_the_controller_starts(
+    tmp_path: Path,
+) -> None:
+    controller = ControllerProcess(tmp_path)
+    controller.state.mkdir()
+    Store(controller.state / "controller.db").close()
+    unfinished = {"why": "w", "started_at": 1.0, "changes": {"o1": 5}}
+    with sqlite3.connect(controller.state / "controller.db") as db:
+        for sql, record in (
+            ("INSERT INTO jobs VALUES ('j-1', 'queued', ?)", _POISON),
+            ("INSERT INTO reconfigurations VALUES (1, 'intent', ?)", unfinished),
+            ("INSERT INTO committed VALUES ('o1', ?)", {"map": 7}),
+            ("INSERT INTO locks VALUES ('o1', 2, ?)", {"ocs": "o1", "port": "x"}),
+        ):
+            db.execute(sql, (json.dumps(record),))
+    db.close()
+    controller.start()
+    try:
+        events = [e for e in controller.client.events() if e["kind"] == "record-set-aside"]
+        origins = {event["origin"].split()[0] for event in events}
+        assert origins == {"jobs", "reconfigurations", "committed", "locks"}
+        job = controller.client.submit([JobSpec("j", 1, 400, {"M": 0.1}, workers=2)])[0]
+        wait_until(lambda: controller.client.job(job["id"])["state"] == "failed", deadline_s=20)
+        controller.stop()
+        controller.start()
+        assert len([e for e in controller.client.events() if e["kind"] == "record-set-aside"]) == 4
+        assert controller.client.jobs()[0]["id"] == job["id"]
+    finally:
+        controller.stop()
 
 
 def test_jobs_and_history_outlive_a_killed_controller(controller: ControllerProcess) -> None:

@@ -14,7 +14,8 @@ from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DeviceUnreachable
 from patchlight.controller.circuits.drivers.dry_run import DryRun
 from patchlight.controller.fleet import AgentClient, AgentError, Fleet
-from patchlight.controller.jobs.job_table import JobTable, JobTraffic
+from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.job_traffic import JobTraffic
 from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.store import Store
@@ -31,7 +32,8 @@ class FakeFleet(Fleet):
 
     A new worker is in ``first_state``; one that is told to pause does where ``pauses``, except
     for the first ``too_late`` times. ``held_before`` has the iteration that it was told last.
-    ``refusals`` has, for a call such as ``"create"``, what the agents answer instead of doing it.
+    ``refusals`` has, for a call such as ``"create"``, what the agents answer instead of doing it;
+    in ``bugs`` are calls, or ``"worker ID"``, that end in an error which nobody foresaw.
     """
 
     def __init__(self, lab: Lab) -> None:
@@ -41,6 +43,7 @@ class FakeFleet(Fleet):
         self.pauses, self.too_late = True, 0
         self.held_before: dict[str, int] = {}
         self.refusals: dict[str, str] = {}
+        self.bugs: set[str] = set()
         self.calls: list[tuple[str, str]] = []
         self.specs: dict[str, WorkerSpec] = {}
         self.workers: dict[str, WorkerStatus] = {}
@@ -87,6 +90,7 @@ class FakeAgent(AgentClient):
 
     def _called(self, call: str, worker_id: str) -> None:
         self._fleet.calls.append((call, worker_id))
+        self._fail_if_told(call)
         if call in self._fleet.refusals:
             raise AgentError(f"the agent of {self.server}: {self._fleet.refusals[call]}")
 
@@ -97,7 +101,12 @@ class FakeAgent(AgentClient):
         self._fleet.workers[spec.id] = status
         return status
 
+    def _fail_if_told(self, call: str) -> None:
+        if call in self._fleet.bugs:
+            raise ZeroDivisionError(call)
+
     async def worker(self, worker_id: str) -> WorkerStatus:
+        self._fail_if_told(f"worker {worker_id}")
         return self._fleet.workers[worker_id]
 
     async def reports(self, worker_id: str, after: int) -> Reports:
@@ -131,11 +140,13 @@ COMPUTE = {"Tesla M40": 0.1, "Titan V": 0.1}
 
 
 class Ocs(DryRun):
-    """The OCS in memory; ``away``: it does not answer."""
+    """The OCS in memory; ``away``: it does not answer; ``bug``: its driver has one."""
 
-    away = False
+    away = bug = False
 
     async def read_map(self) -> PortMap:
+        if self.bug:
+            raise ZeroDivisionError("a driver's bug")
         if self.away:
             raise DeviceUnreachable("ocs1 does not answer")
         return await super().read_map()
@@ -161,7 +172,9 @@ class Cluster:
         self.ocs = Ocs(self.lab.circuit_switch("ocs1"))
         self.fleet, self.flows, self.store = FakeFleet(self.lab), Flows(), Store(":memory:")
         self.table = JobTable(self.store)
-        self.traffic = JobTraffic(self.table, patience_s=0.2)
+        self.traffic = JobTraffic(
+            self.table, lambda: self.circuits.maps.present_links(), patience_s=0.2
+        )
         self.circuits = CircuitParts(
             self.lab, {"ocs1": self.ocs}, self.store, self.flows, self.traffic
         )
@@ -197,7 +210,8 @@ class Cluster:
 @contextlib.asynccontextmanager
 async def at_work(policies: PolicyChoice) -> AsyncIterator[Cluster]:
     cluster = Cluster(policies)
-    task = asyncio.create_task(cluster.scheduler.run())
+    tasks = [asyncio.create_task(cluster.scheduler.run())]
+    tasks.append(asyncio.create_task(cluster.traffic.watch()))
     try:
         yield cluster
     finally:
@@ -205,5 +219,6 @@ async def at_work(policies: PolicyChoice) -> AsyncIterator[Cluster]:
         await cluster.scheduler.close()
         await cluster.transactions.close()
         await cluster.fleet.close()
-        task.cancel()
+        for task in tasks:
+            task.cancel()
         cluster.store.close()

@@ -17,6 +17,8 @@ _PERIOD_S = 1.0
 # Reading flow counters costs some 50 µs an entry: at most this part of the time goes there.
 _SHARE_FOR_FLOWS = 0.1
 _COUNTERS_DEADLINE_S = 10.0
+# A stranger that connects again and again is not to fill the log.
+_UNKNOWN_EVERY_S = 60.0
 
 
 class SwitchRegistry:
@@ -33,6 +35,7 @@ class SwitchRegistry:
         self._publish = publish
         self._switches: dict[int, Switch] = {}
         self._counters: dict[int, Message] = {}
+        self._unknown_at = float("-inf")
 
     def switch(self, datapath_id: int) -> Switch:
         """The connected switch of that id; ``SwitchGone`` if there is none."""
@@ -66,8 +69,12 @@ class SwitchRegistry:
     def unknown(self, datapath: Any) -> None:
         """A switch connected that the lab does not declare: say so, and leave it alone."""
         address = "{}:{}".format(*datapath.address[:2])
-        message = "a switch with datapath id %#x connected from %s: the lab has no such switch; "
-        LOG.warning(message + "it is left alone", datapath.id, address)
+        if time.monotonic() - self._unknown_at > _UNKNOWN_EVERY_S:
+            self._unknown_at = time.monotonic()
+            message = (
+                "a switch with datapath id %#x connected from %s: the lab has no such switch; "
+            )
+            LOG.warning(message + "it is left alone", datapath.id, address)
         self._publish({"event": "unknown-switch", "datapath_id": datapath.id, "address": address})
 
     def up(self, datapath: Any) -> None:

@@ -37,7 +37,8 @@ class LiveFigures:
 
     ``longest_gap_s`` is the longest time between two iterations of the first job ending;
     ``iteration_before_s`` and ``iteration_after_s`` are means over the iterations that lie
-    wholly before and after the change.
+    wholly before and after the change. ``restarts`` counts how often a worker of any of its jobs
+    was started again; there are no figures of a run in which one was.
     """
 
     longest_gap_s: float
@@ -46,6 +47,7 @@ class LiveFigures:
     iterations_before: int
     iterations_after: int
     completion_s: float
+    restarts: int
 
 
 def training_window(job: JobRun) -> tuple[float, float]:
@@ -60,9 +62,15 @@ def training_window(job: JobRun) -> tuple[float, float]:
 def iteration_ends(job: JobRun) -> list[float]:
     """When each iteration ended: when the last worker had its sum.
 
-    ``PatchlightError`` if an iteration of a worker is missing or was reported twice.
+    ``PatchlightError`` if an iteration of a worker is missing or was reported twice, or if a
+    worker was started again.
     """
     spec = job.status.spec
+    if job.status.restarts:
+        raise PatchlightError(
+            f"job {spec.name}: its workers were started again {job.status.restarts} times: these "
+            "are not the figures of one training"
+        )
     reported = sorted((i.rank, i.index) for i in job.iterations)
     expected = [(rank, k) for rank in range(len(spec.hosts)) for k in range(spec.iterations)]
     if reported != expected:
@@ -127,7 +135,7 @@ def case_figures(run: CaseRun) -> CaseFigures:
 def live_figures(run: CaseRun) -> LiveFigures:
     """What the one reconfiguration during ``run`` did to its first job."""
     change = the_change(run)
-    ends = iteration_ends(run.jobs[0])
+    ends, *_ = (iteration_ends(job) for job in run.jobs)
     gaps = list(pairwise(ends))
     before = [b - a for a, b in gaps if b <= change.started_at]
     after = [b - a for a, b in gaps if a >= change.finished_at]
@@ -145,6 +153,7 @@ def live_figures(run: CaseRun) -> LiveFigures:
         iterations_before=len(before),
         iterations_after=len(after),
         completion_s=end - start,
+        restarts=sum(job.status.restarts for job in run.jobs),
     )
 
 

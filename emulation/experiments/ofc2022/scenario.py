@@ -49,7 +49,7 @@ def jobs_of(case: str, lab: Lab, iterations: int) -> tuple[JobSpec, ...]:
                 name=f"{case}{number}-{size}gpu",
                 iterations=max(1, round(iterations * REFERENCE_WORKERS / size)),
                 gradient_bytes=GRADIENT_BYTES,
-                compute_s=dict(COMPUTE_S),
+                compute_s={h.gpu.model: COMPUTE_S[h.gpu.model] for h in hosts if h.gpu},
                 workers=size,
                 hosts=tuple(host.name for host in _alternating(hosts, tor_of)),
                 seed=number,

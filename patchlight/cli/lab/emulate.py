@@ -60,7 +60,7 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     began = time.monotonic()
-    policies = chosen_policies(options)
+    policies = chosen_policies(options, lab)
     emulated = EmulatedLab.from_file(
         lab, controller=not no_controller, policies=policies, progress=_say, **options
     )

@@ -34,12 +34,14 @@ def policy_options(command: Command) -> Command:
     return command
 
 
-def chosen_policies(options: dict[str, Any]) -> Any:
+def chosen_policies(options: dict[str, Any], lab_name: str | None = None) -> Any:
     """Takes these options out, and gives what they say as a ``PolicyChoice``; files by full path.
 
-    ``BadInput`` if one of the policies cannot be had.
+    ``BadInput`` if one of the policies cannot be had, or does not fit the lab of that name.
     """
+    from patchlight.controller.jobs.cluster_view import WiredLab
     from patchlight.controller.jobs.policy_set import PolicyChoice, PolicySet
+    from patchlight.testbed.labfile.reader import load_lab
 
     kinds = ("placement", "order", "topology", "partition")
     given: dict[str, Any] = {kind: absolute(said) for kind in kinds if (said := options.pop(kind))}
@@ -47,7 +49,10 @@ def chosen_policies(options: dict[str, Any]) -> Any:
     if deadline_s is not None:
         given["deadline_s"] = deadline_s
     choice = PolicyChoice(**given)
-    PolicySet(choice, lambda fault: None)  # Here, where somebody reads what is wrong.
+    if given:  # Here, where somebody reads what is wrong.
+        lab = load_lab(lab_name) if lab_name else None
+        shape = WiredLab(lab, lab.initial_maps).shape if lab else None
+        PolicySet(choice, lambda fault: None, shape, lab).close()
     return choice
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from patchlight.agents import training
+from patchlight.agents.worker_folder import read_state
 from tests.support.waiting import ask, free_ports, wait_until
 
 TRAINING = Path(training.__file__).parent
@@ -27,12 +28,16 @@ class Worker:
         self.folder = folder
         folder.mkdir()
         (folder / "task.json").write_text(json.dumps(task))
-        with (folder / "output.log").open("wb") as output:
+        self.code = code
+        self.launch()
+
+    def launch(self) -> None:
+        with (self.folder / "output.log").open("wb") as output:
             command = [sys.executable, "-s", "-m", "patchlight.agents.training", "--lifeline"]
             self.process = subprocess.Popen(
-                [*command, "--task", str(folder / "task.json")],
-                cwd=folder,
-                env={"PYTHONPATH": str(code), "PATH": os.environ["PATH"]},
+                [*command, "--task", str(self.folder / "task.json")],
+                cwd=self.folder,
+                env={"PYTHONPATH": str(self.code), "PATH": os.environ["PATH"]},
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -111,7 +116,7 @@ def test_a_job_trains_to_its_end(make_job: MakeJob, ranks: int) -> None:
         assert worker.tell(op="start")["ok"]
     for worker in job:
         assert worker.process.wait(20) == 0, worker.output
-        assert worker.state == {"state": "done", "iterations_done": 4, "message": ""}
+        assert worker.state == {"state": "done", "iterations_done": 4, "message": "", "starts": 1}
         assert [report["index"] for report in worker.reports] == [0, 1, 2, 3]
         for report in worker.reports:
             assert (report["check"], report["device"]) == ("ok", "sleep")
@@ -119,6 +124,19 @@ def test_a_job_trains_to_its_end(make_job: MakeJob, ranks: int) -> None:
             assert began < report["finished_at"] < time.time()
     chunks = sum(report["sent_bytes"] for worker in job for report in worker.reports)
     assert chunks == 4 * 2 * (ranks - 1) * 400_004
+
+
+def test_a_worker_that_is_started_again_counts_that(make_job: MakeJob) -> None:
+    (worker,) = make_job(1, iterations=100_000)
+    assert worker.process.stdin is not None
+    for starts in (1, 2, 3):
+        worker.until("ready")
+        assert read_state(worker.folder).starts == starts
+        worker.process.kill()
+        worker.process.wait()
+        worker.process.stdin.close()
+        (worker.folder / "state.json").write_text(json.dumps({**worker.state, "state": "starting"}))
+        worker.launch()
 
 
 def test_a_wrong_sum_fails_the_worker_loudly(make_job: MakeJob) -> None:

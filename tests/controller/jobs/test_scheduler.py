@@ -1,10 +1,13 @@
 """Jobs in the queue, on hosts and at their end. Each worker does what the test says."""
 
 import asyncio
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from patchlight.controller.changes.record import Refused
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.testbed.errors import BadInput
@@ -95,6 +98,33 @@ async def test_a_worker_that_was_started_again_is_counted(cluster: Cluster) -> N
     assert cluster.table[job_id].iterations_done == 2
 
 
+async def test_a_restart_that_the_agent_tells_of_is_counted(cluster: Cluster) -> None:
+    (job_id,) = await submit_running(cluster, job("again", "gpu0"))
+    name = f"{job_id}-0"
+    began_anew = cluster.fleet.workers[name].model_copy(update={"restarts": 2})
+    cluster.fleet.workers[name] = began_anew
+    cluster.fleet.report(name, 0)
+    await cluster.until(lambda: cluster.table[job_id].restarts == 2)
+
+
+async def test_what_nobody_foresaw_of_a_job_fails_that_job_alone(cluster: Cluster) -> None:
+    cluster.fleet.bugs = {"create"}
+    (fails,) = cluster.submit(job("fails", "gpu0"))
+    await cluster.until_state(fails, JobState.FAILED)
+    assert "unexpected ZeroDivisionError" in cluster.table[fails].message
+    cluster.fleet.bugs = set()
+    first, second = await submit_running(cluster, job("first", "gpu0"), job("second", "gpu1"))
+    cluster.fleet.bugs = {f"worker {first}-0"}
+    await cluster.until_state(first, JobState.FAILED)
+    cluster.fleet.bugs = set()
+    await finish(cluster, second)
+    cluster.ocs.bug = True
+    (unplaced,) = cluster.submit(job("unplaced", workers=1))
+    await cluster.until_state(unplaced, JobState.FAILED)
+    cluster.ocs.bug = False
+    await submit_running(cluster, job("next", workers=1))
+
+
 async def test_jobs_that_a_dead_controller_left_have_failed(cluster: Cluster) -> None:
     (ran,) = await submit_running(cluster, job("ran", "gpu0"))
     table = JobTable(cluster.store)
@@ -129,7 +159,11 @@ async def test_a_job_that_can_never_run_is_not_taken(cluster: Cluster) -> None:
         ((job("five", workers=5), job("two", workers=2)), "7 workers asked for"),
         ((job("none"),), "expected 'workers'"),
         ((job("a", "gpu0"), job("b", "gpu0")), "asked for twice: by a and b"),
-        ((JobSpec("slow", 1, 400, {"A100": 1.0}, workers=1),), "the lab has 0 GPUs"),
+        ((JobSpec("slow", 1, 400, {"A100": 1.0}, workers=1),), "compute_s names 'A100'"),
+        ((job("a", "gpu0"), replace(job("b"), seed=-1, iterations=0)), "job b: iterations: .*seed"),
+        ((replace(job("a"), compute_s={"Titan V": math.nan}),), "compute_s.Titan V: .*finite"),
+        ((replace(job("a"), compute_s={"Titan V": -1.0}),), "compute_s.Titan V: .*greater than 0"),
+        ((replace(job("a"), iterations=10**400),), "iterations: .*less than or equal to 10000000"),
     ):
         with pytest.raises(BadInput, match=why):
             cluster.submit(*specs)
@@ -200,7 +234,7 @@ async def test_a_job_that_waits_is_stopped_with_its_gang(cluster: Cluster) -> No
 async def test_a_job_is_stopped_while_its_circuits_change(cluster: Cluster) -> None:
     cluster.flows.open.clear()
     (job_id,) = cluster.submit(job("four", *SPREAD), topology="regroup")
-    await cluster.until_state(job_id, JobState.RECONFIGURING)
+    await cluster.until(lambda: cluster.store.unfinished_reconfigurations(dict))
     assert (await cluster.scheduler.stop(job_id)).state is JobState.STOPPED
     assert not cluster.fleet.calls
     # The change itself comes to its own end.
@@ -236,6 +270,18 @@ async def test_a_job_that_has_ended_stays_as_it_ended(cluster: Cluster) -> None:
     assert (await cluster.scheduler.stop(job_id)).state is JobState.DONE
     with pytest.raises(BadInput, match="no job 'nobody'"):
         await cluster.scheduler.stop("nobody")
+
+
+async def test_a_job_of_another_user_is_stopped_only_by_force(cluster: Cluster) -> None:
+    (status,) = cluster.scheduler.submit([job("mine", "gpu0")], "keep", by="eva")
+    with pytest.raises(Refused, match="is eva's, and you are otto"):
+        await cluster.scheduler.stop(status.id, "otto")
+    await cluster.until_state(status.id, JobState.RUNNING)
+    with pytest.raises(Refused, match="--force"):
+        await cluster.scheduler.stop(status.id, "otto")
+    assert (await cluster.scheduler.stop(status.id, "otto", force=True)).state is JobState.STOPPED
+    (status,) = cluster.scheduler.submit([job("mine", "gpu0")], "keep", by="eva")
+    assert (await cluster.scheduler.stop(status.id, "eva")).state is JobState.STOPPED
 
 
 # -- circuits ----------------------------------------------------------------------------------
@@ -349,3 +395,8 @@ async def test_where_a_policy_fails_the_default_decides(policies: Path) -> None:
         assert "RuntimeError: no idea" in faults
         assert "it answered 'perhaps'" in faults
         assert "RuntimeError: no light" in faults
+        counts = {kind: count for (kind, _), count in cluster.scheduler.policy_faults.items()}
+        assert counts["placement"] == 2
+        assert counts["topology"] == 2
+        # Which is next was asked of both, and where each runs.
+        assert [cluster.table[name].policy_faults for name in first + second] == [2, 2]

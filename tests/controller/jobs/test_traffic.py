@@ -1,5 +1,6 @@
 """What a running job asks of agents: scaled bytes and windows, and pauses while circuits change."""
 
+from collections.abc import Mapping
 from ipaddress import IPv4Network
 
 import pytest
@@ -13,8 +14,9 @@ from patchlight.controller.jobs.running_job import (
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab import Endpoint, Lab
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
+from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.worker_api import WorkerState
-from tests.support.job_cluster import COMPUTE, Cluster
+from tests.support.job_cluster import COMPUTE, LAB, Cluster
 
 
 def lab(scale: float) -> Lab:
@@ -129,3 +131,64 @@ async def test_where_a_rank_was_too_fast_a_later_iteration_is_tried(cluster: Clu
     assert await cluster.traffic.drain(nic_of(cluster, "gpu0")) == []
     calls = [call for call, name in cluster.fleet.calls if name == f"{job_id}-0"]
     assert calls == ["create", "start", "hold", "release", "hold"]
+
+
+async def set_light(cluster: Cluster, host: str, *, on: bool) -> None:
+    """Break the circuits of a host's NIC, or make those of the lab file again."""
+    first = LAB.initial_maps["ocs1"]
+    port = int(cluster.lab.fibre_ends[cluster.lab.host(host).endpoint][0].port)
+
+    def decide(maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
+        kept = PortMap.of(c for c in maps["ocs1"] if port not in (c.inp, c.out))
+        own = PortMap.of(c for c in first if port in (c.inp, c.out))
+        return {"ocs1": kept.joined(own) if on else kept}
+
+    change = await cluster.transactions.change(decide, "light")
+    assert change.state == "committed", change.message
+
+
+async def test_a_job_without_light_pauses_says_so_and_goes_on_with_it(cluster: Cluster) -> None:
+    job_id = await running_job(cluster, "gpu0", "gpu2")
+    alone = await running_job(cluster, "gpu4")
+    started_at = cluster.table[job_id].started_at
+    await set_light(cluster, "gpu2", on=False)
+    assert cluster.table[job_id].state is JobState.PAUSED
+    assert cluster.table[job_id].message == "nic2 of server2 is dark"
+    assert states(cluster, job_id) == {WorkerState.HELD}
+    # Other changes of its ports, and a worker that needs nobody, change nothing.
+    await set_light(cluster, "gpu0", on=False)
+    await set_light(cluster, "gpu4", on=False)
+    assert states(cluster, job_id) == {WorkerState.HELD}
+    assert cluster.table[alone].state is JobState.RUNNING
+    await set_light(cluster, "gpu0", on=True)
+    assert cluster.table[job_id].state is JobState.PAUSED
+    await set_light(cluster, "gpu2", on=True)
+    await cluster.until_state(job_id, JobState.RUNNING)
+    assert cluster.table[job_id].message == ""
+    assert cluster.table[job_id].started_at == started_at
+    await cluster.until(lambda: states(cluster, job_id) == {WorkerState.RUNNING})
+    cluster.fleet.put(job_id, WorkerState.DONE)
+    await cluster.until_state(job_id, JobState.DONE)
+
+
+async def test_light_that_a_stranger_takes_pauses_a_job_as_well(cluster: Cluster) -> None:
+    job_id = await running_job(cluster, "gpu0", "gpu2")
+    before = await cluster.ocs.read_map()
+    await cluster.ocs.disconnect(tuple(before))
+    await cluster.transactions.drift()
+    await cluster.until_state(job_id, JobState.PAUSED)
+    assert "nic0 of server1, nic2 of server2 are dark" in cluster.table[job_id].message
+    await cluster.ocs.connect(tuple(before))
+    await cluster.transactions.drift()
+    await cluster.until_state(job_id, JobState.RUNNING)
+    await cluster.until(lambda: states(cluster, job_id) == {WorkerState.RUNNING})
+
+
+async def test_a_job_fails_when_the_light_stays_away_for_too_long(cluster: Cluster) -> None:
+    spec = JobSpec("job", 5, 4_000_000, COMPUTE, hosts=("gpu0", "gpu2"), dark_limit_s=0.2)
+    (job_id,) = cluster.submit(spec)
+    await cluster.until_state(job_id, JobState.RUNNING)
+    await set_light(cluster, "gpu2", on=False)
+    await cluster.until_state(job_id, JobState.FAILED)
+    assert "nic2 of server2 is dark for more than 0.2 s" in cluster.table[job_id].message
+    await cluster.until(lambda: not cluster.fleet.workers)

@@ -147,6 +147,17 @@ def test_live_compares_whole_iterations_before_and_after(simulate: Simulate) -> 
     assert figures.iterations_before + figures.iterations_after == 10  # 11 gaps, one changed in
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_worker_that_was_started_again_is_an_error(simulate: Simulate, number: int) -> None:
+    run = simulate("a", "live")
+    assert live_figures(run).restarts == 0
+    jobs = list(run.jobs)
+    again = replace(jobs[number].status, restarts=1)
+    jobs[number] = replace(jobs[number], status=again)
+    with pytest.raises(PatchlightError, match="its workers were started again 1 times"):
+        live_figures(replace(run, jobs=tuple(jobs)))
+
+
 def test_live_without_its_change_is_an_error(simulate: Simulate) -> None:
     run = simulate("a", "live")
     with pytest.raises(PatchlightError, match="had 0 reconfigurations instead of one"):

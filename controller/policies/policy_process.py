@@ -1,0 +1,198 @@
+"""Policies of users in a process of their own, which can be ended at the deadline.
+
+``PolicyProcess`` is the controller's end. The other end is this module run as a program: it
+makes the policy, and answers what comes through a socket pair, pickled, as both ends are ours. A
+policy that holds the interpreter, ends its process or takes its memory so stops nobody else.
+"""
+
+import contextlib
+import io
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from patchlight.controller.policies.contract import ClusterShape, PolicyKind
+from patchlight.controller.policies.guard import CHECKS, Elsewhere, PolicyFailed, answer_of, raised
+from patchlight.controller.policies.registry import load_policy
+from patchlight.testbed.errors import BadInput, PatchlightError, in_words
+from patchlight.testbed.lab import Lab
+
+# Python, NumPy and ONNX Runtime are imported first, on a machine that may be busy.
+_START_S = 60.0
+
+
+class PolicyProcess(Elsewhere):
+    """One policy, asked in a process that is started once and kept.
+
+    One that has not answered after ``deadline_s`` is ended and started again: what it remembered
+    is lost. ``BadInput`` if there is no such policy, or it does not fit a cluster of ``shape``.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        kind: PolicyKind,
+        deadline_s: float,
+        shape: ClusterShape | None = None,
+        lab: Lab | None = None,
+    ) -> None:
+        """``lab`` is the one that the policy will be asked about most: it is sent only once."""
+        self._about = (text, kind, deadline_s, shape, lab)
+        self._kind, self._lab, self._deadline_s = kind, lab, deadline_s
+        self._one_at_a_time = threading.Lock()
+        self._start()
+        try:
+            self._wait_until_ready(_START_S)
+        except PolicyFailed as error:
+            raise BadInput(f"{kind} policy {text!r}: {error.message}", hint=error.hint) from error
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno())]
+        # What can be imported here can be imported there, and nothing that lies about here.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with theirs:
+            # Ctrl-C is for the controller, which ends its policies.
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._connection = Connection(ours.detach())
+        self._connection.send(self._about)
+        self._ready = False
+
+    def _wait_until_ready(self, deadline_s: float) -> None:
+        if not self._ready:
+            self._receive(deadline_s, "its process is still starting")
+            self._ready = True
+
+    def _receive(self, deadline_s: float, late: str) -> Any:
+        """What the process says next; where it says nothing in time, or ends, it is started anew.
+
+        ``PolicyFailed`` with ``late``, with how it ended, or with what it says went wrong.
+        """
+        try:
+            if not self._connection.poll(deadline_s):
+                self._kill()
+                self._end()
+                raise PolicyFailed(late)
+            went_well, answer, hint = self._connection.recv()
+        except PolicyFailed:
+            raise
+        except Exception as error:  # it hung up, or somebody there wrote what is no answer
+            raise PolicyFailed(f"its process ended: {self._end()}") from error
+        if not went_well:
+            raise PolicyFailed(str(answer), hint=hint)
+        return answer
+
+    def _end(self) -> str:
+        """Let go of the process, which has ended or does so now; how, in words."""
+        try:
+            code = self._process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            code = self._process.wait()
+        self._connection.close()
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def _kill(self) -> None:
+        """Kill the process and those that it started: they are a session of their own."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def ask(self, arguments: tuple[Any, ...]) -> Any:
+        """Its checked answer, or ``PolicyFailed``."""
+        if not self._one_at_a_time.acquire(timeout=self._deadline_s):
+            raise PolicyFailed("it still has not answered an earlier question")
+        try:
+            if self._connection.closed:
+                self._start()
+            self._wait_until_ready(self._deadline_s)
+            try:
+                self._connection.send_bytes(_packed(arguments, self._lab))
+            except OSError as error:
+                raise PolicyFailed(f"its process ended: {self._end()}") from error
+            late = f"no answer within {self._deadline_s:g} s: its process was ended"
+            # Once more, as the other end is the user's.
+            return CHECKS[self._kind](self._receive(self._deadline_s, late), *arguments)
+        finally:
+            if self._connection.closed:
+                self._start()  # while nobody waits for it
+            self._one_at_a_time.release()
+
+    def close(self) -> None:
+        """End the process."""
+        with self._one_at_a_time:
+            if not self._connection.closed:
+                self._connection.close()
+            self._kill()
+            self._process.wait()
+
+
+def _packed(arguments: tuple[Any, ...], lab: Lab | None) -> bytes:
+    """The arguments pickled, without the lab that the other end has."""
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, found: Any) -> str | None:
+            return "lab" if found is lab and lab is not None else None
+
+    packed = io.BytesIO()
+    Pickler(packed, pickle.HIGHEST_PROTOCOL).dump(arguments)
+    return packed.getvalue()
+
+
+def _unpacked(packed: bytes, lab: Lab | None) -> Any:
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, _name: str) -> Lab | None:
+            return lab
+
+    return Unpickler(io.BytesIO(packed)).load()
+
+
+def _serve(connection: Connection) -> None:
+    text, kind, deadline_s, shape, lab = connection.recv()
+    try:
+        policy: Any = load_policy(text, kind)
+        if shape is not None and hasattr(policy, "check_fits"):
+            policy.check_fits(shape)
+    except BaseException as error:  # a file that is run may raise anything
+        hint = error.hint if isinstance(error, PatchlightError) else None
+        words = in_words(error) if isinstance(error, Exception) else raised(error)
+        connection.send((False, words, hint))
+        return
+    connection.send((True, None, None))
+    while True:
+        arguments = _unpacked(connection.recv_bytes(), lab)
+        # The controller ends who is late; should it be gone, the kernel does.
+        signal.setitimer(signal.ITIMER_REAL, 5.0 + 2.0 * deadline_s)
+        try:
+            reply = (True, answer_of(policy, kind, *arguments), None)
+        except PolicyFailed as error:
+            reply = (False, error.message, None)
+        except BaseException as error:
+            reply = (False, f"it raised {raised(error)}", None)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        connection.send(reply)
+
+
+def main() -> None:
+    """Serve one policy until the controller hangs up."""
+    # Where memory runs out, this is to go, and not the controller.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    with contextlib.suppress(EOFError, OSError):
+        _serve(Connection(int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Policies of users in processes of their own: whatever they do there, it ends nobody else."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchlight.controller.jobs.policy_set import PolicyChoice, PolicySet
+from patchlight.controller.policies.contract import ClusterShape, ClusterView, GpuSite, JobView
+from patchlight.controller.policies.guard import Fault
+from patchlight.testbed.errors import BadInput
+
+SHAPE = ClusterShape(tuple(GpuSite(f"s0.g{n}", 0, 0, "M40") for n in range(4)), ("s0",), ("r0",))
+VIEW = ClusterView(0.0, SHAPE, occupied=0b0001)
+DEFAULT = [1, 2]
+
+SOURCE = """
+import ctypes
+import os
+import sys
+
+
+class Last:
+    def __init__(self, first: int = 0) -> None:
+        self.asked = first
+
+    def place(self, cluster, job, workers):
+        self.asked += 1
+        if job.name == "count":
+            return [1, 1 + self.asked]
+        if job.name == "holds":
+            # One call in C that never gives the interpreter up.
+            ctypes.PyDLL(None).sleep(60)
+        if job.name == "computes":
+            sum(range(3 * 10**9))
+        if job.name == "exits":
+            os._exit(3)
+        if job.name == "dies":
+            ctypes.string_at(0)
+        if job.name == "garbage":
+            os.write(int(sys.argv[1]), b"\\x00\\x00\\x00\\x04oops")
+        if job.name == "forges":
+            from multiprocessing.connection import Connection
+            Connection(os.dup(int(sys.argv[1]))).send((True, [0, 99], None))
+        if job.name == "forks":
+            if os.fork() == 0:
+                import time
+                time.sleep(1000)
+            os._exit(5)
+        if job.name == "raises":
+            raise SystemExit(4)
+        if job.name == "prints":
+            print("from a policy", flush=True)
+        if job.name == "odd":
+            return (n for n in (3, 2))
+        return [3, 2]
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    return path
+
+
+class Asked:
+    """The placement policy of a file, and what went wrong with it."""
+
+    def __init__(self, path: Path, deadline_s: float = 5.0) -> None:
+        self.faults: list[Fault] = []
+        choice = PolicyChoice(placement=f"{path}:Last", deadline_s=deadline_s)
+        self.policies = PolicySet(choice, self.faults.append)
+
+    def place(self, name: str) -> Any:
+        return self.policies.placement.place(VIEW, JobView(name, 2), 2)
+
+
+@pytest.fixture
+def asked(mine: Path) -> Iterator[Asked]:
+    made = Asked(mine)
+    yield made
+    made.policies.close()
+
+
+@pytest.mark.parametrize("job", ["plain", "odd", "prints"])
+def test_answers_come_from_the_other_process(asked: Asked, job: str) -> None:
+    assert asked.place(job) == [3, 2]
+    assert asked.faults == []
+    assert "mine" not in " ".join(sys.modules)
+
+
+def test_it_keeps_what_it_remembers_between_questions(asked: Asked) -> None:
+    assert [asked.place("count"), asked.place("count")] == [[1, 2], [1, 3]]
+
+
+@pytest.mark.parametrize("job", ["holds", "computes"])
+def test_one_that_holds_the_interpreter_is_ended_at_the_deadline(mine: Path, job: str) -> None:
+    asked = Asked(mine, deadline_s=2.0)
+    try:
+        began = time.monotonic()
+        assert asked.place(job) == DEFAULT
+        assert time.monotonic() - began < 30
+        (fault,) = asked.faults
+        assert "no answer within 2 s: its process was ended" in fault.reason
+        wait_for_answer(asked)
+    finally:
+        asked.policies.close()
+
+
+def wait_for_answer(asked: Asked) -> None:
+    """A process that was ended is there again, once Python has started on a busy machine."""
+    deadline = time.monotonic() + 60
+    while asked.place("plain") != [3, 2]:
+        assert time.monotonic() < deadline, asked.faults
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ("exits", "its process ended: exit code 3"),
+        ("dies", "its process ended: signal 11"),
+        ("raises", "it raised SystemExit: 4 ("),
+        ("garbage", "its process ended"),
+        ("forges", "it answered GPU 0 (s0.g0): it is not free for this job"),
+        ("forks", "its process was ended"),
+    ],
+)
+def test_one_that_ends_is_reported_and_started_again(asked: Asked, job: str, words: str) -> None:
+    assert asked.place(job) == DEFAULT
+    assert words in asked.faults[0].reason
+    wait_for_answer(asked)
+
+
+def test_what_cannot_be_had_is_said_at_once(tmp_path: Path, mine: Path) -> None:
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("import sys\nsys.exit(7)\n")
+    for text, words in (
+        (f"{wrong}", "wrong.py:2: SystemExit while it was run: 7"),
+        (f"{mine}:Nobody", "has no 'Nobody'"),
+        ("nobody", "no policy 'nobody'"),
+        ("partition:constant", "it is one of partition"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            PolicySet(PolicyChoice(placement=text), lambda fault: None)
+
+
+def test_a_learned_policy_that_does_not_fit_the_lab_is_refused() -> None:
+    choice = PolicyChoice(partition="learned-first-fit")
+    with pytest.raises(BadInput, match=r"trained for a RAMP of .* not for a lab that is no RAMP"):
+        PolicySet(choice, lambda fault: None, SHAPE)
+    PolicySet(choice, lambda fault: None, SHAPE_OF_RAMP).close()
+
+
+SHAPE_OF_RAMP = ClusterShape(SHAPE.gpus, SHAPE.servers, SHAPE.racks, (4, 4, 2))
+
+
+def test_none_is_left_when_the_policies_are_closed(mine: Path) -> None:
+    asked = Asked(mine)
+    asked.place("plain")
+    asked.policies.close()
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    commands = [Path(f"/proc/{child}/cmdline").read_text() for child in children]
+    assert not [command for command in commands if "policy_process" in command]
