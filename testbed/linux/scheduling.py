@@ -20,7 +20,8 @@ def favour(pid: int, *, real_time: bool) -> None:
 
 
 def favour_like_this_process(pid: int) -> None:
-    """Let a process that somebody else began run as this one does."""
+    """Let a process that somebody else began, with its threads, run as this one does."""
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, 0))
-        os.sched_setscheduler(pid, os.sched_getscheduler(0), os.sched_getparam(0))
+        for thread in map(int, os.listdir(f"/proc/{pid}/task")):
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, 0))
+            os.sched_setscheduler(thread, os.sched_getscheduler(0), os.sched_getparam(0))
