@@ -12,7 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from patchlight.controller.circuits.dialects import AnyPolatisDialect, Dialect, Pattern, Template
+from patchlight.controller.circuits.dialects import (
+    AnyPolatisDialect,
+    Dialect,
+    Pattern,
+    Template,
+    filled,
+)
 from patchlight.controller.circuits.protocols.connection import (
     BUFFER_LIMIT,
     Connection,
@@ -20,12 +26,15 @@ from patchlight.controller.circuits.protocols.connection import (
     TelnetFramer,
 )
 from patchlight.controller.circuits.protocols.session import DeviceSession, Session, shortened
+from patchlight.testbed.errors import BadInput
 
 # No byte fits two branches, so it takes linear time whatever comes. (A doubled quote in quotes
 # is two quoted texts here. Not possessive: CPython 3.11 gets nested possessive groups wrong.)
 _UNIT = re.compile(r'(?:"[^"]*"?|\([^)]*\)?|[^;"(]+)*')
 _CHANNEL = re.compile(r"\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?")
 _PLAIN = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9})*")
+_WORD = re.compile(r"[A-Za-z0-9_.-]+")
+_UNQUOTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CHANNELS_LIMIT = 1 << 16
 Errors = list[tuple[str, str]]  # code and words
 
@@ -48,7 +57,9 @@ class ScpiDialect(Dialect):
     confirmed: Pattern = r"\+?1"
     errors: Template = ":syst:err:all?"
     then: str = "\n"
-    error_entry: Pattern = r'\s*(?P<code>[+-]?\d+)\s*,\s*"(?P<words>[^"]*(?:""[^"]*)*)"(?!")\s*'
+    error_entry: Pattern = (
+        r'\s*(?P<code>[+-]?[0-9]{1,9})\s*,\s*"(?P<words>[^"]*(?:""[^"]*)*)"(?!")\s*'
+    )
 
 
 @dataclass(frozen=True)
@@ -108,6 +119,21 @@ class LineFramer(TelnetFramer):
     def _hold(self, piece: bytes) -> None:
         self._check_limit(len(self._buffer) + len(piece), "SCPI", "line")
         self._buffer += piece
+
+
+def quoted(text: str) -> str:
+    """A text as it may stand in a command: a plain word as it is, all else in quotes.
+
+    ``BadInput``, which does not repeat the text (it may be a password), if no command can hold it.
+    """
+    if _WORD.fullmatch(text):
+        return text
+    if _UNQUOTABLE.search(text):
+        raise BadInput(
+            "a SCPI command cannot hold a text with control characters in it",
+            hint="change the user or password that has them",
+        )
+    return '"' + text.replace('"', '""') + '"'
 
 
 def units(line: str) -> Iterator[str]:
@@ -195,7 +221,9 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
     async def _log_in(self) -> None:
         session, command = self._session, ""
         if self._dialect.login:
-            command = self._dialect.login.format(user=session.user, password=session.password)
+            command = filled(
+                self._dialect.login, quoted, user=session.user, password=session.password
+            )
         # A banner may stand before the first answer: only the errors are looked at.
         _, errors = await self._exchange(self._connected(), command, session.timeouts.answer_s)
         if command and errors:
