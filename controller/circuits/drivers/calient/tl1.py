@@ -163,7 +163,7 @@ class CalientTl1(SessionDriver[CalientRow]):
     async def _ask(self, c: CrossConnect) -> dict[CrossConnect, CalientRow] | None:
         """The circuit of ``c``, if there is one; ``None`` if the question is not understood."""
         src, dst = to_aid(c.inp), to_aid(c.out)
-        values = _values(CalientRow.of(self._dialect, c, conn_id(c)))
+        values = self._values(CalientRow.of(self._dialect, c, conn_id(c)))
         for conn in (conn_id(c), f"{src}-{dst}", f"{dst}-{src}"):
             try:
                 reply = await self.client.command(
@@ -195,23 +195,26 @@ class CalientTl1(SessionDriver[CalientRow]):
             table.update(dict.fromkeys(circuit.directions, circuit))
         return table
 
+    def _values(self, circuit: CalientRow) -> dict[str, str]:
+        """What fills templates. A circuit goes by its ports, and as one of our group, where no
+        command can hold what it is called, or its name is the id of another one."""
+        conn, name = Bare(circuit.conn), circuit.name
+        return {
+            **circuit.values(),
+            "conn": conn,
+            "connname": name if can_quote(name) and not is_conn_id(name) else conn,
+            "group": circuit.group if can_quote(circuit.group) else self._dialect.group,
+        }
+
     async def _in_bulk(self, template: str, conns: Iterable[str]) -> None:
         listed = self._dialect.bulk_separator.join(conns)
         await self.client.command(template, {"conns": Bare(listed)}, changes=True)
 
     async def _tell(self, template: str, circuit: CalientRow) -> None:
         kind = "2WAY" if circuit.two_way else "1WAY"
-        await self.client.command(template, {**_values(circuit), "kind": kind}, changes=True)
+        await self.client.command(template, {**self._values(circuit), "kind": kind}, changes=True)
         # Of two steps the first one stays done if the second is refused.
         self._writes.told = True
 
     def _says_no_such(self, refusal: DeviceRefused) -> bool:
         return re.search(self._dialect.no_such_circuit, refusal.words, re.IGNORECASE) is not None
-
-
-def _values(circuit: CalientRow) -> dict[str, str]:
-    """What fills templates. A circuit goes by its ports where its name cannot be said, or is
-    the id of another one."""
-    conn, name = Bare(circuit.conn), circuit.name
-    say = can_quote(name) and not is_conn_id(name)
-    return {**circuit.values(), "conn": conn, "connname": name if say else conn}
