@@ -58,6 +58,12 @@ def lock_file(machine: Path) -> Path:
     return path
 
 
+def hold(holder: str = "a test") -> None:
+    """Hold the device for a moment."""
+    with device_lock([SWITCH], holder):
+        return
+
+
 @contextmanager
 def held_by_nobody(machine: Path) -> Iterator[str]:
     """The user nobody holds the device, if that is possible; what came of it."""
@@ -81,8 +87,7 @@ def held_by_nobody(machine: Path) -> Iterator[str]:
 def test_a_device_is_held_once(lock_file: Path) -> None:
     with device_lock([SWITCH], "a test"):
         with pytest.raises(DeviceLocked, match=r"held by a test \(pid \d+\)"):
-            with device_lock([SWITCH], DIRECT):
-                pass
+            hold(DIRECT)
         assert lock_file.stat().st_mode & 0o077 == 0
     with device_lock([SWITCH], DIRECT):
         locks.refuse_beside([SWITCH], CONTROLLER)
@@ -104,16 +109,14 @@ def test_what_is_no_file_is_said(lock_file: Path, put: Callable[[Path], None]) -
     lock_file.unlink()
     put(lock_file)
     with pytest.raises(PatchlightError, match="claiming ocs1 with") as caught:
-        with device_lock([SWITCH], "a test"):
-            pass
+        hold()
     assert str(lock_file) in (caught.value.hint or "")
 
 
 def test_a_folder_in_which_others_can_make_files_is_not_used(lock_file: Path) -> None:
     lock_file.parent.chmod(0o777)
     with pytest.raises(PatchlightError, match="this user alone"):
-        with device_lock([SWITCH], "a test"):
-            pass
+        hold()
 
 
 @pytest.mark.root
@@ -121,8 +124,7 @@ def test_root_and_a_user_see_one_another(machine: Path, lock_file: Path) -> None
     with held_by_nobody(machine) as came:
         assert came == "held"
         with pytest.raises(DeviceLocked, match=r"--direct \(pid \d+\), which nobody runs"):
-            with device_lock([SWITCH], f"{CONTROLLER} x"):
-                pass
+            hold(f"{CONTROLLER} x")
         with pytest.raises(DeviceLocked):
             locks.refuse_beside([SWITCH], DIRECT)
     with device_lock([SWITCH], f"{CONTROLLER} x"), held_by_nobody(machine) as came:
@@ -138,5 +140,4 @@ def test_root_and_a_user_see_one_another(machine: Path, lock_file: Path) -> None
             [sys.executable, "-c", code], user=NOBODY, group=NOBODY, capture_output=True, text=True
         )
         assert "PermissionError" in done.stderr
-    with device_lock([SWITCH], "a test"):
-        pass
+    hold()
