@@ -23,7 +23,7 @@ from patchlight.controller.circuits.protocols.connection import (
     BUFFER_LIMIT,
     Connection,
     FramingError,
-    TelnetFramer,
+    LineFramer,
 )
 from patchlight.controller.circuits.protocols.session import DeviceSession, Session, shortened
 from patchlight.testbed.errors import BadInput
@@ -93,32 +93,6 @@ class PolatisScpiDialect(ScpiDialect, AnyPolatisDialect):
 
 
 POLATIS = PolatisScpiDialect()
-
-
-class LineFramer(TelnetFramer):
-    """Feed it what arrives; it hands back the lines that are complete, without their ends.
-
-    Lines end with ``\\n`` or ``\\r\\n`` (IEEE 488.2 over a raw socket).
-    """
-
-    def feed(self, data: bytes) -> list[str]:
-        """Add bytes; returns the lines they complete. ``FramingError`` past the bound."""
-        lines: list[str] = []
-        # In slices, so that the bound holds however much is fed at once.
-        for start in range(0, len(data), 65536):
-            *whole, rest = self._telnet.filter(data[start : start + 65536]).split(b"\n")
-            for piece in whole:
-                self._hold(piece)
-                text = self._buffer.decode("utf-8", "replace").strip()
-                self._buffer.clear()
-                if text:
-                    lines.append(text)
-            self._hold(rest)
-        return lines
-
-    def _hold(self, piece: bytes) -> None:
-        self._check_limit(len(self._buffer) + len(piece), "SCPI", "line")
-        self._buffer += piece
 
 
 def quoted(text: str) -> str:
@@ -216,7 +190,7 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
         return await self._run(exchange, self._mask(shortened(command)), timeout_s, changes=changes)
 
     def _framer(self) -> LineFramer:
-        return LineFramer()
+        return LineFramer(protocol=self.protocol)
 
     async def _log_in(self) -> None:
         session, command = self._session, ""
