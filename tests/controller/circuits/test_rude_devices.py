@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from patchlight.controller.circuits.contract import CircuitDriver, DeviceRefused
+from patchlight.controller.circuits.contract import CircuitDriver, DeviceRefused, DeviceUnreachable
 from patchlight.controller.circuits.protocols.session import Session
 from patchlight.controller.circuits.protocols.tl1.client import Tl1Client
 from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT
@@ -62,6 +62,17 @@ async def test_a_line_that_can_be_read_in_two_ways_is_no_map(
     device.fault(names=forged[device.switch.driver])
     try:
         with pytest.raises(DeviceRefused, match="what cannot be"):
+            await driver.read_map()
+    finally:
+        device.fault(names="")
+    assert await driver.read_map() == FIRST_MAP
+
+
+@drivers("calient-tl1", "glimmerglass-tl1")
+async def test_a_line_without_end_is_not_read(device: Running, driver: CircuitDriver) -> None:
+    device.fault(names=",CONNNAME=" * 3000)
+    try:
+        with pytest.raises(DeviceUnreachable, match="longer than 2048 characters"):
             await driver.read_map()
     finally:
         device.fault(names="")

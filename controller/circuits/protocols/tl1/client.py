@@ -32,6 +32,8 @@ from patchlight.controller.circuits.protocols.tl1.messages import (
 
 _LIST_EVERY_S = 2.0  # the list of alarms is read no more often, however often it is asked for
 _UNKNOWN_COMMAND = ("ICNV", "IICM", "IIAC", "PIUI")
+# Many times what a line with names takes; the dialects' patterns are slow on much longer ones.
+_LINE_LIMIT = 2048
 _ACKNOWLEDGED_LIMIT = 10  # acknowledgements extend a deadline to at most so many times itself
 
 
@@ -148,10 +150,11 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
         if code == "DENY":
             words = self._mask(body.words) or "it gave no reason"
             raise self._refused(self._shown(template, values), words, body.bare.partition(" ")[0])
+        lines = tuple(line for part in parts for line in part.body.quoted)
+        if any(len(line) > _LINE_LIMIT for line in lines):
+            raise FramingError(f"a line of its reply is longer than {_LINE_LIMIT} characters")
         return Reply(
-            code,
-            tuple(line for part in parts for line in part.body.quoted),
-            self._mask("; ".join(r for part in parts if (r := _remarks(part.body)))),
+            code, lines, self._mask("; ".join(r for part in parts if (r := _remarks(part.body))))
         )
 
     async def _collect(

@@ -166,8 +166,8 @@ class GlimmerglassDialect(ListDialect):
     out_base: int = 20000
     circuit_line: Pattern = (
         # As with Calient's: a name must not tell another output or state.
-        r"(?s)[^:]*:IPORTID=(?P<in>[0-9]{1,9}),.*?OPORTID=(?P<out>[0-9]{1,9}),(?!.*,OPORTID=)"
-        r".*?CONNSTATE=(?P<state>[^,]*),(?!.*CONNSTATE=)"
+        r"(?s)[^:]*:IPORTID=(?P<in>[0-9]{1,9}),(?:(?!OPORTID=).)*OPORTID=(?P<out>[0-9]{1,9}),"
+        r"(?!.*OPORTID=)(?:(?!CONNSTATE=).)*CONNSTATE=(?P<state>[^,]*),(?!.*CONNSTATE=)"
         r"CONNCAUSE=(?P<cause>[^,]*),INPWR=(?P<inpwr>[^,]*),OUTPWR=(?P<outpwr>[^,]*)"
     )
     size_line: Pattern = r".*LicensedPortMatrix=(?P<ins>\d{1,9})x(?P<outs>\d{1,9})"
