@@ -70,7 +70,7 @@ async def test_a_line_that_can_be_read_in_two_ways_is_no_map(
 
 @drivers("calient-tl1", "glimmerglass-tl1")
 async def test_a_line_without_end_is_not_read(device: Running, driver: CircuitDriver) -> None:
-    device.fault(names=",CONNNAME=" * 3000)
+    device.fault(names=",CONNNAME=" * 250)
     try:
         with pytest.raises(DeviceUnreachable, match="longer than 2048 characters"):
             await driver.read_map()
