@@ -72,7 +72,7 @@ async def test_a_line_that_can_be_read_in_two_ways_is_no_map(
 async def test_a_line_without_end_is_not_read(device: Running, driver: CircuitDriver) -> None:
     device.fault(names=",CONNNAME=" * 250)
     try:
-        with pytest.raises(DeviceUnreachable, match="longer than 2048 characters"):
+        with pytest.raises(DeviceUnreachable, match="longer than"):
             await driver.read_map()
     finally:
         device.fault(names="")
