@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import figure
-from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, Connection
-from patchlight.controller.circuits.protocols.scpi import LineFramer
+from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, Connection, LineFramer
 from patchlight.controller.circuits.protocols.tl1.messages import Framer
 from patchlight.testbed.errors import PatchlightError
 from tests.controller.circuits.test_faulty_sessions import session

@@ -108,6 +108,7 @@ class Controller:
                     "name": s.name,
                     "datapath_id": s.datapath_id,
                     "connected": self.switches.connected()[s.name],
+                    "second_from": self.switches.second_from().get(s.name),
                 }
                 for s in self.lab.packet_switches
             ],

@@ -20,14 +20,17 @@ The driver is a callable ``(CircuitSwitch, password) -> CircuitDriver``; what it
 
 import asyncio
 import contextlib
+import functools
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, cast
 
 import click
 
 from patchlight.cli.errors import CrashReport, report
+from patchlight.cli.ocs.emulate import send_fault
 from patchlight.cli.rendering import console, new_table
 from patchlight.controller.circuits.conformance import (
     CHECKS,
@@ -35,6 +38,10 @@ from patchlight.controller.circuits.conformance import (
     PORTS,
     Check,
     CheckFailed,
+    RaiseAlarm,
+    alarms_arrive,
+)
+from patchlight.controller.circuits.conformance_run import (
     CheckResult,
     NewDriver,
     run_check,
@@ -48,7 +55,7 @@ from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.units import parse_time
 
 __all__ = ["CHECKS", "INITIAL", "PORTS", "Check", "CheckFailed", "CheckResult", "NewDriver"]
-__all__ += ["run_check", "run_checks"]
+__all__ += ["RaiseAlarm", "alarms_arrive", "run_check", "run_checks"]
 
 
 @click.command(
@@ -76,12 +83,19 @@ __all__ += ["run_check", "run_checks"]
 )
 @click.option("--any-map", is_flag=True, help="Interrupt whatever circuits there are.")
 @click.option("--check-timeout", default="2min", metavar="TIME")
+@click.option(
+    "--control",
+    type=click.Path(path_type=Path),
+    metavar="SOCKET",
+    help="Of an emulated device: it is made to raise an alarm, and that has to arrive.",
+)
 def conformance(
     driver: str,
     switching_time: str,
     initial: str,
     any_map: bool,
     check_timeout: str,
+    control: Path | None,
     **options: Any,
 ) -> int:
     """Check that a driver does what every driver must. It REWIRES the device.
@@ -104,7 +118,12 @@ def conformance(
     async def run() -> list[CheckResult]:
         results = []
         checks = run_checks(
-            lambda: factory(switch, password), expected, any_map=any_map, longest_s=longest_s
+            lambda: factory(switch, password),
+            expected,
+            any_map=any_map,
+            longest_s=longest_s,
+            password=password,
+            raise_alarm=None if control is None else functools.partial(_raise_alarm, control),
         )
         async with contextlib.aclosing(checks):
             async for result in checks:
@@ -124,6 +143,13 @@ def conformance(
     failed = sum(bool(result.failure) for result in results)
     click.echo(f"{len(results) - failed} of {len(results)} checks passed")
     return int(failed > 0)
+
+
+async def _raise_alarm(control: Path) -> None:
+    request = {"report": "*C EQPT: port 3: mirror stuck"}
+    answer = await asyncio.to_thread(send_fault, control, request)
+    if not answer["ok"]:
+        raise CheckFailed(f"the emulated device raises no alarm: {answer['error']}")
 
 
 def _factory(path: str) -> DriverFactory:

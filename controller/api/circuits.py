@@ -71,11 +71,15 @@ async def _run(
     )
     if request.dry_run:
         plan, objections = await operations.transactions.preview(decide, options)
-        return _plan_as_json(plan, objections, operations.parts.traffic.jobs_using(plan.moved))
+        parts = operations.parts
+        jobs, committed = parts.traffic.jobs_using(plan.moved), parts.committed.maps
+        return _plan_as_json(plan, objections, jobs, committed)
     return to_row(await operations.transactions.change(decide, request.why or why, options))
 
 
-def _plan_as_json(plan: Plan, objections: list[str], jobs: list[str]) -> Answer:
+def _plan_as_json(
+    plan: Plan, objections: list[str], jobs: list[str], committed: Mapping[str, PortMap]
+) -> Answer:
     before, after = set(plan.links_before.pairs()), set(plan.links_after.pairs())
     return {
         "state": "planned",
@@ -83,6 +87,12 @@ def _plan_as_json(plan: Plan, objections: list[str], jobs: list[str]) -> Answer:
         "links_down": [f"{a}:{b}" for a, b in sorted(before - after)],
         "links_up": [f"{a}:{b}" for a, b in sorted(after - before)],
         "jobs": jobs,
+        # Cross-connects that would break and that no change of ours made: somebody else's.
+        "strangers": {
+            name: theirs
+            for name, change in plan.changes.items()
+            if (theirs := [str(c) for c in change.breaks if c not in committed.get(name, (c,))])
+        },
         # Cross-connects that go without another in their place.
         "lost": {
             name: len(change.breaks) - len(change.makes)

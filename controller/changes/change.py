@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum, auto
 
 from patchlight.controller.changes.device_maps import Decide, Maps
-from patchlight.controller.changes.executor import lock_ports, restore
+from patchlight.controller.changes.executor import lock_ports, restore, undone
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.planning import Plan, difference
 from patchlight.controller.changes.power import Readings
@@ -190,10 +190,11 @@ class Change:
         parts.maps.forget()
         try:
             with record.stage("roll-back"):
-                await restore(parts.drivers, plan.changes)
-                await self._set_flows(plan.links_before)
+                now = await restore(parts.drivers, plan.changes)
+                # The light is where the devices say it is, also where another client moved it.
+                await self._set_flows(parts.maps.links({**plan.before, **now}))
             record.state = "rolled-back"
-            record.message = f"{reason}; the map before stands again"
+            record.message = f"{reason}; {undone(record.before, now)}"
         except Exception as second:
             if not isinstance(second, PatchlightError):
                 log.exception("rolling back change %d", record.id)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from patchlight.controller.changes.device_maps import Maps
-from patchlight.controller.changes.planning import Plan
+from patchlight.controller.changes.planning import Plan, difference
 from patchlight.controller.changes.power import PowerCheck, Readings, Verified, read_back
 from patchlight.controller.changes.preflight import Locks, PreflightResult, StopButton
 from patchlight.controller.changes.record import Reconfiguration, StepFailed
@@ -28,25 +28,28 @@ _GIVE_UP_S = 20.0
 
 async def restore(
     drivers: Mapping[str, CircuitDriver], changes: Mapping[str, PortMapChange]
-) -> None:
+) -> dict[str, PortMap]:
     """Undo these changes as far as the devices show them done; touch nothing else.
 
-    Raises what the device said last if it cannot be brought about and read back.
+    Returns the whole map that each device has then: not the one before, where somebody else
+    changed something meanwhile. Raises what the device said last if it cannot be brought about
+    and read back.
     """
-    loop = asyncio.get_running_loop()
+    loop, now = asyncio.get_running_loop(), dict[str, PortMap]()
     for name, change in changes.items():
         began = loop.time()
         for pause_s in (*_PAUSES_S, None):
             try:
-                await _restore(drivers[name], change)
+                now[name] = await _restore(drivers[name], change)
                 break
             except (OutcomeUnknown, DeviceUnreachable):
                 if pause_s is None or loop.time() - began > _GIVE_UP_S:
                     raise
                 await asyncio.sleep(pause_s)
+    return now
 
 
-async def _restore(driver: CircuitDriver, change: PortMapChange) -> None:
+async def _restore(driver: CircuitDriver, change: PortMapChange) -> PortMap:
     # Also those that the map does not show: one that was entered and not activated
     # holds its ports all the same. Breaking what is not there is no error.
     if change.makes:
@@ -55,8 +58,10 @@ async def _restore(driver: CircuitDriver, change: PortMapChange) -> None:
     makes = tuple(c for c in change.breaks if c not in now)
     if makes:
         raise_refusals(driver.name, "make", (await driver.connect(makes)).refused)
-    if not is_done(change.inverse, await driver.read_map()):
+    after = await driver.read_map()
+    if not is_done(change.inverse, after):
         raise StepFailed(f"{driver.name} does not read back as it was before")
+    return after
 
 
 def raise_refusals(ocs: str, verb: str, refused: Iterable[Refusal]) -> None:
@@ -73,9 +78,13 @@ def is_done(change: PortMapChange, now: PortMap) -> bool:
 
 def changes_of(record: Reconfiguration) -> dict[str, PortMapChange]:
     """What a journalled change was to do, by OCS."""
-    before = {name: PortMap.parse(texts) for name, texts in record.before.items()}
-    wanted = {name: PortMap.parse(texts) for name, texts in record.wanted.items()}
+    before, wanted = parsed(record.before), parsed(record.wanted)
     return {n: before[n].diff(wanted[n]) for n in before if before[n] != wanted[n]}
+
+
+def parsed(texts: Mapping[str, list[str]]) -> dict[str, PortMap]:
+    """Maps as records have them."""
+    return {name: PortMap.parse(listed) for name, listed in texts.items()}
 
 
 def lock_ports(locks: Locks, record: Reconfiguration) -> None:
@@ -94,10 +103,18 @@ async def finish_or_undo(
     changed = changes_of(record)
     if all(is_done(change, now[name]) for name, change in changed.items()):
         record.state, record.message = "committed", "found whole after a restart"
+        apart = difference(parsed(record.wanted), {name: now[name] for name in changed})
+        record.message += f", but {apart}" if apart else ""
         return
-    await restore(drivers, changed)
+    restored = await restore(drivers, changed)
     record.state = "rolled-back"
-    record.message = "cut short by the controller's end; the map before stands"
+    record.message = f"cut short by the controller's end; {undone(record.before, restored)}"
+
+
+def undone(before: Mapping[str, list[str]], now: Mapping[str, PortMap]) -> str:
+    """In words, what devices have whose change was undone: the whole map before, or what else."""
+    apart = difference(parsed(before), now)
+    return f"this change is undone, but {apart}" if apart else "the map before stands again"
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
-"""What every OCS driver must do, whatever its device, checked on one device; its map comes back.
+"""What every OCS driver must do, whatever its device, checked on one device.
 
 A check gets a fresh open driver of a device with at least ``PORTS`` ports whose map is ``INITIAL``.
 It raises ``CheckFailed`` where the driver does not do as ``CircuitDriver`` says.
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Awaitable, Callable, Sequence
 
 from patchlight.controller.circuits.contract import (
     Capabilities,
@@ -15,7 +14,7 @@ from patchlight.controller.circuits.contract import (
     DirectedPort,
     Outcome,
 )
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.portmap import CrossConnect, PortMap
 
 PORTS = 24
@@ -146,7 +145,9 @@ async def one_refused_alone_leaves_the_map(driver: CircuitDriver) -> None:
 async def bad_input_changes_nothing(driver: CircuitDriver) -> None:
     """A port outside the device, or one used twice, is ``BadInput`` before anything is sent."""
     outside = CrossConnect(3, driver.ports + 1)
-    lists = [[outside], [CrossConnect(0, 3)], [CrossConnect(3, 9), CrossConnect(3, 10)]]
+    no_ports = [CrossConnect(0, 3), CrossConnect(-1, 9), CrossConnect(3, -9)]
+    no_ports.append(CrossConnect(True, 9))
+    lists = [[outside], *([c] for c in no_ports), [CrossConnect(3, 9), CrossConnect(3, 10)]]
     calls = [("connect", driver.connect, [CrossConnect(6, 6)], wrong) for wrong in lists]
     for method, call, fine, wrong in [*calls, ("disconnect", driver.disconnect, [], [outside])]:
         try:
@@ -154,6 +155,12 @@ async def bad_input_changes_nothing(driver: CircuitDriver) -> None:
         except BadInput:
             continue
         raise CheckFailed(f"{method}() with {_text(wrong)}: expected BadInput, got {outcome}")
+    for number in (0, -1, True, driver.ports + 1):
+        try:
+            powers = await driver.power([DirectedPort("in", number)])
+        except BadInput:
+            continue
+        raise CheckFailed(f"power() of port {number}: expected BadInput, got {powers}")
     await _expect_map(driver)
 
 
@@ -195,6 +202,30 @@ async def power_where_there_are_monitors(driver: CircuitDriver) -> None:
             _require(dbm is None or -90 < dbm < 40, f"power at {port} is {dbm} dBm")
 
 
+async def light_comes_out_where_it_is_led(driver: CircuitDriver) -> None:
+    """Where light arrives, a new circuit lets it out, with no more power than came in.
+
+    On devices that measure both, and only where anything arrives at inputs 1 to 12.
+    """
+    if not (driver.capabilities.power_in and driver.capabilities.power_out):
+        return
+    inputs = [DirectedPort("in", n) for n in range(1, 13)]
+    lit = [port.number for port, dbm in (await driver.power(inputs)).items() if dbm is not None]
+    await _complete(driver.disconnect(INITIAL))
+    made = [CrossConnect(inp, inp + 12) for inp in lit]
+    await _complete(driver.connect(made))
+    for c in made:
+        there, here = DirectedPort("in", c.inp), DirectedPort("out", c.out)
+        powers = await driver.power([there, here])
+        arriving, leaving = powers.get(there), powers.get(here)
+        if arriving is None:
+            continue  # it has just gone
+        words = f"{c} is made and {arriving} dBm arrive at {there}"
+        _require(leaving is not None, f"{words}, but none is told at {here}")
+        # Monitors are exact to a tenth of a dB or two.
+        _require(leaving is None or leaving < arriving + 0.5, f"{words}: {leaving} dBm at {here}")
+
+
 async def alarms_can_be_asked_for(driver: CircuitDriver) -> None:
     """``alarms`` answers with a tuple."""
     alarms: object = await driver.alarms()
@@ -227,95 +258,26 @@ CHECKS: Sequence[Check] = (
     overlapping_calls_keep_in_order,
     knows_its_ports,
     power_where_there_are_monitors,
+    light_comes_out_where_it_is_led,
     alarms_can_be_asked_for,
     closing_clears_nothing,
 )
 
-NewDriver = Callable[[], CircuitDriver]
-"""Makes a new driver of the device, not yet connected."""
+RaiseAlarm = Callable[[], Awaitable[None]]
+"""Has the device report something, if it can be made to."""
+_ALARM_WITHIN_S = 10.0
 
 
-@dataclass(frozen=True)
-class CheckResult:
-    """How a check ended; ``failure`` is empty if it passed."""
-
-    name: str
-    about: str
-    failure: str = ""
-
-
-async def run_check(check: Check, new_driver: NewDriver) -> None:
-    """Bring the device's map to ``INITIAL``, then run one check with a fresh driver.
-
-    Rewires the device, whatever it carries. Raises ``CheckFailed``, or what the driver raises.
-    """
-    await bring_to(INITIAL, new_driver)
-    async with _opened(new_driver) as driver:
-        await check(driver)
-
-
-async def run_checks(
-    new_driver: NewDriver,
-    expected: PortMap = INITIAL,
-    *,
-    any_map: bool = False,
-    longest_s: float = 120.0,
-) -> AsyncGenerator[CheckResult, None]:
-    """Run all checks one after the other, and put the device's map back in the end.
-
-    A check that is not done after ``longest_s`` has failed. Close the generator if it is left early
-    (``contextlib.aclosing``): that is what puts the map back.
-
-    ``BadInput`` before anything is changed where the device carries circuits and they are not
-    the ``expected`` ones: they would be interrupted. ``any_map`` interrupts what there is.
-    """
-    async with _opened(new_driver) as driver:
-        before = await driver.read_map()
-        ports = driver.ports
-    if before and before not in (expected, INITIAL) and not any_map:
-        raise BadInput(
-            f"the device carries circuits: {', '.join(before.texts)}",
-            hint="the checks rewire it; where that harms nobody, name exactly these circuits with "
-            "--initial, or say --any-map: they are put back in the end",
-        )
-    if ports < PORTS or any(max(c.inp, c.out) > ports for c in before):
-        raise BadInput(f"the device has {ports} ports: the checks need {PORTS}")
-    try:
-        for check in CHECKS:
-            failure = await _failure(check, new_driver, longest_s)
-            yield CheckResult(check.__name__, check.__doc__ or "", failure)
-    finally:
-        await bring_to(before, new_driver)
-
-
-async def bring_to(target: PortMap, new_driver: NewDriver) -> None:
-    """Make the device carry this map and no more; ``PatchlightError`` if it refuses."""
-    async with _opened(new_driver) as driver:
-        change = (await driver.read_map()).diff(target)
-        outcomes = [await driver.disconnect(change.breaks), await driver.connect(change.makes)]
-        refused = [str(refusal) for outcome in outcomes for refusal in outcome.refused]
-    if refused:
-        raise PatchlightError(f"bringing the device to its map: {'; '.join(refused)}")
-
-
-async def _failure(check: Check, new_driver: NewDriver, longest_s: float) -> str:
-    try:
-        async with asyncio.timeout(longest_s):
-            await run_check(check, new_driver)
-    except CheckFailed as error:
-        return str(error)
-    except TimeoutError:
-        return f"not done within {longest_s:g} s"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-@contextlib.asynccontextmanager
-async def _opened(new_driver: NewDriver) -> AsyncIterator[CircuitDriver]:
-    driver = new_driver()
-    await driver.open()
-    try:
-        yield driver
-    finally:
-        await driver.close()
+async def alarms_arrive(driver: CircuitDriver, raise_alarm: RaiseAlarm) -> None:
+    """What the device reports is among its alarms, after those that it had, and has its time."""
+    before = await driver.alarms()
+    began = time.time()
+    await raise_alarm()
+    deadline = time.monotonic() + _ALARM_WITHIN_S
+    while (alarms := await driver.alarms())[: len(before)] == before and len(alarms) == len(before):
+        _require(time.monotonic() < deadline, f"no alarm came within {_ALARM_WITHIN_S:g} s")
+        await asyncio.sleep(0.05)
+    _require(len(alarms) > len(before), "alarms that were there before are gone")
+    new = alarms[-1]
+    _require(began - 1 <= new.at <= time.time() + 1, f"the alarm's time is {new.at}")
+    _require(bool(new.words), "the alarm has no words")

@@ -258,7 +258,13 @@ class CircuitDriver(Protocol):
 
 
 def checked(pairs: Iterable[CrossConnect], port_count: int) -> tuple[CrossConnect, ...]:
-    """The pairs without repeats, in order; ``BadInput`` if they clash or leave 1…``port_count``."""
+    """The pairs without repeats, in order.
+
+    ``BadInput`` if they clash, leave 1…``port_count``, or name a port by what is no whole number.
+    """
     unique = tuple(dict.fromkeys(pairs))
+    for c in unique:
+        if type(c.inp) is not int or type(c.out) is not int:
+            raise BadInput(f"cross-connect {c}: ports are whole numbers")
     PortMap.of(unique).check(port_count)
     return unique

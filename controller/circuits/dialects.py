@@ -12,6 +12,7 @@ import os
 import re
 import string
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
@@ -26,6 +27,24 @@ Template = Annotated[str, _TEMPLATE]
 """A command to fill in: ``"DLT-PATCH::{ins}:{ctag}:;"``."""
 Pattern = Annotated[str, _PATTERN]
 """A regular expression; a correction must name the groups that the built-in one names."""
+
+
+class Bare(str):
+    """Text made here, of numbers and of a dialect's own marks: it goes into a command as it is."""
+
+
+def filled(template: str, quoted: Callable[[str], str], **values: str | int) -> str:
+    """A template with these values: each text that is not ``Bare`` only as ``quoted`` gives it.
+
+    What a user or a device chose, a name say, must not end a command or begin another one.
+    Every command goes through here; ``quoted`` is what its protocol does about that.
+    """
+    return template.format(
+        **{
+            key: value if isinstance(value, (int, Bare)) else quoted(value)
+            for key, value in values.items()
+        }
+    )
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ class PacketSwitches:
         self._flows = FlowSync(speaker)
         self._name_of = {s.datapath_id: s.name for s in lab.packet_switches}
         self._connected: set[int] = set()
+        self._second_from: dict[int, str] = {}
         self._host_at: dict[tuple[int, int], str] = {}
         self._last: dict[tuple[int, int], tuple[float, int, int]] = {}
         self.port_rates: deque[dict[str, Any]] = deque(maxlen=_RATES_KEPT)
@@ -56,6 +57,13 @@ class PacketSwitches:
         """Which switches have a connection to the speaker."""
         return {name: datapath_id in self._connected for datapath_id, name in self._name_of.items()}
 
+    def second_from(self) -> dict[str, str]:
+        """Where another switch with the datapath id of a connected one came from, last.
+
+        It was left alone: the one that was there first answers.
+        """
+        return {self._name_of[d]: address for d, address in self._second_from.items()}
+
     async def look(self) -> None:
         """Ask the speaker which switches are connected; events keep that true from then on."""
         for switch in await self._speaker.request("switches"):
@@ -68,6 +76,8 @@ class PacketSwitches:
             self._connected.add(event["datapath_id"])
         elif kind == "switch-down":
             self._connected.discard(event["datapath_id"])
+        elif kind == "second-switch":
+            self._second_from[event["datapath_id"]] = event["address"]
         elif kind == "speaker-down":
             self._connected.clear()
         elif kind == "counters":

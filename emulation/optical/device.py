@@ -71,6 +71,7 @@ class EmulatedOcs:
     ) -> None:
         self.switch = switch
         self.faults = Faults()
+        self.faults.on_meddling = self._meddle
         self.matrix = SwitchMatrix(switch.ports, switch.switching_time_s)
         self.seed = switch.name
         self._users = _lab_users(switch) if users is None else users
@@ -213,6 +214,18 @@ class EmulatedOcs:
             self.remove(circuit)
             await self.settle()
 
+    async def _meddle(self, cross_connects: PortMap) -> None:
+        """Another client breaks these circuits, and makes those that are not there."""
+        for c in cross_connects:
+            circuit = self.matrix.find(c)
+            if circuit is not None:
+                self.remove(circuit)
+                continue
+            # Where a port is in use the other client is refused, too.
+            with contextlib.suppress(RequestRefused):
+                self.make((c,))
+        await self.settle()
+
     async def reboot(self, *, keep_map: bool) -> None:
         """Power off and on: everything dark, then what was active turns anew, or nothing."""
         for circuit in tuple(self.matrix):
@@ -244,6 +257,10 @@ class EmulatedOcs:
         outputs = range(1, self.switch.ports + 1)
         lit = ((self.matrix.lights(out), out) for out in outputs)
         return PortMap.of((inp, out) for inp, out in lit if inp is not None)
+
+    def name_of(self, circuit: Circuit, otherwise: str) -> str:
+        """What the circuit is called; ``otherwise`` where nobody gave it a name."""
+        return self.faults.names or circuit.name or otherwise
 
     def loss_db(self, cross_connect: CrossConnect) -> float:
         """The insertion loss of one path: nearly the device's, a little off for each pair."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.portmap import PortMap
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "cut": ("", "before", "after"),
@@ -26,14 +27,17 @@ class Faults:
     ``fail_ports``: mirrors stuck, circuits fail. ``drift_db``: more loss at these outputs.
     ``read_only``: whoever logs in may only look. ``repeat_pages``: long replies come as whole
     replies one after another. ``monitors``: power monitors ``"both"``, ``"out"`` (on outputs
-    only) or ``"none"``, where a vendor sells such models.
+    only) or ``"none"``, where a vendor sells such models. ``names``: what every circuit and port is
+    called, where the protocol tells of names, quotes and line ends and all.
 
     Used up by the next command that changes something: ``refuse_next``: the words to refuse
     with. ``cut``: drop the connection ``"before"`` or ``"after"`` doing it. ``stall_s``: do
-    it so much later; ``acknowledge``: and keep saying that it is in progress.
+    it so much later; ``acknowledge``: and keep saying that it is in progress. ``meddle``:
+    cross-connects that another client breaks, or makes where they are not, just before it.
 
     Used up by the next answers, whatever to: ``garble`` and ``answer_twice``: so many come
-    broken, or twice. ``flood``: so many alarms come before the next one.
+    broken, or twice. ``strays``: before so many comes another, to nothing that was sent (TL1: a
+    denial with CTAG 0). ``flood``: so many alarms come before the next one.
     """
 
     refuse_ports: list[int] = field(default_factory=list)
@@ -42,17 +46,21 @@ class Faults:
     read_only: bool = False
     repeat_pages: bool = False
     monitors: str = "both"
+    names: str = ""
     acknowledge: bool = False
     refuse_next: str = ""
     cut: str = ""
     stall_s: float = 0.0
+    meddle: str = ""
     garble: int = 0
     answer_twice: int = 0
+    strays: int = 0
     flood: int = 0
 
     def __post_init__(self) -> None:
         self.changes = 0
         self.before_change: Callable[[int], None] = lambda changes: None
+        self.on_meddling: Callable[[PortMap], Awaitable[None]] | None = None
 
     def update(self, request: dict[str, Any]) -> None:
         """Replace fields; ``BadInput`` names the first that is not one or has a wrong type."""
@@ -64,6 +72,8 @@ class Faults:
                 raise BadInput(f"{key} cannot be {value!r}: like {known[key]!r}")
             if key in _CHOICES and value not in _CHOICES[key]:
                 raise BadInput(f"{key} cannot be {value!r}: one of {_CHOICES[key]}")
+            if key == "meddle":
+                _cross_connects(value)
         for key, value in request.items():
             setattr(self, key, value)
 
@@ -75,7 +85,7 @@ class Faults:
 
         Raises ``HungUp`` before or after it. What happens once is over after that. ``stall``
         waits so many seconds. ``before_change`` is told how many commands that change something
-        came before this one.
+        came before this one, ``on_meddling`` what another client makes or breaks first.
         """
         if not changes:
             yield ""
@@ -83,7 +93,10 @@ class Faults:
         self.before_change(self.changes)
         self.changes += 1
         refusal, cut, stall_s = self.refuse_next, self.cut, self.stall_s
-        self.refuse_next, self.cut, self.stall_s = "", "", 0.0
+        meddled = _cross_connects(self.meddle)
+        self.refuse_next, self.cut, self.stall_s, self.meddle = "", "", 0.0, ""
+        if meddled and self.on_meddling is not None:
+            await self.on_meddling(meddled)
         if cut == "before":
             raise HungUp
         await stall(stall_s)
@@ -101,10 +114,21 @@ class Faults:
             answer *= 2
         return answer
 
+    def take_stray(self) -> bool:
+        """Whether an answer to nothing comes now."""
+        if self.strays <= 0:
+            return False
+        self.strays -= 1
+        return True
+
     def take_flood(self) -> int:
         """How many alarms come now."""
         count, self.flood = self.flood, 0
         return count
+
+
+def _cross_connects(text: str) -> PortMap:
+    return PortMap.parse(text.split(",")) if text else PortMap()
 
 
 def _fits(value: object, like: object) -> bool:

@@ -66,6 +66,17 @@ def _circuit(text: str) -> str:
     return f"{one_way.inp}-{one_way.out}" if back else str(one_way)
 
 
+def _circuits(text: str) -> str:
+    return ",".join(_circuit(part) for part in text.split(","))
+
+
+def _name(text: str) -> str:
+    # Whatever somebody typed there, line ends included.
+    if 1 <= len(text) <= 200:
+        return text
+    raise BadInput(f"a name has 1 to 200 characters, not {len(text)}")
+
+
 def _port(text: str) -> str:
     if re.fullmatch("[1-9][0-9]{0,8}", text):
         return text
@@ -104,6 +115,11 @@ FAULT = _Fault(
         YesNo("whether a stalled command is acknowledged"),
         "keep saying that a stalled command is in progress",
     ),
+    Key(
+        "names",
+        Text("a name", _name, example="x;DLT-CRS-ALL:::7"),
+        "what every circuit and port is called (Calient, Glimmerglass)",
+    ),
     Key("refuse_next", _WORDS, "refuse the next change with these words", example="busy"),
     Key(
         "cut",
@@ -111,8 +127,14 @@ FAULT = _Fault(
         "drop the connection before or after doing the next change",
     ),
     Key("stall_s", Number("seconds", lowest=0), "do the next change so many seconds later"),
+    Key(
+        "meddle",
+        Text("cross-connects", _circuits, example="1>7,3>9"),
+        "what another client breaks, or makes if it is not there, just before the next change",
+    ),
     Key("garble", _COUNT, "so many of the next answers come broken"),
     Key("answer_twice", _COUNT, "so many of the next answers come twice"),
+    Key("strays", _COUNT, "before so many of the next answers comes one to nothing (TL1)"),
     Key("flood", _COUNT, "so many alarms come before the next answer"),
     Key("report", _WORDS, "say this unasked, as an alarm", example="power supply 2 failed"),
     Key(

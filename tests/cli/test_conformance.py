@@ -11,9 +11,11 @@ from tests.support.emulated_devices import Running, lab_file, running
 from tests.support.programs import ROOT, python
 
 SCPI = "patchlight.controller.circuits.drivers.polatis.scpi:PolatisScpi"
-# A driver that makes room where it must refuse, and hangs when asked for alarms.
+# A driver that makes room where it must refuse, hangs when asked for alarms, tells its password,
+# takes anything for a port, and sees more light leave than come in.
 RUDE_DRIVER = """
 import asyncio
+import logging
 from patchlight.controller.circuits.drivers.polatis.scpi import PolatisScpi
 from patchlight.testbed.portmap import CrossConnect
 
@@ -30,6 +32,18 @@ class Rude(PolatisScpi):
 
     async def alarms(self):
         await asyncio.sleep(3600)
+
+    async def disconnect(self, pairs):
+        return await super().disconnect(c for c in pairs if c.inp > 0 and c.out > 0)
+
+    async def power(self, ports):
+        known = [p for p in ports if type(p.number) is int and 1 <= p.number <= self.ports]
+        powers = await super().power(known)
+        return {p: 3.0 if p.side == "out" and dbm else dbm for p, dbm in powers.items()}
+
+    async def port_states(self):
+        logging.getLogger("rude").debug("logged in with hush-hush")
+        return await super().port_states()
 """
 
 
@@ -59,13 +73,18 @@ def test_a_device_in_use_is_left_alone_unless_told_and_is_put_back(device: Runni
     for consent in (("--initial", "5-6,9>30"), ("--any-map",)):
         ended = run(SCPI, "--device", address, *consent)
         assert ended.returncode == 0, ended.stdout + ended.stderr
-        assert "17 of 17 checks passed" in ended.stdout
+        assert "18 of 18 checks passed" in ended.stdout
         assert circuits(device) == "5-6, 9>30"
 
 
-def test_a_driver_that_does_otherwise_is_told_what(device: Running, tmp_path: Path) -> None:
+def test_a_driver_that_does_otherwise_is_told_what(
+    device: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "rude.py").write_text(RUDE_DRIVER)
-    options = ("--device", device.switch.address, "--any-map", "--check-timeout", "2s")
+    options = ["--device", device.switch.address, "--any-map", "--check-timeout", "2s"]
+    options += ["--password-env", "RUDE_PASSWORD", "--control", str(device.control)]
+    monkeypatch.setenv("RUDE_PASSWORD", "hush-hush")
+    monkeypatch.setenv("COLUMNS", "300")
     ended = run("rude:Rude", *options, cwd=tmp_path)
     assert ended.returncode == 1, ended.stderr
     failed = {
@@ -75,6 +94,10 @@ def test_a_driver_that_does_otherwise_is_told_what(device: Running, tmp_path: Pa
     }
     assert "expected [3>9, 5>11]" in failed["a busy port is refused and nothing else"]
     assert "not done within 2 s" in failed["alarms can be asked for"]
+    assert "not done within 2 s" in failed["alarms arrive"]
+    assert "the password is in the log" in failed["knows its ports"]
+    assert "power() of port 0: expected BadInput" in failed["bad input changes nothing"]
+    assert "3.0 dBm at out:13" in failed["light comes out where it is led"]
     assert "connects one" not in failed
     assert circuits(device) == "5-6, 9>30"
 

@@ -27,7 +27,7 @@ from tests.support.controller_process import DRY_LAB
 
 
 def preview(**given: Any) -> dict[str, Any]:
-    empty: dict[str, Any] = {"changes": {}, "lost": {}}
+    empty: dict[str, Any] = {"changes": {}, "lost": {}, "strangers": {}}
     lists = ("links_down", "links_up", "jobs", "cleared", "objections")
     return {**empty, **{name: [] for name in lists}, **given}
 
@@ -40,6 +40,9 @@ def preview(**given: Any) -> dict[str, Any]:
         ({"jobs": ["j"]}, 0, "n\n", None),
         ({"jobs": ["j"]}, 0, "", None),  # nobody there to ask
         ({"jobs": ["j"]}, 1, "", False),
+        ({"strangers": {"o1": ["1>2"]}}, 0, "y\n", True),
+        ({"strangers": {"o1": ["1>2"]}}, 0, "", None),
+        ({"strangers": {"o1": ["1>2"]}}, 1, "", False),
         ({"jobs": ["j"], "objections": ["locked"]}, 0, "", False),  # will be refused anyway
         ({"lost": {"o1": 9}}, 0, "y\no1\n", True),
         ({"lost": {"o1": 9}}, 0, "y\nyes\n", None),

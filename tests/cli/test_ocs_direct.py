@@ -61,6 +61,22 @@ def test_direct_talks_to_the_device_and_remembers(alone: DirectOcs) -> None:
     assert "connecting to ocs1" in alone("show", code=1)
 
 
+def test_what_a_stranger_made_is_not_broken_unasked(alone: DirectOcs) -> None:
+    alone("connect", "ocs1", "3:4")
+    alone.device.fault(meddle="5>6,6>5")
+    alone("connect", "ocs1", "7:8", code=1)  # reads back differently: the stranger came between
+    asked = alone("connect", "ocs1", "5:9", code=1)
+    assert "5>6, 6>5 made by somebody else" in asked
+    assert "not confirmed: nothing was changed" in asked
+    assert "5>6" in alone("show", "ocs1")
+    assert "committed" in alone("connect", "ocs1", "5:9", "--yes")
+    alone.device.fault(meddle="10>11")
+    alone("connect", "ocs1", "7:8", code=1)
+    alone("drift", code=1)
+    alone("drift", "--repair")  # that is what it was told to do
+    assert "10>11" not in alone("show", "ocs1")
+
+
 def test_direct_opens_only_the_switches_it_needs(direct: DirectOcs) -> None:
     with device_lock([direct.lab.circuit_switch("ocs2")], "somebody"):
         direct("connect", "ocs1", "5:6")

@@ -56,12 +56,21 @@ def campaign(folder: Path, count: int, seed: int) -> Counter[str]:
             device.fault(**_NO_FAULTS)
             now, records = asyncio.run(_restart(lab, journal))
             state = records[-1]["state"] if len(records) > before else "never begun"
-            if now != (new if state == "committed" else old) or state in ("intent", "unknown"):
+            wanted, stranger = new if state == "committed" else old, faults.get("meddle", "")
+            if stranger and set(PortMap.parse([stranger])) <= set(now):
+                # Ours is undone, theirs stands, and nobody says otherwise.
+                wanted = old.joined(PortMap.parse([stranger]))
+                if state != "rolled-back" or f"{stranger} is new" not in records[-1]["message"]:
+                    state = f"unknown: {state}, {records[-1]['message']}"
+            if now != wanted or state.startswith(("intent", "unknown")):
                 raise PatchlightError(
                     f"change {number} (seed {seed}, {kind}): {state}, and the device has "
                     f"{now.texts}: before {old.texts}, wanted {new.texts}"
                 )
             ended[f"{'killed' if died else kind}: {state}"] += 1
+            if stranger:
+                device.fault(lose=stranger)
+                now, records = asyncio.run(_restart(lab, journal))
             old = now
     return ended
 
@@ -74,7 +83,11 @@ _NO_FAULTS: dict[str, Any] = {
     "stall_s": 0.0,
     "acknowledge": False,
     "repeat_pages": False,
+    "names": "",
+    "strays": 0,
+    "meddle": "",
 }
+_NAMES = ("", "x;DLT-CRS-ALL:::7", '";1.1.1>1.1.2;"', "a [b], (c)", "two\r\nlines;", "1.1.1>1.1.2")
 
 
 def _random_fault(
@@ -83,7 +96,8 @@ def _random_fault(
     """What goes wrong: its name, the device's faults, when to kill the controller if at all."""
     # A mirror of the map before that sticks would make going back impossible, in truth.
     unused = sorted(set(new.out_of) - set(old.out_of) - set(old.in_of))
-    kind = rng.choice(["kill", "kill", "kill and cut", "cut", "refuse", "stall", "lock", "stick"])
+    kinds = ["kill", "kill", "kill and cut", "cut", "refuse", "stall", "lock", "stick", "meddle"]
+    kind = rng.choice(kinds)
     kill_after_s = rng.uniform(0, _LONGEST_S) if kind.startswith("kill") else None
     faults: dict[str, Any] = {}
     if "cut" in kind:
@@ -96,7 +110,14 @@ def _random_fault(
         faults["refuse_ports"] = unused[:1]
     elif kind == "stick":
         faults["fail_ports"] = unused[:1]
-    return kind, faults | {"repeat_pages": rng.random() < 0.3}, kill_after_s
+    elif kind == "meddle":
+        ports = range(1, _PORTS + 1)
+        ins = [p for p in ports if p not in old.out_of and p not in new.out_of]
+        outs = [p for p in ports if p not in old.in_of and p not in new.in_of]
+        if ins and outs:
+            faults["meddle"] = f"{rng.choice(ins)}>{rng.choice(outs)}"
+    manners = {"names": rng.choice(_NAMES), "strays": rng.choice([0, 0, 1, 5])}
+    return kind, faults | manners | {"repeat_pages": rng.random() < 0.3}, kill_after_s
 
 
 def _random_map(rng: random.Random) -> PortMap:

@@ -214,7 +214,7 @@ class TableDriver(ABC, Generic[R]):
         """Each once, in order; ``BadInput`` for one outside the device."""
         unique = sorted(set(ports))
         for port in unique:
-            if not 1 <= port.number <= self.ports:
+            if type(port.number) is not int or not 1 <= port.number <= self.ports:
                 raise BadInput(f"{self.name} has ports 1–{self.ports}, not {port}")
         return unique
 

@@ -40,6 +40,7 @@ class DryRun(TableDriver[Row]):
 
     async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
         """Nothing: there is no power monitor."""
+        self._checked_ports(ports)
         return {}
 
     async def alarms(self) -> tuple[Alarm, ...]:

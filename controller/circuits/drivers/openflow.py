@@ -205,6 +205,9 @@ class OpenFlowSwitch(TableDriver[FlowRow]):
             self._alarms.note("minor", f"port {event['port']}", f"{event['change']}: {state}")
         elif kind == "unknown-switch":
             self._alarms.note("minor", "switch", f"datapath id {event['datapath_id']:#x} connected")
+        elif kind == "second-switch":
+            words = f"another one with its datapath id came from {event['address']}: left alone"
+            self._alarms.note("major", "switch", words)
         elif kind == "switch-up":
             self._alarms.note("notice", "switch", f"connected from {event['address']}")
         elif kind in ("switch-down", "speaker-down"):

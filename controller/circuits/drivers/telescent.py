@@ -5,6 +5,7 @@ commands. Run against the emulated device only so far; the commands are in the t
 """
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,7 +18,7 @@ from patchlight.controller.circuits.contract import (
     Identity,
     PortState,
 )
-from patchlight.controller.circuits.dialects import Pattern, Template
+from patchlight.controller.circuits.dialects import Pattern, Template, filled
 from patchlight.controller.circuits.drivers.base import Row, SessionDriver
 from patchlight.controller.circuits.protocols.ssh.shell import ShellClient, ShellDialect
 from patchlight.testbed.errors import PatchlightError
@@ -45,8 +46,8 @@ class TelescentDialect(ShellDialect):
         "unlock --force {inp}\nunlock --force {out}\n"
         "unallocate --force -in {inp}\nunallocate --force -out {out}"
     )
-    row: Pattern = r"\s*R(?P<row>\d{1,6})#[A-Za-z](?P<cells>(?:\s+[A-Za-z]+\d+)+)\s*"
-    cell: Pattern = r"(?P<status>[A-Za-z]+)(?P<inp>\d+)"
+    row: Pattern = r"\s*R(?P<row>[0-9]{1,6})#[A-Za-z](?P<cells>(?:\s+[A-Za-z]+[0-9]{1,9})+)\s*"
+    cell: Pattern = r"(?P<status>[A-Za-z]+)(?P<inp>[0-9]{1,9})(?![0-9])"
     joined: Pattern = r"A\w*"
     free: Pattern = r"U\w*"
     absent: Pattern = r"N\w*"
@@ -130,7 +131,7 @@ class TelescentSsh(SessionDriver[Row]):
         timeout_s = self._dialect.move_timeout_s + 2 * self._switch.switching_time_s
         for c in pairs:
             numbers = {"inp": c.inp - 1 + self._base, "out": c.out - 1 + self._base}
-            for command in template.format(**numbers).splitlines():
+            for command in filled(template, shlex.quote, **numbers).splitlines():
                 await self.client.command(command, changes=True, timeout_s=timeout_s)
                 # Of several commands the first ones stay done if a later one is refused.
                 self._writes.told = True

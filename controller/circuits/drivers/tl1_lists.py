@@ -5,8 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from patchlight.controller.circuits.contract import Alarm
+from patchlight.controller.circuits.dialects import Bare
 from patchlight.controller.circuits.drivers.base import UP, Row
 from patchlight.controller.circuits.drivers.numbered import NumberedDriver
+from patchlight.controller.circuits.protocols.session import shortened
 from patchlight.controller.circuits.protocols.tl1.client import Reply, Tl1Client
 from patchlight.controller.circuits.protocols.tl1.dialects import ListDialect
 from patchlight.testbed.portmap import CrossConnect
@@ -58,15 +60,21 @@ class Tl1ListDriver(NumberedDriver, Generic[D]):
         return int(size["ins"]), int(size["outs"])
 
     async def _circuit_lines(self) -> list[re.Match[str]]:
+        """Every line of the table; one that cannot be read would be a circuit that is not seen."""
         reply = await self.client.command(self._dialect.retrieve, paged=True)
-        return matching(self._dialect.circuit_line, reply)
+        found = matching(self._dialect.circuit_line, reply)
+        if len(found) < len(reply.lines):
+            read = {line.string for line in found}
+            unread = next(line for line in reply.lines if line not in read)
+            raise self._nonsense("the question for its map", shortened(unread))
+        return found
 
-    async def _lists(self, pairs: Sequence[CrossConnect]) -> dict[str, str]:
+    async def _lists(self, pairs: Sequence[CrossConnect]) -> dict[str, Bare]:
         ins, outs = zip(*await self._numbers(pairs), strict=True)
         return {"ins": self._joined(ins), "outs": self._joined(outs)}
 
-    def _joined(self, numbers: Iterable[int]) -> str:
-        return self._dialect.list_separator.join(map(str, numbers))
+    def _joined(self, numbers: Iterable[int]) -> Bare:
+        return Bare(self._dialect.list_separator.join(map(str, numbers)))
 
 
 def matching(pattern: str, reply: Reply) -> list[re.Match[str]]:

@@ -124,6 +124,37 @@ class TelnetFramer:
             )
 
 
+class LineFramer(TelnetFramer):
+    """Feed it what arrives; it hands back the lines that are complete, without their ends.
+
+    Lines end with ``\\n`` or ``\\r\\n`` (as in IEEE 488.2 over a raw socket). ``protocol``: what
+    errors call what should come.
+    """
+
+    def __init__(self, limit: int = BUFFER_LIMIT, protocol: str = "a protocol of lines") -> None:
+        super().__init__(limit)
+        self._protocol = protocol
+
+    def feed(self, data: bytes) -> list[str]:
+        """Add bytes; returns the lines they complete. ``FramingError`` past the bound."""
+        lines: list[str] = []
+        # In slices, so that the bound holds however much is fed at once.
+        for start in range(0, len(data), 65536):
+            *whole, rest = self._telnet.filter(data[start : start + 65536]).split(b"\n")
+            for piece in whole:
+                self._hold(piece)
+                text = self._buffer.decode("utf-8", "replace").strip()
+                self._buffer.clear()
+                if text:
+                    lines.append(text)
+            self._hold(rest)
+        return lines
+
+    def _hold(self, piece: bytes) -> None:
+        self._check_limit(len(self._buffer) + len(piece), self._protocol, "line")
+        self._buffer += piece
+
+
 class ConnectionLost(Exception):
     """The connection ended; what that means depends on the command in flight."""
 

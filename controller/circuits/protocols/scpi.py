@@ -12,20 +12,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from patchlight.controller.circuits.dialects import AnyPolatisDialect, Dialect, Pattern, Template
+from patchlight.controller.circuits.dialects import (
+    AnyPolatisDialect,
+    Dialect,
+    Pattern,
+    Template,
+    filled,
+)
 from patchlight.controller.circuits.protocols.connection import (
     BUFFER_LIMIT,
     Connection,
     FramingError,
-    TelnetFramer,
+    LineFramer,
 )
 from patchlight.controller.circuits.protocols.session import DeviceSession, Session, shortened
+from patchlight.testbed.errors import BadInput
 
 # No byte fits two branches, so it takes linear time whatever comes. (A doubled quote in quotes
 # is two quoted texts here. Not possessive: CPython 3.11 gets nested possessive groups wrong.)
 _UNIT = re.compile(r'(?:"[^"]*"?|\([^)]*\)?|[^;"(]+)*')
 _CHANNEL = re.compile(r"\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?")
 _PLAIN = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9})*")
+_WORD = re.compile(r"[A-Za-z0-9_.-]+")
+_UNQUOTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CHANNELS_LIMIT = 1 << 16
 Errors = list[tuple[str, str]]  # code and words
 
@@ -48,7 +57,9 @@ class ScpiDialect(Dialect):
     confirmed: Pattern = r"\+?1"
     errors: Template = ":syst:err:all?"
     then: str = "\n"
-    error_entry: Pattern = r'\s*(?P<code>[+-]?\d+)\s*,\s*"(?P<words>[^"]*(?:""[^"]*)*)"(?!")\s*'
+    error_entry: Pattern = (
+        r'\s*(?P<code>[+-]?[0-9]{1,9})\s*,\s*"(?P<words>[^"]*(?:""[^"]*)*)"(?!")\s*'
+    )
 
 
 @dataclass(frozen=True)
@@ -84,30 +95,19 @@ class PolatisScpiDialect(ScpiDialect, AnyPolatisDialect):
 POLATIS = PolatisScpiDialect()
 
 
-class LineFramer(TelnetFramer):
-    """Feed it what arrives; it hands back the lines that are complete, without their ends.
+def quoted(text: str) -> str:
+    """A text as it may stand in a command: a plain word as it is, all else in quotes.
 
-    Lines end with ``\\n`` or ``\\r\\n`` (IEEE 488.2 over a raw socket).
+    ``BadInput``, which does not repeat the text (it may be a password), if no command can hold it.
     """
-
-    def feed(self, data: bytes) -> list[str]:
-        """Add bytes; returns the lines they complete. ``FramingError`` past the bound."""
-        lines: list[str] = []
-        # In slices, so that the bound holds however much is fed at once.
-        for start in range(0, len(data), 65536):
-            *whole, rest = self._telnet.filter(data[start : start + 65536]).split(b"\n")
-            for piece in whole:
-                self._hold(piece)
-                text = self._buffer.decode("utf-8", "replace").strip()
-                self._buffer.clear()
-                if text:
-                    lines.append(text)
-            self._hold(rest)
-        return lines
-
-    def _hold(self, piece: bytes) -> None:
-        self._check_limit(len(self._buffer) + len(piece), "SCPI", "line")
-        self._buffer += piece
+    if _WORD.fullmatch(text):
+        return text
+    if _UNQUOTABLE.search(text):
+        raise BadInput(
+            "a SCPI command cannot hold a text with control characters in it",
+            hint="change the user or password that has them",
+        )
+    return '"' + text.replace('"', '""') + '"'
 
 
 def units(line: str) -> Iterator[str]:
@@ -190,12 +190,14 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
         return await self._run(exchange, self._mask(shortened(command)), timeout_s, changes=changes)
 
     def _framer(self) -> LineFramer:
-        return LineFramer()
+        return LineFramer(protocol=self.protocol)
 
     async def _log_in(self) -> None:
         session, command = self._session, ""
         if self._dialect.login:
-            command = self._dialect.login.format(user=session.user, password=session.password)
+            command = filled(
+                self._dialect.login, quoted, user=session.user, password=session.password
+            )
         # A banner may stand before the first answer: only the errors are looked at.
         _, errors = await self._exchange(self._connected(), command, session.timeouts.answer_s)
         if command and errors:

@@ -8,12 +8,17 @@ not come raises ``OutcomeUnknown``; one that only reads is tried once more, then
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import functools
+import json
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Generic, Protocol, TypeVar
+from urllib.parse import quote
 
 from patchlight.controller.circuits.contract import (
     Alarm,
@@ -33,6 +38,8 @@ from patchlight.controller.circuits.protocols.connection import (
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
 
+# Without tab and line feed, which a reply of several lines has.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _ALARM_WORDS_KEPT = 500  # characters of each, so that a flood of long ones stays bounded
 _PAUSE_AFTER_LOGIN_REFUSED_S = 300.0  # before an idle session tries again
 _LOGIN_SETTLES_S = 0.5  # some units answer "not logged in" for a moment after the login
@@ -67,6 +74,22 @@ class Timeouts:
 DEFAULT_TIMEOUTS = Timeouts()
 
 
+@functools.lru_cache(maxsize=64)
+def _forms(user: str, password: str) -> tuple[str, ...]:
+    """How protocols write a password: as it is, quoted, in JSON, in a URL, as HTTP's login."""
+    if not password:
+        return ()
+    forms = {
+        password,
+        password.replace('"', '""'),
+        password.replace("\\", "\\\\").replace('"', '\\"'),
+        json.dumps(password)[1:-1],
+        quote(password, safe=""),
+        base64.b64encode(f"{user}:{password}".encode(errors="replace")).decode(),
+    }
+    return tuple(sorted(forms, key=len, reverse=True))
+
+
 @dataclass(frozen=True)
 class Session:
     """Whom to log in where, and how long to wait."""
@@ -75,7 +98,7 @@ class Session:
     host: str
     port: int
     user: str
-    password: str
+    password: str = field(repr=False)
     timeouts: Timeouts = DEFAULT_TIMEOUTS
 
     @classmethod
@@ -89,8 +112,14 @@ class Session:
         return cls(switch.name, host.strip("[]"), int(port), switch.user, password, timeouts)
 
     def masked(self, text: str) -> str:
-        """The text without the password."""
-        return text.replace(self.password, "****") if self.password else text
+        """The text as logs and errors may have it.
+
+        Without the password, in any form that a protocol gives it, and with control characters
+        spelled out: what a device says is not to steer a terminal or begin a line of a log.
+        """
+        for form in _forms(self.user, self.password):
+            text = text.replace(form, "****")
+        return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
     def login_refused(self, words: str) -> LoginRefused:
         """The device's refusal of the user or password, in its words."""
@@ -145,7 +174,7 @@ class KeptSession(ABC, Generic[C, D]):
         return self._alarms.all
 
     def _alarm(self, severity: Severity, subject: str, words: str) -> None:
-        words, subject = self._mask(words)[:_ALARM_WORDS_KEPT], subject[:_ALARM_WORDS_KEPT]
+        words, subject = (self._mask(text)[:_ALARM_WORDS_KEPT] for text in (words, subject))
         self._alarms.note(severity, subject, words)
         level = logging.DEBUG if severity == "notice" else logging.INFO
         self.log.log(level, "%s > %s %s", self._session.name, severity, words)

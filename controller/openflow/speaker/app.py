@@ -37,8 +37,7 @@ class Patchlight(app_manager.RyuApp):  # type: ignore[misc]
     @_on(ofp_event.EventOFPSwitchFeatures, CONFIG_DISPATCHER)
     def on_features(self, event: Any) -> None:
         """A switch said its datapath id."""
-        if event.msg.datapath_id not in self._registry.declared:
-            self._registry.unknown(event.msg.datapath)
+        self._registry.features(event.msg.datapath, event.msg.datapath_id)
 
     @_on(ofp_event.EventOFPStateChange, [MAIN_DISPATCHER, DEAD_DISPATCHER])
     def on_state(self, event: Any) -> None:
@@ -59,6 +58,7 @@ class Patchlight(app_manager.RyuApp):  # type: ignore[misc]
     @_on(
         [
             ofp_event.EventOFPBarrierReply,
+            ofp_event.EventOFPEchoReply,
             ofp_event.EventOFPErrorMsg,
             ofp_event.EventOFPFlowStatsReply,
             ofp_event.EventOFPPortStatsReply,

@@ -49,7 +49,7 @@ def run_apps(listener: socket.socket, registry: SwitchRegistry, user_apps: tuple
     for option, value in overrides.items():
         cfg.CONF.set_override(option, value)
     _listen_through(listener)
-    _guard(registry.declared)
+    _guard(registry)
 
     manager = _Apps()
     manager.load_apps(["patchlight.controller.openflow.speaker.app:Patchlight"])
@@ -131,8 +131,8 @@ def _listen_through(listener: socket.socket) -> None:
     controller.StreamServer = Server
 
 
-def _guard(declared: frozenset[int]) -> None:
-    """Let nothing but the handshake be sent to a switch that the lab does not declare.
+def _guard(registry: SwitchRegistry) -> None:
+    """Let nothing but the handshake be sent to a switch that is not the lab's, or is there twice.
 
     Whoever sends: ours or a user's application. Without the port description that the
     engine would ask for next, such a switch never reaches the state that applications see.
@@ -142,7 +142,7 @@ def _guard(declared: frozenset[int]) -> None:
     send = controller.Datapath.send
 
     def guarded(datapath: Any, message: bytes, *args: Any, **options: Any) -> Any:
-        if datapath.id is None or datapath.id in declared:
+        if datapath.id is None or registry.may_be_told(datapath):
             return send(datapath, message, *args, **options)
         (kind,) = struct.unpack_from("!xB", message)
         return send(datapath, message, *args, **options) if kind in _HANDSHAKE else False

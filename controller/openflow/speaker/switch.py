@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import eventlet
 from eventlet.event import Event
 from ryu.ofproto import ofproto_v1_3 as ofp
 from ryu.ofproto import ofproto_v1_3_parser as parser
@@ -69,6 +70,19 @@ class Switch:
         names = {"vendor": "mfr_desc", "hardware": "hw_desc", "software": "sw_desc"}
         names |= {"serial": "serial_num", "name": "dp_desc"}
         return {name: _words(getattr(description, field)) for name, field in names.items()}
+
+    def answers(self, within_s: float) -> bool:
+        """Whether the switch is there: it answers an echo."""
+        waiter = _Waiter()
+        try:
+            with eventlet.Timeout(within_s):
+                self._ask(parser.OFPEchoRequest(self.datapath), waiter)
+                waiter.done.wait()
+        except (eventlet.Timeout, SwitchGone):
+            return False
+        finally:
+            self._forget(waiter)
+        return True
 
     # -- requests -----------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import eventlet
+from ryu.ofproto import ofproto_v1_3_parser as parser
 
 from patchlight.controller.openflow.protocol import Message
 from patchlight.controller.openflow.speaker.switch import Switch, SwitchGone
@@ -17,8 +18,9 @@ _PERIOD_S = 1.0
 # Reading flow counters costs some 50 µs an entry: at most this part of the time goes there.
 _SHARE_FOR_FLOWS = 0.1
 _COUNTERS_DEADLINE_S = 10.0
-# A stranger that connects again and again is not to fill the log.
-_UNKNOWN_EVERY_S = 60.0
+# A switch whose connection stands answers an echo within this, also while it sets up entries.
+_FIRST_ANSWERS_S = 5.0
+_TELL_EVERY_S, _TOLD_KEPT = 60.0, 256
 
 
 class SwitchRegistry:
@@ -35,7 +37,7 @@ class SwitchRegistry:
         self._publish = publish
         self._switches: dict[int, Switch] = {}
         self._counters: dict[int, Message] = {}
-        self._unknown_at = float("-inf")
+        self._told: dict[tuple[str, int], float] = {}
 
     def switch(self, datapath_id: int) -> Switch:
         """The connected switch of that id; ``SwitchGone`` if there is none."""
@@ -56,6 +58,12 @@ class SwitchRegistry:
         switch = self._switches.get(datapath.id)
         return switch if switch is not None and switch.datapath is datapath else None
 
+    def may_be_told(self, datapath: Any) -> bool:
+        """Whether more than the handshake may be said on a connection: it is a switch of the
+        lab, and no other connection is that switch."""
+        switch = self._switches.get(datapath.id)
+        return datapath.id in self.declared and (switch is None or switch.datapath is datapath)
+
     def switches(self) -> list[Message]:
         """Every connected switch with its ports."""
         return [_describe(switch) for switch in self._switches.values()]
@@ -66,25 +74,52 @@ class SwitchRegistry:
 
     # -- what the application tells us ----------------------------------------------------
 
-    def unknown(self, datapath: Any) -> None:
-        """A switch connected that the lab does not declare: say so, and leave it alone."""
+    def features(self, datapath: Any, datapath_id: int) -> None:
+        """A connection said which switch it is, and nothing else was said to it yet."""
+        if datapath_id not in self.declared:
+            self._leave_alone("unknown-switch", datapath, "the lab has no such switch")
+        elif not self.may_be_told(datapath):
+            # What the engine wanted to ask next, and was not let.
+            ports = parser.OFPPortDescStatsRequest(datapath, 0)
+            eventlet.spawn_n(self._second, datapath, lambda: datapath.send_msg(ports))
+
+    def _second(self, datapath: Any, go_on: Callable[[], None]) -> None:
+        """Another connection says to be a switch that is connected: is the first one dead?"""
+        first = self._switches.get(datapath.id)
+        if first is not None and first.answers(_FIRST_ANSWERS_S):
+            words = f"that switch is connected from {first.address}, and answers"
+            self._leave_alone("second-switch", datapath, words)
+            datapath.close()
+            return
+        if first is not None and self.of(first.datapath) is first:
+            LOG.warning("switch %#x connected again, from %s", datapath.id, datapath.address[0])
+            first.datapath.close()
+            self.down(first.datapath)
+        if self.may_be_told(datapath) and datapath.is_active:
+            go_on()
+
+    def _leave_alone(self, event: str, datapath: Any, why: str) -> None:
+        """Say so, once a minute for each id: who is left alone may come again and again."""
+        now, key = time.monotonic(), (event, datapath.id)
+        lately = now - self._told.get(key, -_TELL_EVERY_S) < _TELL_EVERY_S
         address = "{}:{}".format(*datapath.address[:2])
-        if time.monotonic() - self._unknown_at > _UNKNOWN_EVERY_S:
-            self._unknown_at = time.monotonic()
-            message = (
-                "a switch with datapath id %#x connected from %s: the lab has no such switch; "
-            )
-            LOG.warning(message + "it is left alone", datapath.id, address)
-        self._publish({"event": "unknown-switch", "datapath_id": datapath.id, "address": address})
+        if event == "unknown-switch" or not lately:  # the controller counts unknown ones
+            self._publish({"event": event, "datapath_id": datapath.id, "address": address})
+        if lately:
+            return
+        if len(self._told) >= _TOLD_KEPT:
+            self._told.clear()
+        self._told[key] = now
+        message = "a switch with datapath id %#x connected from %s: %s; it is left alone"
+        LOG.warning(message, datapath.id, address, why)
 
     def up(self, datapath: Any) -> None:
         """A declared switch finished its handshake."""
-        old = self._switches.get(datapath.id)
+        if not self.may_be_told(datapath):
+            # Another connection was quicker.
+            eventlet.spawn_n(self._second, datapath, lambda: self.up(datapath))
+            return
         switch = self._switches[datapath.id] = Switch(datapath)
-        if old is not None:
-            # Its old connection has not noticed yet that it is dead.
-            LOG.warning("switch %#x connected again from %s", switch.id, switch.address)
-            old.on_gone()
         if self._counting:
             eventlet.spawn_n(self._count, switch)
         self._publish({"event": "switch-up", **_describe(switch)})

@@ -20,8 +20,16 @@ class ProtocolServer(ABC):
     """Serves one device to all its clients.
 
     A server calls what changes the device, awaits ``device.settle`` and only then answers; what
-    the device refuses comes as ``RequestRefused``. What goes wrong on purpose is in
-    ``device.faults``: ``around_command`` at each command, ``spoilt`` on each answer.
+    the device refuses comes as ``RequestRefused``. Beside that it has to honour:
+
+    - users: ``device.lets_in`` before anything else, ``device.may_change`` before a change, where
+      its protocol has logins;
+    - ``device.faults.around_command`` around each command, and the words it gives as a refusal: it
+      cuts, stalls, meddles and refuses; meanwhile ``faults.acknowledge``, if there is such a word;
+    - ``faults.spoilt`` on each answer, ``take_stray`` before it and ``take_flood`` at it;
+    - ``faults.monitors`` and ``repeat_pages``, where the vendor has such models and such replies;
+    - ``device.name_of`` for each circuit whose name it tells, and ``faults.names`` for ports;
+    - ``report``, by which an alarm comes, or ``BadInput``.
 
     ``port``: where such devices listen by default. ``by_hand``: a shell command that reads the
     map, with ``{host}``, ``{port}``, ``{user}`` and ``{password}`` to fill in. ``dials``: the

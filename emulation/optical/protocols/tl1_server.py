@@ -132,6 +132,9 @@ class Tl1Server(ProtocolServer):
                     answer = await self._execute(connection, command)
         for number in range(faults.take_flood()):
             self._broadcast("*", "REPT ALM EQPT", (f"SYSTEM:MN,FLOOD,NSA,{number}",))
+        if faults.take_stray():
+            stray = deny("ICNV", "Invalid command").pages(self._sid, "0", repeat=False)
+            connection.writer.write(stray.encode())
         pages = answer.pages(self._sid, ctag, repeat=faults.repeat_pages)
         connection.writer.write(faults.spoilt(pages.encode()))
         await connection.writer.drain()

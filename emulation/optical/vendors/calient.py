@@ -5,7 +5,6 @@ Reply lines and the words that drivers look for ("Invalid…", "Login Not Active
 denial, so those are GR-831's.
 """
 
-import re
 from collections.abc import Callable
 
 from patchlight.controller.circuits.drivers.calient.table import to_aid, to_port
@@ -70,7 +69,7 @@ class CalientTl1Server(Tl1Server):
     def _circuits(self, command: Command) -> list[str]:
         everything = command.aid in ("", "ALL", "0")
         circuits = self._device.matrix if everything else (self._named(command),)
-        return [_circuit_line(circuit) for circuit in circuits]
+        return [self._circuit_line(circuit) for circuit in circuits]
 
     def _ports(self, command: Command) -> list[str]:
         matrix, lines = self._device.matrix, []
@@ -93,7 +92,7 @@ class CalientTl1Server(Tl1Server):
         readings, lines = await self._device.power(ports), []
         for port in ports:
             circuits = dict.fromkeys((matrix.at_input(port), matrix.at_output(port)))
-            states = [(circuit_id(circuit), in_use(circuit)) for circuit in circuits if circuit]
+            states = [(self._name(circuit), in_use(circuit)) for circuit in circuits if circuit]
             first, second, *_ = (*states, ("NONE", "NONE"), ("NONE", "NONE"))
             arriving, leaving = readings[port]
             lines.append(
@@ -163,16 +162,36 @@ class CalientTl1Server(Tl1Server):
         summary = f"{len(failures)} connections failed: {'; '.join(failures[:8])}"
         return deny("SROF", summary) if len(failures) == len(conns) else Answer("PRTL", (), summary)
 
+    def _circuit_line(self, circuit: Circuit) -> str:
+        c, kind = circuit.directions[0], "2WAY" if circuit.two_way else "1WAY"
+        return (
+            f"{circuit_id(circuit)}:SRCPORT={to_aid(c.inp)},DSTPORT={to_aid(c.out)},"
+            f"GRPNAME={self._group(circuit)},CONNNAME={self._name(circuit)},CONNTYPE={kind},"
+            + "AS={},OS={},OC={},PS=UPR,AL=CL".format(*STATES[circuit.phase])
+        )
+
+    def _name(self, circuit: Circuit) -> str:
+        return self._device.name_of(circuit, circuit_id(circuit))
+
+    def _group(self, circuit: Circuit) -> str:
+        return self._device.faults.names or circuit.group or GROUP
+
     def _named(self, command: Command) -> Circuit:
-        """The circuit that a command means: by its ports, else by its id or name."""
-        conns = [param for param in command.params if param not in ("", GROUP)]
+        """The circuit that a command means: by its ports, else by its id or name.
+
+        What it calls the circuit and its group has to be right, too: an id that says one-way
+        does not mean a two-way circuit.
+        """
+        given = {param for param in command.params if param not in ("", "ALL")}
         if command.aid:
             circuit = self._device.matrix.find(CrossConnect(*_pair(command.aid)))
-            # An id that says one-way does not mean a two-way circuit.
-            if circuit is not None and circuit_id(circuit) not in conns and any(map(_is_id, conns)):
+            if circuit is not None and not given <= {
+                *(circuit_id(circuit), self._name(circuit), self._group(circuit), GROUP)
+            }:
                 circuit = None
         else:
-            named = (c for c in self._device.matrix if {circuit_id(c), c.name} & set(conns))
+            conns = given - {GROUP}
+            named = (c for c in self._device.matrix if {circuit_id(c), self._name(c)} & conns)
             circuit = next(named, None)
         if circuit is None:
             raise RequestRefused(Reason.NOT_FOUND)
@@ -205,11 +224,6 @@ def _directions(conn: str) -> tuple[CrossConnect, ...]:
     return directions_of(CrossConnect(*_pair(conn.replace(mark, ",", 1))), two_way=mark == "-")
 
 
-def _is_id(text: str) -> bool:
-    aids = re.split("[>-]", text)
-    return len(aids) == 2 and all(map(to_port, aids))
-
-
 def model_of(ports: int) -> str:
     """The smallest model with so many ports."""
     return next((name for most, name in _MODELS if ports <= most), _LARGEST_MODEL)
@@ -219,16 +233,6 @@ def circuit_id(circuit: Circuit) -> str:
     """Its id on the device: ``1.1.1>1.1.2``, or with ``-`` where it is two-way."""
     c = circuit.directions[0]
     return f"{to_aid(c.inp)}{'-' if circuit.two_way else '>'}{to_aid(c.out)}"
-
-
-def _circuit_line(circuit: Circuit) -> str:
-    c, conn = circuit.directions[0], circuit_id(circuit)
-    kind = "2WAY" if circuit.two_way else "1WAY"
-    return (
-        f"{conn}:SRCPORT={to_aid(c.inp)},DSTPORT={to_aid(c.out)},GRPNAME={circuit.group or GROUP},"
-        f"CONNNAME={circuit.name or conn},CONNTYPE={kind},"
-        + "AS={},OS={},OC={},PS=UPR,AL=CL".format(*STATES[circuit.phase])
-    )
 
 
 def in_use(circuit: Circuit) -> str:

@@ -79,8 +79,8 @@ class CalientRestServer(HttpServer):
         for circuit in circuits:
             first, *second = (self._half(circuit, c, power) for c in circuit.directions)
             row: dict[str, Any] = {
-                "name": circuit.name or circuit_id(circuit),
-                "group": circuit.group or GROUP,
+                "name": self._device.name_of(circuit, circuit_id(circuit)),
+                "group": self._device.faults.names or circuit.group or GROUP,
                 "dir": "bi" if circuit.two_way else "uni",
                 "band": "CBAND",
             }
@@ -109,7 +109,7 @@ class CalientRestServer(HttpServer):
         for port in numbers:
             circuit = matrix.at_input(port) or matrix.at_output(port)
             conn = circuit_id(circuit) if circuit else ""
-            name = circuit.name or conn if circuit else ""
+            name = self._device.name_of(circuit, conn) if circuit else ""
             row = {"port": to_aid(port), "conn": conn, "connid": name}
             rows.append(row | {"power": _dbm(power[port][0]), "inalias": "", "outalias": ""})
         return rows
@@ -163,11 +163,13 @@ class CalientRestServer(HttpServer):
 
     def _named(self, request: Request) -> Circuit:
         """By its id, else by its name."""
-        names = {request.query.get("conn", ""), request.query.get("name", "")} - {""}
-        for circuit in self._device.matrix:
-            if {circuit_id(circuit), circuit.name} & names:
-                return circuit
-        raise RequestRefused(Reason.NOT_FOUND)
+        conn, name = (request.query.get(key, "") for key in ("conn", "name"))
+        ids = {circuit_id(circuit): circuit for circuit in self._device.matrix}
+        named = (c for c in ids.values() if name and self._device.name_of(c, "") == name)
+        circuit = ids.get(conn) or ids.get(name) or next(named, None)
+        if circuit is None:
+            raise RequestRefused(Reason.NOT_FOUND)
+        return circuit
 
 
 def _dbm(power: float | None) -> str:

@@ -56,13 +56,13 @@ class GlimmerglassTl1Server(Tl1Server):
         return [f"GGN:{item}={value}" for item, value in items.items()]
 
     def _ports(self, command: Command) -> list[str]:
-        lines = []
+        lines, names = [], self._device.faults.names
         for number in self._asked(command.aid):
             port = self._numbering.to_port(number)
             assert port is not None
             health = "bad" if port.number in self._device.matrix.failed else "good"
             lines.append(
-                f"GGN:PORTID={number},PORTNAME={port.side.upper()}{port.number},"
+                f"GGN:PORTID={number},PORTNAME={names or f'{port.side.upper()}{port.number}'},"
                 f"PORTDIR={port.side}put,PORTHEALTH={health},PORTCAT=nor,PORTPRIV=0x1"
             )
         return lines
@@ -70,6 +70,7 @@ class GlimmerglassTl1Server(Tl1Server):
     async def _circuits(self, command: Command) -> list[str]:
         """One line for each circuit, and for each fibre that is in none."""
         numbers, listed, lines = self._asked(command.aid), set(), []
+        names = self._device.faults.names
         readings = await self._device.power(range(1, self._device.switch.ports + 1))
         for number in numbers:
             if number in listed:
@@ -89,7 +90,7 @@ class GlimmerglassTl1Server(Tl1Server):
             loss = arriving - leaving if circuit else 0.0
             state, cause = _state(circuit, lit=circuit is not None and readings[out][1] is not None)
             lines.append(
-                f"GGN:IPORTID={ids[0]},IPORTNAME=,OPORTID={ids[1]},OPORTNAME=,CONNID=0,"
+                f"GGN:IPORTID={ids[0]},IPORTNAME={names},OPORTID={ids[1]},OPORTNAME={names},CONNID=0,"
                 f"CONNSTATE={state},CONNCAUSE={cause},INPWR={arriving:.3f},OUTPWR={leaving:.3f},"
                 f"PWRLOSS={loss:.3f},CONNLOCK=0,CONNLOCKUSER="
             )

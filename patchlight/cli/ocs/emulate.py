@@ -169,13 +169,14 @@ def fault(control: Path, fault: str) -> None:
         request = json.loads(fault)
     except ValueError as error:
         raise BadInput(f"{fault!r} is not JSON: {error}") from error
-    answer = _send(control, request)
+    answer = send_fault(control, request)
     if not answer["ok"]:
         raise BadInput(f"the emulated switch does not know that fault: {answer['error']}")
     click.echo(json.dumps(answer["faults"]))
 
 
-def _send(control: Path, request: object) -> dict[str, object]:
+def send_fault(control: Path, request: object) -> dict[str, object]:
+    """What the emulated switch at that socket answers; ``PatchlightError`` if none does."""
     try:
         with socket.socket(socket.AF_UNIX) as line:
             line.settimeout(_ANSWERS_WITHIN_S)

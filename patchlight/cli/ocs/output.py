@@ -15,15 +15,18 @@ BULK = 8
 """Who frees more circuits than this without others in their place is asked twice."""
 
 
-def carry_out(ask: Callable[..., Answer], options: ChangeOptions) -> None:
+def carry_out(ask: Callable[..., Answer], options: ChangeOptions, *, repairs: bool = False) -> None:
     """Show, confirm where something in use would break, change, and say what became of it.
 
-    ``ask`` takes ``dry_run``, ``why``, ``spare_jobs`` and ``planned_from``.
+    ``ask`` takes ``dry_run``, ``why``, ``spare_jobs`` and ``planned_from``. ``repairs``: what
+    somebody else made is to go, so that nobody is asked about it.
     """
     preview = ask(dry_run=True, why=options.why)
     if options.dry_run:
         print_preview(preview, as_json=options.as_json)
         return
+    if repairs:
+        preview["strangers"] = {}
     shown = confirm(preview, options)
     record = ask(
         why=options.why,
@@ -38,7 +41,7 @@ def confirm(preview: Answer, options: ChangeOptions) -> bool:
     """Ask as often as the change deserves; whether somebody was shown it and agreed."""
     lost = sum(preview["lost"].values())
     bulk = lost > BULK or (bool(preview["cleared"]) and lost > 2)
-    if preview["objections"] or not (preview["jobs"] or bulk):
+    if preview["objections"] or not (preview["jobs"] or preview["strangers"] or bulk):
         return False  # nothing to lose, or it will be refused anyway
     asked = False
     if not options.yes:
@@ -83,6 +86,10 @@ def _lines(preview: Answer) -> list[str]:
     lines += [f"link goes: {link}" for link in preview["links_down"]]
     lines += [f"link comes: {link}" for link in preview["links_up"]]
     lines += [f"in use by job {job}, which pauses meanwhile" for job in preview["jobs"]]
+    lines += [
+        f"{name}: {', '.join(texts)} made by somebody else: 'patchlight ocs drift'"
+        for name, texts in preview["strangers"].items()
+    ]
     return lines + [f"against it: {words}" for words in preview["objections"]]
 
 

@@ -92,7 +92,7 @@ def drift(
     names = [target.lab.circuit_switch(name).name for name in switches]
     with target.client(names) as client:
         if repair:
-            carry_out(functools.partial(client.repair, names), options)
+            carry_out(functools.partial(client.repair, names), options, repairs=True)
             return
         if adopt and not options.dry_run:
             print_record(client.adopt(names, options.why), as_json=options.as_json)

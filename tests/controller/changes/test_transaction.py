@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from patchlight.controller.openflow.forwarding import flow_tables
 from patchlight.controller.policies.topology import regroup
 from patchlight.testbed.lab import Endpoint
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import Links
+from patchlight.testbed.wiring import Links, trace_links
 from tests.support.change_bench import JOBS, LAB, START, ChangeBench, joined, kill_a_change
 
 
@@ -82,6 +83,31 @@ async def test_a_map_changed_by_somebody_else_stops_the_change_before_it_writes(
     assert record.state == "refused"
     assert "100>101 is new" in record.message
     assert await bench.driver.read_map() == START.joined(PortMap.of([(100, 101)]))
+
+
+@pytest.mark.parametrize("meddled", ["100>101", "1>8,200>201"])
+async def test_the_map_before_is_claimed_only_where_the_whole_map_is_so(
+    bench: ChangeBench, meddled: str
+) -> None:
+    """Another client makes and breaks circuits of its own while the change is written."""
+    await bench.change(joined((100, 101)), "so that there is something to break")
+    before = await bench.driver.read_map()
+    theirs = PortMap.parse(meddled.split(","))
+    bench.device.fault(meddle=meddled)
+    record = await bench.change(joined((300, 301)), "test")
+    now = await bench.driver.read_map()
+    assert now != before
+    assert not set(PortMap.duplex([(300, 301)])) & set(now)
+    assert record.state == "rolled-back"
+    assert "the map before stands" not in record.message
+    for c in theirs:
+        if (c in before) != (c in now):
+            assert f"{c} is {'gone' if c in before else 'new'}" in record.message
+    # The history says the same, and the flow tables follow the light that there is.
+    assert bench.store.reconfigurations()[-1]["message"] == record.message
+    assert bench.network.tables == flow_tables(LAB, trace_links(LAB, {"ocs1": now}))
+    (drift,) = (await bench.transactions.drift()).values()
+    assert drift
 
 
 async def test_memory_of_the_map_saves_a_read_and_never_decides(bench: ChangeBench) -> None:

@@ -1,6 +1,7 @@
 """The conformance suite on every driver that comes along, each against its emulated device."""
 
 import asyncio
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from patchlight.conformance import CHECKS, INITIAL, Check, run_check
+from patchlight.conformance import CHECKS, INITIAL, Check, alarms_arrive, run_check
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.labfile.reader import read_lab
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS
-from tests.support.emulated_devices import lab_file, running
+from tests.support.emulated_devices import Running, lab_file, running
+from tests.support.ocs_drivers import PASSWORD
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,17 @@ class Variant:
 WITHOUT_BULK = Variant(dialect="bulk = false\n")
 IN_PAGES = Variant(faults={"repeat_pages": True})
 TAKES_BUSY_PORTS = Variant(emulated=", emulated: {conflict_time: 12ms}")
+RUDE = Variant(faults={"names": 'x;DLT-CRS-BULK::1.1.1>1.1.7:7; "[b]", (\n\u2028', "strays": 10**6})
 WITHOUT_MONITORS = Variant(faults={"monitors": "none"})
 MONITORS_ON_OUTPUTS = Variant(faults={"monitors": "out"})
 VARIANTS = {
     **{name: Variant() for name in OCS_DRIVERS},
     "calient-tl1 without bulk": WITHOUT_BULK,
     "calient-tl1 in pages": IN_PAGES,
+    "calient-tl1 without manners": RUDE,
+    "calient-rest without manners": RUDE,
+    "polatis-tl1 without manners": RUDE,
+    "glimmerglass-tl1 without manners": RUDE,
     "calient-tl1 that takes busy ports": TAKES_BUSY_PORTS,
     "calient-rest that takes busy ports": TAKES_BUSY_PORTS,
     "calient-rest without bulk": WITHOUT_BULK,
@@ -48,9 +55,10 @@ VARIANTS = {
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
-def switch(
+def under_check(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[CircuitSwitch]:
+) -> Iterator[tuple[CircuitSwitch, Running | None]]:
+    """The switch, and the emulated device where there is one."""
     variant = VARIANTS[request.param]
     driver = OCS_DRIVERS[request.param.partition(" ")[0]]
     folder: Path = tmp_path_factory.mktemp("ocs")
@@ -60,19 +68,40 @@ def switch(
         ports=96,
         switching_time="5ms",
         initial=INITIAL.texts,
-        extra=variant.emulated + (", datapath_id: 0x51" if driver.dials_in else ""),
+        extra=variant.emulated
+        + (", datapath_id: 0x51" if driver.dials_in else "")
+        + (", password_env: OCS1_PASSWORD" if driver.has_users else ""),
     )
     if not driver.device:
-        yield read_lab(lab).circuit_switch("ocs1")
+        yield read_lab(lab).circuit_switch("ocs1"), None
         return
-    with pytest.MonkeyPatch.context() as patch, running(folder, lab, "--no-fabric") as device:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        running(folder, lab, "--no-fabric", OCS1_PASSWORD=PASSWORD) as device,
+    ):
         if variant.dialect:
             (folder / f"{driver.name}.toml").write_text(variant.dialect)
             patch.setenv("PATCHLIGHT_DIALECTS", str(folder))
         assert device.fault(**variant.faults)["ok"]
-        yield device.switch
+        yield device.switch, device
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_conformance(check: Check, switch: CircuitSwitch) -> None:
-    asyncio.run(run_check(check, lambda: open_driver(switch, "")))
+def test_conformance(check: Check, under_check: tuple[CircuitSwitch, Running | None]) -> None:
+    switch, _ = under_check
+    password = PASSWORD if OCS_DRIVERS[switch.driver].has_users else ""
+    asyncio.run(run_check(check, lambda: open_driver(switch, password), password=password))
+
+
+def test_alarms_arrive(under_check: tuple[CircuitSwitch, Running | None]) -> None:
+    switch, device = under_check
+    if device is None or switch.driver == "calient-rest":
+        pytest.skip("it reports nothing")
+    password = PASSWORD if OCS_DRIVERS[switch.driver].has_users else ""
+
+    async def raise_alarm() -> None:
+        assert device is not None
+        assert device.fault(report="*C EQPT: port 3: mirror stuck")["ok"]
+
+    check = functools.partial(alarms_arrive, raise_alarm=raise_alarm)
+    asyncio.run(run_check(check, lambda: open_driver(switch, password), password=password))

@@ -51,6 +51,9 @@ def without(*names: str) -> pytest.MarkDecorator:
     return drivers(*(name for name in SESSION_DRIVERS if name not in names))
 
 
+takes_lists = without("telescent-ssh")  # its robot moves one fibre after the other
+
+
 async def test_a_locked_port_is_refused_in_the_device_s_own_words(
     device: Running, driver: CircuitDriver
 ) -> None:
@@ -87,7 +90,7 @@ async def test_a_stuck_mirror_is_refused_and_cleared(
     assert (await driver.connect(circuits("4>12"))).complete
 
 
-@without("telescent-ssh")
+@takes_lists
 async def test_a_whole_list_refused_is_tried_singly(device: Running, driver: CircuitDriver) -> None:
     pairs = circuits("3>9", "4>10")
     device.fault(refuse_next="Failed: busy saving")
@@ -269,7 +272,7 @@ async def test_power_drifts(device: Running, driver: CircuitDriver) -> None:
     assert (await driver.power([out]))[out] == pytest.approx(before - 4.5, abs=0.11)
 
 
-@without("telescent-ssh")
+@takes_lists
 async def test_many_ports_are_asked_for_within_the_device_s_limits(driver: CircuitDriver) -> None:
     ports = [DirectedPort(side, n) for side in ("in", "out") for n in range(1, 97)]
     powers = await driver.power([*ports, *ports])

@@ -127,6 +127,51 @@ async def test_a_speaker_that_dies_takes_no_circuit_with_it(driver: OpenFlowSwit
     assert await driver.read_map() == PortMap.of([*FIRST_MAP, circuit("3>9")])
 
 
+async def test_a_second_switch_with_the_same_datapath_id_takes_nothing_over(
+    tmp_path: Path, device: Running, driver: OpenFlowSwitch
+) -> None:
+    """Whoever comes while the switch answers is told nothing, and reported."""
+    lab = lab_file(tmp_path, driver="openflow", initial=("2-8",), extra=", datapath_id: 0x51")
+    with running(tmp_path, lab, "--no-fabric", listen=device.switch.address):
+        deadline = time.monotonic() + 20
+        while not any("left alone" in alarm.words for alarm in await driver.alarms()):
+            assert time.monotonic() < deadline
+            assert await driver.read_map() == FIRST_MAP
+        assert (await driver.connect(circuits("3>9"))).complete
+        assert await driver.read_map() == PortMap.of([*FIRST_MAP, circuit("3>9")])
+        (alarm,) = [a for a in await driver.alarms() if "left alone" in a.words]
+        assert alarm.severity == "major"
+        # The switch itself comes and goes as before.
+        assert device.fault(cut="before")["ok"]
+        with pytest.raises(OutcomeUnknown):
+            await driver.disconnect(circuits("3>9"))
+
+
+async def test_a_switch_whose_first_connection_is_dead_comes_back(tmp_path: Path) -> None:
+    """The machine was cut off, not the switch: nobody said that the first connection ended."""
+    lab = lab_file(tmp_path, driver="openflow", initial=("1-7",), extra=", datapath_id: 0x51")
+    with running(tmp_path, lab, "--no-fabric") as device:
+        driver = OpenFlowSwitch(device.switch, dialect=SOON)
+        await driver.open()
+        try:
+            assert await driver.read_map() == FIRST_MAP
+            os.kill(device.process.pid, signal.SIGSTOP)
+            again = tmp_path / "again"
+            again.mkdir()
+            lab = lab_file(again, driver="openflow", initial=("1-7",), extra=", datapath_id: 0x51")
+            with running(again, lab, "--no-fabric", listen=device.switch.address):
+                deadline = time.monotonic() + 30
+                while True:
+                    try:
+                        assert await driver.read_map() == FIRST_MAP
+                        break
+                    except DeviceUnreachable:
+                        assert time.monotonic() < deadline
+        finally:
+            os.kill(device.process.pid, signal.SIGCONT)
+            await driver.close()
+
+
 async def test_ports_may_be_numbered_apart(device: Running, driver: OpenFlowSwitch) -> None:
     """Inputs from 1, outputs from 17 on, as some vendors count: 16 ports of the 32."""
     await driver.close()

@@ -1,24 +1,23 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort
 from patchlight.controller.circuits.dialects import DIRECTORY_VARIABLE, Dialect, corrected
-from patchlight.controller.circuits.drivers import telescent
+from patchlight.controller.circuits.drivers.base import SessionDriver
 from patchlight.controller.circuits.drivers.calient.tl1 import CalientTl1
 from patchlight.controller.circuits.drivers.dry_run import DryRun
-from patchlight.controller.circuits.drivers.polatis import netconf
 from patchlight.controller.circuits.protocols import scpi
-from patchlight.controller.circuits.protocols.http import dialects as http
-from patchlight.controller.circuits.protocols.tl1 import dialects as tl1
 from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT
 from patchlight.controller.circuits.registry import driver_names, open_driver, password_of
 from patchlight.emulation.optical.protocols.server import emulated_drivers, server_class
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS, OcsDriver
+from tests.support.ocs_drivers import SESSION_DRIVERS
 
 
 def switch(driver: str, password_env: str | None = None) -> CircuitSwitch:
@@ -101,14 +100,8 @@ def test_a_user_corrects_a_dialect(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 DIALECTS: dict[str, Dialect] = {
-    "calient-tl1": CALIENT,
-    "polatis-scpi": scpi.POLATIS,
-    "polatis-tl1": tl1.POLATIS,
-    "glimmerglass-tl1": tl1.GLIMMERGLASS,
-    "calient-rest": http.CALIENT,
-    "polatis-restconf": http.POLATIS,
-    "polatis-netconf": netconf.POLATIS,
-    "telescent-ssh": telescent.TELESCENT,
+    name: cast(type[SessionDriver[Any]], driver).built_in
+    for name, driver in SESSION_DRIVERS.items()
 }
 
 

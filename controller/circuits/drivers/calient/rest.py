@@ -7,12 +7,10 @@ state of a port. Run against the emulated device only so far; paths, bodies and 
 ``http/dialects.py``.
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 from patchlight.controller.circuits.contract import (
     Alarm,
@@ -24,7 +22,7 @@ from patchlight.controller.circuits.contract import (
     Severity,
     Standing,
 )
-from patchlight.controller.circuits.dialects import power_dbm
+from patchlight.controller.circuits.dialects import filled, power_dbm
 from patchlight.controller.circuits.drivers.base import SessionDriver
 from patchlight.controller.circuits.drivers.calient.table import (
     CalientRow,
@@ -33,7 +31,7 @@ from patchlight.controller.circuits.drivers.calient.table import (
     to_port,
 )
 from patchlight.controller.circuits.protocols.http import answers
-from patchlight.controller.circuits.protocols.http.client import HttpClient
+from patchlight.controller.circuits.protocols.http.client import HttpClient, in_json, in_url
 from patchlight.controller.circuits.protocols.http.dialects import CALIENT, CalientRestDialect
 from patchlight.testbed.portmap import CrossConnect
 
@@ -134,7 +132,8 @@ class CalientRest(SessionDriver[CalientRow]):
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
         """A unit may light a circuit as it is added, or want that said."""
         dialect, refused = self._dialect, []
-        bodies = [dialect.body.format(**self._body_values(c)) for c in pairs]
+        new = (CalientRow.of(dialect, c, self._id(c)) for c in pairs)
+        bodies = [filled(dialect.body, in_json, **circuit.values()) for circuit in new]
         many = dialect.bulk and len(bodies) > 1
         size = dialect.bulk_limit if many else 1
         for start in range(0, len(bodies), size):
@@ -152,7 +151,7 @@ class CalientRest(SessionDriver[CalientRow]):
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, CalientRow]
     ) -> None:
         for circuit in circuits_of(pairs, table):
-            await self._tell("POST", _filled(self._dialect.activate, circuit))
+            await self._tell("POST", filled(self._dialect.activate, in_url, **circuit.values()))
 
     async def _break(
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, CalientRow]
@@ -160,10 +159,12 @@ class CalientRest(SessionDriver[CalientRow]):
         refused = []
         async with self.client.series(len(pairs)):
             for circuit in circuits_of(pairs, table):
+                values = circuit.values()
                 try:
                     if self._dialect.deactivate and circuit.state != "entered":
-                        await self._tell("POST", _filled(self._dialect.deactivate, circuit))
-                    await self._tell("DELETE", _filled(self._dialect.delete, circuit))
+                        path = filled(self._dialect.deactivate, in_url, **values)
+                        await self._tell("POST", path)
+                    await self._tell("DELETE", filled(self._dialect.delete, in_url, **values))
                 except DeviceRefused as refusal:
                     refused.append(f"{circuit.conn}: {refusal.words}")
         self._raise_if(refused)
@@ -224,15 +225,5 @@ class CalientRest(SessionDriver[CalientRow]):
 
     def _id(self, c: CrossConnect, *, two_way: bool = False) -> str:
         template = self._dialect.two_way_id if two_way else self._dialect.one_way_id
-        return template.format(src=to_aid(c.inp), dst=to_aid(c.out), conn="", group="", connname="")
-
-    def _body_values(self, c: CrossConnect) -> dict[str, str]:
-        """What fills the body that adds ``c``."""
-        values = CalientRow.of(self._dialect, c, self._id(c)).values()
-        return {key: json.dumps(value)[1:-1] for key, value in values.items()}
-
-
-def _filled(template: str, circuit: CalientRow) -> str:
-    return template.format(
-        **{key: quote(value, safe="") for key, value in circuit.values().items()}
-    )
+        aids = {"src": to_aid(c.inp), "dst": to_aid(c.out)}
+        return filled(template, str, **aids, conn="", group="", connname="")

@@ -27,7 +27,7 @@ from patchlight.testbed.portmap import CrossConnect
 PORTS_PER_MODULE = 8
 MODULES_PER_SHELF = 8
 
-_AID = re.compile(r"([1-9]\d{0,3})\.([1-8])\.([1-8])")
+_AID = re.compile(r"([1-9][0-9]{0,3})\.([1-8])\.([1-8])")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -104,13 +104,19 @@ def circuits_of(
     return list({(row := table[c]).conn: row for c in pairs}.values())
 
 
+def is_conn_id(text: str) -> bool:
+    """Whether this is the id of some circuit, one-way or two-way."""
+    ends = re.split("[>-]", text)
+    return len(ends) == 2 and all(to_port(end) is not None for end in ends)
+
+
 def conn_id(c: CrossConnect) -> str:
     """The id of a one-way connection: ``1.1.1>1.1.2``."""
     return f"{to_aid(c.inp)}>{to_aid(c.out)}"
 
 
 def read_circuit(dialect: CircuitDialect, line: str) -> CalientRow | None:
-    """The circuit of one line of a reply to ``RTRV-CRS``; ``None`` if it tells of none."""
+    """The circuit of one line of a reply to ``RTRV-CRS``; ``None`` if it cannot be read."""
     if (match := re.match(dialect.circuit_line, line)) is None:
         return None
     src, dst = to_port(match["src"]), to_port(match["dst"])
@@ -159,17 +165,25 @@ def read_power(
     return powers
 
 
-def circuits_at_port(lines: Iterable[str], dialect: CircuitDialect) -> list[CrossConnect] | None:
-    """The directions that a reply to ``RTRV-PORT-SUM`` for one port names; ``None``: unclear."""
+def circuits_at_port(
+    lines: Iterable[str], dialect: CircuitDialect, port: int
+) -> list[CrossConnect] | None:
+    """The directions that a reply to ``RTRV-PORT-SUM`` for ``port`` names; ``None``: unclear.
+
+    A circuit may have been given a name, and the name be that of another one: it is unclear
+    where what is named does not use the port, or nothing is named and something in use.
+    """
     matches = [match for line in lines if (match := re.match(dialect.port_circuits, line))]
     if len(matches) != 1:
         return None
     directions: list[CrossConnect] = []
-    for conn in (matches[0]["first"], matches[0]["second"]):
-        if re.fullmatch(dialect.no_circuit, conn):
+    groups = matches[0].groupdict()
+    for which in ("first", "second"):
+        conn, state = groups[which], groups.get(f"{which}_state", "")
+        if re.fullmatch(dialect.no_circuit, conn) and re.fullmatch(dialect.no_circuit, state):
             continue
         src, dst = (to_port(part) for part in (conn.replace("-", ">") + ">").split(">")[:2])
-        if src is None or dst is None:
+        if src is None or dst is None or port not in (src, dst):
             return None
         there = CrossConnect(src, dst)
         directions += [there, there.reverse] if "-" in conn else [there]

@@ -17,20 +17,24 @@ from patchlight.controller.circuits.contract import (
     Identity,
     PortState,
 )
+from patchlight.controller.circuits.dialects import Bare
 from patchlight.controller.circuits.drivers.base import SessionDriver
 from patchlight.controller.circuits.drivers.calient.table import (
     CalientRow,
     circuits_at_port,
     circuits_of,
     conn_id,
+    is_conn_id,
     read_circuit,
     read_identity,
     read_port_states,
     read_power,
     to_aid,
 )
+from patchlight.controller.circuits.protocols.session import shortened
 from patchlight.controller.circuits.protocols.tl1.client import Tl1Client
 from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT, CircuitDialect
+from patchlight.controller.circuits.protocols.tl1.messages import can_quote
 from patchlight.testbed.portmap import CrossConnect
 
 _FEW = 4  # up to so many ports or circuits are asked for one by one, not as a whole table
@@ -106,7 +110,9 @@ class CalientTl1(SessionDriver[CalientRow]):
             await self._tell(self._dialect.delete, circuit)
         except DeviceRefused as refusal:
             # Some firmware forgets a circuit as soon as it is deactivated.
-            if self._says_no_such(refusal):
+            if self._says_no_such(refusal) and not (
+                (await self._about(circuit.directions)).keys() & set(circuit.directions)
+            ):
                 return
             refusal.words = f"{circuit.conn}: {refusal.words}"
             raise
@@ -116,7 +122,7 @@ class CalientTl1(SessionDriver[CalientRow]):
             return await super()._beside(pairs)
         beside: list[CrossConnect] = []
         for number in {number for c in pairs for number in (c.inp, c.out)}:
-            here = circuits_at_port(await self._port_summary(number), self._dialect)
+            here = circuits_at_port(await self._port_summary(number), self._dialect, number)
             if here is None:
                 return await self._table()
             beside += here
@@ -157,11 +163,11 @@ class CalientTl1(SessionDriver[CalientRow]):
     async def _ask(self, c: CrossConnect) -> dict[CrossConnect, CalientRow] | None:
         """The circuit of ``c``, if there is one; ``None`` if the question is not understood."""
         src, dst = to_aid(c.inp), to_aid(c.out)
-        values = CalientRow.of(self._dialect, c, conn_id(c)).values()
+        values = self._values(CalientRow.of(self._dialect, c, conn_id(c)))
         for conn in (conn_id(c), f"{src}-{dst}", f"{dst}-{src}"):
             try:
                 reply = await self.client.command(
-                    self._dialect.retrieve_one, {**values, "conn": conn}
+                    self._dialect.retrieve_one, {**values, "conn": Bare(conn)}
                 )
             except DeviceRefused as refusal:
                 if not self._says_no_such(refusal):
@@ -181,16 +187,32 @@ class CalientTl1(SessionDriver[CalientRow]):
         return functools.lru_cache(_LINES_KEPT)(read)
 
     def _rows(self, lines: Iterable[str]) -> dict[CrossConnect, CalientRow]:
-        circuits = (circuit for line in lines if (circuit := self._read_circuit(line)))
-        return {c: circuit for circuit in circuits for c in circuit.directions}
+        table = {}
+        for line in lines:
+            if (circuit := self._read_circuit(line)) is None:
+                # Passed over, it would be a circuit that nobody sees.
+                raise self._nonsense("the question for its map", shortened(line))
+            table.update(dict.fromkeys(circuit.directions, circuit))
+        return table
+
+    def _values(self, circuit: CalientRow) -> dict[str, str]:
+        """What fills templates. A circuit goes by its ports, and as one of our group, where no
+        command can hold what it is called, or its name is the id of another one."""
+        conn, name = Bare(circuit.conn), circuit.name
+        return {
+            **circuit.values(),
+            "conn": conn,
+            "connname": name if can_quote(name) and not is_conn_id(name) else conn,
+            "group": circuit.group if can_quote(circuit.group) else self._dialect.group,
+        }
 
     async def _in_bulk(self, template: str, conns: Iterable[str]) -> None:
         listed = self._dialect.bulk_separator.join(conns)
-        await self.client.command(template, {"conns": listed}, changes=True)
+        await self.client.command(template, {"conns": Bare(listed)}, changes=True)
 
     async def _tell(self, template: str, circuit: CalientRow) -> None:
         kind = "2WAY" if circuit.two_way else "1WAY"
-        await self.client.command(template, {**circuit.values(), "kind": kind}, changes=True)
+        await self.client.command(template, {**self._values(circuit), "kind": kind}, changes=True)
         # Of two steps the first one stays done if the second is refused.
         self._writes.told = True
 

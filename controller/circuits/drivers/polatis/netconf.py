@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+from xml.sax.saxutils import escape
 
 from patchlight.controller.circuits.contract import (
     SIDES,
@@ -18,7 +19,14 @@ from patchlight.controller.circuits.contract import (
     Identity,
     Side,
 )
-from patchlight.controller.circuits.dialects import AnyPolatisDialect, Pattern, Template, condition
+from patchlight.controller.circuits.dialects import (
+    AnyPolatisDialect,
+    Bare,
+    Pattern,
+    Template,
+    condition,
+    filled,
+)
 from patchlight.controller.circuits.drivers.base import UP, Row
 from patchlight.controller.circuits.drivers.numbered import Numbering
 from patchlight.controller.circuits.drivers.polatis.base import PolatisDriver
@@ -133,15 +141,15 @@ class PolatisNetconf(PolatisDriver):
 
     async def _edit(self, template: str, pair: str, pairs: Sequence[CrossConnect]) -> None:
         numbers = await self._numbers(pairs)
-        listed = "".join(pair.format(inp=inp, out=out) for inp, out in numbers)
-        await self.client.edit(template.format(pairs=listed))
+        listed = "".join(filled(pair, escape, inp=inp, out=out) for inp, out in numbers)
+        await self.client.edit(filled(template, escape, pairs=Bare(listed)))
 
     def _power_filter(self, numbering: Numbering, ports: Sequence[DirectedPort]) -> str:
         listed = ""
         if len(ports) <= _FEW:
             numbers = (numbering.to_number(port.side, port.number) for port in ports)
-            listed = "".join(self._dialect.port.format(port=number) for number in numbers)
-        return self._dialect.power.format(ports=listed)
+            listed = "".join(filled(self._dialect.port, escape, port=number) for number in numbers)
+        return filled(self._dialect.power, escape, ports=Bare(listed))
 
     def _per_port(
         self, data: ET.Element, numbering: Numbering, leaf: str

@@ -18,12 +18,12 @@ from patchlight.controller.circuits.contract import (
     Side,
     Standing,
 )
-from patchlight.controller.circuits.dialects import condition
+from patchlight.controller.circuits.dialects import Bare, condition, filled
 from patchlight.controller.circuits.drivers.base import UP, Row
 from patchlight.controller.circuits.drivers.numbered import Numbering
 from patchlight.controller.circuits.drivers.polatis.base import PolatisDriver
 from patchlight.controller.circuits.protocols.http import answers
-from patchlight.controller.circuits.protocols.http.client import HttpClient
+from patchlight.controller.circuits.protocols.http.client import HttpClient, in_json, in_url
 from patchlight.controller.circuits.protocols.http.dialects import POLATIS, PolatisRestconfDialect
 from patchlight.testbed.portmap import CrossConnect
 
@@ -77,18 +77,21 @@ class PolatisRestconf(PolatisDriver):
         for words in self._busy(pairs, self._last).values():
             raise DeviceRefused(f"{self.name}: {words}", words=words)
         dialect, numbers = self._dialect, await self._numbers(pairs)
-        rows = (dialect.pair.format(ingress=ingress, egress=egress) for ingress, egress in numbers)
-        body = dialect.body.format(pairs=",".join(rows))
+        rows = (
+            filled(dialect.pair, in_json, ingress=ingress, egress=egress)
+            for ingress, egress in numbers
+        )
+        body = filled(dialect.body, in_json, pairs=Bare(",".join(rows)))
         await self._tell("PATCH", dialect.circuits, body)
 
     async def _break(
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, Row]
     ) -> None:
-        numbers, refused = await self._numbers(pairs), []
+        dialect, numbers, refused = self._dialect, await self._numbers(pairs), []
         async with self.client.series(len(pairs)):
             for ingress, _ in numbers:
                 try:
-                    await self._tell("DELETE", self._dialect.delete.format(ingress=ingress))
+                    await self._tell("DELETE", filled(dialect.delete, in_url, ingress=ingress))
                 except DeviceRefused as refusal:
                     if refusal.code != "404":
                         refused.append(refusal.words)

@@ -16,7 +16,7 @@ from patchlight.controller.circuits.contract import (
     Identity,
     Side,
 )
-from patchlight.controller.circuits.dialects import condition
+from patchlight.controller.circuits.dialects import Bare, condition, filled
 from patchlight.controller.circuits.drivers.base import UP, Row
 from patchlight.controller.circuits.drivers.numbered import Numbering
 from patchlight.controller.circuits.drivers.polatis.base import PolatisDriver
@@ -25,6 +25,7 @@ from patchlight.controller.circuits.protocols.scpi import (
     PolatisScpiDialect,
     ScpiClient,
     channels,
+    quoted,
 )
 from patchlight.testbed.portmap import CrossConnect
 
@@ -104,7 +105,7 @@ class PolatisScpi(PolatisDriver):
         return condition(state, self._dialect.port_enabled, self._dialect.port_disabled)
 
     async def _has_monitor(self, number: int) -> bool:
-        command = self._dialect.power.format(ports=number)
+        command = filled(self._dialect.power, quoted, ports=number)
         try:
             await self.client.ask(command, self._dialect.power_answer)
         except DeviceRefused:
@@ -125,7 +126,7 @@ class PolatisScpi(PolatisDriver):
         for start in range(0, len(ports), limit):
             chunk = ports[start : start + limit]
             numbers = ",".join(str(to_number(port.side, port.number)) for port in chunk)
-            match = await self._ask(template.format(ports=numbers), answer)
+            match = await self._ask(filled(template, quoted, ports=Bare(numbers)), answer)
             values = [value.strip() for value in match[group].split(",")]
             if len(values) != len(chunk):
                 raise self._nonsense(template, f"{len(values)} values for {len(chunk)} ports")
@@ -134,4 +135,5 @@ class PolatisScpi(PolatisDriver):
 
     async def _filled(self, template: str, pairs: Sequence[CrossConnect]) -> str:
         ins, outs = zip(*await self._numbers(pairs), strict=True)
-        return template.format(ins=",".join(map(str, ins)), outs=",".join(map(str, outs)))
+        lists = (Bare(",".join(map(str, numbers))) for numbers in (ins, outs))
+        return filled(template, quoted, **dict(zip(("ins", "outs"), lists, strict=True)))

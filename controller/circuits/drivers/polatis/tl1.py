@@ -13,7 +13,7 @@ from patchlight.controller.circuits.contract import (
     Identity,
     Side,
 )
-from patchlight.controller.circuits.dialects import condition
+from patchlight.controller.circuits.dialects import Bare, condition
 from patchlight.controller.circuits.drivers.numbered import Numbering
 from patchlight.controller.circuits.drivers.polatis.base import PolatisDriver
 from patchlight.controller.circuits.drivers.tl1_lists import Tl1ListDriver, first, matching
@@ -57,7 +57,9 @@ class PolatisTl1(Tl1ListDriver[PolatisDialect], PolatisDriver):
 
     async def _has_monitor(self, number: int) -> bool:
         try:
-            reply = await self.client.command(self._dialect.power, {"ports": str(number)})
+            reply = await self.client.command(
+                self._dialect.power, {"ports": self._joined([number])}
+            )
         except DeviceRefused:
             return False
         return first(self._dialect.power_line, reply) is not None
@@ -73,7 +75,7 @@ class PolatisTl1(Tl1ListDriver[PolatisDialect], PolatisDriver):
         if len(numbers) <= _FEW:
             listed = self._joined(numbers)
         else:
-            listed = f"{numbers[0]}{self._dialect.range_separator}{numbers[-1]}"
+            listed = Bare(f"{numbers[0]}{self._dialect.range_separator}{numbers[-1]}")
         reply = await self.client.command(template, {"ports": listed}, paged=True)
         values = {
             port: line[group].strip()

@@ -7,7 +7,6 @@ password goes to the address in the lab file only. It never reaches a log or an 
 """
 
 import asyncio
-import base64
 import contextlib
 import json
 import logging
@@ -15,6 +14,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
 
@@ -60,6 +60,22 @@ class _Raw:
     reason: str
     headers: httpx.Headers
     text: str
+
+    @property
+    def etag(self) -> str:
+        """The ETag, if it can be sent back as it came."""
+        etag: str = self.headers.get("ETag", "")
+        return etag if etag.isascii() and etag.isprintable() else ""
+
+
+def in_json(text: str) -> str:
+    """A text as it may stand between the quotes of a JSON text."""
+    return json.dumps(text)[1:-1]
+
+
+def in_url(text: str) -> str:
+    """A text as it may stand in one part of a path or query."""
+    return quote(text, safe="")
 
 
 class HttpClient:
@@ -110,10 +126,10 @@ class HttpClient:
         shown = f"GET {path}"
         raw = await self._exchange("GET", path, None, {}, shown, changes=False)
         if raw.status == 204:
-            return Reply(raw.status, [], raw.headers.get("ETag", ""))
+            return Reply(raw.status, [], raw.etag)
         try:
-            return Reply(raw.status, json.loads(raw.text), raw.headers.get("ETag", ""))
-        except ValueError as error:
+            return Reply(raw.status, json.loads(raw.text), raw.etag)
+        except (ValueError, RecursionError) as error:
             raise self.nonsense(shown, raw.text or "nothing") from error
 
     async def read(self, path: str, reader: Callable[[Any], T]) -> T:
@@ -132,9 +148,9 @@ class HttpClient:
         raw = await self._exchange(method, path, body, headers or {}, shown, changes=True)
         try:
             content = json.loads(raw.text)
-        except ValueError:
+        except (ValueError, RecursionError):
             content = None
-        return Reply(raw.status, content, raw.headers.get("ETag", ""))
+        return Reply(raw.status, content, raw.etag)
 
     def nonsense(self, command: str, answer: str) -> DeviceRefused:
         """The refusal to believe an answer."""
@@ -279,11 +295,7 @@ class HttpClient:
         )
 
     def _mask(self, text: str) -> str:
-        secret = self._session.password
-        if not secret:
-            return text
-        both = base64.b64encode(f"{self._session.user}:{secret}".encode()).decode()
-        return text.replace(both, "****").replace(secret, "****")
+        return self._session.masked(text)
 
     def _reason(self, error: Exception) -> str:
         if isinstance(error, (TimeoutError, httpx.TimeoutException)):

@@ -6,9 +6,11 @@ How it stays usable, and what an unanswered command becomes: see ``DeviceSession
 import asyncio
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from patchlight.controller.circuits.contract import Alarm, DeviceRefused, Standing
+from patchlight.controller.circuits.dialects import Bare, filled
 from patchlight.controller.circuits.protocols.connection import (
     BUFFER_LIMIT,
     Connection,
@@ -30,6 +32,8 @@ from patchlight.controller.circuits.protocols.tl1.messages import (
 
 _LIST_EVERY_S = 2.0  # the list of alarms is read no more often, however often it is asked for
 _UNKNOWN_COMMAND = ("ICNV", "IICM", "IIAC", "PIUI")
+# Many times what a line with names takes; the dialects' patterns are slow on much longer ones.
+_LINE_LIMIT = 2048
 _ACKNOWLEDGED_LIMIT = 10  # acknowledgements extend a deadline to at most so many times itself
 
 
@@ -57,14 +61,15 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
     async def command(
         self,
         template: str,
-        values: dict[str, str] | None = None,
+        values: Mapping[str, str] | None = None,
         *,
         changes: bool = False,
         paged: bool = False,
     ) -> Reply:
         """Send one command and wait for its whole reply.
 
-        ``template`` comes from a dialect; ``values`` fill it (the CTAG is added). With
+        ``template`` comes from a dialect; ``values`` fill it, quoted where they are not
+        ``Bare`` (user and CTAG are added): ``BadInput`` if one cannot be. With
         ``changes`` an unanswered command raises ``OutcomeUnknown``, else
         ``DeviceUnreachable``. ``paged``: the device may repeat whole replies as pages. A
         denial raises ``DeviceRefused`` with the device's words.
@@ -96,7 +101,9 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
         if match is None:
             return Standing("notice", "", self._mask(line))
         severity = NOTIFICATIONS.get(match["severity"] or "", "notice")
-        return Standing(severity, match["subject"], self._mask(line), match["condition"])
+        return Standing(
+            severity, self._mask(match["subject"]), self._mask(line), match["condition"]
+        )
 
     def _framer(self) -> Framer:
         return Framer()
@@ -112,7 +119,7 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
 
     async def _log_in(self) -> None:
         session = self._session
-        values = {"user": quote(session.user), "password": quote(session.password)}
+        values = {"password": session.password}
         login, timeout = self._dialect.login, session.timeouts.answer_s
         try:
             await self._exchange(self._connected(), login, values, timeout)
@@ -130,7 +137,7 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
         self,
         connection: Connection[Message],
         template: str,
-        values: dict[str, str],
+        values: Mapping[str, str],
         timeout: float,
         *,
         paged: bool = False,
@@ -143,17 +150,18 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
         if code == "DENY":
             words = self._mask(body.words) or "it gave no reason"
             raise self._refused(self._shown(template, values), words, body.bare.partition(" ")[0])
+        lines = tuple(line for part in parts for line in part.body.quoted)
+        if any(len(line) > _LINE_LIMIT for line in lines):
+            raise FramingError(f"a line of its reply is longer than {_LINE_LIMIT} characters")
         return Reply(
-            code,
-            tuple(line for part in parts for line in part.body.quoted),
-            self._mask("; ".join(r for part in parts if (r := _remarks(part.body)))),
+            code, lines, self._mask("; ".join(r for part in parts if (r := _remarks(part.body))))
         )
 
     async def _collect(
         self,
         connection: Connection[Message],
         template: str,
-        values: dict[str, str],
+        values: Mapping[str, str],
         timeout: float,
         *,
         paged: bool,
@@ -164,6 +172,7 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
         async with asyncio.timeout_at(deadline):
             ctag = last_ctag = await self._send(connection, template, values)
         parts: list[Response] = []
+        untagged: list[Response] = []
         waited = size = 0
         while True:
             async with asyncio.timeout_at(deadline):
@@ -178,8 +187,7 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
                 continue
             if isinstance(message, Autonomous):
                 continue
-            # Elements answer a command that they could not read with CTAG 0.
-            if message.ctag in (ctag, "0"):
+            if message.ctag == ctag:
                 parts.append(message)
                 size += len(message.body.text)
                 if size > BUFFER_LIMIT:
@@ -194,19 +202,25 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
                     last_ctag = await self._send(connection, self._dialect.keep_alive, {})
                     deadline = now() + timeout
             elif message.ctag == last_ctag and not message.more:
-                return parts
+                return parts or untagged
+            elif message.ctag == "0" and message.code == "DENY" and not waited:
+                # Elements answer what they could not read with CTAG 0: that may be our command,
+                # or somebody else's idea. If the next one of ours is answered first, it was ours.
+                untagged = [message]
+                if last_ctag == ctag:
+                    last_ctag = await self._send(connection, self._dialect.keep_alive, {})
+                    deadline = now() + timeout
             else:
                 self.log.debug("%s: stray reply to %s", self._session.name, message.ctag)
 
     async def _send(
-        self, connection: Connection[Message], template: str, values: dict[str, str]
+        self, connection: Connection[Message], template: str, values: Mapping[str, str]
     ) -> str:
         self._ctag = self._ctag % 999_999 + 1
         ctag = str(self._ctag)
         shown = self._shown(template, {**values, "ctag": ctag})
         self.log.debug("%s < %s", self._session.name, shown)
-        user = quote(self._session.user)
-        await connection.send(template.format(**{"user": user, **values, "ctag": ctag}))
+        await connection.send(self._filled(template, {**values, "ctag": ctag}))
         return ctag
 
     def _note(self, message: Autonomous) -> None:
@@ -214,10 +228,13 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
         words = f"{message.verb}: {message.body.words}"
         self._alarm(SEVERITIES[message.alarm_code], subject, words)
 
-    def _shown(self, template: str, values: dict[str, str]) -> str:
+    def _shown(self, template: str, values: Mapping[str, str]) -> str:
         """The command as logs and errors may have it: no password; long lists cut."""
-        shown = {"user": quote(self._session.user), "ctag": "", **values, "password": "****"}
-        return shortened(template.format(**shown))
+        shown = {"ctag": "", **values, "password": Bare("****")}
+        return shortened(self._filled(template, shown))
+
+    def _filled(self, template: str, values: Mapping[str, str]) -> str:
+        return filled(template, quote, **{"user": self._session.user, **values})
 
     @staticmethod
     def _says(pattern: str, words: str) -> bool:

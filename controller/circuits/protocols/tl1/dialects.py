@@ -69,8 +69,11 @@ class CircuitDialect(SessionDialect):
     bulk_limit: int = 64
     vendor: str = "Calient"
     circuit_line: Pattern = (
-        r"[^:]*:SRCPORT=(?P<src>[^,]*),DSTPORT=(?P<dst>[^,]*),GRPNAME=(?P<group>[^,]*),"
-        r"CONNNAME=(?P<name>[^,]*),CONNTYPE=(?P<kind>[12])WAY.*?,"
+        # Names are anybody's, commas and line ends included; a line in which CONNTYPE stands
+        # twice cannot be read, for a name could then tell another state of the circuit.
+        r"(?s)[^:]*:SRCPORT=(?P<src>[^,]*),DSTPORT=(?P<dst>[^,]*),"
+        r"GRPNAME=(?P<group>(?:(?!,CONNNAME=).)*),CONNNAME=(?P<name>(?:(?!,CONNTYPE=).)*),"
+        r"CONNTYPE=(?P<kind>[12])WAY(?!.*,CONNTYPE=).*?,"
         r"AS=(?P<AS>[^,]*),OS=(?P<OS>[^,]*),OC=(?P<OC>[^,]*)"
     )
     port_line: Pattern = (
@@ -79,7 +82,8 @@ class CircuitDialect(SessionDialect):
     )
     power_line: Pattern = r"(?P<port>[\d.]+):.*?INPWR=(?P<in>[^,]*),OUTPWR=(?P<out>[^,]*)"
     port_circuits: Pattern = (
-        r"(?P<port>[\d.]+):.*?CONNNAME1=(?P<first>[^,]*),.*?CONNNAME2=(?P<second>[^,]*)"
+        r"(?s)(?P<port>[\d.]+):.*?CONNNAME1=(?P<first>[^,]*),CONNSTATE1=(?P<first_state>[^,]*),"
+        r"CONNNAME2=(?P<second>[^,]*),CONNSTATE2=(?P<second_state>[^,]*)"
     )
     no_circuit: Pattern = r"NONE|"
     identity_line: Pattern = (
@@ -120,9 +124,9 @@ class ListDialect(SessionDialect, NumberedDialect):
     range_separator: str = "&&"
     list_limit: int = 256
     vendor: str = ""
-    circuit_line: Pattern = r"(?P<in>\d+),(?P<out>\d+)"
+    circuit_line: Pattern = r"(?P<in>[0-9]{1,9}),(?P<out>[0-9]{1,9})(?![0-9])"
     size_line: Pattern = r"SYSTEM:SIZE=(?P<ins>\d{1,9})x(?P<outs>\d{1,9})"
-    port_line: Pattern = r"(?P<port>\d+):(?P<state>\w+)"
+    port_line: Pattern = r"(?P<port>[0-9]{1,9}):(?P<state>\w+)"
     port_ready: Pattern = r"OPEN"
 
 
@@ -140,7 +144,7 @@ class PolatisDialect(ListDialect, AnyPolatisDialect):
     serial_line: Pattern = r".*\bSN=(?P<serial>\w+)"
     any_to_any: Pattern = r"\d+xCC\b"
     port_closed: Pattern = r"CLOSED"
-    power_line: Pattern = r"(?P<port>\d+):(?P<power>[^,]*)"
+    power_line: Pattern = r"(?P<port>[0-9]{1,9}):(?P<power>[^,]*)"
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,9 @@ class GlimmerglassDialect(ListDialect):
     in_base: int = 10000
     out_base: int = 20000
     circuit_line: Pattern = (
-        r"[^:]*:IPORTID=(?P<in>\d+),.*?OPORTID=(?P<out>\d+),.*?CONNSTATE=(?P<state>[^,]*),"
+        # As with Calient's: a name must not tell another output or state.
+        r"(?s)[^:]*:IPORTID=(?P<in>[0-9]{1,9}),(?:(?!OPORTID=).)*OPORTID=(?P<out>[0-9]{1,9}),"
+        r"(?!.*OPORTID=)(?:(?!CONNSTATE=).)*CONNSTATE=(?P<state>[^,]*),(?!.*CONNSTATE=)"
         r"CONNCAUSE=(?P<cause>[^,]*),INPWR=(?P<inpwr>[^,]*),OUTPWR=(?P<outpwr>[^,]*)"
     )
     size_line: Pattern = r".*LicensedPortMatrix=(?P<ins>\d{1,9})x(?P<outs>\d{1,9})"
@@ -169,7 +175,9 @@ class GlimmerglassDialect(ListDialect):
         r"[^:]*:(?:ChassisType=(?P<model>.*)|SerialNumber=(?P<serial>.*)"
         r"|SoftwareActiveVersion=(?P<software>.*))"
     )
-    port_line: Pattern = r"[^:]*:PORTID=(?P<port>\d+),.*?PORTHEALTH=(?P<state>\w+)"
+    port_line: Pattern = (
+        r"(?s)[^:]*:PORTID=(?P<port>[0-9]{1,9}),.*?PORTHEALTH=(?P<state>\w+)(?!.*,PORTHEALTH=)"
+    )
     port_ready: Pattern = r"good"
     up: Pattern = r"steady,.*|fault,initial_connection_timer_expired"
     failed: Pattern = r"fault,.*"

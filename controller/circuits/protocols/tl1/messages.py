@@ -13,10 +13,13 @@ from functools import cached_property
 
 from patchlight.controller.circuits.contract import Severity
 from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, TelnetFramer
+from patchlight.testbed.errors import BadInput
 
 _BODY_TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)"|/\*(.*?)\*/', re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _PLAIN_VALUE = re.compile(r"[\w.@%+-]*", re.ASCII)
+# Control characters, and what stands for bytes that were no UTF-8.
+_UNQUOTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]")
 
 # Nothing that begins a message is longer; longer lines are noise without looking further.
 _LINE_LIMIT = 1024
@@ -129,10 +132,23 @@ class Autonomous:
 Message = Acknowledgement | Response | Autonomous
 
 
+def can_quote(value: str) -> bool:
+    """Whether a command can hold this text, and say exactly it."""
+    return _UNQUOTABLE.search(value) is None
+
+
 def quote(value: str) -> str:
-    """A parameter value as it may stand in a command: quoted where it holds more than a word."""
+    """A parameter value as it may stand in a command: quoted where it holds more than a word.
+
+    ``BadInput``, which does not repeat the text (it may be a password), if no command can hold it.
+    """
     if _PLAIN_VALUE.fullmatch(value):
         return value
+    if not can_quote(value):
+        raise BadInput(
+            "a TL1 command cannot hold a text with control characters in it",
+            hint="change the user, password or name that has them",
+        )
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 

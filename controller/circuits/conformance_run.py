@@ -1,0 +1,158 @@
+"""Runs the conformance suite: a fresh driver for each check, and the device's map put back."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import traceback
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+
+from patchlight.controller.circuits.conformance import (
+    CHECKS,
+    INITIAL,
+    PORTS,
+    Check,
+    CheckFailed,
+    RaiseAlarm,
+    alarms_arrive,
+)
+from patchlight.controller.circuits.contract import CircuitDriver
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.portmap import PortMap
+
+
+class _Heard(logging.Handler):
+    """Keeps what is logged, at any level."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.NOTSET)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(logging.Formatter().format(record))
+
+
+@contextlib.contextmanager
+def _kept_secret(password: str) -> Iterator[None]:
+    """``CheckFailed`` if the password is logged in the block, or in an error out of it."""
+    if not password:
+        yield
+        return
+    heard, root = _Heard(), logging.getLogger()
+    level, levels = root.level, [(handler, handler.level) for handler in root.handlers]
+    for handler, least in levels:
+        handler.setLevel(max(least, level))
+    root.addHandler(heard)
+    root.setLevel(logging.DEBUG)
+    try:
+        yield
+    except Exception as error:
+        heard.texts.append("".join(traceback.format_exception_only(error)))
+        raise
+    finally:
+        root.removeHandler(heard)
+        root.setLevel(level)
+        for handler, least in levels:
+            handler.setLevel(least)
+        if any(password in text for text in heard.texts):
+            raise CheckFailed("the password is in the log or in an error") from None
+
+
+NewDriver = Callable[[], CircuitDriver]
+"""Makes a new driver of the device, not yet connected."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """How a check ended; ``failure`` is empty if it passed."""
+
+    name: str
+    about: str
+    failure: str = ""
+
+
+async def run_check(check: Check, new_driver: NewDriver, *, password: str = "") -> None:
+    """Bring the device's map to ``INITIAL``, then run one check with a fresh driver.
+
+    Rewires the device, whatever it carries. Raises ``CheckFailed``, or what the driver raises.
+    With ``password`` also if the driver lets that into a log or an error meanwhile.
+    """
+    with _kept_secret(password):
+        await bring_to(INITIAL, new_driver)
+        async with _opened(new_driver) as driver:
+            await check(driver)
+
+
+async def run_checks(
+    new_driver: NewDriver,
+    expected: PortMap = INITIAL,
+    *,
+    any_map: bool = False,
+    longest_s: float = 120.0,
+    password: str = "",
+    raise_alarm: RaiseAlarm | None = None,
+) -> AsyncGenerator[CheckResult, None]:
+    """Run all checks one after the other, and put the device's map back in the end.
+
+    A check that is not done after ``longest_s`` has failed, and so has one in which the driver
+    lets the ``password`` into a log or an error. ``raise_alarm`` adds ``alarms_arrive``. Close the
+    generator if it is left early (``contextlib.aclosing``): that is what puts the map back.
+
+    ``BadInput`` before anything is changed where the device carries circuits and they are not
+    the ``expected`` ones: they would be interrupted. ``any_map`` interrupts what there is.
+    """
+    async with _opened(new_driver) as driver:
+        before = await driver.read_map()
+        ports = driver.ports
+    if before and before not in (expected, INITIAL) and not any_map:
+        raise BadInput(
+            f"the device carries circuits: {', '.join(before.texts)}",
+            hint="the checks rewire it; where that harms nobody, name exactly these circuits with "
+            "--initial, or say --any-map: they are put back in the end",
+        )
+    if ports < PORTS or any(max(c.inp, c.out) > ports for c in before):
+        raise BadInput(f"the device has {ports} ports: the checks need {PORTS}")
+    try:
+        checks = {check.__name__: (check, check.__doc__) for check in CHECKS}
+        if raise_alarm is not None:
+            arrive = functools.partial(alarms_arrive, raise_alarm=raise_alarm)
+            checks[alarms_arrive.__name__] = (arrive, alarms_arrive.__doc__)
+        for name, (check, about) in checks.items():
+            failure = await _failure(check, new_driver, longest_s, password)
+            yield CheckResult(name, about or "", failure)
+    finally:
+        await bring_to(before, new_driver)
+
+
+async def bring_to(target: PortMap, new_driver: NewDriver) -> None:
+    """Make the device carry this map and no more; ``PatchlightError`` if it refuses."""
+    async with _opened(new_driver) as driver:
+        change = (await driver.read_map()).diff(target)
+        outcomes = [await driver.disconnect(change.breaks), await driver.connect(change.makes)]
+        refused = [str(refusal) for outcome in outcomes for refusal in outcome.refused]
+    if refused:
+        raise PatchlightError(f"bringing the device to its map: {'; '.join(refused)}")
+
+
+async def _failure(check: Check, new_driver: NewDriver, longest_s: float, password: str) -> str:
+    try:
+        async with asyncio.timeout(longest_s):
+            await run_check(check, new_driver, password=password)
+    except CheckFailed as error:
+        return str(error)
+    except TimeoutError:
+        return f"not done within {longest_s:g} s"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@contextlib.asynccontextmanager
+async def _opened(new_driver: NewDriver) -> AsyncIterator[CircuitDriver]:
+    driver = new_driver()
+    await driver.open()
+    try:
+        yield driver
+    finally:
+        await driver.close()
