@@ -1,10 +1,37 @@
 """What the REST API takes in: checked by pydantic, turned into values of the lab model."""
 
-from typing import Literal
+import unicodedata
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from annotated_types import Ge, Le
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from patchlight.testbed.jobs import JobSpec
+
+PAGE = 100
+"""How many rows a list gives where nothing else was said."""
+
+# Halves of characters, control characters, and what else ends a line.
+_NOT_TEXT = {"Cs", "Cc", "Zl", "Zp"}
+
+
+def _plain(text: str) -> str:
+    if any(unicodedata.category(character) in _NOT_TEXT for character in text):
+        raise ValueError("expected text without control characters, line breaks or half characters")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_plain), Field(max_length=1000)]
+"""What a user writes: one line, as it can be stored, printed and sent as UTF-8."""
+
+Number = Annotated[int, Ge(0), Le(2**63 - 1)]
+"""A row's number, as the journal can have it."""
+
+PageLength = Annotated[int, Ge(1), Le(1000)]
+"""How many rows are wanted at most."""
+
+Port = Annotated[int, Ge(1), Le(1_000_000)]
+"""The number of a switch's port, before anybody asked whether the switch has it."""
 
 
 class _Strict(BaseModel):
@@ -19,10 +46,10 @@ class ChangeRequest(_Strict):
     still those that a dry run gave this for.
     """
 
-    why: str = ""
+    why: Text = ""
     dry_run: bool = False
     spare_jobs: bool = False
-    planned_from: str = ""
+    planned_from: Text = ""
 
 
 class ReconfigurationRequest(ChangeRequest):
@@ -32,40 +59,40 @@ class ReconfigurationRequest(ChangeRequest):
     ``disconnect`` lose the cross-connects they have.
     """
 
-    maps: dict[str, list[str]] = {}
-    disconnect: dict[str, list[int]] = {}
+    maps: dict[Text, list[Text]] = {}
+    disconnect: dict[Text, list[Port]] = {}
     only: bool = False
 
 
 class RepairRequest(ChangeRequest):
     """Circuit switches to bring back to their committed maps; all if none are named."""
 
-    ocs: list[str] = []
+    ocs: list[Text] = []
 
 
 class BaselinesRequest(_Strict):
     """Circuit switches whose power is to be the baseline from now on; all if none are named."""
 
-    ocs: list[str] = []
+    ocs: list[Text] = []
 
 
 class PresentMapsRequest(BaselinesRequest):
     """Circuit switches whose present maps are to be saved, or committed; all if none are named."""
 
-    why: str = ""
+    why: Text = ""
 
 
 class StopRequest(_Strict):
     """Why the stop button is pressed or cleared."""
 
-    why: str = ""
+    why: Text = ""
 
 
 class UnlockRequest(StopRequest):
     """Ports of one OCS whose locks are to go."""
 
-    ocs: str
-    ports: list[int] = Field(min_length=1)
+    ocs: Text
+    ports: list[Port] = Field(min_length=1)
 
 
 class LockRequest(UnlockRequest):
@@ -82,7 +109,7 @@ class JobRequest(_Strict):
     gradient_bytes: int = Field(ge=4)
     compute_s: dict[str, float]
     workers: int = Field(default=0, ge=0)
-    hosts: list[str] = []
+    hosts: list[Text] = []
     seed: int = 0
 
     def spec(self) -> JobSpec:
@@ -103,4 +130,4 @@ class GangRequest(_Strict):
 class RegroupRequest(_Strict):
     """Running jobs, by id, each to be brought under one packet switch."""
 
-    jobs: list[str]
+    jobs: list[Text]
