@@ -3,7 +3,6 @@
 Until the API knows who may do what, it is for the users of its own machine.
 """
 
-import ipaddress
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab_api import UNIX
-from patchlight.testbed.linux.sockets import bind_unix, listen, split_address
+from patchlight.testbed.linux.sockets import bind_unix, is_loopback, listen, split_address
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -43,7 +42,7 @@ def _listen_on_loopback(address: str) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise BadInput(f"listening for the API at {address}: {error.strerror}") from error
-    beyond = [str(row[4][0]) for row in found if not _is_loopback(str(row[4][0]))]
+    beyond = [str(row[4][0]) for row in found if not is_loopback(str(row[4][0]))]
     if beyond:
         raise BadInput(
             f"the API cannot listen at {address}: whoever reaches {beyond[0]} could rewire the "
@@ -59,7 +58,3 @@ def api_host_names(address: str) -> tuple[str, ...]:
     if address.startswith(UNIX):
         return _LOCAL_NAMES
     return (*_LOCAL_NAMES, split_address(address)[0].lower())
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

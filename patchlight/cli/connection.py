@@ -11,8 +11,9 @@ import click
 from patchlight.controller.client import ControllerClient
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.lab_api import LabIdentity, api_address
+from patchlight.testbed.lab_api import UNIX, LabIdentity, api_address
 from patchlight.testbed.labfile.reader import find_lab, parse_lab, read_lab
+from patchlight.testbed.linux.sockets import unix_socket_answers
 
 RUN_ROOT = Path("/run/patchlight")
 lab_option = click.option("--lab", "lab_name", metavar="LAB", help="The lab, if several are up.")
@@ -72,7 +73,15 @@ def connect(lab_name: str | None, address: str | None) -> ControllerClient:
     file = running_lab_file(lab_name)
     lab = read_lab(file)
     identity = LabIdentity.of(lab, file)
-    return ControllerClient(address or api_address(lab), lab=identity, user=user_name())
+    address = address or api_address(lab)
+    emulated = RUN_ROOT / lab.name / "lab.yaml"
+    silent = address.startswith(UNIX) and not unix_socket_answers(Path(address.removeprefix(UNIX)))
+    if silent and file != emulated and emulated.exists():
+        raise BadInput(
+            f"no controller of {file} runs, but an emulated lab of that name is up",
+            hint=f"if you mean that one: --lab {lab.name}",
+        )
+    return ControllerClient(address, lab=identity, user=user_name())
 
 
 def user_name() -> str:

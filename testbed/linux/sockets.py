@@ -1,6 +1,7 @@
 """Sockets that listen, TCP and Unix."""
 
 import errno
+import ipaddress
 import os
 import socket
 from contextlib import ExitStack, suppress
@@ -27,6 +28,11 @@ def split_address(text: str) -> tuple[str, int]:
     if not (colon and host and port.isdigit() and int(port) < 65536):
         raise BadInput(f"{text!r} is not an address: expected host:port, like 127.0.0.1:6653")
     return host.strip("[]"), int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an IP address is one that no other machine reaches."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def listen(address: str) -> socket.socket:
