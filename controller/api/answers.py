@@ -1,6 +1,7 @@
 """How the API answers: JSON that any client can read, and refusals in words with what to do."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -51,13 +52,15 @@ async def explain(_: Request, error: Exception) -> JSONResponse:
 async def explain_request(_: Request, error: Exception) -> JSONResponse:
     """A request that is not what the route takes: every field that is wrong, and how."""
     assert isinstance(error, RequestValidationError)
-    mistakes = [
-        f"{'.'.join(str(part) for part in mistake['loc'][1:]) or 'request'}: {mistake['msg']}"
-        for mistake in error.errors()
-    ]
+    mistakes = list(map(_in_words, error.errors()))
     more = [f"and {len(mistakes) - 10} more"] if len(mistakes) > 10 else []
     words = "; ".join([*mistakes[:10], *more])
     return Answered({"error": f"the controller does not take that: {words}", "hint": None}, 422)
+
+
+def _in_words(mistake: Mapping[str, Any]) -> str:
+    place = ".".join(str(part) for part in mistake["loc"][1:]) or "request"
+    return f"{place}: {str(mistake['msg']).removeprefix('Value error, ')}"
 
 
 async def explain_http(request: Request, error: Exception) -> JSONResponse:

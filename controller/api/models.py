@@ -1,12 +1,13 @@
 """What the REST API takes in: checked by pydantic, turned into values of the lab model."""
 
 import unicodedata
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from patchlight.testbed.jobs import JobSpec
+from patchlight.testbed.labfile.schema import MOST_CIRCUIT_PORTS
 
 PAGE = 100
 """How many rows a list gives where nothing else was said."""
@@ -34,8 +35,30 @@ Port = Annotated[int, Ge(1), Le(1_000_000)]
 """The number of a switch's port, before anybody asked whether the switch has it."""
 
 
+# A list ends at its first mistake, and none is longer than any lab needs: a report on each of a
+# million wrong items takes minutes, and nobody else is answered meanwhile.
+Names = Annotated[list[Text], FailFast(), Field(max_length=1000)]
+"""What a user names: circuit switches, hosts, jobs."""
+
+Ports = Annotated[list[Port], FailFast(), Field(max_length=MOST_CIRCUIT_PORTS)]
+"""Ports of one switch."""
+
+CrossConnects = Annotated[list[Text], FailFast(), Field(max_length=MOST_CIRCUIT_PORTS)]
+"""Cross-connects of one switch."""
+
+_MOST_SWITCHES = 1000
+_MOST_FIELDS = 50
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > _MOST_FIELDS:
+            raise ValueError(f"expected the fields {', '.join(cls.model_fields)}, and no others")
+        return given
 
 
 class ChangeRequest(_Strict):
@@ -59,21 +82,21 @@ class ReconfigurationRequest(ChangeRequest):
     ``disconnect`` lose the cross-connects they have.
     """
 
-    maps: dict[Text, list[Text]] = {}
-    disconnect: dict[Text, list[Port]] = {}
+    maps: dict[Text, CrossConnects] = Field(default={}, max_length=_MOST_SWITCHES)
+    disconnect: dict[Text, Ports] = Field(default={}, max_length=_MOST_SWITCHES)
     only: bool = False
 
 
 class RepairRequest(ChangeRequest):
     """Circuit switches to bring back to their committed maps; all if none are named."""
 
-    ocs: list[Text] = []
+    ocs: Names = []
 
 
 class BaselinesRequest(_Strict):
     """Circuit switches whose power is to be the baseline from now on; all if none are named."""
 
-    ocs: list[Text] = []
+    ocs: Names = []
 
 
 class PresentMapsRequest(BaselinesRequest):
@@ -92,7 +115,7 @@ class UnlockRequest(StopRequest):
     """Ports of one OCS whose locks are to go."""
 
     ocs: Text
-    ports: list[Port] = Field(min_length=1)
+    ports: Ports = Field(min_length=1)
 
 
 class LockRequest(UnlockRequest):
@@ -109,7 +132,7 @@ class JobRequest(_Strict):
     gradient_bytes: int = Field(ge=4)
     compute_s: dict[str, float]
     workers: int = Field(default=0, ge=0)
-    hosts: list[Text] = []
+    hosts: Names = []
     seed: int = 0
 
     def spec(self) -> JobSpec:
@@ -123,11 +146,11 @@ class GangRequest(_Strict):
     Without ``topology`` the lab's topology policy decides.
     """
 
-    jobs: list[JobRequest]
+    jobs: Annotated[list[JobRequest], FailFast(), Field(max_length=1000)]
     topology: Literal["keep", "regroup"] | None = None
 
 
 class RegroupRequest(_Strict):
     """Running jobs, by id, each to be brought under one packet switch."""
 
-    jobs: list[Text]
+    jobs: Names

@@ -168,6 +168,27 @@ def test_a_long_body_is_refused_before_it_is_held(door: ControllerProcess) -> No
     assert door.client.status()["lab"] == "dry"
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("regroup", {"jobs": [1] * 1_000_000}),
+        ("regroup", {"jobs": ["x"] * 700_000}),
+        ("jobs", {"jobs": [{}] * 900_000}),
+        ("jobs", {"jobs": [{"name": "j", "hosts": [1] * 1_000_000}]}),
+        ("reconfigurations", {f"a{n}": 1 for n in range(200_000)}),
+        ("reconfigurations", {"maps": {f"o{n}": [] for n in range(200_000)}}),
+        ("reconfigurations", {"maps": {"o1": ["1-2"] * 500_000}}),
+        ("locks", {"ocs": "o1", "ports": [0] * 1_000_000, "why": "x"}),
+    ],
+)
+def test_a_million_mistakes_are_not_all_looked_at(
+    door: ControllerProcess, path: str, body: Any
+) -> None:
+    answer = send(door, "POST", f"/v1/{path}", json=body, timeout=30)
+    assert answer.status_code == 422
+    assert len(answer.content) < 5000
+
+
 def test_others_are_answered_while_a_thousand_say_nothing(door: ControllerProcess) -> None:
     log_before = door.log.stat().st_size
     texts = (b"", b"GET /v1/status HTTP/1.1\r\nHost: localh")
