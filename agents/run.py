@@ -12,12 +12,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from patchlight.agents.errors import AgentError
 from patchlight.agents.workers.contract import Runner
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Server
-from patchlight.testbed.linux.sockets import bind_unix, http_server, listen, split_address
+from patchlight.testbed.linux.sockets import bind_unix, listen, split_address
 
 _MAKE_TOKEN = "(umask 077; openssl rand -hex 32 > FILE)"
 DEFAULT_IMAGE = "patchlight-worker:latest"
@@ -71,9 +72,9 @@ def run_agent(options: Options) -> None:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
-    from patchlight.testbed.labfile.reader import read_lab
+    from patchlight.testbed.labfile.reader import load_lab
 
-    lab = read_lab(options.lab)
+    lab = load_lab(str(options.lab))
     server = lab.device(options.server)
     if not isinstance(server, Server):
         raise BadInput(f"{options.server} is not a server of lab {lab.name}")
@@ -104,16 +105,10 @@ def run_agent(options: Options) -> None:
                 Path(options.listen.removeprefix("unix:")).unlink(missing_ok=True)
 
 
-async def _serve(app: object, listener: socket.socket) -> None:
-    server = http_server(
-        app,
-        loop="asyncio",
-        http="h11",
-        ws="none",
-        lifespan="on",
-        access_log=False,
-        timeout_graceful_shutdown=5,
-    )
+async def _serve(app: Any, listener: socket.socket) -> None:
+    from patchlight.testbed.linux.http_server import http_server
+
+    server = http_server(app, loop="asyncio", lifespan="on", timeout_graceful_shutdown=5)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(
             number, lambda: setattr(server, "should_exit", True)

@@ -1,6 +1,6 @@
 """The controller's REST API from Python: what the command line and the experiments use."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Self
 from urllib.parse import quote
@@ -9,18 +9,42 @@ import httpx
 
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.jobs import JobSpec
+from patchlight.testbed.lab_api import UNIX, LabIdentity
 
 Answer = dict[str, Any]
 
 USER_HEADER = "X-Patchlight-User"
+
+_PAGE = 200
+_LONGEST_MAP_NAME = 100
+# What stops things goes to the lab of that name, whichever version of its file is at hand.
+_STOPS = ("DELETE /jobs/", "POST /stop")
 
 
 class ControllerError(PatchlightError):
     """The controller refused, or did not answer."""
 
 
+class OtherLab(ControllerError):
+    """The controller at the address has another lab than the one that was meant."""
+
+
+def check_map_name(name: str) -> None:
+    """``BadInput`` unless maps may be saved under this name."""
+    if not 0 < len(name) <= _LONGEST_MAP_NAME or not name.isprintable() or "/" in name:
+        words = f"expected 1 to {_LONGEST_MAP_NAME} printable characters without '/'"
+    elif name in (".", ".."):
+        words = "that is a folder"
+    else:
+        return
+    raise BadInput(f"{name!r} cannot be the name of saved maps: {words}")
+
+
 class ControllerClient:
-    """A running controller, by the address of its API (``host:port``). A context manager.
+    """A running controller, by the address of its API: ``host:port`` or ``unix:/path``.
+
+    A context manager. With a ``lab`` it talks only to a controller of that lab: the first
+    request, and each that changes something, finds out before (``OtherLab``).
 
     Methods return the API's JSON as it is. ``BadInput`` where the controller calls the
     request wrong, ``ControllerError`` where it could not do it or does not answer, and
@@ -32,20 +56,24 @@ class ControllerClient:
         address: str,
         deadline_s: float = 120.0,
         *,
+        lab: LabIdentity | None = None,
         user: str = "",
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         """``user`` is the name that the history gets; ``transport`` replaces the network."""
         self.address = address
+        self._lab, self._known = lab, transport is not None
         # The server drops idle connections after 5 s: a request must not race that.
         limits = httpx.Limits(keepalive_expiry=2.0)
+        socket = address.removeprefix(UNIX) if address.startswith(UNIX) else None
         self._http = httpx.Client(
-            base_url=f"http://{address}/v1",
+            base_url=f"http://{'localhost' if socket else address}/v1",
             timeout=deadline_s,
-            limits=limits,
             # Headers are ASCII; names need not be.
             headers={USER_HEADER: user.encode("ascii", "replace").decode()},
-            transport=transport,
+            transport=transport or httpx.HTTPTransport(limits=limits, uds=socket),
+            # Proxies are for elsewhere, and so are the passwords in a .netrc.
+            trust_env=False,
         )
 
     def __enter__(self) -> Self:
@@ -55,8 +83,38 @@ class ControllerClient:
         self._http.close()
 
     def _call(self, method: str, path: str, body: Any = None, **query: Any) -> Answer:
+        if not self._known or (self._lab is not None and method != "GET"):
+            self._find_out(any_file=method == "GET" or f"{method} {path}".startswith(_STOPS))
+        return dict(self._answer(method, path, body, **query).json())
+
+    def _find_out(self, *, any_file: bool) -> None:
+        """Compare the controller's lab with the one that is meant; or that it is a controller."""
+        theirs = self.identity()
+        ours = self._lab or theirs
+        if theirs.name != ours.name:
+            raise OtherLab(
+                f"the controller at {self.address} has the lab {theirs.name} ({theirs.file}), "
+                f"not {ours.name} ({ours.file}): nothing was done",
+                hint=f"start one with 'patchlight controller run --lab {ours.file}', or say where "
+                "it is: --controller ADDRESS, or controller.api in the lab file",
+            )
+        if theirs.fingerprint != ours.fingerprint and not any_file:
+            raise OtherLab(
+                f"the controller at {self.address} has another version of the lab {ours.name}: "
+                f"{theirs.file} as it was when the controller started, and not what {ours.file} "
+                "says of devices, ports, addresses and fibres: nothing was done",
+                hint="start the controller again with the file that is right",
+            )
+        self._known = True
+
+    def _answer(self, method: str, path: str, body: Any = None, **query: Any) -> httpx.Response:
         try:
             response = self._http.request(method, path, json=body, params=query)
+        except UnicodeError as error:
+            raise BadInput(
+                "some of the text is not valid UTF-8, and nothing was done",
+                hint="is the terminal's character set UTF-8? see: locale",
+            ) from error
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
             never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
@@ -70,22 +128,40 @@ class ControllerClient:
             raise ControllerError(
                 f"no answer from a controller at {self.address} ({reason})",
                 hint="start one with 'patchlight emulate up LAB' or 'patchlight controller run', "
-                "name another with --controller host:port; 'patchlight ocs --direct' does without",
+                "name another with --controller ADDRESS; 'patchlight ocs --direct' does without",
             ) from error
-        try:
-            answer = response.json()
-        except ValueError:
-            answer = {"error": response.text or f"HTTP {response.status_code}"}
         if response.is_success:
-            return dict(answer)
-        if "error" in answer:
-            kind: type[PatchlightError] = ControllerError
-            if answer.get("outcome") == "unknown":
-                kind = OutcomeUnknown
-            elif response.status_code == 422:
-                kind = BadInput
-            raise kind(str(answer["error"]), hint=answer.get("hint"))
-        raise BadInput(f"the controller does not take that: {answer.get('detail', answer)}")
+            return response
+        try:
+            answer = dict(response.json())
+            words = str(answer["error"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise self._no_controller(f"it answered with HTTP {response.status_code}") from error
+        kind: type[PatchlightError] = ControllerError
+        if answer.get("outcome") == "unknown":
+            kind = OutcomeUnknown
+        elif response.status_code == 422:
+            kind = BadInput
+        raise kind(words, hint=answer.get("hint"))
+
+    def _no_controller(self, what: str) -> ControllerError:
+        return ControllerError(
+            f"what runs at {self.address} is no controller of this version of Patchlight: {what}",
+            hint="name the controller's address with --controller, or controller.api in the lab "
+            "file: 'patchlight controller run' prints it",
+        )
+
+    def identity(self) -> LabIdentity:
+        """Which lab the controller has."""
+        response = self._answer("GET", "/lab")
+        try:
+            return LabIdentity(**response.json())
+        except (ValueError, TypeError) as error:
+            raise self._no_controller("it does not say which lab it has") from error
+
+    def lab_file(self) -> str:
+        """The controller's lab, as the text of a lab file."""
+        return self._answer("GET", "/lab.yaml").text
 
     def status(self) -> Answer:
         """The controller's ``lab``, ``version``, ``engine`` and ``policies``, and who is there.
@@ -130,7 +206,7 @@ class ControllerClient:
 
     def restore(self, name: str, **options: Any) -> Answer:
         """Bring about the maps saved under a name."""
-        return self._call("POST", f"/maps/{quote(name, safe='')}/restore", options)
+        return self._call("POST", f"{_map_path(name)}/restore", options)
 
     def repair(self, names: Sequence[str], **options: Any) -> Answer:
         """Bring the devices back to their last committed maps."""
@@ -142,8 +218,14 @@ class ControllerClient:
 
     def reconfigurations(self, last: int | None = None) -> list[Answer]:
         """Every change so far (or the ``last`` few), oldest first."""
-        query = {} if last is None else {"last": last}
-        return list(self._call("GET", "/reconfigurations", **query)["reconfigurations"])
+        if last is not None and last <= _PAGE:
+            return list(self._call("GET", "/reconfigurations", last=last)["reconfigurations"])
+        rows = _pages(
+            lambda row: self._call(
+                "GET", "/reconfigurations", last=_PAGE, after=row["id"] if row else 0
+            )["reconfigurations"]
+        )
+        return list(rows)[-(last or 0) :]
 
     def reconfiguration(self, number: int) -> Answer:
         """One change."""
@@ -195,11 +277,11 @@ class ControllerClient:
 
     def save_map(self, name: str, names: Sequence[str] = (), why: str = "") -> Answer:
         """Keep the present maps under a name."""
-        return self._call("PUT", f"/maps/{quote(name, safe='')}", {"ocs": list(names), "why": why})
+        return self._call("PUT", _map_path(name), {"ocs": list(names), "why": why})
 
     def forget_map(self, name: str) -> Answer:
         """Forget saved maps."""
-        return self._call("DELETE", f"/maps/{quote(name, safe='')}")
+        return self._call("DELETE", _map_path(name))
 
     def stop_button(self) -> Answer | None:
         """Who pressed the stop button, when and why; ``None`` if it is not pressed."""
@@ -226,20 +308,31 @@ class ControllerClient:
 
     def jobs(self) -> list[Answer]:
         """Every job's status."""
-        return list(self._call("GET", "/jobs")["jobs"])
+        return list(
+            _pages(
+                lambda job: self._call("GET", "/jobs", last=_PAGE, after=job["id"] if job else "")[
+                    "jobs"
+                ]
+            )
+        )
 
     def job(self, job_id: str) -> Answer:
         """One job's status."""
-        return self._call("GET", f"/jobs/{job_id}")
+        return self._call("GET", _job_path(job_id))
 
     def stop(self, job_id: str, *, force: bool = False) -> Answer:
         """End a job's gang; with ``force`` also one that another user submitted."""
-        return self._call("DELETE", f"/jobs/{job_id}", force=force)
+        return self._call("DELETE", _job_path(job_id), force=force)
 
     def iterations(self, job_id: str, after: int = 0) -> tuple[list[Answer], int]:
         """What the job's workers reported after number ``after``, and the next ``after``."""
-        answer = self._call("GET", f"/jobs/{job_id}/iterations", after=after)
-        return list(answer["iterations"]), int(answer["next"])
+        reports: list[Answer] = []
+        while True:
+            answer = self._call("GET", f"{_job_path(job_id)}/iterations", after=after)
+            reports += answer["iterations"]
+            if answer["next"] == after:
+                return reports, after
+            after = int(answer["next"])
 
     def regroup(self, job_ids: Sequence[str]) -> Answer:
         """Bring running jobs under one packet switch each; the record of the change."""
@@ -260,3 +353,22 @@ class ControllerClient:
     def last_event(self) -> int:
         """The number of the latest event."""
         return int(self._call("GET", "/events", after=1 << 62)["last"])
+
+
+def _map_path(name: str) -> str:
+    check_map_name(name)
+    return f"/maps/{quote(name, safe='')}"
+
+
+def _job_path(job_id: str) -> str:
+    if not job_id.isprintable() or job_id in ("", ".", ".."):
+        raise BadInput(f"{job_id!r} is no job's id: 'patchlight job list' shows them")
+    return f"/jobs/{quote(job_id, safe='')}"
+
+
+def _pages(page_after: Callable[[Answer | None], list[Answer]]) -> Iterator[Answer]:
+    """Every row of a list that comes in pages, each asked for by the row before it."""
+    page = page_after(None)
+    while page:
+        yield from page
+        page = page_after(page[-1])

@@ -26,6 +26,7 @@ from patchlight.controller.openflow.unknown_switches import UnknownSwitches
 from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.store import open_store
 from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab_api import LabIdentity
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Settings:
     ``openflow_netns`` is the network namespace that the OpenFlow speaker listens in (a path;
     ``None``: the controller's own). ``token`` opens agents that listen on TCP. More power than
     ``power_ceiling_dbm`` is not switched; ``tolerances`` say how much may be missing.
-    ``policies`` say which job is next, and where it runs.
+    ``policies`` say which job is next, and where it runs. ``lab_file`` is where the lab was read.
     """
 
     state_dir: Path
@@ -48,6 +49,7 @@ class Settings:
     power_ceiling_dbm: float = POWER_CEILING_DBM
     tolerances: Tolerances = DEFAULT_TOLERANCES
     policies: PolicyChoice = DEFAULT_POLICIES
+    lab_file: Path | None = None
 
 
 class Controller:
@@ -55,6 +57,7 @@ class Controller:
 
     def __init__(self, lab: Lab, settings: Settings) -> None:
         self.lab, self.settings = lab, settings
+        self.identity = LabIdentity.of(lab, settings.lab_file)
         self.store = open_store(settings.state_dir)
         self.background = Background(self._on_part_fault)
         self.fleet = Fleet(lab, settings.token)

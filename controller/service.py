@@ -6,10 +6,11 @@ import logging
 import signal
 
 from patchlight.controller.api.app import create_app
+from patchlight.controller.api.listening import api_host_names, listening_for_api
 from patchlight.controller.circuits.device_lock import CONTROLLER, device_lock
 from patchlight.controller.parts import Controller, Settings
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.linux.sockets import http_server, listen
+from patchlight.testbed.linux.http_server import http_server
 
 
 def serve(lab: Lab, settings: Settings) -> None:
@@ -23,12 +24,13 @@ def serve(lab: Lab, settings: Settings) -> None:
 
 async def _run(controller: Controller) -> None:
     """Serve until SIGTERM or Ctrl-C. Circuits and flow entries outlive the controller."""
-    api = listen(controller.settings.api)
-    server = http_server(create_app(controller), lifespan="off")
+    address = controller.settings.api
+    server = http_server(create_app(controller), hosts=api_host_names(address), lifespan="off")
     told_to_stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, told_to_stop.set)
     async with contextlib.AsyncExitStack() as stack:
+        api = stack.enter_context(listening_for_api(address))
         stack.callback(controller.store.close)
         stack.push_async_callback(controller.fleet.close)
         holder = f"{CONTROLLER} {controller.lab.name}"

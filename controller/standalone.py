@@ -16,7 +16,9 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from patchlight.controller.api.circuits import circuit_routes, explain
+from patchlight.controller.api.answers import new_app
+from patchlight.controller.api.caller import IN_PROCESS
+from patchlight.controller.api.circuits import circuit_routes
 from patchlight.controller.changes.device_maps import DeviceMonitor
 from patchlight.controller.changes.device_watch import DeviceWatch
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
@@ -34,8 +36,8 @@ from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.client import ControllerClient, ControllerError
 from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.store import Store, open_store
-from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import CircuitSwitch, Endpoint, Lab
+from patchlight.testbed.lab_api import api_address
 from patchlight.testbed.portmap import PortMap
 
 
@@ -48,7 +50,7 @@ class InProcess(httpx.BaseTransport):
     """Requests to an application in this process, on a loop that runs while it answers."""
 
     def __init__(self, app: FastAPI, loop: asyncio.AbstractEventLoop) -> None:
-        self._inner, self._loop = httpx.ASGITransport(app, client=("direct", 0)), loop
+        self._inner, self._loop = httpx.ASGITransport(app, client=(IN_PROCESS, 0)), loop
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Have the application answer."""
@@ -97,11 +99,10 @@ def direct_client(
         if talks:
             loop.run_until_complete(parts.devices.open())
             loop.run_until_complete(DeviceWatch(parts, transactions).begin())
-        app = FastAPI()
-        app.exception_handler(PatchlightError)(explain)
+        app = new_app("Patchlight without a controller")
         app.include_router(circuit_routes(CircuitOperations(parts, transactions)))
         transport = InProcess(app, loop)
-        yield stack.enter_context(ControllerClient("direct", user=user, transport=transport))
+        yield stack.enter_context(ControllerClient(IN_PROCESS, user=user, transport=transport))
 
 
 @contextlib.contextmanager
@@ -118,14 +119,21 @@ def drivers_on_loop(
 
 
 def refuse_beside_a_controller(lab: Lab) -> None:
-    """``DeviceLocked`` if a controller of the lab answers."""
-    with ControllerClient(lab.controller_api, deadline_s=2.0) as client:
+    """``DeviceLocked`` if a controller of the lab answers.
+
+    One of another lab is not in the way: whether it holds a device of ours, that device's
+    lock says.
+    """
+    address = api_address(lab)
+    with ControllerClient(address, deadline_s=2.0) as client:
         try:
-            running = client.status()["lab"]
+            running = client.identity().name
         except ControllerError:
             return
+    if running != lab.name:
+        return
     raise DeviceLocked(
-        f"a controller of lab {running} runs at {lab.controller_api}: it holds the switches",
+        f"a controller of lab {running} runs at {address}: it holds the switches",
         hint="leave out --direct, or stop the controller first",
     )
 

@@ -201,10 +201,17 @@ class Store:
                 at = record.get("finished_at") or time.time()
                 db.execute(_ADD_EVENT, (at, "circuits", json.dumps(event)))
 
-    def reconfigurations(self, last: int | None = None) -> list[dict[str, Any]]:
-        """Every change journalled (or the ``last`` few), oldest first, with number and state."""
-        # To SQLite a negative limit is none.
-        return self._changes("ORDER BY id DESC LIMIT ?", -1 if last is None else last)[::-1]
+    def reconfigurations(
+        self, last: int | None = None, after: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Every change journalled (or the ``last`` few), oldest first, with number and state.
+
+        With ``after`` it is the first so many after that number.
+        """
+        most = -1 if last is None else last  # To SQLite a negative limit is none.
+        if after is not None:
+            return self._changes("WHERE id > ? ORDER BY id LIMIT ?", after, most)
+        return self._changes("ORDER BY id DESC LIMIT ?", most)[::-1]
 
     def reconfiguration(self, number: int) -> dict[str, Any] | None:
         """One change, or ``None``."""
@@ -306,12 +313,19 @@ class Store:
         rows = [(job_id, json.dumps(record)) for record in records]
         self._write_all("INSERT INTO iterations (job, record) VALUES (?, ?)", rows)
 
-    def iterations(self, job_id: str, after: int = 0) -> tuple[list[dict[str, Any]], int]:
-        """The reports of a job's workers after number ``after``, and the last number."""
+    def iterations(
+        self, job_id: str, after: int = 0, limit: int = -1
+    ) -> tuple[list[dict[str, Any]], int]:
+        """The reports of a job's workers after number ``after``, and the last number.
+
+        At most ``limit`` of them, where that is not negative.
+        """
         rows = self._rows(
-            "SELECT number, record FROM iterations WHERE job = ? AND number > ? ORDER BY number",
+            "SELECT number, record FROM iterations WHERE job = ? AND number > ? "
+            "ORDER BY number LIMIT ?",
             job_id,
             after,
+            limit,
         )
         return [json.loads(record) for _, record in rows], rows[-1][0] if rows else after
 

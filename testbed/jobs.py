@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
 from patchlight.testbed.errors import BadInput
 
 MOST_ITERATIONS = 10_000_000
+MOST_JOBS = 1000
 MOST_WORKERS = 65_536
+MOST_GPU_MODELS = 1000
 LONGEST_COMPUTE_S = 86_400.0
 LONGEST_DARK_S = 86_400.0
 LARGEST_SEED = 2**63 - 1
@@ -58,11 +60,12 @@ class JobSpec:
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$")]
     iterations: Annotated[int, Field(ge=1, le=MOST_ITERATIONS)]
     gradient_bytes: Annotated[int, Field(ge=4, le=LARGEST_GRADIENT_BYTES)]
-    compute_s: Mapping[
-        str, Annotated[float, Field(gt=0, le=LONGEST_COMPUTE_S, allow_inf_nan=False)]
+    compute_s: Annotated[
+        Mapping[str, Annotated[float, Field(gt=0, le=LONGEST_COMPUTE_S, allow_inf_nan=False)]],
+        Field(max_length=MOST_GPU_MODELS),
     ]
     workers: Annotated[int, Field(ge=0, le=MOST_WORKERS)] = 0
-    hosts: Annotated[tuple[str, ...], Field(max_length=MOST_WORKERS)] = ()
+    hosts: Annotated[tuple[str, ...], FailFast(), Field(max_length=MOST_WORKERS)] = ()
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
     dark_limit_s: Annotated[float, Field(gt=0, le=LONGEST_DARK_S, allow_inf_nan=False)] = 600.0
 
@@ -113,7 +116,7 @@ class JobStatus:
         return _STATUS.validate_python(record)
 
 
-_SPECS = TypeAdapter(list[JobSpec])
+_SPECS = TypeAdapter(Annotated[list[JobSpec], Field(max_length=MOST_JOBS)])
 _STATUS = TypeAdapter(JobStatus)
 
 

@@ -214,7 +214,8 @@ class Lab:
     """A whole lab. ``scale`` divides rates and workload bytes alike, so times stay true.
 
     ``fabric`` says what an emulation makes packet switches of: ``openvswitch`` or
-    ``bridge`` (learning bridges without OpenFlow).
+    ``bridge`` (learning bridges without OpenFlow). Without ``controller_api`` the controller
+    answers at a place of the lab's own (``lab_api.api_address``).
     """
 
     name: str
@@ -225,7 +226,7 @@ class Lab:
     fibres: tuple[Fibre, ...] = ()
     fabric: str = "openvswitch"
     scale: float = 1.0
-    controller_api: str = "127.0.0.1:8470"
+    controller_api: str = ""
     controller_openflow: str = "127.0.0.1:6653"
 
     @cached_property

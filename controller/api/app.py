@@ -12,9 +12,11 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from patchlight.controller.api.circuits import Caller, circuit_routes, explain
-from patchlight.controller.api.models import GangRequest, RegroupRequest
-from patchlight.testbed.errors import PatchlightError
+from patchlight.controller.api import models
+from patchlight.controller.api.answers import new_app
+from patchlight.controller.api.circuits import Caller, circuit_routes
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.labfile.writer import write_lab
 
 if TYPE_CHECKING:
     from patchlight.controller.parts import Controller
@@ -55,12 +57,20 @@ def registry_of(controller: Controller) -> CollectorRegistry:
 
 Answer = dict[str, Any]
 
+_MOST_REPORTS = 5000
+
 
 def create_app(controller: Controller) -> FastAPI:
     """The API of one controller."""
-    app = FastAPI(title="Patchlight controller", version="1")
+    app = new_app("Patchlight controller")
 
-    app.exception_handler(PatchlightError)(explain)
+    @app.get("/v1/lab")
+    async def lab() -> Answer:
+        return asdict(controller.identity)
+
+    @app.get("/v1/lab.yaml", response_class=PlainTextResponse)
+    async def lab_file() -> str:
+        return write_lab(controller.lab)
 
     @app.get("/v1/status")
     async def status() -> Answer:
@@ -69,22 +79,29 @@ def create_app(controller: Controller) -> FastAPI:
     app.include_router(circuit_routes(controller.operations))
 
     @app.post("/v1/jobs", status_code=201)
-    async def submit(request: GangRequest, caller: Caller) -> Answer:
+    async def submit(request: models.GangRequest, caller: Caller) -> Answer:
         statuses = controller.scheduler.submit(request.jobs, request.topology, caller.by)
         return {"jobs": [asdict(status) for status in statuses]}
 
     @app.get("/v1/jobs")
-    async def jobs() -> Answer:
-        return {"jobs": [asdict(status) for status in controller.scheduler.jobs()]}
+    async def jobs(last: models.PageLength = models.PAGE, after: str | None = None) -> Answer:
+        statuses = controller.scheduler.jobs()
+        if after is not None:
+            places = [place for place, job in enumerate(statuses) if job.id == after]
+            if after and not places:
+                raise BadInput(f"there is no job {after!r} to go on after")
+            begin = places[0] + 1 if places else 0
+            statuses = statuses[begin : begin + last]
+        return {"jobs": [asdict(status) for status in statuses[-last:]]}
 
     @app.get("/v1/jobs/{job_id}")
     async def job(job_id: str) -> Answer:
         return asdict(controller.scheduler.job(job_id))
 
     @app.get("/v1/jobs/{job_id}/iterations")
-    async def iterations(job_id: str, after: int = 0) -> Answer:
+    async def iterations(job_id: str, after: models.Number = 0) -> Answer:
         controller.scheduler.job(job_id)
-        reports, last = controller.store.iterations(job_id, after)
+        reports, last = controller.store.iterations(job_id, after, _MOST_REPORTS)
         return {"iterations": reports, "next": last}
 
     @app.delete("/v1/jobs/{job_id}")
@@ -92,7 +109,7 @@ def create_app(controller: Controller) -> FastAPI:
         return asdict(await controller.scheduler.stop(job_id, caller.by, force=force))
 
     @app.post("/v1/regroup")
-    async def regroup(request: RegroupRequest) -> Answer:
+    async def regroup(request: models.RegroupRequest) -> Answer:
         return asdict(await controller.scheduler.regroup(request.jobs))
 
     @app.get("/v1/ports")

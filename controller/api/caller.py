@@ -1,7 +1,7 @@
-"""Who asks: the user that the kernel shows on this machine, else the name that was declared.
+"""Who asks: the user that the kernel shows for the connection.
 
-The kernel knows whose a connection is that comes from this machine: its table of TCP sockets
-has the user id of each. From elsewhere nothing vouches for a name, and the history says so.
+The kernel knows who is at the other end of a Unix socket, and its table of TCP sockets has the
+user id of each of this machine. What a client says of itself counts only if it is root's.
 """
 
 import pwd
@@ -13,32 +13,42 @@ from fastapi import Request
 
 from patchlight.controller.changes.record import ChangeOptions
 from patchlight.controller.client import USER_HEADER
+from patchlight.testbed.linux.sockets import UNIX_CLIENT
+
+IN_PROCESS = "direct"
+"""What ASGI's ``client`` names a request that this process makes of itself."""
 
 _TABLES = {4: Path("/proc/net/tcp"), 6: Path("/proc/net/tcp6")}
-_ESTABLISHED = "01"
+_NOBODYS = "0"
 _LONGEST_NAME = 80
+UNKNOWN = "(unknown)"
 
 
 def caller_of(request: Request) -> ChangeOptions:
     """The user and where the request came from.
 
-    A user of this machine goes by the name of the login, whatever was declared; the
-    superuser may speak for others (``sudo``).
+    A user goes by the name of the login, whatever was declared; the superuser may speak for
+    others (``sudo``). Whom the kernel does not show any more is unknown.
     """
     declared = request.headers.get(USER_HEADER, "")[:_LONGEST_NAME]
+    declared = "".join(c if c.isprintable() else "?" for c in declared)
     host, port = request.client or ("", 0)
-    if not port:
-        return ChangeOptions(by=declared, origin=host)  # in this process
-    origin = f"{host}:{port}"
-    uid = user_id_of((host, port), request.scope.get("server"))
+    if host == IN_PROCESS:
+        return ChangeOptions(by=declared, origin=host)
+    if host == UNIX_CLIENT:
+        uid: int | None = port
+        origin = host
+    else:
+        uid = user_id_of((host, port), request.scope.get("server"))
+        origin = f"{host}:{port}"
     if uid is None:
-        return ChangeOptions(by=declared, origin=f"{origin} (name as declared)")
+        return ChangeOptions(by=UNKNOWN, origin=f"{origin} (no user to be seen)")
     by = declared if uid == 0 and declared else _login(uid)
     return ChangeOptions(by=by, origin=f"{origin} (uid {uid})")
 
 
 def user_id_of(client: tuple[str, int], server: tuple[str, int | None] | None) -> int | None:
-    """Whose socket the client's end of a connection is; ``None`` if it is not on this machine."""
+    """Whose socket the client's end of a connection is; ``None`` if it is nobody's here."""
     try:
         address = ip_address(client[0])
     except ValueError:
@@ -51,8 +61,9 @@ def user_id_of(client: tuple[str, int], server: tuple[str, int | None] | None) -
     except OSError:
         return None
     for line in lines:
-        local, remote, state, uid = (line.split(maxsplit=8)[n] for n in (1, 2, 3, 7))
-        if local == ours and remote == theirs and state == _ESTABLISHED:
+        local, remote, uid, inode = (line.split(maxsplit=10)[n] for n in (1, 2, 7, 9))
+        # A socket that its process has closed has no inode, and is shown as root's.
+        if local == ours and remote == theirs and inode != _NOBODYS:
             return int(uid)
     return None
 

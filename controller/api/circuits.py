@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Depends, Query
 
 from patchlight.controller.api import models
 from patchlight.controller.api.caller import caller_of
@@ -20,27 +19,17 @@ from patchlight.controller.changes.power import PortReading
 from patchlight.controller.changes.preflight import LockKind
 from patchlight.controller.changes.record import (
     ChangeOptions,
-    Refused,
     as_texts,
     change_as_texts,
     fingerprint,
     to_row,
 )
+from patchlight.controller.client import check_map_name
 from patchlight.controller.operations import CircuitOperations, DriftReport, PowerReport
-from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.portmap import PortMap
 
 Answer = dict[str, Any]
-
-
-async def explain(_: Request, error: Exception) -> JSONResponse:
-    """An error of ours as the API tells it: what is wrong, and what to do next."""
-    assert isinstance(error, PatchlightError)
-    status = 422 if isinstance(error, BadInput) else 409 if isinstance(error, Refused) else 502
-    answer = {"error": error.message, "hint": error.hint}
-    if isinstance(error, OutcomeUnknown):
-        answer["outcome"] = "unknown"
-    return JSONResponse(answer, status_code=status)
 
 
 Caller = Annotated[ChangeOptions, Depends(caller_of)]
@@ -216,7 +205,7 @@ def _look(routes: APIRouter, operations: CircuitOperations) -> None:
         return {"drift": {name: _drift_as_json(report) for name, report in reports.items()}}
 
     @routes.get("/events")
-    async def events(after: int = 0) -> Answer:
+    async def events(after: models.Number = 0) -> Answer:
         return {"events": parts.store.events(after), "last": parts.store.last_event()}
 
 
@@ -233,18 +222,22 @@ def _change(routes: APIRouter, operations: CircuitOperations) -> None:
         return await _run(operations, decide, request, caller, asked, why="asked by the user")
 
     @routes.get("/reconfigurations")
-    async def reconfigurations(last: int | None = None) -> Answer:
-        return {"reconfigurations": parts.store.reconfigurations(last)}
+    async def reconfigurations(
+        last: models.PageLength = models.PAGE, after: models.Number | None = None
+    ) -> Answer:
+        return {"reconfigurations": parts.store.reconfigurations(last, after)}
 
     @routes.get("/reconfigurations/{number}")
-    async def reconfiguration(number: int) -> Answer:
+    async def reconfiguration(number: models.Number) -> Answer:
         record = parts.store.reconfiguration(number)
         if record is None:
             raise BadInput(f"there is no change {number}: 'patchlight ocs history' shows them")
         return record
 
     @routes.post("/reconfigurations/{number}/rollback")
-    async def roll_back(number: int, request: models.ChangeRequest, caller: Caller) -> Answer:
+    async def roll_back(
+        number: models.Number, request: models.ChangeRequest, caller: Caller
+    ) -> Answer:
         decide, adopts = operations.undoing(number)
         why = f"undoes change {number}"
         return await _run(operations, decide, request, caller, adopts, why=why, reverts=number)
@@ -284,6 +277,7 @@ def _operate(routes: APIRouter, operations: CircuitOperations) -> None:
 
     @routes.put("/maps/{name}")
     async def save(name: str, request: models.PresentMapsRequest, caller: Caller) -> Answer:
+        check_map_name(name)
         return await operations.save(name, request.ocs, caller.by, request.why)
 
     @routes.delete("/maps/{name}")

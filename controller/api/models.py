@@ -1,14 +1,72 @@
 """What the REST API takes in: checked by pydantic, turned into values of the lab model."""
 
-from typing import Literal
+import unicodedata
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from annotated_types import Ge, Le
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from patchlight.testbed.jobs import JobSpec, checked_specs
+from patchlight.testbed.labfile.schema import MOST_CIRCUIT_PORTS
+
+PAGE = 100
+"""How many rows a list gives where nothing else was said."""
+
+# Halves of characters, control characters, and what else ends a line.
+_NOT_TEXT = {"Cs", "Cc", "Zl", "Zp"}
+
+
+def _plain(text: str) -> str:
+    if any(unicodedata.category(character) in _NOT_TEXT for character in text):
+        raise ValueError("expected text without control characters, line breaks or half characters")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_plain), Field(max_length=1000)]
+"""What a user writes: one line, as it can be stored, printed and sent as UTF-8."""
+
+Number = Annotated[int, Ge(0), Le(2**63 - 1)]
+"""A row's number, as the journal can have it."""
+
+PageLength = Annotated[int, Ge(1), Le(1000)]
+"""How many rows are wanted at most."""
+
+Port = Annotated[int, Ge(1), Le(1_000_000)]
+"""The number of a switch's port, before anybody asked whether the switch has it."""
+
+
+# A list ends at its first mistake, and none is longer than any lab needs: a report on each of a
+# million wrong items takes minutes, and nobody else is answered meanwhile.
+Names = Annotated[list[Text], FailFast(), Field(max_length=1000)]
+"""What a user names: circuit switches, hosts, jobs."""
+
+Ports = Annotated[list[Port], FailFast(), Field(max_length=MOST_CIRCUIT_PORTS)]
+"""Ports of one switch."""
+
+CrossConnects = Annotated[list[Text], FailFast(), Field(max_length=MOST_CIRCUIT_PORTS)]
+"""Cross-connects of one switch."""
+
+_MOST_SWITCHES = 1000
+_MOST_FIELDS = 50
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > _MOST_FIELDS:
+            raise ValueError(f"expected the fields {', '.join(cls.model_fields)}, and no others")
+        return given
 
 
 class ChangeRequest(_Strict):
@@ -19,10 +77,10 @@ class ChangeRequest(_Strict):
     still those that a dry run gave this for.
     """
 
-    why: str = ""
+    why: Text = ""
     dry_run: bool = False
     spare_jobs: bool = False
-    planned_from: str = ""
+    planned_from: Text = ""
 
 
 class ReconfigurationRequest(ChangeRequest):
@@ -32,40 +90,40 @@ class ReconfigurationRequest(ChangeRequest):
     ``disconnect`` lose the cross-connects they have.
     """
 
-    maps: dict[str, list[str]] = {}
-    disconnect: dict[str, list[int]] = {}
+    maps: dict[Text, CrossConnects] = Field(default={}, max_length=_MOST_SWITCHES)
+    disconnect: dict[Text, Ports] = Field(default={}, max_length=_MOST_SWITCHES)
     only: bool = False
 
 
 class RepairRequest(ChangeRequest):
     """Circuit switches to bring back to their committed maps; all if none are named."""
 
-    ocs: list[str] = []
+    ocs: Names = []
 
 
 class BaselinesRequest(_Strict):
     """Circuit switches whose power is to be the baseline from now on; all if none are named."""
 
-    ocs: list[str] = []
+    ocs: Names = []
 
 
 class PresentMapsRequest(BaselinesRequest):
     """Circuit switches whose present maps are to be saved, or committed; all if none are named."""
 
-    why: str = ""
+    why: Text = ""
 
 
 class StopRequest(_Strict):
     """Why the stop button is pressed or cleared."""
 
-    why: str = ""
+    why: Text = ""
 
 
 class UnlockRequest(StopRequest):
     """Ports of one OCS whose locks are to go."""
 
-    ocs: str
-    ports: list[int] = Field(min_length=1)
+    ocs: Text
+    ports: Ports = Field(min_length=1)
 
 
 class LockRequest(UnlockRequest):
@@ -93,4 +151,4 @@ class GangRequest(_Strict):
 class RegroupRequest(_Strict):
     """Running jobs, by id, each to be brought under one packet switch."""
 
-    jobs: list[str]
+    jobs: Names

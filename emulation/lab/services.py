@@ -25,6 +25,7 @@ from patchlight.testbed.units import format_rate
 
 _MOST_SERVERS_WITH_AGENTS = 16
 _CONNECT_S = 20.0
+_USUAL_API_PORT = 8470
 # What a userspace Open vSwitch was seen to carry on one core.
 _NETDEV_BPS = 400e6
 
@@ -39,7 +40,7 @@ def runtime_lab(lab: Lab) -> Lab:
     directory = run_dir(lab.name)
     # The usual port is for the only lab; two that come up at once must not race for it.
     alone = not set(recorded_labs()) - {lab.name}
-    usual = int(lab.controller_api.rpartition(":")[2]) if alone else 0
+    usual = int(lab.controller_api.rpartition(":")[2] or _USUAL_API_PORT) if alone else 0
     api, *ports = free_ports(1 + len(lab.circuit_switches), usual)
     return lab.with_changes(
         servers=tuple(

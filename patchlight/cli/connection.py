@@ -11,7 +11,9 @@ import click
 from patchlight.controller.client import ControllerClient
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.labfile.reader import load_lab, read_lab
+from patchlight.testbed.lab_api import UNIX, LabIdentity, api_address
+from patchlight.testbed.labfile.reader import find_lab, parse_lab, read_lab
+from patchlight.testbed.linux.sockets import unix_socket_answers
 
 RUN_ROOT = Path("/run/patchlight")
 lab_option = click.option("--lab", "lab_name", metavar="LAB", help="The lab, if several are up.")
@@ -20,23 +22,42 @@ lab_option = click.option("--lab", "lab_name", metavar="LAB", help="The lab, if 
 def controller_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command ``--lab`` and ``--controller``."""
     address = click.option(
-        "--controller", "address", metavar="HOST:PORT", help="The controller's API address."
+        "--controller",
+        "address",
+        metavar="HOST:PORT|unix:PATH",
+        help="The controller's API address [default: the lab's].",
     )
     return lab_option(address(command))
 
 
 def running_lab(lab_name: str | None) -> Lab:
-    """The lab meant: an emulated one that is up, by name, or else a lab file.
+    """The lab of ``running_lab_file``."""
+    return read_lab(running_lab_file(lab_name))
+
+
+def lab_meant(lab_name: str | None, address: str | None) -> Lab:
+    """The lab whose names a command uses.
+
+    Where only a controller was named, that is its lab; else ``running_lab``.
+    """
+    if address is None or lab_name is not None:
+        return running_lab(lab_name)
+    with connect(None, address) as client:
+        return parse_lab(client.lab_file(), f"the lab of the controller at {address}")
+
+
+def running_lab_file(lab_name: str | None) -> Path:
+    """The file of the lab meant: an emulated one that is up, by name, or else a lab file.
 
     Without a name the only lab that is up; ``BadInput`` if there are none or several.
     """
     up = {p.parent.name: p for p in sorted(RUN_ROOT.glob("*/lab.yaml"))}
     if lab_name in up:
-        return read_lab(up[lab_name])
+        return up[lab_name]
     if lab_name is not None:
-        return load_lab(lab_name)
+        return find_lab(lab_name)
     if len(up) == 1:
-        return read_lab(next(iter(up.values())))
+        return next(iter(up.values()))
     if up:
         raise BadInput(f"several labs are up ({', '.join(up)}): name one with --lab")
     raise BadInput(
@@ -46,8 +67,21 @@ def running_lab(lab_name: str | None) -> Lab:
 
 
 def connect(lab_name: str | None, address: str | None) -> ControllerClient:
-    """A client of the controller meant."""
-    return ControllerClient(address or running_lab(lab_name).controller_api, user=user_name())
+    """A client of the controller meant, that talks to no other lab's than the one named."""
+    if address is not None and lab_name is None:
+        return ControllerClient(address, user=user_name())
+    file = running_lab_file(lab_name)
+    lab = read_lab(file)
+    identity = LabIdentity.of(lab, file)
+    address = address or api_address(lab)
+    emulated = RUN_ROOT / lab.name / "lab.yaml"
+    silent = address.startswith(UNIX) and not unix_socket_answers(Path(address.removeprefix(UNIX)))
+    if silent and file != emulated and emulated.exists():
+        raise BadInput(
+            f"no controller of {file} runs, but an emulated lab of that name is up",
+            hint=f"if you mean that one: --lab {lab.name}",
+        )
+    return ControllerClient(address, lab=identity, user=user_name())
 
 
 def user_name() -> str:

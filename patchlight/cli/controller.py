@@ -26,7 +26,12 @@ def controller() -> None:
     metavar="DIR",
     help="Where journal and jobs are kept [default: /var/lib/patchlight/LAB].",
 )
-@click.option("--api", metavar="HOST:PORT", help="Where the REST API listens.")
+@click.option(
+    "--api",
+    metavar="HOST:PORT|unix:PATH",
+    help="Where the REST API listens, for this machine alone  [default: the lab file's, else a "
+    "Unix socket of the lab's own].",
+)
 @click.option("--openflow", metavar="HOST:PORT", help="Where packet switches connect to.")
 @click.option(
     "--openflow-netns",
@@ -78,20 +83,23 @@ def run(
     """Run the controller of LAB until Ctrl-C; circuits and flows outlive it."""
     from patchlight.controller.parts import Settings
     from patchlight.controller.service import serve
-    from patchlight.testbed.labfile.reader import load_lab
+    from patchlight.testbed.lab_api import new_api_address
+    from patchlight.testbed.labfile.reader import find_lab, read_lab
 
-    lab = load_lab(lab_name)
+    lab_file = find_lab(lab_name)
+    lab = read_lab(lab_file)
     settings = Settings(
         state_dir=state or Path("/var/lib/patchlight") / lab.name,
-        api=api or lab.controller_api,
+        api=api or new_api_address(lab),
         openflow=openflow or lab.controller_openflow,
         token=os.environ.get("PATCHLIGHT_TOKEN"),
         tolerances=Tolerances(loss_tolerance, baseline_tolerance),
         policies=chosen_policies(options),
+        lab_file=lab_file,
         **options,
     )
     click.echo(
-        f"controller of {lab.name}: API on http://{settings.api}, OpenFlow on {settings.openflow}",
+        f"controller of {lab.name}: API on {settings.api}, OpenFlow on {settings.openflow}",
         err=True,
     )
     serve(lab, settings)

@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from patchlight.cli.connection import connect, controller_options, running_lab
+from patchlight.cli.connection import connect, controller_options, lab_meant
 from patchlight.controller.client import ControllerClient
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobState
@@ -76,7 +76,7 @@ def submit(
         raise BadInput("expected either --workers N or --hosts HOST,HOST…")
     if regroup and topology == "keep":
         raise BadInput("--regroup and --topology keep exclude each other")
-    models = {g.model for server in running_lab(lab_name).servers for g in server.gpus}
+    models = {g.model for server in lab_meant(lab_name, address).servers for g in server.gpus}
     spec = JobSpec(
         name=name,
         iterations=iterations,

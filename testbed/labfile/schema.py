@@ -237,8 +237,8 @@ CONTROLLER = Group(
         "api",
         HOST_PORT,
         "where its REST API answers",
-        example="10.0.0.1:8470",
-        default="127.0.0.1:8470",
+        example="127.0.0.1:8470",
+        default="a Unix socket of the lab's own",
     ),
     Key(
         "openflow",
@@ -270,7 +270,7 @@ LAB = Group(
         default="1",
         example="1000",
     ),
-    Key("controller", CONTROLLER, "where the controller answers", example="{api: 10.0.0.1:8470}"),
+    Key("controller", CONTROLLER, "where the controller answers", example="{api: 127.0.0.1:8470}"),
     Key(
         "servers",
         ListOf(SERVER, "servers"),

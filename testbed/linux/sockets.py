@@ -1,24 +1,21 @@
-"""Sockets that listen, TCP and Unix, and an HTTP server on one of them."""
-
-from __future__ import annotations
+"""Sockets that listen, TCP and Unix."""
 
 import errno
+import ipaddress
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux.processes import command_line, process_ids
 
-if TYPE_CHECKING:
-    import uvicorn
-
 # A whole lab's switches connect at once after a restart; the kernel caps this at somaxconn.
 BACKLOG = 1024
 _LISTEN = "0A"
+
+UNIX_CLIENT = "unix"
+"""What a server calls a peer on a Unix socket; the peer's user id stands in place of its port."""
 
 
 class PortTaken(PatchlightError):
@@ -31,6 +28,11 @@ def split_address(text: str) -> tuple[str, int]:
     if not (colon and host and port.isdigit() and int(port) < 65536):
         raise BadInput(f"{text!r} is not an address: expected host:port, like 127.0.0.1:6653")
     return host.strip("[]"), int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an IP address is one that no other machine reaches."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def listen(address: str) -> socket.socket:
@@ -77,20 +79,22 @@ def free_ports(count: int, preferred: int = 0) -> list[int]:
         return [int(probe.getsockname()[1]) for probe in probes]
 
 
-def bind_unix(path: Path, server: str) -> socket.socket:
-    """A Unix socket at ``path``, for this user alone, in place of one that a dead server left.
+def bind_unix(path: Path, server: str, *, for_all: bool = False) -> socket.socket:
+    """A Unix socket at ``path``, in place of one that a dead server left.
+
+    It is for this user alone, or ``for_all`` users of this machine.
 
     ``PatchlightError`` if something answers there already: another ``server``, in words.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o755 if for_all else 0o700, parents=True, exist_ok=True)
         if unix_socket_answers(path):
             raise PatchlightError(
                 f"another {server} already serves {path}", hint="stop it, or choose another path"
             )
         path.unlink(missing_ok=True)
-        mask = os.umask(0o177)
+        mask = os.umask(0o111 if for_all else 0o177)
         try:
             listener.bind(str(path))
         finally:
@@ -112,22 +116,6 @@ def unix_socket_answers(path: Path) -> bool:
             client.connect(str(path))
             return True
     return False
-
-
-def http_server(app: Any, **options: Any) -> uvicorn.Server:
-    """A uvicorn server that leaves signals to the caller; ``options`` are uvicorn's.
-
-    Uvicorn's own handlers raise the signal again at the end, and with it end the process before
-    the caller lets go of things. Set ``should_exit`` to stop it.
-    """
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-    return Server(uvicorn.Config(app, log_level="warning", **options))
 
 
 def port_owner(port: int) -> str:

@@ -216,3 +216,19 @@ def test_a_fault_that_is_none_is_told(fault: str, words: str, tmp_path: Path) ->
     assert words in str(told.exception)
     nobody = CliRunner().invoke(ocs, ["fault", str(control), "{}"])
     assert "no emulated switch answers" in str(nobody.exception)
+
+
+def test_any_password_for_other_machines_is_warned_of() -> None:
+    everywhere = ("--listen", "0.0.0.0:0")
+    calient = ("--driver", "calient-tl1")
+    for options, warning in (
+        ((*calient, *everywhere), "takes any password"),
+        ((*calient, *everywhere, "--password-env", "PW", "--viewer", "v"), "takes any password"),
+        (("--driver", "polatis-scpi", *everywhere), "asks for no password"),
+        ((*calient, *everywhere, "--password-env", "PW"), None),
+        ((*calient, "--listen", "127.0.0.1:0"), None),
+    ):
+        with emulated(*options, PW="secret") as (process, _):
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=30)
+        assert (f"warning: it {warning}" in said) if warning else ("warning" not in said)

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from fastapi import Request
 
-from patchlight.controller.api.circuits import explain
+from patchlight.controller.api.answers import explain
 from patchlight.controller.client import ControllerClient, ControllerError
 from patchlight.controller.fleet import AgentClient, AgentError, Fleet
 from patchlight.controller.jobs.running_job import worker_specs
@@ -26,14 +26,19 @@ from tests.support.waiting import eventually
 
 
 def test_a_controller_that_goes_away_after_it_was_asked_leaves_the_outcome_unknown() -> None:
-    def answer_nothing(listening: socket.socket) -> None:
-        for _ in range(3):
+    lab = b'{"name": "small", "file": "small.yaml", "fingerprint": "1"}'
+
+    def answer_nothing_more(listening: socket.socket) -> None:
+        for turn in range(4):
             connection, _ = listening.accept()
             connection.recv(65536)
+            if turn == 0:
+                head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: "
+                connection.sendall(b"%b%d\r\n\r\n%b" % (head, len(lab), lab))
             connection.close()
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=answer_nothing, args=(listening,))
+        thread = threading.Thread(target=answer_nothing_more, args=(listening,))
         thread.start()
         with ControllerClient(f"127.0.0.1:{listening.getsockname()[1]}") as client:
             with pytest.raises(OutcomeUnknown, match="did not say what came of it"):
@@ -48,7 +53,7 @@ def test_a_controller_that_goes_away_after_it_was_asked_leaves_the_outcome_unkno
 
 async def test_an_unknown_outcome_goes_through_the_api_as_one() -> None:
     answer = await explain(Request({"type": "http"}), OutcomeUnknown("was it?"))
-    assert b'"outcome":"unknown"' in answer.body
+    assert b'"outcome": "unknown"' in answer.body
 
 
 class Agent:

@@ -16,6 +16,7 @@ from patchlight.emulation.optical.serving import serve_until_stopped
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import CircuitSwitch, Emulation, OcsUser
 from patchlight.testbed.labfile.schema import MOST_CIRCUIT_PORTS
+from patchlight.testbed.linux.sockets import is_loopback
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.units import parse_loss, parse_time
@@ -123,6 +124,14 @@ def emulate(
     protocol = server(device)
 
     async def ready(host: str, port: int) -> None:
+        asks = known is None or known.has_users
+        if not (protocol.dials or is_loopback(host) or (asks and password_env and not viewers)):
+            takes = "takes any password" if asks else "asks for no password"
+            click.echo(
+                f"warning: it {takes}, and other machines reach it at {host}: listen on 127.0.0.1"
+                + (", or give --password-env and no --viewer" if asks else ""),
+                err=True,
+            )
         _print_how_to_use(protocol, switch, host, port, control)
 
     asyncio.run(serve_until_stopped(device, protocol, switch.address, control=control, ready=ready))

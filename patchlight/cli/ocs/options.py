@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.cli.connection import RUN_ROOT, connect, controller_options, running_lab, user_name
+from patchlight.cli.connection import RUN_ROOT, connect, controller_options, lab_meant, user_name
 from patchlight.cli.rendering import json_option
 from patchlight.controller.client import ControllerClient
 from patchlight.testbed.errors import BadInput
@@ -33,8 +33,8 @@ class Target:
 
     @functools.cached_property
     def lab(self) -> Lab:
-        """The lab file's lab."""
-        return running_lab(self.lab_name)
+        """The lab whose names the command uses."""
+        return lab_meant(self.lab_name, self.address)
 
     @property
     def state_dir(self) -> Path:

@@ -1,0 +1,73 @@
+"""How the API answers: JSON that any client can read, and refusals in words with what to do."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from patchlight.controller.changes.record import Refused
+from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
+
+
+class Answered(JSONResponse):
+    """JSON, whatever is in it: half characters and figures that JSON lacks are left out.
+
+    What was stored once can so be read for ever.
+    """
+
+    def render(self, content: Any) -> bytes:
+        """The text: ``?`` for a lone surrogate, ``null`` for NaN and infinity."""
+        try:
+            text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+        except ValueError:
+            finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
+            text = json.dumps(finite, ensure_ascii=False)
+        return text.encode("utf-8", "replace")
+
+
+def new_app(title: str) -> FastAPI:
+    """An application without routes that answers so."""
+    # A redirect would lead a client away from the words on what was wrong.
+    app = FastAPI(title=title, version="1", default_response_class=Answered, redirect_slashes=False)
+    app.exception_handler(PatchlightError)(explain)
+    app.exception_handler(RequestValidationError)(explain_request)
+    app.exception_handler(HTTPException)(explain_http)
+    return app
+
+
+async def explain(_: Request, error: Exception) -> JSONResponse:
+    """An error of ours: what is wrong, and what to do next."""
+    assert isinstance(error, PatchlightError)
+    status = 422 if isinstance(error, BadInput) else 409 if isinstance(error, Refused) else 502
+    answer = {"error": error.message, "hint": error.hint}
+    if isinstance(error, OutcomeUnknown):
+        answer["outcome"] = "unknown"
+    return Answered(answer, status_code=status)
+
+
+async def explain_request(_: Request, error: Exception) -> JSONResponse:
+    """A request that is not what the route takes: every field that is wrong, and how."""
+    assert isinstance(error, RequestValidationError)
+    mistakes = list(map(_in_words, error.errors()))
+    more = [f"and {len(mistakes) - 10} more"] if len(mistakes) > 10 else []
+    words = "; ".join([*mistakes[:10], *more])
+    return Answered({"error": f"the controller does not take that: {words}", "hint": None}, 422)
+
+
+def _in_words(mistake: Mapping[str, Any]) -> str:
+    place = ".".join(str(part) for part in mistake["loc"][1:]) or "request"
+    return f"{place}: {str(mistake['msg']).removeprefix('Value error, ')}"
+
+
+async def explain_http(request: Request, error: Exception) -> JSONResponse:
+    """A route that there is not, or a body that cannot be read."""
+    assert isinstance(error, HTTPException)
+    words, hint = str(error.detail), None
+    if error.status_code in (404, 405):
+        words = f"there is no {request.method} {request.url.path[:200]}"
+        hint = "is the client of the same version as the controller? /docs has all routes"
+    return Answered({"error": words, "hint": hint}, error.status_code, error.headers)

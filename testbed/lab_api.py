@@ -1,0 +1,67 @@
+"""Where a lab's controller answers, and how it says which lab it has.
+
+Each lab has an address of its own, so that a command for one lab finds no other's controller;
+and before a command asks for a change, it compares the lab that it means with the controller's.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.linux.sockets import unix_socket_answers
+
+_SYSTEM = Path("/run/patchlight-controllers")
+UNIX = "unix:"
+
+
+def api_address(lab: Lab) -> str:
+    """Where the lab's controller is found: ``host:port`` or ``unix:/path``.
+
+    What the lab file says, else the lab's own Unix socket: that of a controller which root
+    runs, where one answers or this is root, else that of one which this user runs.
+    """
+    system = _SYSTEM / f"{lab.name}.sock"
+    if not lab.controller_api and unix_socket_answers(system):
+        return f"{UNIX}{system}"
+    return new_api_address(lab)
+
+
+def new_api_address(lab: Lab) -> str:
+    """Where a controller of the lab that this user starts is to listen."""
+    if lab.controller_api:
+        return lab.controller_api
+    folder = _SYSTEM if os.geteuid() == 0 else _user_folder()
+    return f"{UNIX}{folder / f'{lab.name}.sock'}"
+
+
+def _user_folder() -> Path:
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime or Path.home() / ".local/state") / "patchlight/controllers"
+
+
+@dataclass(frozen=True)
+class LabIdentity:
+    """Which lab is meant: its name, its file, and a fingerprint of what its names stand for.
+
+    Two files have the same ``fingerprint`` if their devices, ports, addresses and fibres are
+    the same: then a name means the same port to whoever read either.
+    """
+
+    name: str
+    file: str
+    fingerprint: str
+
+    @classmethod
+    def of(cls, lab: Lab, file: Path | None) -> Self:
+        """The identity of a lab, and the file that it was read from, if it was."""
+        lines = [
+            f"{s.name} {nic.name} {nic.address} {nic.gpu}" for s in lab.servers for nic in s.nics
+        ]
+        lines += [f"{p.name} {p.datapath_id} {p.ports}" for p in lab.packet_switches]
+        lines += [f"{c.name} {c.driver} {c.address} {c.ports}" for c in lab.circuit_switches]
+        lines += [" ".join(sorted((str(f.a), str(f.b)))) for f in lab.fibres]
+        digest = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+        return cls(lab.name, str(file.resolve()) if file else "no file", digest[:16])

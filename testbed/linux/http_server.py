@@ -1,0 +1,233 @@
+"""An HTTP server on a socket that any user of the machine may reach, and the limits it keeps.
+
+A peer that stays silent, trickles, sends too much or takes no answers costs one connection
+for a while; it never keeps others from being answered, nor fills the log.
+"""
+
+import asyncio
+import logging
+import resource
+import socket
+import struct
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import uvicorn
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from patchlight.testbed.linux.sockets import UNIX_CLIENT
+
+_READS = ("GET", "HEAD", "OPTIONS")
+# Accepted in one go, before any of them is looked at.
+_ACCEPTED_AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one server takes in.
+
+    ``connections``: as many stand at a time, fewer where this process may open few files; for
+    one more, the one that has waited longest for its peer is closed. ``peer_s``: how long a peer
+    may take to send a whole request, and to go on taking an answer. ``body_bytes``: the longest
+    body.
+    """
+
+    connections: int = 256
+    peer_s: float = 10.0
+    body_bytes: int = 4 << 20
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def http_server(
+    app: ASGIApp, *, hosts: Collection[str] = (), limits: Limits = DEFAULT_LIMITS, **options: Any
+) -> uvicorn.Server:
+    """A uvicorn server that leaves signals to the caller; ``options`` are uvicorn's.
+
+    ``hosts``: the names that requests may call it by; any, if none are given. Uvicorn's own
+    signal handlers raise the signal again at the end, and with it end the process before
+    the caller lets go of things. Set ``should_exit`` to stop it.
+    """
+
+    class Server(uvicorn.Server):
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    config = uvicorn.Config(
+        _Guard(app, hosts, limits.body_bytes),
+        log_level="warning",
+        access_log=False,
+        http=cast(type[asyncio.Protocol], partial(_Connection, limits)),
+        ws="none",
+        # Who asks is judged by the connection; a header says whatever its writer likes.
+        proxy_headers=False,
+        backlog=_ACCEPTED_AT_ONCE,
+        **options,
+    )
+    for name in ("asyncio", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        if not any(isinstance(present, _Sparing) for present in logger.filters):
+            logger.addFilter(_Sparing())
+    return Server(config)
+
+
+class _Connection(H11Protocol):
+    """One connection, with a time for what its peer has to do."""
+
+    def __init__(self, limits: Limits, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._limits = limits
+        self._waits: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        peer: socket.socket = transport.get_extra_info("socket")
+        if peer.family == socket.AF_UNIX:
+            self.client = (UNIX_CLIENT, _user_of(peer))
+        self._judge()
+        most = min(self._limits.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        if len(self.connections) > most:
+            waiting = [c for c in self.connections if isinstance(c, _Connection) and c._waits]
+            min(waiting, key=_due, default=self).give_up()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._rest()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._judge()
+
+    def on_response_complete(self) -> None:
+        self._rest()
+        super().on_response_complete()
+        self._judge()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._judge()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._judge()
+
+    def give_up(self) -> None:
+        """End the connection without another word."""
+        self._rest()
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def _judge(self) -> None:
+        """Begin to wait where it is the peer's turn, and cease to where it is ours."""
+        request = self.cycle
+        whole = request is not None and not request.more_body and not request.response_complete
+        if whole and not self.flow.write_paused:
+            self._rest()
+        elif self._waits is None and not self.transport.is_closing():
+            self._waits = self.loop.call_later(self._limits.peer_s, self.give_up)
+
+    def _rest(self) -> None:
+        if self._waits is not None:
+            self._waits.cancel()
+        self._waits = None
+
+
+def _due(connection: _Connection) -> float:
+    return connection._waits.when() if connection._waits else float("inf")
+
+
+def _user_of(peer: socket.socket) -> int:
+    """The user id of the process at the other end of a Unix socket."""
+    size = struct.calcsize("3i")
+    _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return int(uid)
+
+
+class _Guard:
+    """Turns away requests that were meant for somebody else, come from a foreign web page, or
+    are too long."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str], body_bytes: int) -> None:
+        self._app, self._hosts, self._body_bytes = app, frozenset(hosts), body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if refusal := self._refusal(scope, headers):
+            status, error, hint = refusal
+            answer = JSONResponse({"error": error, "hint": hint}, status)
+            await answer(scope, receive, send)
+            return
+        taken = 0
+
+        async def limited() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > self._body_bytes:
+                raise HTTPException(413, self._too_long())
+            return message
+
+        await self._app(scope, limited, send)
+
+    def _refusal(
+        self, scope: MutableMapping[str, Any], headers: Headers
+    ) -> tuple[int, str, str] | None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if self._hosts and _host_name(host) not in self._hosts:
+            names = ", ".join(sorted(self._hosts))
+            return 421, f"nobody is called {host[:80]!r} here", f"call it by one of: {names}"
+        foreign = origin is not None and origin != f"http://{host}"
+        if self._hosts and foreign and scope["method"] not in _READS:
+            return 403, f"a web page of {str(origin)[:80]} may change nothing here", "use the CLI"
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or len(length) > 18 or int(length) > self._body_bytes:
+            return 413, self._too_long(), "ask for less at a time"
+        return None
+
+    def _too_long(self) -> str:
+        return f"the request is longer than {self._body_bytes >> 20} MiB, the most that is taken"
+
+
+def _host_name(host: str) -> str:
+    """``[::1]:8470`` → ``::1``, ``localhost:8470`` → ``localhost``."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+class _Sparing(logging.Filter):
+    """Lets ten messages of a kind through a minute, and says how many it left out."""
+
+    _MOST, _PERIOD_S = 10, 60.0
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._began = clock()
+        self._seen: defaultdict[str, int] = defaultdict(int)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if self._clock() - self._began > self._PERIOD_S:
+            self._began = self._clock()
+            self._seen.clear()
+        kind = str(record.msg)[:200]
+        self._seen[kind] += 1
+        if self._seen[kind] == self._MOST:
+            record.msg = f"{record.msg} (more of this kind are left out for a minute)"
+        return self._seen[kind] <= self._MOST

@@ -1,0 +1,298 @@
+"""Who and what the controller's API lets in, over a socket as any user of the machine has it."""
+
+import contextlib
+import json
+import os
+import pwd
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from patchlight.controller.client import ControllerClient, ControllerError
+from patchlight.testbed.errors import BadInput
+from tests.support.controller_process import ControllerProcess, controller_process
+from tests.support.waiting import wait_until
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerProcess]:
+    with controller_process(tmp_path_factory.mktemp("door")) as process:
+        yield process
+
+
+def send(door: ControllerProcess, method: str, path: str, **options: Any) -> httpx.Response:
+    return httpx.request(method, f"http://{door.api}{path}", trust_env=False, **options)
+
+
+def connected(door: ControllerProcess, text: bytes = b"") -> socket.socket:
+    host, _, port = door.api.rpartition(":")
+    made = socket.create_connection((host, int(port)), timeout=30)
+    made.sendall(text)
+    return made
+
+
+def comes_to_an_end(connection: socket.socket) -> bool:
+    """Whether the other end hangs up before the socket's time-out, whatever it says before."""
+    try:
+        while connection.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_other_names_than_this_machines_are_turned_away(door: ControllerProcess) -> None:
+    port = door.api.rpartition(":")[2]
+    for name in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "[::1", ""):
+        answer = send(door, "POST", "/v1/reconfigurations", headers={"Host": name}, json={})
+        assert answer.status_code == 421, name
+        assert "localhost" in answer.json()["hint"]
+    for name in (door.api, f"localhost:{port}", f"[::1]:{port}", "LOCALHOST"):
+        assert send(door, "GET", "/v1/lab", headers={"Host": name}).status_code == 200
+
+
+def test_a_page_of_another_site_changes_nothing(door: ControllerProcess) -> None:
+    for origin in ("http://evil.example", "null", f"https://{door.api}", "http://["):
+        answer = send(door, "POST", "/v1/stop", headers={"Origin": origin}, json={})
+        assert answer.status_code == 403, origin
+    assert door.client.stop_button() is None
+    own = {"Origin": f"http://{door.api}"}
+    assert send(door, "POST", "/v1/stop/clear", headers=own, json={}).status_code == 200
+
+
+def test_a_header_makes_nobody_someone_else(door: ControllerProcess) -> None:
+    forged = {
+        "X-Forwarded-For": "direct",
+        "Forwarded": "for=direct",
+        "X-Real-IP": "direct",
+        "X-Forwarded-Proto": "https",
+    }
+    assert send(door, "POST", "/v1/reconfigurations", headers=forged, json={}).is_success
+    origin = door.client.reconfigurations()[-1]["origin"]
+    assert origin.startswith("127.0.0.1:")
+    assert origin.endswith(f"(uid {os.getuid()})")
+
+
+# Sends a change under root's name, and is gone before anybody looks.
+_HIT_AND_RUN = """
+import socket, sys
+s = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+body = b'{"why": "hit"}'
+s.sendall(b"POST /v1/reconfigurations HTTP/1.1\\r\\nHost: localhost\\r\\n"
+          b"Content-Type: application/json\\r\\nX-Patchlight-User: root\\r\\n"
+          b"X-Forwarded-For: direct\\r\\nContent-Length: %d\\r\\n\\r\\n%b" % (len(body), body))
+s.shutdown(socket.SHUT_WR) if sys.argv[2] == "half" else s.close()
+s.recv(1) if sys.argv[2] == "half" else None
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("how", ["half", "closed"])
+def test_who_hangs_up_does_not_become_root(door: ControllerProcess, how: str) -> None:
+    before = len(door.client.reconfigurations())
+    nobody = pwd.getpwnam("nobody").pw_uid
+    words = [sys.executable, "-c", _HIT_AND_RUN, door.api.rpartition(":")[2], how]
+    subprocess.run(words, check=False, timeout=30, user=nobody, cwd="/", env={})
+    wait_until(lambda: len(door.client.reconfigurations()) > before)
+    assert door.client.reconfigurations()[-1]["by"] in ("nobody", "(unknown)")
+
+
+def test_text_that_is_none_is_refused_and_said_so(door: ControllerProcess) -> None:
+    changes, events = len(door.client.reconfigurations()), door.client.last_event()
+    for text in ('"\\ud800"', '"a\\u001b[2J"', '"two\\nlines"', '"\\u0000"', f'"{"x" * 1001}"'):
+        for path, key in (("reconfigurations", "why"), ("stop", "why"), ("baselines", "ocs")):
+            value = f"[{text}]" if key == "ocs" else text
+            content = f'{{"{key}": {value}}}'
+            answer = send(door, "POST", f"/v1/{path}", content=content, headers=JSON)
+            assert answer.status_code == 422, (path, text)
+            assert "does not take that" in answer.json()["error"]
+    content = '{"maps": {"\\ud800": ["1-2"]}, "\\udfff": 1}'
+    answer = send(door, "POST", "/v1/reconfigurations", content=content, headers=JSON)
+    assert answer.status_code == 422
+    assert (len(door.client.reconfigurations()), door.client.last_event()) == (changes, events)
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**400, -1])
+def test_numbers_that_no_row_can_have_are_refused(door: ControllerProcess, number: int) -> None:
+    ports = {"ocs": "o1", "ports": [number]}
+    for method, path, body in (
+        ("GET", f"/reconfigurations/{number}", None),
+        ("POST", f"/reconfigurations/{number}/rollback", {}),
+        ("GET", f"/reconfigurations?last={number}", None),
+        ("GET", f"/reconfigurations?after={number}", None),
+        ("GET", f"/events?after={number}", None),
+        ("GET", f"/jobs?last={number}", None),
+        ("GET", f"/jobs/j/iterations?after={number}", None),
+        ("POST", "/locks", ports),
+        ("POST", "/locks/release", ports),
+        ("POST", "/reconfigurations", {"disconnect": {"o1": [number]}}),
+    ):
+        answer = send(door, method, f"/v1{path}", json=body)
+        assert answer.status_code in (404, 422), (method, path)
+        assert answer.json()["error"]
+
+
+def test_a_body_that_is_no_request_is_said_in_words(door: ControllerProcess) -> None:
+    for content in ("[" * 100_000, "{", "[]", '"x"', '{"why": 1e999}', "", '{"a":' * 5000):
+        answer = send(door, "POST", "/v1/reconfigurations", content=content, headers=JSON)
+        assert answer.status_code in (400, 422), content[:10]
+        assert answer.json()["error"]
+    answer = send(door, "GET", "/v1/nowhere")
+    assert (answer.status_code, "there is no GET" in answer.json()["error"]) == (404, True)
+
+
+def test_a_long_body_is_refused_before_it_is_held(door: ControllerProcess) -> None:
+    head = b"POST /v1/reconfigurations HTTP/1.1\r\nHost: localhost\r\n"
+    with connected(door, head + b"Content-Length: 300000000\r\n\r\n{") as connection:
+        assert b" 413 " in connection.recv(4096)
+
+    def chunks() -> Iterator[bytes]:
+        for _ in range(16):
+            yield b"x" * (1 << 20)
+
+    # The refusal comes while the rest is on its way, and may be overtaken by the hang-up.
+    with contextlib.suppress(httpx.WriteError, httpx.ReadError):
+        answer = send(door, "POST", "/v1/reconfigurations", content=chunks())
+        assert (answer.status_code, "4 MiB" in answer.json()["error"]) == (413, True)
+    assert door.client.status()["lab"] == "dry"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("regroup", {"jobs": [1] * 1_000_000}),
+        ("regroup", {"jobs": ["x"] * 700_000}),
+        ("jobs", {"jobs": [{}] * 900_000}),
+        ("jobs", {"jobs": [{"name": "j", "hosts": [1] * 1_000_000}]}),
+        ("reconfigurations", {f"a{n}": 1 for n in range(200_000)}),
+        ("reconfigurations", {"maps": {f"o{n}": [] for n in range(200_000)}}),
+        ("reconfigurations", {"maps": {"o1": ["1-2"] * 500_000}}),
+        ("locks", {"ocs": "o1", "ports": [0] * 1_000_000, "why": "x"}),
+    ],
+)
+def test_a_million_mistakes_are_not_all_looked_at(
+    door: ControllerProcess, path: str, body: Any
+) -> None:
+    answer = send(door, "POST", f"/v1/{path}", json=body, timeout=30)
+    assert answer.status_code == 422
+    assert len(answer.content) < 5000
+
+
+def test_others_are_answered_while_a_thousand_say_nothing(door: ControllerProcess) -> None:
+    log_before = door.log.stat().st_size
+    texts = (b"", b"GET /v1/status HTTP/1.1\r\nHost: localh")
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(connected(door, texts[n % 2])) for n in range(600)]
+        with ControllerClient(door.api) as client:
+            for _ in range(3):
+                assert client.status()["lab"] == "dry"
+        more = [stack.enter_context(connected(door)) for _ in range(300)]
+        assert door.client.reconfigure({"o1": ["7-8"]})["state"] == "committed"
+        assert all(map(comes_to_an_end, (held + more)[:-256]))
+    assert door.log.stat().st_size - log_before < 20_000
+
+
+def test_who_sends_half_a_request_is_left_in_the_end(door: ControllerProcess) -> None:
+    head = b"POST /v1/reconfigurations HTTP/1.1\r\nHost: localhost\r\n"
+    texts = (b"", b"GET /v1/sta", head, head + b"Content-Length: 9\r\n\r\n{")
+    whole = b"GET /v1/lab HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(connected(door, text)) for text in texts]
+        second = stack.enter_context(connected(door, whole))
+        assert b" 200 " in second.recv(4096)
+        second.sendall(b"GET /v1/la")
+        assert all(map(comes_to_an_end, (*held, second)))
+
+
+def test_what_was_stored_before_is_read_for_ever(tmp_path: Path) -> None:
+    with controller_process(tmp_path) as process:
+        number = process.client.reconfigure({"o1": ["7-8"]}, why="good")["id"]
+        with contextlib.closing(sqlite3.connect(process.state / "controller.db")) as db, db:
+            ((record,),) = db.execute("SELECT record FROM reconfigurations WHERE id = ?", [number])
+            poisoned = json.dumps({**json.loads(record), "why": "\ud800", "ratio": float("nan")})
+            db.execute("UPDATE reconfigurations SET record = ? WHERE id = ?", [poisoned, number])
+            event = json.dumps({"why": "\udc00 there"})
+            db.execute("INSERT INTO events (at, kind, record) VALUES (1, 'circuits', ?)", [event])
+        assert process.client.reconfigurations()[-1]["why"] == "?"
+        assert process.client.reconfiguration(number)["ratio"] is None
+        assert process.client.events()[-1]["why"] == "? there"
+
+
+def test_lists_come_in_pages_and_the_client_turns_them(door: ControllerProcess) -> None:
+    while len(door.client.reconfigurations()) < 205:
+        door.client.reconfigure({})
+    everything = door.client.reconfigurations()
+    numbers = [row["id"] for row in everything]
+    assert numbers == sorted(set(numbers))
+    assert [row["id"] for row in door.client.reconfigurations(203)] == numbers[-203:]
+    assert [row["id"] for row in door.client.reconfigurations(3)] == numbers[-3:]
+
+    def page(query: str) -> list[int]:
+        rows = send(door, "GET", f"/v1/reconfigurations{query}").json()["reconfigurations"]
+        return [row["id"] for row in rows]
+
+    assert page("") == numbers[-100:]
+    assert page("?last=2") == numbers[-2:]
+    assert page(f"?after={numbers[4]}&last=3") == numbers[5:8]
+    assert send(door, "GET", "/v1/jobs?after=none").status_code == 422
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "", "caf\udce9", "a\nb", "x" * 101])
+def test_maps_are_saved_under_names_that_a_url_can_have(door: ControllerProcess, name: str) -> None:
+    for call in (door.client.save_map, door.client.forget_map, door.client.restore):
+        with pytest.raises(BadInput, match="cannot be the name of saved maps"):
+            call(name)
+    assert door.client.save_map("monday, 8 o'clock? 50%")["maps"]
+    assert door.client.forget_map("monday, 8 o'clock? 50%")
+
+
+def test_text_in_another_character_set_is_refused_by_the_client(door: ControllerProcess) -> None:
+    with pytest.raises(BadInput, match="not valid UTF-8"):
+        door.client.reconfigure({"o1": ["7-8"]}, why="caf\udce9")
+
+
+@contextlib.contextmanager
+def stranger(answer: bytes) -> Iterator[str]:
+    """Another service, that gives this answer to everything."""
+    program = (
+        "import socket,sys\n"
+        "s=socket.create_server(('127.0.0.1',0));print(s.getsockname()[1],flush=True)\n"
+        "while True:\n c,_=s.accept();c.recv(65536);c.sendall(eval(sys.argv[1]));c.close()"
+    )
+    command = [sys.executable, "-c", program, repr(answer)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield f"127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("answer", [b"200 OK", b"307 Moved", b"404 Not Found", b"500 No"])
+@pytest.mark.parametrize("body", [b"{}", b"[1]", b"<html>", b'{"detail": "Not Found"}'])
+def test_another_service_at_the_address_is_called_one(answer: bytes, body: bytes) -> None:
+    head = b"HTTP/1.1 %b\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (answer, len(body))
+    with stranger(head + body) as address, ControllerClient(address) as client:
+        with pytest.raises(ControllerError, match="is no controller of this version") as caught:
+            client.status()
+        assert "--controller" in (caught.value.hint or "")
+
+
+def test_a_proxy_of_the_environment_is_for_elsewhere(
+    door: ControllerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    with ControllerClient(door.api) as client:
+        assert client.status()["lab"] == "dry"
