@@ -5,6 +5,8 @@ from typing import Any, TypeVar
 
 import click
 
+from patchlight.cli.completion import complete_policy
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _POLICIES = {
@@ -14,7 +16,10 @@ _POLICIES = {
     "--partition": "How many workers a job gets that leaves it open.  [default: it may not]",
 }
 _OPTIONS = (
-    *(click.option(name, metavar="POLICY", help=text) for name, text in _POLICIES.items()),
+    *(
+        click.option(name, metavar="POLICY", shell_complete=complete_policy, help=text)
+        for name, text in _POLICIES.items()
+    ),
     click.option(
         "--policy-deadline",
         type=float,
