@@ -14,6 +14,7 @@ from patchlight.controller.client import ControllerClient
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import builtin_labs, load_lab, read_lab
+from patchlight.testbed.labfile.schema import HOST_PORT
 
 RUN_ROOT = Path("/run/patchlight")
 LAB_VARIABLE = "PATCHLIGHT_LAB"
@@ -43,9 +44,22 @@ lab_option = click.option(
 def controller_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command ``--lab`` and ``--controller``."""
     address = click.option(
-        "--controller", "address", metavar="HOST:PORT", help="The controller's API address."
+        "--controller",
+        "address",
+        metavar="HOST:PORT",
+        callback=_host_port,
+        help="The controller's API address.",
     )
     return lab_option(address(command))
+
+
+def _host_port(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    if value is None or value.startswith("unix:"):
+        return value
+    try:
+        return HOST_PORT.take(value)
+    except BadInput as error:
+        raise click.BadParameter(error.message, context, parameter) from error
 
 
 def labs_up() -> dict[str, Path]:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from patchlight.cli.connection import LAB_VARIABLE, complete_lab, connect, controller_options
+from patchlight.cli.numbers import ANY, AT_LEAST_0
 from patchlight.cli.policy.options import chosen_policies, policy_options
 from patchlight.cli.rendering import Coloured, Column, Table, listing_options, print_json, say
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
@@ -58,18 +59,21 @@ def controller() -> None:
 @click.option(
     "--power-ceiling",
     "power_ceiling_dbm",
+    type=ANY,
     default=POWER_CEILING_DBM,
     metavar="DBM",
     help="More optical power than this at an OCS input is not switched.",
 )
 @click.option(
     "--loss-tolerance",
+    type=AT_LEAST_0,
     default=DEFAULT_TOLERANCES.budget_db,
     metavar="DB",
     help="How far from the loss budget the power at an output may be.",
 )
 @click.option(
     "--baseline-tolerance",
+    type=AT_LEAST_0,
     default=DEFAULT_TOLERANCES.baseline_db,
     metavar="DB",
     help="How much less than before makes a circuit degraded.",

@@ -226,3 +226,41 @@ def test_direct_is_refused_beside_a_controller(
 ) -> None:
     output = ocs("show", "--direct", "--state", str(tmp_path), code=1)
     assert "a controller of lab dry runs at" in output
+
+
+def test_text_in_brackets_is_shown_and_breaks_nothing(
+    ocs: OcsCommand, running: ControllerProcess
+) -> None:
+    for number, why in enumerate(("[/]", "[rack 3] spare", "\x1b[2Jgone"), 7):
+        ocs("connect", "o1", f"{number}:{number + 5}", "--why", why)
+    shown = ocs("history", "--last", "3")
+    assert "[/]" in shown
+    assert "[rack 3] spare" in shown
+    assert "\\x1b[2Jgone" in shown
+    assert "\x1b" not in shown
+    assert "[/b]" in ocs("lock", "o1.5", "--why", "[/b]")
+    assert "[/b]" in ocs("lock")
+
+
+def test_the_lab_comes_from_the_environment_and_the_only_one_is_named(
+    running: ControllerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATCHLIGHT_LAB", str(running.lab))
+    result = CliRunner().invoke(cli, ["ocs", "list"])
+    assert "dry-run" in result.stdout
+    assert result.stderr == ""
+    monkeypatch.delenv("PATCHLIGHT_LAB")
+    monkeypatch.setattr("patchlight.cli.connection.RUN_ROOT", tmp_path)
+    (tmp_path / "dry").mkdir()
+    (tmp_path / "dry" / "lab.yaml").write_text(running.lab.read_text())
+    for command in (["ocs", "list"], ["job", "list"], ["controller", "status"]):
+        result = CliRunner().invoke(cli, command)
+        assert result.exit_code == 0, result.output
+        assert result.stderr == "lab dry: the only one that is up\n"
+
+
+@pytest.mark.parametrize("address", ["", "..", "a:b:c", "\udce9", "[/]"])
+def test_an_address_that_is_none_is_refused_in_words(address: str) -> None:
+    result = CliRunner().invoke(cli, ["job", "list", "--controller", address])
+    assert result.exit_code == 2
+    assert "Invalid value for '--controller'" in result.output

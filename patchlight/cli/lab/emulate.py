@@ -11,6 +11,7 @@ import click
 
 from patchlight.cli.completion import complete_host
 from patchlight.cli.connection import complete_lab, lab_option, only_lab
+from patchlight.cli.numbers import ANY
 from patchlight.cli.policy.options import chosen_policies, policy_options
 from patchlight.cli.rendering import Coloured, Column, Table, listing_options, print_json, say
 from patchlight.emulation.fabric.lab_state import RUN_ROOT, recorded_labs
@@ -44,7 +45,7 @@ def _which_lab(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("lab", shell_complete=complete_lab)
 @click.option(
     "--scale",
-    type=float,
+    type=ANY,
     default=1.0,
     help="Divide every rate by this, and the bytes of jobs alike, so that times stay true.",
 )

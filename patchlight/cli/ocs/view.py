@@ -152,7 +152,8 @@ def _print_power(answers: dict[str, Answer], *, as_json: bool) -> None:
         print_json(answers)
         return
     powers = (Column(n, whole=True, right=True) for n in ("in", "out", "budget", "baseline"))
-    table = Table("OCS", Column("cross-connect", whole=True), *powers, "verdict", "light from")
+    crossed = Column("cross-connect", whole=True)
+    table = Table("OCS", crossed, *powers, "verdict", "light from", title="Optical power in dBm")
     for name, answer in answers.items():
         for row in answer["circuits"]:
             measured = (row[f"{where}_dbm"] for where in ("in", "out", "expected", "baseline"))
@@ -169,7 +170,7 @@ def _print_power(answers: dict[str, Answer], *, as_json: bool) -> None:
 
 
 def _dbm(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f} dBm"
+    return "" if value is None else f"{value:.1f}"
 
 
 @click.command()

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from patchlight.cli.numbers import FiniteFloat
 from patchlight.cli.ocs.options import Target, target_options
 from patchlight.cli.ocs.output import change_lines, say_unreachable
 from patchlight.cli.ocs.view import named_switches, switches_argument
@@ -26,7 +27,7 @@ _CIRCUIT_EVENTS |= {"locked", "unlocked", "stopped", "stop-cleared", "resumed"}
 @click.option(
     "--listen",
     "listen_s",
-    type=click.FloatRange(min=0),
+    type=FiniteFloat(0, 86_400),
     metavar="SECONDS",
     help="First listen so long [default: 0; with --direct 2].",
 )

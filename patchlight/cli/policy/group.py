@@ -22,7 +22,7 @@ _LATER: Mapping[str, str] = {
     "train": "Train a partition policy as a configuration says.",
     "export": "Write a trained policy as an ONNX file with its card.",
 }
-_FILE, _COUNT = click.Path(path_type=Path), click.IntRange(min=1)
+_FILE, _COUNT = click.Path(path_type=Path), click.IntRange(1, 1_000_000)
 _LATER_MODULE = "patchlight.cli.policy.learn"
 
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import click
 
 from patchlight.cli.completion import complete_policy
+from patchlight.cli.numbers import ANY
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -22,7 +23,7 @@ _OPTIONS = (
     ),
     click.option(
         "--policy-deadline",
-        type=float,
+        type=ANY,
         metavar="SECONDS",
         help="After this the default decides in a policy's place.  [default: 1]",
     ),
