@@ -12,7 +12,6 @@ import click
 
 from patchlight.cli.completion import complete_policy
 from patchlight.cli.connection import complete_lab
-from patchlight.cli.numbers import ANY
 from patchlight.cli.rendering import (
     Column,
     Table,
@@ -57,7 +56,7 @@ _OPTIONS = (
     ),
     click.option("--skip-bad", is_flag=True, help="Leave out jobs with mistakes, and count them."),
     click.option("--jobs", type=_COUNT, help="Only the first so many.  [default: all]"),
-    click.option("--speed", type=ANY, default=1.0, help="Jobs come so many times as fast."),
+    click.option("--speed", default=1.0, help="Jobs come so many times as fast."),
     click.option(
         "--cluster",
         metavar="RxSxG",
@@ -71,13 +70,12 @@ _OPTIONS = (
     ),
     click.option(
         "--oversubscription",
-        type=ANY,
         default=1.0,
         help="NIC rates of a rack over its uplink's; with --cluster.",
     ),
     click.option(
         "--communication",
-        type=ANY,
+        type=float,
         help="Part of their time for which jobs of several GPUs move gradients.  [default: 0; with "
         "--lab 0.25]",
     ),
@@ -88,14 +86,10 @@ _OPTIONS = (
         "--preempt", is_flag=True, help="Waiting jobs take the GPUs of those behind them."
     ),
     click.option(
-        "--quantum", type=ANY, default=360.0, help="Seconds that a job runs before it is preempted."
+        "--quantum", default=360.0, help="Seconds that a job runs before it is preempted."
     ),
-    click.option(
-        "--restart", type=ANY, default=60.0, help="Seconds that a job needs to begin again."
-    ),
-    click.option(
-        "--checkpoint", type=ANY, default=3600.0, help="Seconds of running between checkpoints."
-    ),
+    click.option("--restart", default=60.0, help="Seconds that a job needs to begin again."),
+    click.option("--checkpoint", default=3600.0, help="Seconds of running between checkpoints."),
     click.option("--backfill", is_flag=True, help="Jobs behind may start if they hold up nobody."),
     click.option("--blind", is_flag=True, help="Policies do not know how long jobs take."),
     click.option(

@@ -8,9 +8,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from patchlight.cli.main import cli
 from patchlight.cli.rendering import Coloured, Column, Table, listing_options, print_json, say
 
-CLI = Path(__file__).parents[2] / "patchlight" / "cli"
+FOLDER = Path(__file__).parents[2] / "patchlight" / "cli"
 RUDE = ("[/x]", "[rack 3] x", "[bold]", ":smile:", "\x1b[2J", "\x9b31m", "\ud800", "a\u202eb", "\r")
 
 
@@ -56,6 +57,18 @@ def test_wide_shows_every_column_and_names_are_never_cut() -> None:
     assert any(30 * "word " in line and 60 * "m" in line for line in wide.splitlines())
 
 
+@pytest.mark.parametrize(
+    "command", ["lab show ofc2022", "policy list", "graph list", "graph show alexnet"]
+)
+def test_tables_fit_80_columns(command: str) -> None:
+    output = CliRunner().invoke(cli, command.split(), env={"COLUMNS": "80"}).output
+    lines = output.splitlines()
+    rules = [number for number, line in enumerate(lines) if line.startswith("───")]
+    assert rules
+    for number in rules:
+        assert max(map(len, lines[number - 1 : number + 8])) <= 80
+
+
 def test_colour_is_for_terminals_that_want_it() -> None:
     def colours(**variables: str) -> bool:
         plain = {"NO_COLOR": "", "FORCE_COLOR": "", **variables}
@@ -69,11 +82,11 @@ def test_colour_is_for_terminals_that_want_it() -> None:
 def test_all_that_the_commands_print_goes_through_one_place() -> None:
     printers = {"echo", "secho", "style", "from_markup", "Console", "escape"}
     found = []
-    for path in CLI.rglob("*.py"):
+    for path in FOLDER.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if path.name == "rendering.py" or not isinstance(node, ast.Call):
                 continue
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             if name in printers or (isinstance(node.func, ast.Name) and name == "print"):
-                found.append(f"{path.relative_to(CLI)}:{node.lineno} {name}")
+                found.append(f"{path.relative_to(FOLDER)}:{node.lineno} {name}")
     assert found == []
