@@ -93,12 +93,12 @@ def _pairs(
     if isinstance(node, yaml.MappingNode):
         # As the controller says it, beside much else.
         node = {key.value: value for key, value in _entries(node, issues)}.get("map", node)
-    if not isinstance(node, yaml.SequenceNode):
+    if not isinstance(node, yaml.SequenceNode) or describe(node) != "a list":
         found = "" if node is None else f", found {describe(node)}"
         issues.at(where, f"expected a list of cross-connects, like [1-7, 2>8]{found}")
         return
     for item in node.value:
-        if isinstance(item, yaml.ScalarNode):
+        if isinstance(item, yaml.ScalarNode) and "YAML tag" not in describe(item):
             yield ocs, locate(item, str(item.value)), False
         else:
             issues.at(locate(item), f"expected a cross-connect, like 1-7, found {describe(item)}")
