@@ -31,7 +31,7 @@ import click
 
 from patchlight.cli.errors import CrashReport, report
 from patchlight.cli.ocs.emulate import send_fault
-from patchlight.cli.rendering import console, new_table
+from patchlight.cli.rendering import Coloured, Column, Table, say
 from patchlight.controller.circuits.conformance import (
     CHECKS,
     INITIAL,
@@ -134,14 +134,14 @@ def conformance(
 
     with device_lock([switch], "the conformance suite"):
         results = asyncio.run(run())
-    table = new_table("check", "result", "what it asks for, or why it failed")
+    table = Table(Column("check", whole=True), "result", "what it asks for, or why it failed")
     for result in results:
-        outcome = "failed" if result.failure else "passed"
+        outcome = Coloured("failed", "bad") if result.failure else Coloured("passed", "good")
         about = result.failure or result.about.replace("``", "")
         table.add_row(result.name.replace("_", " "), outcome, about)
-    console().print(table)
+    table.print()
     failed = sum(bool(result.failure) for result in results)
-    click.echo(f"{len(results) - failed} of {len(results)} checks passed")
+    say(f"{len(results) - failed} of {len(results)} checks passed")
     return int(failed > 0)
 
 

@@ -105,6 +105,9 @@ _ROWS = (
 )
 OCS_DRIVERS = {row.name: row for row in _ROWS}
 
+DRIVER_GROUP = "patchlight.ocs_drivers"
+"""The group of entry points with which other packages add drivers."""
+
 
 def drivers_table(drivers: Iterable[OcsDriver] = _ROWS) -> str:
     """The Markdown table of the drivers: transport, what each was tested with, on what hardware."""

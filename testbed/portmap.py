@@ -43,7 +43,13 @@ def parse_cross_connects(text: str) -> tuple[CrossConnect, ...]:
             "or '2>8' for one way"
         )
     one_way = CrossConnect(int(match["inp"]), int(match["out"]))
-    return (one_way,) if match["way"] == ">" else (one_way, one_way.reverse)
+    if match["way"] == ">":
+        return (one_way,)
+    if one_way.inp == one_way.out:
+        raise BadInput(
+            f"{text!r} sends light back where it came from: expected two different ports"
+        )
+    return one_way, one_way.reverse
 
 
 @dataclass(frozen=True, slots=True)

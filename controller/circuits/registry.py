@@ -15,7 +15,7 @@ from typing import cast
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.ocs_drivers import OCS_DRIVERS
+from patchlight.testbed.ocs_drivers import DRIVER_GROUP, OCS_DRIVERS
 
 DriverFactory = Callable[[CircuitSwitch, str], CircuitDriver]
 
@@ -56,7 +56,7 @@ class PlugIns:
 
 
 _DRIVERS = PlugIns(
-    "patchlight.ocs_drivers",
+    DRIVER_GROUP,
     {d.name: f"patchlight.controller.circuits.drivers.{d.driver}" for d in OCS_DRIVERS.values()},
 )
 driver_names = _DRIVERS.names

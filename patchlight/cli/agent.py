@@ -6,7 +6,9 @@ from typing import Any
 import click
 
 from patchlight.agents.run import DEFAULT_IMAGE
+from patchlight.cli.connection import LAB_VARIABLE, complete_lab
 from patchlight.cli.errors import require_root
+from patchlight.testbed.labfile.reader import find_lab
 
 
 @click.group()
@@ -15,7 +17,15 @@ def agent() -> None:
 
 
 @agent.command()
-@click.option("--lab", required=True, type=click.Path(path_type=Path), help="The lab file.")
+@click.option(
+    "--lab",
+    required=True,
+    metavar="LAB",
+    envvar=LAB_VARIABLE,
+    show_envvar=True,
+    shell_complete=complete_lab,
+    help="Lab file or built-in lab.",
+)
 @click.option("--server", required=True, help="Which server of the lab this is.")
 @click.option(
     "--listen",
@@ -51,4 +61,5 @@ def run(**options: Any) -> None:
 
     again = "patchlight agent run --lab {lab} --server {server} …".format_map(options)
     require_root("running an agent", again)
+    options["lab"] = find_lab(options["lab"])
     run_agent(Options(**options))

@@ -2,21 +2,45 @@
 
 import getpass
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
+from patchlight.cli.rendering import say
 from patchlight.controller.client import ControllerClient
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.lab_api import UNIX, LabIdentity, api_address
-from patchlight.testbed.labfile.reader import find_lab, parse_lab, read_lab
+from patchlight.testbed.labfile.reader import builtin_labs, find_lab, parse_lab, read_lab
+from patchlight.testbed.labfile.schema import HOST_PORT
 from patchlight.testbed.linux.sockets import unix_socket_answers
 
 RUN_ROOT = Path("/run/patchlight")
-lab_option = click.option("--lab", "lab_name", metavar="LAB", help="The lab, if several are up.")
+LAB_VARIABLE = "PATCHLIGHT_LAB"
+_SAID = "patchlight.only-lab"
+
+
+def complete_lab(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Labs that are up, built-in labs, and files."""
+    names = dict.fromkeys([*labs_up(), *builtin_labs()])
+    items = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return [*items, CompletionItem(incomplete, type="file")]
+
+
+lab_option = click.option(
+    "--lab",
+    "lab_name",
+    metavar="LAB",
+    envvar=LAB_VARIABLE,
+    show_envvar=True,
+    shell_complete=complete_lab,
+    help="The lab, by name or file; needed if several are up.",
+)
 
 
 def controller_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,9 +49,46 @@ def controller_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--controller",
         "address",
         metavar="HOST:PORT|unix:PATH",
+        callback=_host_port,
         help="The controller's API address [default: the lab's].",
     )
     return lab_option(address(command))
+
+
+def _host_port(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    if value is None or value.startswith(UNIX):
+        return value
+    try:
+        return HOST_PORT.take(value)
+    except BadInput as error:
+        raise click.BadParameter(error.message, context, parameter) from error
+
+
+def labs_up() -> dict[str, Path]:
+    """The emulated labs that are up on this machine: their lab files, by name."""
+    return {path.parent.name: path for path in sorted(RUN_ROOT.glob("*/lab.yaml"))}
+
+
+def only_lab(names: Iterable[str]) -> str:
+    """The only lab of these, and say on standard error that it was picked.
+
+    ``BadInput`` if there are none or several.
+    """
+    found = list(names)
+    if len(found) > 1:
+        raise BadInput(
+            f"several labs are up ({', '.join(found)}): name one with --lab or {LAB_VARIABLE}"
+        )
+    if not found:
+        raise BadInput(
+            "no lab is up on this machine",
+            hint="start one with 'sudo patchlight emulate up LAB', or name a lab file with --lab",
+        )
+    context = click.get_current_context(silent=True)
+    if context is not None and not context.meta.setdefault(_SAID, False):
+        context.meta[_SAID] = True
+        say(f"lab {found[0]}: the only one that is up", err=True)
+    return found[0]
 
 
 def running_lab(lab_name: str | None) -> Lab:
@@ -51,19 +112,10 @@ def running_lab_file(lab_name: str | None) -> Path:
 
     Without a name the only lab that is up; ``BadInput`` if there are none or several.
     """
-    up = {p.parent.name: p for p in sorted(RUN_ROOT.glob("*/lab.yaml"))}
-    if lab_name in up:
-        return up[lab_name]
-    if lab_name is not None:
-        return find_lab(lab_name)
-    if len(up) == 1:
-        return next(iter(up.values()))
-    if up:
-        raise BadInput(f"several labs are up ({', '.join(up)}): name one with --lab")
-    raise BadInput(
-        "no lab is up on this machine",
-        hint="start one with 'sudo patchlight emulate up LAB', or name a lab file with --lab",
-    )
+    up = labs_up()
+    if lab_name is None:
+        lab_name = only_lab(up)
+    return up[lab_name] if lab_name in up else find_lab(lab_name)
 
 
 def connect(lab_name: str | None, address: str | None) -> ControllerClient:

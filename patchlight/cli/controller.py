@@ -1,6 +1,5 @@
 """``patchlight controller``: run one, ask one how it is."""
 
-import json
 import os
 import time
 from pathlib import Path
@@ -8,8 +7,10 @@ from typing import Any
 
 import click
 
-from patchlight.cli.connection import connect, controller_options
+from patchlight.cli.connection import LAB_VARIABLE, complete_lab, connect, controller_options
+from patchlight.cli.numbers import ANY, AT_LEAST_0
 from patchlight.cli.policy.options import chosen_policies, policy_options
+from patchlight.cli.rendering import Coloured, Column, Table, listing_options, print_json, say
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
 
 
@@ -19,7 +20,16 @@ def controller() -> None:
 
 
 @controller.command()
-@click.option("--lab", "lab_name", required=True, metavar="LAB", help="Lab file or built-in lab.")
+@click.option(
+    "--lab",
+    "lab_name",
+    required=True,
+    metavar="LAB",
+    envvar=LAB_VARIABLE,
+    show_envvar=True,
+    shell_complete=complete_lab,
+    help="Lab file or built-in lab.",
+)
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
@@ -54,18 +64,21 @@ def controller() -> None:
 @click.option(
     "--power-ceiling",
     "power_ceiling_dbm",
+    type=ANY,
     default=POWER_CEILING_DBM,
     metavar="DBM",
     help="More optical power than this at an OCS input is not switched.",
 )
 @click.option(
     "--loss-tolerance",
+    type=AT_LEAST_0,
     default=DEFAULT_TOLERANCES.budget_db,
     metavar="DB",
     help="How far from the loss budget the power at an output may be.",
 )
 @click.option(
     "--baseline-tolerance",
+    type=AT_LEAST_0,
     default=DEFAULT_TOLERANCES.baseline_db,
     metavar="DB",
     help="How much less than before makes a circuit degraded.",
@@ -98,48 +111,47 @@ def run(
         lab_file=lab_file,
         **options,
     )
-    click.echo(
+    say(
         f"controller of {lab.name}: API on {settings.api}, OpenFlow on {settings.openflow}",
         err=True,
     )
     serve(lab, settings)
 
 
-def _reach(ocs: dict[str, Any]) -> str:
+def _reach(ocs: dict[str, Any]) -> Coloured:
     if ocs["reachable"]:
-        return "answers"
-    return f"silent for {time.time() - ocs['since']:.0f} s: {ocs['words']}"
+        return Coloured("answers", "good")
+    return Coloured(f"silent for {time.time() - ocs['since']:.0f} s: {ocs['words']}", "bad")
 
 
 @controller.command()
+@listing_options
 @controller_options
-@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 def status(lab_name: str | None, address: str | None, as_json: bool) -> None:
     """Which switches, circuit switches and agents the controller has."""
     with connect(lab_name, address) as client:
         answer = client.status()
     if as_json:
-        click.echo(json.dumps(answer, indent=2))
+        print_json(answer)
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"lab {answer['lab']}, engine {answer['engine']}")
-    for heading in ("device", "kind", "state"):
-        table.add_column(heading)
+    title = f"lab {answer['lab']}, engine {answer['engine']}"
+    table = Table(Column("device", whole=True), "kind", "state", title=title)
     for switch in answer["switches"]:
-        state = "connected" if switch["connected"] else "away"
+        state = Coloured("connected", "good") if switch["connected"] else Coloured("away", "bad")
+        if switch["second_from"]:
+            state = Coloured(f"connected; another from {switch['second_from']} is refused", "bad")
         table.add_row(switch["name"], f"packet switch {switch['datapath_id']:#x}", state)
     for ocs in answer["circuit_switches"]:
         table.add_row(ocs["name"], "circuit switch", _reach(ocs))
     for agent in answer["agents"]:
-        table.add_row(agent["server"], "agent", "answers" if agent["reachable"] else "silent")
+        state = Coloured("answers", "good") if agent["reachable"] else Coloured("silent", "bad")
+        table.add_row(agent["server"], "agent", state)
     for policy in answer["policy_faults"]:
         words = f"failed {policy['faults']} times: the default decided"
-        table.add_row(policy["policy"], f"{policy['kind']} policy", words)
+        table.add_row(policy["policy"], f"{policy['kind']} policy", Coloured(words, "bad"))
     for part in answer["parts"]:
         if part["faults"]:
-            state = "runs" if part["running"] else "begins again"
-            words = f"{state}; failed {part['faults']} times, last: {part['last_fault']}"
-            table.add_row(part["name"], "part of the controller", words)
-    Console().print(table)
+            now = "runs" if part["running"] else "begins again"
+            words = f"{now}; failed {part['faults']} times, last: {part['last_fault']}"
+            table.add_row(part["name"], "part of the controller", Coloured(words, "bad"))
+    table.print()

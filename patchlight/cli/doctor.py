@@ -15,12 +15,22 @@ from pathlib import Path
 
 import click
 
-from patchlight.cli.rendering import console, new_table, print_json
+from patchlight.cli.rendering import (
+    Coloured,
+    Column,
+    Meaning,
+    Table,
+    listing_options,
+    print_json,
+    say,
+)
 from patchlight.testbed.linux import deploy_file
 from patchlight.testbed.linux import docker_engine as engine
 
-DEMO = "make demo"
-_COLOURS = {"ok": "green", "missing": "red", "untested": "yellow"}
+# A wheel has no Makefile.
+_CHECKOUT = deploy_file("").parent.joinpath("Makefile").is_file()
+DEMO = "make demo" if _CHECKOUT else "patchlight experiment ofc2022"
+_MEANINGS: dict[str, Meaning] = {"missing": "bad", "untested": "caution", "ok": "good"}
 _BY_HAND = "looking into a lab by hand"
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 _PATIENCE_S = 20.0
@@ -64,7 +74,7 @@ _PROGRAMS = (
 
 # Packages that are not imported by their name in lower case with underscores.
 _IMPORT_NAMES = {"nvidia-ml-py": "pynvml", "PyYAML": "yaml"}
-# What does not work without a package; without any other `make demo` does not.
+# What does not work without a package; without any other the demo does not.
 _PURPOSES = {
     "onnxruntime": "learned policies",
     "pyarrow": "simulation results as Parquet files",
@@ -98,11 +108,12 @@ _KERNEL = (
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@listing_options
 def doctor(as_json: bool) -> None:
     """Say what this machine has and lacks, and how to install what is missing.
 
-    Exit code 1 if something is missing that `make demo` needs. Nothing on the machine changes.
+    What is wrong comes first. Exit code 1 if something is missing that the OFC 2022 experiment
+    (`make demo` in a checkout) needs. Nothing on the machine changes.
     """
     checks = list(examine())
     lacking = [check for check in checks if check.ok is False and check.needed_for == DEMO]
@@ -117,25 +128,25 @@ def doctor(as_json: bool) -> None:
 
 
 def _print(checks: list[Check], lacking: list[Check]) -> None:
-    from rich.markup import escape
-
-    out = console()
-    table = new_table("", "what", "found", "needed for")
-    for check in checks:
-        colour = _COLOURS[check.state]
-        state = f"[{colour}]{check.state}[/{colour}]"
-        table.add_row(state, check.name, escape(check.found), check.needed_for)
-    out.print(table)
+    order = list(_MEANINGS)
+    by_state = sorted(checks, key=lambda check: order.index(check.state))
+    table = Table(Column("", whole=True), "what", "found", "needed for")
+    for before, check in zip([None, *by_state], by_state, strict=False):
+        if before is not None and check.state == "ok" != before.state:
+            table.end_section()
+        state = Coloured(check.state, _MEANINGS[check.state])
+        table.add_row(state, check.name, check.found, check.needed_for)
+    table.print()
     wanted = [check for check in checks if check.ok is not True and check.install]
     if wanted:
-        out.print("To install or try what is missing:")
+        say("\nTo install or try what is missing:")
         for command in dict.fromkeys(check.install for check in wanted):
             names = ", ".join(check.name for check in wanted if check.install == command)
-            out.print(f"  {escape(command)}    [dim]# {escape(names)}[/dim]", soft_wrap=True)
+            say(f"  {command}    # {names}")
     if lacking:
-        out.print(f"\n`{DEMO}` cannot run yet: {', '.join(check.name for check in lacking)}.")
+        say(f"\n`{DEMO}` cannot run yet: {', '.join(check.name for check in lacking)}.")
     else:
-        out.print(f"\nAll that `{DEMO}` needs is here.")
+        say(f"\nAll that `{DEMO}` needs is here.")
 
 
 def examine() -> Iterator[Check]:

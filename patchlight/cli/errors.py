@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import click
 
+from patchlight.cli.rendering import say
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.files.issues import FileError
 
@@ -30,7 +31,7 @@ def report(error: BaseException, settings: CrashReport) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     if isinstance(error, KeyboardInterrupt | click.Abort):
-        click.echo("patchlight: interrupted", err=True)
+        say("patchlight: interrupted", err=True)
         return INTERRUPTED
     if isinstance(error, click.ClickException):
         error.show()
@@ -39,22 +40,22 @@ def report(error: BaseException, settings: CrashReport) -> int:
         traceback.print_exception(error)
     if isinstance(error, FileError):
         # One line each and nothing before it, so that editors can jump to the place.
-        click.echo(str(error), err=True)
+        say(str(error), err=True)
         return error.exit_code
     if isinstance(error, PatchlightError):
-        click.echo(f"patchlight: {error}", err=True)
+        say(f"patchlight: {error}", err=True)
         return error.exit_code
     said = str(error).strip() or "no message"
-    click.echo(f"patchlight: unexpected {type(error).__name__}: {said}", err=True)
+    say(f"patchlight: unexpected {type(error).__name__}: {said}", err=True)
     if not settings.traceback:
-        click.echo("  this is a bug in Patchlight; its traceback: patchlight --debug …", err=True)
+        say("  this is a bug in Patchlight; its traceback: patchlight --debug …", err=True)
     return 1
 
 
 def _code_of(error: SystemExit) -> int:
     if error.code is None or isinstance(error.code, int):
         return error.code or 0
-    click.echo(error.code, err=True)
+    say(error.code, err=True)
     return 1
 
 

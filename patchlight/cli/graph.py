@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.cli.rendering import console, new_table, print_json, save_picture
+from patchlight.cli.rendering import (
+    Column,
+    Table,
+    console,
+    harmless,
+    listing_options,
+    print_document,
+    print_json,
+    save_picture,
+    say,
+)
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.units import format_size
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from patchlight.testbed.graphs import ComputationGraph
 
 _NAME_HELP = "A graph file (PipeDream's graph.txt or Patchlight's JSON), or a name: see list."
@@ -27,7 +35,7 @@ def graph() -> None:
 
 
 @graph.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, units in the keys.")
+@listing_options
 def list_graphs(as_json: bool) -> None:
     """List the graphs that have a name: built in, and PipeDream's profiles in the cache.
 
@@ -40,7 +48,9 @@ def list_graphs(as_json: bool) -> None:
     if as_json:
         print_json([{"name": name, **_totals(loaded)} for name, loaded in graphs.items()])
         return
-    table = new_table("name", "from", "operations", "forward", "backward", "weights", "batch")
+    counted = ("operations", "forward", "backward", "weights", "batch")
+    numbers = (Column(name, whole=True, right=True) for name in counted)
+    table = Table(Column("name", whole=True), "from", *numbers)
     for name, loaded in graphs.items():
         table.add_row(
             name,
@@ -51,12 +61,12 @@ def list_graphs(as_json: bool) -> None:
             format_size(loaded.parameter_bytes),
             str(loaded.batch or ""),
         )
-    console().print(table)
+    table.print()
 
 
 @graph.command(epilog=_NAME_HELP)
 @click.argument("name", metavar="FILE|NAME")
-@click.option("--json", "as_json", is_flag=True, help="Print it in Patchlight's format (JSON).")
+@listing_options
 @click.option("--backward", is_flag=True, help="Mirror it: show the training step's totals too.")
 @click.option(
     "--draw",
@@ -65,8 +75,6 @@ def list_graphs(as_json: bool) -> None:
 )
 def show(name: str, as_json: bool, backward: bool, draw: Path | None) -> None:
     """Print a graph's operations, who feeds whom, and the totals; or draw it."""
-    from rich.markup import escape
-
     from patchlight.testbed.graphs import mirror
     from patchlight.testbed.graphs.jsonformat import graph_to_json
 
@@ -79,23 +87,22 @@ def show(name: str, as_json: bool, backward: bool, draw: Path | None) -> None:
         return
     loaded = _load(name)
     if as_json:
-        click.echo(graph_to_json(loaded), nl=False)
+        print_document(graph_to_json(loaded))
         return
-    out = console()
     made = _origin(loaded) + (f" on {loaded.device}" if loaded.device != "unknown" else "")
     batch = f", batch {loaded.batch}" if loaded.batch else ""
-    out.print(f"[bold]{escape(loaded.name)}[/bold]: {escape(made)}{batch}")
+    say(f"{loaded.name}: {made}{batch}")
     if loaded.notes:
-        out.print(loaded.notes, markup=False)
-    out.print(_operations(loaded))
-    out.print(
+        say(loaded.notes)
+    _operations(loaded).print()
+    say(
         f"{_count(len(loaded.operations), 'operation')}, {_count(len(loaded.edges), 'edge')}; "
         f"forward {_ms(loaded.forward_ms)}, backward {_ms(loaded.backward_ms)}; activations "
         f"{format_size(loaded.activation_bytes)}, weights {format_size(loaded.parameter_bytes)}"
     )
     if backward:
         step = mirror(loaded)
-        out.print(
+        say(
             f"A training step: {2 * step.half} operations, {len(step.edges)} edges, "
             f"{_ms(step.sequential_ms)} on one device"
         )
@@ -125,7 +132,7 @@ def fetch(what: str, source: Path | None, url: str | None) -> None:
     from patchlight.testbed.graphs.profiles import download_profiles, fetch_profiles
 
     for path in fetch_profiles(source) if source else download_profiles(url):
-        click.echo(f"wrote {path}")
+        say(f"wrote {path}")
 
 
 def _names() -> list[str]:
@@ -160,21 +167,19 @@ def _load(name: str) -> ComputationGraph:
 
 
 def _operations(loaded: ComputationGraph) -> Table:
-    from rich.markup import escape
-
-    table = new_table("operation", "kind", "forward", "backward", "output", "weights", "fed by")
+    counted = ("forward", "backward", "output", "weights")
+    numbers = (Column(name, whole=True, right=True) for name in counted)
+    table = Table("operation", "kind", *numbers, "fed by")
     for operation, parents in zip(loaded.operations, loaded.parents, strict=True):
         table.add_row(
-            escape(operation.name),
-            escape(operation.kind),
+            operation.name,
+            operation.kind,
             _ms(operation.forward_ms),
             _ms(operation.backward_ms),
             format_size(operation.activation_bytes),
             format_size(operation.parameter_bytes),
-            escape(", ".join(loaded.operations[parent].name for parent in parents)),
+            ", ".join(loaded.operations[parent].name for parent in parents),
         )
-    for column in table.columns[2:6]:
-        column.justify, column.no_wrap = "right", True
     return table
 
 
@@ -271,10 +276,10 @@ def profile(
             progress=progress,
         )
     if output is None:
-        click.echo(graph_to_json(result), nl=False)
+        print_document(graph_to_json(result))
         return
     write_graph(result, output)
-    click.echo(
+    say(
         f"wrote {output}: {len(result.operations)} operations, forward {_ms(result.forward_ms)}, "
         f"backward {_ms(result.backward_ms)} on {result.device}, batch {result.batch}"
     )
@@ -283,19 +288,16 @@ def profile(
 @contextlib.contextmanager
 def _progress(name: str) -> Iterator[Callable[[int, int, str], None]]:
     """Shows how far it is, on a terminal's standard error."""
-    from rich.console import Console
-    from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    console = Console(stderr=True)
-    columns = (TextColumn("measuring {task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
+    out = console(stderr=True)
+    described = TextColumn("measuring {task.description}", markup=False)
+    columns = (described, BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
         task = progress.add_task(name, total=None)
 
         def tell(done: int, total: int, what: str) -> None:
-            described = escape(f"{name} {what}")
-            progress.update(task, completed=done, total=total, description=described)
+            shown = harmless(f"{name} {what}")
+            progress.update(task, completed=done, total=total, description=shown)
 
         yield tell

@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, _Command] = {
     ),
     "experiment": _Command("patchlight.cli.experiment.group", "Run a paper's experiment."),
     "doctor": _Command("patchlight.cli.doctor", "Say what this machine lacks."),
+    "completion": _Command("patchlight.cli.completion", "Complete names in the shell."),
 }
 
 

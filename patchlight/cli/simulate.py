@@ -10,6 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from patchlight.cli.completion import complete_policy
+from patchlight.cli.connection import complete_lab
+from patchlight.cli.rendering import (
+    Column,
+    Table,
+    console,
+    listing_options,
+    print_json,
+    progress_bar,
+    say,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -27,6 +39,11 @@ def _names(context: click.Context, parameter: click.Parameter, value: str) -> tu
 
 _FILE, _FOLDER = click.Path(path_type=Path), click.Path(path_type=Path, file_okay=False)
 _COUNT = click.IntRange(min=1)
+_POLICY_NAMES: dict[str, Any] = {
+    "callback": _names,
+    "metavar": "NAMES",
+    "shell_complete": complete_policy,
+}
 _OPTIONS = (
     click.option(
         "--trace",
@@ -45,7 +62,12 @@ _OPTIONS = (
         metavar="RxSxG",
         help="Racks × servers in each × GPUs in each.  [default: 16x16x8]",
     ),
-    click.option("--lab", metavar="LAB", help="The GPUs and links of a lab instead."),
+    click.option(
+        "--lab",
+        metavar="LAB",
+        shell_complete=complete_lab,
+        help="The GPUs and links of a lab instead.",
+    ),
     click.option(
         "--oversubscription",
         default=1.0,
@@ -57,9 +79,9 @@ _OPTIONS = (
         help="Part of their time for which jobs of several GPUs move gradients.  [default: 0; with "
         "--lab 0.25]",
     ),
-    click.option("--order", callback=_names, metavar="NAMES", default="fifo"),
-    click.option("--placement", callback=_names, metavar="NAMES", default="first-fit"),
-    click.option("--topology", callback=_names, metavar="NAMES", default="keep"),
+    click.option("--order", default="fifo", **_POLICY_NAMES),
+    click.option("--placement", default="first-fit", **_POLICY_NAMES),
+    click.option("--topology", default="keep", **_POLICY_NAMES),
     click.option(
         "--preempt", is_flag=True, help="Waiting jobs take the GPUs of those behind them."
     ),
@@ -126,7 +148,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--output", type=_FOLDER, help="Where the results go.  [default: results/simulate-<time>]"
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@listing_options
 def simulate(options: SimulationOptions, output: Path | None, as_json: bool) -> None:
     """Simulate a cluster with a queue under a job trace.
 
@@ -139,7 +161,6 @@ def simulate(options: SimulationOptions, output: Path | None, as_json: bool) -> 
 
 def run_simulation(options: SimulationOptions, output: Path | None, as_json: bool) -> None:
     """Simulate, write the results into ``output`` and print the figures."""
-    from patchlight.cli.rendering import console, print_json, progress_bar
     from patchlight.emulation.simulator.cluster.trace_simulation import simulate_trace
 
     folder = output or Path("results") / time.strftime("simulate-%Y%m%d-%H%M%S")
@@ -150,26 +171,46 @@ def run_simulation(options: SimulationOptions, output: Path | None, as_json: boo
         print_json(simulation.result)
         return
     for note in simulation.notes:
-        out.print(note)
-    _print(simulation.outcomes, out)
+        say(note)
+    _print(simulation.outcomes)
     pictures = ", ".join(file.name for file in simulation.files if file.suffix == ".png")
-    out.print(f"Plots ({pictures}), tables of jobs and result.json: {folder}/", soft_wrap=True)
+    say(f"Plots ({pictures}), tables of jobs and result.json: {folder}/")
 
 
-def _print(outcomes: Sequence[CombinationResult], out: Any) -> None:
-    from rich.markup import escape
+def _number_column(heading: str, *, wide: bool = False) -> Column:
+    return Column(heading, wide=wide, whole=True, right=True)
 
-    from patchlight.cli.rendering import new_table
+
+_COLUMNS = (
+    "policies",
+    _number_column("done"),
+    Column("blocked", right=True),
+    _number_column("JCT mean"),
+    _number_column("p50", wide=True),
+    _number_column("p99"),
+    _number_column("waited mean"),
+    _number_column("waited p99", wide=True),
+    _number_column("slowdown", wide=True),
+    _number_column("held", wide=True),
+    _number_column("busy"),
+    _number_column("fragm.", wide=True),
+    _number_column("makespan"),
+    _number_column("preempted", wide=True),
+    _number_column("lost", wide=True),
+    _number_column("rewired", wide=True),
+    _number_column("CPU", wide=True),
+)
+
+
+def _print(outcomes: Sequence[CombinationResult]) -> None:
     from patchlight.emulation.simulator.cluster.report import run_names
 
-    jobs = ("policies", "done", "blocked", "JCT mean", "p50", "p99", "waited mean", "p99")
-    cluster = ("held", "busy", "fragm.", "makespan", "preempted", "lost", "rewired", "CPU")
-    table = new_table(*jobs, "slowdown", *cluster)
+    table = Table(*_COLUMNS)
     for name, each in zip(run_names(outcomes), outcomes, strict=True):
         s = each.summary
         blocked = ", ".join(f"{count} {cause}" for cause, count in s["blocked"].items())
         table.add_row(
-            *(escape(name), str(s["done"]), blocked or "0"),
+            *(name, str(s["done"]), blocked or "0"),
             *(_time(s["jct_s"][key]) for key in ("mean", "p50", "p99")),
             *(_time(s["waited_s"][key]) for key in ("mean", "p99")),
             _number(s["bounded_slowdown"]["mean"]),
@@ -178,10 +219,10 @@ def _print(outcomes: Sequence[CombinationResult], out: Any) -> None:
             *(str(s[key]) for key in ("preemptions", "losses", "reconfigurations")),
             f"{each.cpu_s:.1f} s",
         )
-    out.print(table)
+    table.print()
     for name, each in zip(run_names(outcomes), outcomes, strict=True):
         for fault in each.faults:
-            out.print(f"{name}: {fault}", style="yellow", markup=False)
+            say(f"{name}: {fault}", meaning="caution")
 
 
 def _time(seconds: float | None) -> str:

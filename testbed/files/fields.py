@@ -72,6 +72,11 @@ def short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
+def stands_twice(key: str, line: int) -> str:
+    """What is wrong with a key that was there before, on ``line``."""
+    return f"key {short(key)!r} stands twice, first on line {line}: expected it once"
+
+
 def plain(value: Any) -> Any:
     """What was read without its positions: lists as tuples, groups and mappings as dicts."""
     if isinstance(value, list):
@@ -291,9 +296,14 @@ class MapOf(FieldType):
         if not isinstance(node, yaml.MappingNode):
             raise BadInput(f"expected {self.what}, like {self.example}, found {describe(node)}")
         values: dict[Any, Located[Any]] = {}
+        first: dict[Any, Located[Any]] = {}
         for key_node, value_node in node.value:
             key, value = self.key.read(key_node, issues), self.item.read(value_node, issues)
-            if key is not None and value is not None:
+            if key is None:
+                continue
+            if first.setdefault(key.value, key) is not key:
+                issues.at(key, stands_twice(str(key_node.value), first[key.value].line))
+            elif value is not None:
                 values[key.value] = replace(key, value=value.value)
         return locate(node, values)
 
@@ -353,8 +363,7 @@ class Group(FieldType):
                 hint = nearest(name or "", known)
                 issues.at(position, f"unknown key {shown} in {self.what}: {hint}")
             elif name in lines:
-                message = f"key {name!r} stands twice, first on line {lines[name]}"
-                issues.at(position, f"{message}: expected it once")
+                issues.at(position, stands_twice(name, lines[name]))
             else:
                 lines[name] = position.line
                 value = known[name].type.read(value_node, issues)

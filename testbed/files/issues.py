@@ -9,6 +9,9 @@ from patchlight.testbed.errors import BadInput
 
 T = TypeVar("T", covariant=True)
 
+MOST_ISSUES = 1_000
+"""A file with more mistakes than this is not read on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Located(Generic[T]):
@@ -59,8 +62,13 @@ class FileIssues:
         return bool(self._issues)
 
     def add(self, line: int, column: int, message: str) -> None:
-        """Note an issue at this line and column."""
-        self._issues.append(FileIssue(self.file, line, column, message))
+        """Note an issue at this line and column; raise all of them if they become too many."""
+        if len(self._issues) < MOST_ISSUES:
+            self._issues.append(FileIssue(self.file, line, column, message))
+            return
+        last = max(issue.line for issue in self._issues)
+        message = f"more than {MOST_ISSUES:,} mistakes: the rest of the file was not read"
+        raise self._error_class([*self._issues, FileIssue(self.file, last + 1, 1, message)])
 
     def at(self, position: Located[object], message: str) -> None:
         """Note an issue where this value stands."""

@@ -6,9 +6,11 @@ characters beyond U+FFFF.
 
 import json
 import re
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
+from patchlight.testbed.files.fields import stands_twice
 from patchlight.testbed.files.issues import FileIssues
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
@@ -25,9 +27,21 @@ class JsonText:
 
     def parse(self) -> Any:
         """What the text holds; raises the issues' error if it is no JSON."""
+        repeated = False
+
+        def group(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            nonlocal repeated
+            read = dict(pairs)
+            repeated = repeated or len(read) < len(pairs)
+            return read
+
         try:
             # Not finite numbers are no JSON, though Python would read them.
-            return json.loads(self._text, parse_constant=_refuse)
+            value = json.loads(self._text, parse_constant=_refuse, object_pairs_hook=group)
+            if repeated:
+                self._note_repeated()
+            self._issues.raise_if_any()
+            return value
         except json.JSONDecodeError as error:
             self._issues.add(error.lineno, error.colno, error.msg)
         except ValueError as error:
@@ -38,8 +52,20 @@ class JsonText:
 
     def at(self, path: Path, message: str) -> None:
         """Note an issue where the value at ``path`` stands, or at the start if there is none."""
-        before = self._text[: self._offsets.get(path, 0)]
-        self._issues.add(before.count("\n") + 1, len(before) - before.rfind("\n"), message)
+        self._issues.add(*self._place(self._offsets.get(path, 0)), message)
+
+    def _note_repeated(self) -> None:
+        first: dict[Path, int] = {}
+        for path, offset in keys(self._text):
+            before = first.setdefault(path, offset)
+            if before != offset:
+                message = stands_twice(str(path[-1]), self._place(before)[0])
+                self._issues.add(*self._place(offset), message)
+
+    def _place(self, offset: int) -> tuple[int, int]:
+        """Line and column, counted from 1."""
+        line = self._text.count("\n", 0, offset) + 1
+        return line, offset - self._text.rfind("\n", 0, offset)
 
     @cached_property
     def _offsets(self) -> dict[Path, int]:
@@ -53,6 +79,19 @@ def _refuse(constant: str) -> Any:
 def positions(text: str) -> dict[Path, int]:
     """Where each value of a well-formed JSON text begins: its path → offset."""
     offsets: dict[Path, int] = {}
+    for path, offset, is_key in _walk(text):
+        if not is_key:
+            offsets.setdefault(path, offset)
+    return offsets
+
+
+def keys(text: str) -> Iterator[tuple[Path, int]]:
+    """Each key of a well-formed JSON text: the path to its value, and where the key stands."""
+    return ((path, offset) for path, offset, is_key in _walk(text) if is_key)
+
+
+def _walk(text: str) -> Iterator[tuple[Path, int, bool]]:
+    """Path and offset of each key and of each value, and whether it is a key."""
     path: list[str | int] = []
     key_next: list[bool] = []  # for each open bracket: is it an object waiting for a key?
     for token in _TOKEN.finditer(text):
@@ -70,9 +109,9 @@ def positions(text: str) -> dict[Path, int]:
             key_next[-1] = False
         elif key_next and key_next[-1]:
             path[-1] = json.loads(mark)
+            yield tuple(path), token.start(), True
         else:
-            offsets.setdefault(tuple(path), token.start())
+            yield tuple(path), token.start(), False
             if mark in "{[":
                 path.append("" if mark == "{" else 0)
                 key_next.append(mark == "{")
-    return offsets

@@ -1,10 +1,14 @@
 """From a file's bytes to YAML nodes with positions: what no file may be is found here.
 
-Nodes are only composed; what a plain scalar means is decided by the field types.
+Files that never end, nest deeply or explode by aliases are refused at a limit. Nodes are only
+composed; what a plain scalar means is decided by the field types.
 """
 
+import os
+import stat
+import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -12,8 +16,15 @@ from patchlight.testbed.files.fields import FieldType
 from patchlight.testbed.files.issues import FileError, FileIssue, FileIssues
 
 _DEEPEST = 32  # A lab file has 7 levels.
-_LARGEST = 64 * 2**20  # characters
-_MOST_BY_ALIASES = 1_000_000  # nodes that are read again for each alias
+_LARGEST = 64 * 2**20  # bytes
+_MOST_VALUES = 1_000_000  # A lab of 1,024 hosts has 33,000 keys and values.
+_MOST_BY_ALIASES = 100_000  # values that are read again for each alias
+_SPECIAL = {
+    stat.S_IFIFO: "it is a named pipe",
+    stat.S_IFCHR: "it is a device",
+    stat.S_IFBLK: "it is a device",
+    stat.S_IFSOCK: "it is a socket",
+}
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -26,11 +37,39 @@ def read_text(
 ) -> str:
     """The text in a UTF-8 file; an error of ``error_class`` if it cannot be read or is none."""
     try:
-        content = Path(path).read_bytes()
+        # Asked before it is opened: that alone may wait, or do something. A shell's <(command)
+        # is a pipe without a name.
+        kind = stat.S_IFMT(os.stat(path).st_mode)
+        if kind in _SPECIAL and not os.path.realpath(path).startswith("/proc/"):
+            raise ValueError(_SPECIAL[kind])
+        with open(path, "rb") as file:
+            content = _bytes_of(file)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         message = f"cannot be read ({reason}): expected {expected}"
         raise error_class([FileIssue(str(path), 1, 1, message)]) from None
+    return _decoded(content, str(path), error_class)
+
+
+def read_standard_input(expected: str = "a text file") -> str:
+    """The same of what is piped into the command; ``FileError`` calls it standard input."""
+    name = "standard input"
+    try:
+        content = _bytes_of(sys.stdin.buffer)
+    except ValueError as error:
+        message = f"cannot be read ({error}): expected {expected}"
+        raise FileError([FileIssue(name, 1, 1, message)]) from None
+    return _decoded(content, name, FileError)
+
+
+def _bytes_of(file: IO[bytes]) -> bytes:
+    content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise ValueError(f"it is longer than {_LARGEST >> 20} MiB")
+    return content
+
+
+def _decoded(content: bytes, name: str, error_class: type[FileError]) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -38,7 +77,7 @@ def read_text(
         line = before.count(b"\n") + 1
         column = error.start - (before.rfind(b"\n") + 1) + 1
         message = f"byte 0x{content[error.start]:02x} is not UTF-8: expected a text file in UTF-8"
-        raise error_class([FileIssue(str(path), line, column, message)]) from None
+        raise error_class([FileIssue(name, line, column, message)]) from None
 
 
 def parse(text: str, type: FieldType, issues: FileIssues) -> Any:
@@ -53,9 +92,6 @@ def parse(text: str, type: FieldType, issues: FileIssues) -> Any:
 
 def compose(text: str, issues: FileIssues, type: FieldType) -> yaml.Node | None:
     """The root node of a YAML text that is to hold a value of ``type``."""
-    if len(text) > _LARGEST:
-        issues.add(1, 1, f"longer than {_LARGEST >> 20} Mi characters: expected {type.what}")
-        return None
     strange = yaml.reader.Reader.NON_PRINTABLE.search(text)
     if strange:
         before, shown = text[: strange.start()], f"U+{ord(strange.group()):04X}"
@@ -99,4 +135,6 @@ def _too_much(text: str) -> str | None:
             by_aliases += sizes.get(event.anchor, 1)
             if by_aliases > _MOST_BY_ALIASES:
                 return f"its aliases stand for more than {_MOST_BY_ALIASES:,} values"
+        if nodes > _MOST_VALUES:
+            return f"it has more than {_MOST_VALUES:,} keys and values"
     return None

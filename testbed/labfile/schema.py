@@ -1,7 +1,9 @@
 """The keys of a lab file, each with its type: one declaration for the reader and for editors."""
 
+import difflib
 import re
 from dataclasses import replace
+from importlib.metadata import entry_points
 from ipaddress import AddressValueError, IPv4Address, IPv4Network
 from typing import Any
 
@@ -22,14 +24,14 @@ from patchlight.testbed.files.fields import (
 )
 from patchlight.testbed.lab import Endpoint
 from patchlight.testbed.labfile.emulated_schema import emulated_group
-from patchlight.testbed.ocs_drivers import OCS_DRIVERS
+from patchlight.testbed.ocs_drivers import DRIVER_GROUP, OCS_DRIVERS
 from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
 
 # An OpenFlow 1.3 switch numbers its ports below OFPP_MAX; Open vSwitch ends at 65279.
 MOST_PACKET_PORTS = 65279
 MOST_CIRCUIT_PORTS = 4096
 FABRICS = ("openvswitch", "bridge")
-# What ships with Patchlight, for editors; others come by entry point, so any name is taken here.
+# What ships with Patchlight, for editors; others come by entry point, and are taken as well.
 KNOWN_DRIVERS = tuple(driver.name for driver in OCS_DRIVERS.values() if driver.device)
 
 _NAME = "[A-Za-z][A-Za-z0-9_-]*"
@@ -110,6 +112,18 @@ def _cross_connects(text: str) -> tuple[CrossConnect, ...]:
     return both
 
 
+def _driver(text: str) -> str:
+    _DRIVER_NAME.take(text)
+    if text in OCS_DRIVERS:
+        return text
+    known = (*OCS_DRIVERS, *sorted(point.name for point in entry_points(group=DRIVER_GROUP)))
+    if text in known:
+        return text
+    near = difflib.get_close_matches(text, known, n=1)
+    hint = f"did you mean {near[0]!r}? the drivers are" if near else "expected one of"
+    raise BadInput(f"no driver is called {short(text)!r}: {hint} {', '.join(known)}")
+
+
 LAB_NAME = _name("a lab's name", "ofc2022", 24)
 DEVICE_NAME = _name("a device name", "server1", 31)
 PART_NAME = _name("a GPU's or NIC's name", "nic0", 15)
@@ -128,14 +142,16 @@ VARIABLE_NAME = matching(
     "letters, digits and '_'",
     "OCS1_PASSWORD",
 )
-_DRIVER = matching(
+_DRIVER_NAME = matching(
     "[a-z][a-z0-9_-]*",
     "a driver's name",
     "lower-case letters, digits, '-' or '_'",
     "calient-tl1",
     63,
 )
-DRIVER = replace(_DRIVER, json={**_DRIVER.json, "examples": list(KNOWN_DRIVERS)})
+DRIVER = replace(
+    _DRIVER_NAME, take=_driver, json={**_DRIVER_NAME.json, "examples": list(KNOWN_DRIVERS)}
+)
 MODEL = Text("a GPU model", _model, {"minLength": 1, "maxLength": 64}, example="Tesla M40")
 UUID = matching("[A-Za-z0-9-]+", "a GPU's UUID", "what nvidia-smi -L prints", "GPU-6f2a1b3c")
 MAC = Text("a MAC address", _mac, {"pattern": f"^{_MAC}$"}, example="02:4c:c0:a8:0a:0b")

@@ -53,6 +53,18 @@ def test_programs_that_are_not_there_are_told(
     assert "`make demo` cannot run yet: " in result.output
 
 
+def test_what_is_wrong_comes_first_and_hints_name_files_that_are_there() -> None:
+    output = CliRunner().invoke(doctor, env={"COLUMNS": "80"}).output
+    table = output.partition("\nTo install")[0].partition("\nAll that")[0]
+    states = [line.split()[0] for line in table.splitlines() if not line.startswith((" ", "─"))]
+    order = ["missing", "untested", "ok"]
+    assert states == sorted(states, key=order.index)
+    for check in examine():
+        for word in check.install.replace("'", " ").split():
+            if "deploy/" in word:
+                assert Path(word.rpartition("=")[2].rstrip(")")).exists()
+
+
 @pytest.mark.root
 def test_the_kernel_is_tried_without_changing_the_host() -> None:
     def printed(command: str) -> str:

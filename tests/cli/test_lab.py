@@ -9,10 +9,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from patchlight.cli.lab.group import lab
-from patchlight.cli.lab.view import maps_as_json, parse_maps
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import builtin_labs, labs_dir, load_lab, parse_lab
-from patchlight.testbed.portmap import PortMap
 
 OFC2022 = load_lab("ofc2022")
 
@@ -44,7 +42,7 @@ def test_mistakes_are_lines_and_the_exit_code_is_two(tmp_path: Path) -> None:
 
 
 def test_show_tells_who_is_lit_onto_which_switch() -> None:
-    output = run("show", "ofc2022").output
+    output = run("show", "ofc2022", "--wide").output
     row = next(line for line in output.splitlines() if "server2.gpu2" in line)
     assert row.split() == [
         *("server2.gpu2", "Tesla", "M40", "nic2", "192.168.10.13"),
@@ -207,27 +205,33 @@ def test_init_refuses_what_no_lab_can_have(option: str, value: str, message: str
     assert message in str(refused.exception)
 
 
-def test_maps_are_read_as_written_and_as_the_controller_answers() -> None:
-    wanted = {"ocs1": PortMap.of([(1, 7), (7, 1), (2, 8)])}
-    assert parse_maps('{"ocs1": ["1-7", "2>8"]}', OFC2022) == wanted
-    assert parse_maps('{"ocs1": {"map": ["1>7", "7>1", "2>8"]}}', OFC2022) == wanted
-    assert maps_as_json(wanted) == {"ocs1": ["1-7", "2>8"]}
+def test_maps_are_read_as_written_and_as_the_controller_answers(tmp_path: Path) -> None:
+    wanted = {"ocs1": ["1-7", "2>8"]}
+    file = tmp_path / "m.json"
+    for text in ('{"ocs1": ["1-7", "2>8"]}', '{"ocs1": {"map": ["1>7", "7>1", "2>8"]}}'):
+        file.write_text(text)
+        shown = json.loads(run("show", "ofc2022", "--json", "--map", str(file)).output)
+        assert shown["circuits"] == wanted
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "m.json: not JSON"),
-        ("[" * 100_000, "m.json: not JSON"),
-        ("[]", "m.json: expected cross-connects by OCS"),
-        ('{"ocs2": []}', "no OCS called 'ocs2': did you mean ocs1"),
-        ('{"ocs1": "1-7"}', "m.json: ocs1: expected a list of cross-connects"),
-        ('{"ocs1": [1]}', "m.json: ocs1: expected a list of cross-connects"),
-        ('{"ocs1": ["1-321"]}', "m.json: ocs1: cross-connect 1>321: port 321 is outside 1–320"),
-        ('{"ocs1": ["1-2", "1>3"]}', "m.json: ocs1: in:1 is used twice"),
+        ("", "m.json:1:1: the file is empty: expected cross-connects by OCS"),
+        ("[" * 100_000, "m.json:1:1: nested more than 32 levels deep"),
+        ('"words"', "m.json:1:1: expected cross-connects by OCS"),
+        ('{"ocs2": []}', "m.json:1:10: lab ofc2022 has no OCS called 'ocs2': did you mean ocs1"),
+        ('{"ocs1": "1-7"}', "m.json:1:2: expected a list of cross-connects"),
+        ('{"ocs1": [1]}', "m.json:1:11: '1' is not a pair"),
+        ('{"ocs1": ["1-321"]}', "m.json:1:11: ocs1 has ports 1–320, not 321"),
+        ('{"ocs1": ["1-2", "1>3"]}', "m.json:1:18: in:1 is used twice"),
+        ('{"ocs1": ["3-3"]}', "m.json:1:11: '3-3' sends light back where it came from"),
+        ('{"ocs1": ["1-2"],\n "ocs1": []}', "m.json:2:2: key 'ocs1' stands twice, first on line 1"),
     ],
 )
-def test_wrong_maps_are_refused_with_the_reason(text: str, message: str) -> None:
-    with pytest.raises(BadInput) as caught:
-        parse_maps(text, OFC2022, "m.json")
-    assert message in str(caught.value)
+def test_wrong_maps_are_refused_with_the_reason(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "m.json"
+    file.write_text(text)
+    refused = run("show", "ofc2022", "--map", str(file))
+    assert isinstance(refused.exception, BadInput)
+    assert message in str(refused.exception)

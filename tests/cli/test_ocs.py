@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
-from patchlight.cli.ocs.names import read_map_file
+from patchlight.cli.ocs.map_file import read_map_file
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.controller_process import (
@@ -96,12 +96,16 @@ def test_every_mistake_of_a_map_file_is_told_with_its_place(tmp_path: Path) -> N
         (
             "a.csv",
             "o1,1,99\no2,1,2\no1,1,2\no1,1,3\n",
-            [":1: o1 has ports", ":2: lab dry has no", ":4: in:1 is used twice"],
+            [":1:1: o1 has ports", ":2:1: lab dry has no", ":4:1: in:1 is used twice"],
         ),
-        ("b.yaml", "o1: [1-2, 3-x]", ["o1 2: '3-x' is not a pair"]),
-        ("c.yaml", "o1: [3:17]", ["expected a list of texts"]),
-        ("d.yaml", "just words", ["expected cross-connects by OCS"]),
-        ("e.csv", "1,2,3,4,5\n", [":1: expected OCS,A,B"]),
+        ("b.yaml", "o1: [1-2, 3-x]", [":1:11: '3-x' is not a pair"]),
+        ("c.yaml", "o1: [3-3, 4>4, {a: b}]", [":1:6: '3-3' sends", ":1:11: '4>4' sends", ":1:16:"]),
+        ("d.yaml", "just words", [":1:1: expected cross-connects by OCS"]),
+        ("e.csv", "1,2,3,4,5\n1,2\n1,3\n", [":1:1: expected OCS,A,B", ":3:1: in:1 is used"]),
+        ("f.yaml", "o1: [1-2]\no1: [3-4]\n", [":2:1: key 'o1' stands twice, first on line 1"]),
+        ("g.yaml", "[" * 9_000, ["nested more than 32 levels deep"]),
+        ("i.yaml", "o1: !!python/tuple [1-2]", [":1:1: expected a list of cross-connects"]),
+        ("h.csv", f"1,2\n{'3' * 200_000},4\n", [":2:1: not CSV: field larger than"]),
     ):
         file = tmp_path / name
         file.write_text(text)
@@ -110,8 +114,8 @@ def test_every_mistake_of_a_map_file_is_told_with_its_place(tmp_path: Path) -> N
         for words in mistakes:
             assert words in caught.value.message
     listed = tmp_path / "f.yaml"
-    listed.write_text("[1-2, 7>8]")
-    assert read_map_file(str(listed), lab) == {"o1": ["1-2", "7>8"]}
+    listed.write_text("[1-2, 7>8, 3:9]")
+    assert read_map_file(str(listed), lab) == {"o1": ["1-2", "7>8", "3-9"]}
 
 
 def test_history_says_who_what_from_where_and_why_and_a_change_is_undone(
@@ -223,3 +227,41 @@ def test_direct_is_refused_beside_a_controller(
 ) -> None:
     output = ocs("show", "--direct", "--state", str(tmp_path), code=1)
     assert "a controller of lab dry runs at" in output
+
+
+def test_text_in_brackets_is_shown_and_breaks_nothing(
+    ocs: OcsCommand, running: ControllerProcess
+) -> None:
+    for number, why in enumerate(("[/]", "[rack 3] spare", "\x1b[2Jgone"), 7):
+        ocs("connect", "o1", f"{number}:{number + 5}", "--why", why)
+    shown = ocs("history", "--last", "3")
+    assert "[/]" in shown
+    assert "[rack 3] spare" in shown
+    assert "\\x1b[2Jgone" in shown
+    assert "\x1b" not in shown
+    assert "[/b]" in ocs("lock", "o1.5", "--why", "[/b]")
+    assert "[/b]" in ocs("lock")
+
+
+def test_the_lab_comes_from_the_environment_and_the_only_one_is_named(
+    running: ControllerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATCHLIGHT_LAB", str(running.lab))
+    result = CliRunner().invoke(cli, ["ocs", "list"])
+    assert "dry-run" in result.stdout
+    assert result.stderr == ""
+    monkeypatch.delenv("PATCHLIGHT_LAB")
+    monkeypatch.setattr("patchlight.cli.connection.RUN_ROOT", tmp_path)
+    (tmp_path / "dry").mkdir()
+    (tmp_path / "dry" / "lab.yaml").write_text(running.lab.read_text())
+    for command in (["ocs", "list"], ["job", "list"], ["controller", "status"]):
+        result = CliRunner().invoke(cli, command)
+        assert result.exit_code == 0, result.output
+        assert result.stderr == "lab dry: the only one that is up\n"
+
+
+@pytest.mark.parametrize("address", ["", "..", "a:b:c", "\udce9", "[/]"])
+def test_an_address_that_is_none_is_refused_in_words(address: str) -> None:
+    result = CliRunner().invoke(cli, ["job", "list", "--controller", address])
+    assert result.exit_code == 2
+    assert "Invalid value for '--controller'" in result.output

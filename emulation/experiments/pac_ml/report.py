@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from patchlight.emulation.experiments.pac_ml import paper
 from patchlight.emulation.output_folder import cannot_write
@@ -59,11 +60,11 @@ def _blocking(result: dict[str, Any], rule: str, laws: dict[str, Any]) -> Table:
     names = list(next(iter(laws.values()))["policies"])
     best = {law: cell["target"]["best"] for law, cell in laws.items()}
     for name in names:
-        row = [name]
+        row: list[str | Text] = [name]
         for law, cell in laws.items():
             figures = cell["policies"][name]
             text = with_interval(figures["blocking_rate"], figures["ci95"])
-            row.append(f"[bold]{text}[/bold]" if figures["blocking_rate"] == best[law] else text)
+            row.append(Text(text, "bold" if figures["blocking_rate"] == best[law] else ""))
             if comparable:
                 row.append(_rate(paper.BLOCKING.get(name, {}).get(law)))
         table.add_row(*row)

@@ -21,10 +21,10 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from patchlight.cli.connection import complete_lab
 from patchlight.cli.errors import require_root
+from patchlight.cli.rendering import console, harmless, progress_bar, say
 from patchlight.testbed.jobs import JobStatus
-
-_LOG_WIDTH = 130  # where there is no terminal to ask
 
 
 @click.group(context_settings={"show_default": True})
@@ -61,7 +61,13 @@ def experiment() -> None:
     type=click.Choice(["ryu", "os-ken"]),
     help="OpenFlow engine.  [default: ryu where it is importable]",
 )
-@click.option("--lab", default="ofc2022", metavar="LAB", help="A lab file or a built-in lab.")
+@click.option(
+    "--lab",
+    default="ofc2022",
+    metavar="LAB",
+    shell_complete=complete_lab,
+    help="A lab file or a built-in lab.",
+)
 @click.option("--name", help="Call the emulated lab so.  [default: the lab file's name]")
 @click.option("--replace", is_flag=True, help="Take down a lab of that name first.")
 @click.option("--cases", default="a,b,live", help="Which parts to run, joined by commas.")
@@ -84,32 +90,30 @@ def ofc2022(output: Path | None, cases: str, **chosen: Any) -> None:
     wishes = ExperimentOptions(output=folder, parts=parts, **chosen)
     # Like Ctrl-C: an error that passes through the lab's with block, so that it is taken down.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    console = Console()
-    if not console.is_terminal:
-        console.width = _LOG_WIDTH
-    bars, docker = _Bars(console), chosen["workers"] == "docker"
+    out = console()
+    bars, docker = _Bars(out), chosen["workers"] == "docker"
     with bars.shown(), engine_with_image(bars.say) if docker else nullcontext():
         outcome = run_experiment(wishes, bars.tell, bars.say)
     _give_to_caller([folder, *outcome.files])
-    console.print(table_of(outcome.result))
-    console.print(f"Report, plots and figures: {folder}/ (open {outcome.files[0]})", soft_wrap=True)
+    out.print(table_of(outcome.result))
+    say(f"Report, plots and figures: {folder}/ (open {outcome.files[0]})")
 
 
 class _Bars:
     """Progress on a terminal: a bar for each job. Elsewhere: a line for each step."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, out: Console) -> None:
+        self._out = out
         counted = (MofNCompleteColumn(), TextColumn("iterations"), TimeElapsedColumn())
-        described = TextColumn("{task.description}")
-        self._progress = Progress(described, BarColumn(), *counted, console=console)
+        described = TextColumn("{task.description}", markup=False)
+        self._progress = Progress(described, BarColumn(), *counted, console=out)
         self._tasks: dict[str, TaskID] = {}
 
     def shown(self) -> AbstractContextManager[object]:
-        return self._progress if self._console.is_terminal else nullcontext()
+        return self._progress if self._out.is_terminal else nullcontext()
 
     def say(self, step: str) -> None:
-        self._console.print(f"[dim]{time.strftime('%H:%M:%S')}[/dim] {step}", highlight=False)
+        self._out.print(f"{time.strftime('%H:%M:%S')} {harmless(step)}", soft_wrap=True)
 
     def tell(self, case: str, wiring: str, jobs: Sequence[JobStatus]) -> None:
         for job in jobs:
@@ -199,7 +203,6 @@ def pac_ml(
     (see docs/pac-ml.md). Simulated; needs no root.
     """
     # Not above: importing NumPy takes longer than --help should.
-    from patchlight.cli.rendering import console, progress_bar
     from patchlight.emulation.experiments.pac_ml import report, run
     from patchlight.emulation.output_folder import check_output
     from patchlight.emulation.simulator.executors import Engine
@@ -210,15 +213,15 @@ def pac_ml(
     check_output(folder)
     out = console()
     with progress_bar("episodes", out) as tell:
-        result = run.run_experiment(options, out.print, tell)
+        result = run.run_experiment(options, say, tell)
     files = report.write_report(result, folder)
     for table in report.tables_of(result):
         out.print(table)
     for words in report.faults_of(result):
-        out.print(words, style="yellow", markup=False)
+        say(words, meaning="caution")
     if not result["comparable"]:
-        out.print(
+        say(
             "No published figures stand beside: they are for PipeDream's profiles "
             "(patchlight graph fetch pipedream --help)."
         )
-    out.print(f"Figures and plots: {folder}/ ({files[0].name} and {len(files) - 1} pictures)")
+    say(f"Figures and plots: {folder}/ ({files[0].name} and {len(files) - 1} pictures)")

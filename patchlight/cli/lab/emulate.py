@@ -1,14 +1,19 @@
 """``patchlight emulate``: a lab made of software on this machine."""
 
+import functools
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from patchlight.cli.completion import complete_host
+from patchlight.cli.connection import complete_lab, lab_option, only_lab
+from patchlight.cli.numbers import ANY
 from patchlight.cli.policy.options import chosen_policies, policy_options
-from patchlight.cli.rendering import console, new_table, print_json
+from patchlight.cli.rendering import Coloured, Column, Table, listing_options, print_json, say
 from patchlight.emulation.fabric.lab_state import RUN_ROOT, recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab, lab_status, require_root
 from patchlight.testbed.errors import BadInput
@@ -19,11 +24,28 @@ def emulate() -> None:
     """Run a lab in software on this machine."""
 
 
+def _which_lab(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``lab``: its argument, or what ``--lab`` or ``PATCHLIGHT_LAB`` say."""
+
+    @click.argument("named", metavar="[LAB]", required=False, shell_complete=complete_lab)
+    @lab_option
+    @functools.wraps(command)
+    def with_lab(named: str | None, lab_name: str | None, **options: Any) -> Any:
+        source = click.get_current_context().get_parameter_source("lab_name")
+        if source is click.core.ParameterSource.COMMANDLINE and named not in (None, lab_name):
+            raise BadInput(f"which lab, {named} or {lab_name}? expected one of them")
+        if source is click.core.ParameterSource.ENVIRONMENT and options.get("every"):
+            lab_name = None
+        return command(lab=named or lab_name, **options)
+
+    return with_lab
+
+
 @emulate.command()
-@click.argument("lab")
+@click.argument("lab", shell_complete=complete_lab)
 @click.option(
     "--scale",
-    type=float,
+    type=ANY,
     default=1.0,
     help="Divide every rate by this, and the bytes of jobs alike, so that times stay true.",
 )
@@ -80,11 +102,11 @@ def _interrupt(*_: object) -> None:
 
 
 def _say(message: str) -> None:
-    click.echo(message, err=True)
+    say(message, err=True)
 
 
 @emulate.command()
-@click.argument("lab", required=False)
+@_which_lab
 @click.option("--all", "every", is_flag=True, help="Every lab that is here.")
 def down(lab: str | None, every: bool) -> None:
     """Take LAB down: a name, or the file it was made of."""
@@ -97,11 +119,11 @@ def down(lab: str | None, every: bool) -> None:
 
 
 @emulate.command()
-@click.argument("lab")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def status(lab: str, as_json: bool) -> None:
+@_which_lab
+@listing_options
+def status(lab: str | None, as_json: bool) -> None:
     """Say what of LAB is there. Exits with 0 if it is up, else with 1."""
-    state = lab_status(_known(lab))
+    state = lab_status(only_lab(recorded_labs()) if lab is None else _known(lab))
     state["hosts"] = []
     if "run_dir" in state and (Path(state["run_dir"]) / "lab.yaml").exists():
         emulated = EmulatedLab.attach(state["name"], half_there=True)
@@ -116,46 +138,52 @@ def status(lab: str, as_json: bool) -> None:
 
 def _print_status(state: dict[str, Any]) -> None:
     if "run_dir" not in state:
-        click.echo(f"lab {state['name']} is {': '.join([state['state'], *state['missing']])}")
+        say(f"lab {state['name']} is {': '.join([state['state'], *state['missing']])}")
         return
-    click.echo(
+    say(
         f"lab {state['name']} is {state['state'].replace('-', ' ')}: {state['source']}, "
         f"scale {state['scale']:g}, packet switches: {state['fabric']} ({state['datapath']})"
     )
     for missing in state["missing"]:
-        click.echo(f"  gone: {missing}")
+        say(f"  gone: {missing}")
     if state["controller_api"]:
-        click.echo(f"controller: http://{state['controller_api']}")
-    table = new_table("process", "pid", "", "log")
+        say(f"controller: http://{state['controller_api']}")
+    pid = Column("pid", whole=True, right=True)
+    table = Table(Column("process", whole=True), pid, "", Column("log", wide=True))
     for process in state["processes"]:
-        how = "running" if process["running"] else "gone"
+        how = Coloured("running", "good") if process["running"] else Coloured("gone", "bad")
         table.add_row(process["name"], str(process["pid"]), how, process["log"])
     if state["processes"]:
-        console().print(table)
-    hosts = new_table("host", "address")
+        table.print()
+        say("")
+    hosts = Table(Column("host", whole=True), "address")
     for host in state["hosts"]:
         hosts.add_row(host["name"], host["address"])
-    console().print(hosts)
+    hosts.print()
 
 
 @emulate.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@listing_options
 def list_labs(as_json: bool) -> None:
     """List the labs that are here."""
     labs = [lab_status(name) for name in recorded_labs()]
     if as_json:
         print_json(labs)
         return
-    for item in labs:
-        click.echo(f"{item['name']}\t{item['state']}\t{item.get('source', '')}")
     if not labs:
         _say("no emulated lab is up")
+        return
+    table = Table(Column("lab", whole=True), "state", "source")
+    for item in labs:
+        state = Coloured(item["state"], "good" if item["state"] == "up" else "caution")
+        table.add_row(item["name"], state, item.get("source", ""))
+    table.print()
 
 
 @emulate.command("exec", context_settings={"ignore_unknown_options": True})
-@click.argument("host")
+@click.argument("host", shell_complete=complete_host)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--lab", "lab_name", metavar="LAB", help="The lab, if several are up.")
+@lab_option
 def execute(host: str, command: tuple[str, ...], lab_name: str | None) -> None:
     """Run a command as HOST: patchlight emulate exec gpu1 -- ping -c 1 192.168.10.12."""
     require_root(f"patchlight emulate exec {host} -- {' '.join(command)}")
@@ -165,7 +193,7 @@ def execute(host: str, command: tuple[str, ...], lab_name: str | None) -> None:
 
 
 @emulate.command()
-@click.argument("lab", required=False)
+@_which_lab
 def shell(lab: str | None) -> None:
     """Open a prompt for LAB, where 'gpu1 ping gpu2' works."""
     require_root(f"patchlight emulate shell {lab or ''}".rstrip())
@@ -176,16 +204,7 @@ def shell(lab: str | None) -> None:
 
 def attached(lab: str | None) -> EmulatedLab:
     """The lab of that name, or the only one that is up."""
-    if lab is not None:
-        return EmulatedLab.attach(_known(lab))
-    names = recorded_labs()
-    if len(names) == 1:
-        return EmulatedLab.attach(names[0])
-    if not names:
-        raise BadInput(
-            "no emulated lab is up", hint="Bring one up with: sudo patchlight emulate up ofc2022"
-        )
-    raise BadInput(f"several labs are up ({', '.join(names)}): say which with --lab")
+    return EmulatedLab.attach(only_lab(recorded_labs()) if lab is None else _known(lab))
 
 
 def _known(lab: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
+from patchlight.cli.rendering import print_document, say
 from patchlight.testbed import generate as shapes
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
@@ -149,7 +150,7 @@ def init(output: str | None, force: bool, **options: Any) -> None:
 def _write(write: Callable[[Lab], str], made: Lab, output: str | None) -> None:
     text = write(made)
     if output is None or output == "-":
-        click.echo(text, nl=False)
+        print_document(text)
         return
     try:
         Path(output).write_text(text, encoding="utf-8")
@@ -157,4 +158,4 @@ def _write(write: Callable[[Lab], str], made: Lab, output: str | None) -> None:
         message = f"cannot write the lab to {output}: {error.strerror}"
         raise PatchlightError(message, hint="name a file in a folder you can write to") from error
     hosts, switches = len(made.hosts), len(made.packet_switches)
-    click.echo(f"wrote {output}: lab {made.name}, {hosts} hosts, {switches} switches", err=True)
+    say(f"wrote {output}: lab {made.name}, {hosts} hosts, {switches} switches", err=True)

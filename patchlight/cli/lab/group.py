@@ -5,8 +5,10 @@ from pathlib import Path
 
 import click
 
+from patchlight.cli.connection import complete_lab
 from patchlight.cli.lab.generate import generate, init
-from patchlight.cli.rendering import console, print_json, save_picture
+from patchlight.cli.ocs.map_file import read_map_file
+from patchlight.cli.rendering import listing_options, print_json, save_picture, say
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import LabFileError, find_lab, load_lab, read_lab
@@ -24,7 +26,7 @@ lab.add_command(init)
 
 
 @lab.command()
-@click.argument("files", metavar="FILE…", nargs=-1, required=True)
+@click.argument("files", metavar="FILE…", nargs=-1, required=True, shell_complete=complete_lab)
 def check(files: tuple[str, ...]) -> None:
     """Print every mistake in lab files, one on a line: file:line:column: what is wrong.
 
@@ -40,9 +42,9 @@ def check(files: tuple[str, ...]) -> None:
             lab_read = read_lab(path)
         except LabFileError as error:
             wrong = True
-            click.echo(str(error))
+            say(str(error))
         else:
-            click.echo(f"{path}: lab {lab_read.name} is good: {_counted(lab_read)}")
+            say(f"{path}: lab {lab_read.name} is good: {_counted(lab_read)}")
     if wrong:
         sys.exit(LabFileError.exit_code)
 
@@ -65,31 +67,25 @@ def _plural(name: str, count: int) -> str:
 
 def _lab_and_maps(name: str, file: str | None) -> tuple[Lab, dict[str, PortMap]]:
     """The lab, and its maps at the start but for those in the file."""
-    from patchlight.cli.lab.view import parse_maps
-
     lab_read = load_lab(name)
-    if file is None:
-        return lab_read, lab_read.initial_maps
-    try:
-        with click.open_file(file, encoding="utf-8") as stream:
-            text = stream.read()
-    except (OSError, UnicodeError) as error:
-        raise BadInput(f"the maps in {file} cannot be read: {error}") from error
-    return lab_read, {**lab_read.initial_maps, **parse_maps(text, lab_read, file)}
+    given = {} if file is None else read_map_file(file, lab_read)
+    maps = {ocs: PortMap.parse(texts) for ocs, texts in given.items()}
+    return lab_read, {**lab_read.initial_maps, **maps}
 
 
 map_option = click.option(
     "--map",
     "map_file",
     metavar="FILE",
-    help='Cross-connects to show instead of those that the lab starts with: JSON like {"ocs1": '
-    '["1-7", "2>8"]}, or what the controller answers; - reads standard input.',
+    help="Cross-connects to show instead of those that the lab starts with: a map file "
+    "('patchlight ocs apply --help'), or what 'patchlight ocs show --json' prints; - reads "
+    "standard input.",
 )
 
 
 @lab.command()
-@click.argument("name", metavar="LAB")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, units in the keys.")
+@click.argument("name", metavar="LAB", shell_complete=complete_lab)
+@listing_options
 @map_option
 def show(name: str, as_json: bool, map_file: str | None) -> None:
     """Print a lab's devices, and who lights up whom.
@@ -113,16 +109,16 @@ def show(name: str, as_json: bool, map_file: str | None) -> None:
     if as_json:
         print_json(describe_lab(lab_read, maps))
         return
-    out = console()
     network = f", network {lab_read.network}" if lab_read.hosts else ""
-    out.print(f"[bold]{lab_read.name}[/bold]{network}: {_counted(lab_read)}\n")
+    say(f"{lab_read.name}{network}: {_counted(lab_read)}\n")
     for table in tables(lab_read, maps):
-        out.print(table)
-    out.print(dark_line(lab_read, maps))
+        table.print()
+        say("")
+    say(dark_line(lab_read, maps))
 
 
 @lab.command()
-@click.argument("name", metavar="LAB")
+@click.argument("name", metavar="LAB", shell_complete=complete_lab)
 @click.option(
     "--output",
     "-o",

@@ -9,9 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import click
-
-from patchlight.cli.rendering import console, new_table
+from patchlight.cli.rendering import Column, Table, say
 from patchlight.testbed.errors import PatchlightError
 
 if TYPE_CHECKING:
@@ -55,7 +53,7 @@ class LabShell:
         interactive = sys.stdin.isatty()
         if interactive:
             self._complete_names()
-            click.echo(
+            say(
                 f"lab {self._lab.lab.name}: {len(self._lab.hosts)} hosts; help lists "
                 "what can be typed"
             )
@@ -63,7 +61,7 @@ class LabShell:
             try:
                 arguments = shlex.split(line)
             except ValueError as error:
-                click.echo(f"cannot read that: {error}", err=True)
+                say(f"cannot read that: {error}", err=True)
                 continue
             if arguments and arguments[0] in ("exit", "quit"):
                 return
@@ -71,7 +69,7 @@ class LabShell:
                 try:
                     self.execute(arguments)
                 except PatchlightError as error:
-                    click.echo(str(error), err=True)
+                    say(str(error), err=True)
 
     def _lines(self, interactive: bool) -> Iterator[str]:
         while True:
@@ -79,16 +77,16 @@ class LabShell:
                 yield input(f"{self._lab.lab.name}> " if interactive else "")
             except EOFError:
                 if interactive:
-                    click.echo()
+                    say("")
                 return
             except KeyboardInterrupt:
-                click.echo()
+                say("")
 
     def execute(self, arguments: Sequence[str]) -> int:
         """Do what one line says; the exit status of its command."""
         first, *rest = arguments
         if first == "help":
-            click.echo(_HELP)
+            say(_HELP)
         elif first == "nodes":
             self._print_nodes()
         elif first == "links":
@@ -103,7 +101,7 @@ class LabShell:
         return str(host.nic.address) if host else word
 
     def _print_nodes(self) -> None:
-        table = new_table("host", "GPU", "address", "NIC is in")
+        table = Table(Column("host", whole=True), "GPU", "address", "NIC is in")
         for host in self._lab.hosts:
             try:
                 where = host.namespace().name
@@ -113,14 +111,14 @@ class LabShell:
                 where = "a worker"
             gpu = host.host.gpu
             table.add_row(host.name, gpu.model if gpu else "", host.address, where)
-        console().print(table)
+        table.print()
 
     def _print_links(self) -> None:
         from patchlight.testbed.wiring import trace_links
 
         lab = self._lab.lab
         for a, b in trace_links(lab, lab.initial_maps).pairs():
-            click.echo(f"{a} – {b}")
+            say(f"{a} – {b}")
 
     def _complete_names(self) -> None:
         with contextlib.suppress(ImportError):

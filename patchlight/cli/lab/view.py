@@ -1,53 +1,19 @@
-"""What ``patchlight lab`` reads of maps, and says of a lab: as JSON (stable) and as tables."""
+"""What ``patchlight lab`` says of a lab: as JSON (stable) and as tables."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rich.table import Table
-
-from patchlight.cli.rendering import new_table
-from patchlight.testbed.errors import BadInput
+from patchlight.cli.rendering import Coloured, Column, Table
 from patchlight.testbed.lab import Endpoint, Host, Lab, PacketSwitch
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.units import format_rate, format_time
 from patchlight.testbed.wiring import LightPath, Links, trace_links
 
 
-def parse_maps(text: str, lab: Lab, source: str = "the maps") -> dict[str, PortMap]:
-    """``{"ocs1": ["1-7", "2>8"]}`` → a map for each OCS of ``lab`` named in it.
-
-    The controller's answer, ``{"ocs1": {"map": […]}}``, is taken as well. ``BadInput`` names
-    ``source``, the OCS and what is wrong: no JSON, an unknown OCS, a port outside it or one
-    used twice.
-    """
-    try:
-        maps = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{source}: not JSON: {error}") from error
-    if not isinstance(maps, dict):
-        raise BadInput(f'{source}: expected cross-connects by OCS, like {{"ocs1": ["1-7"]}}')
-    return {name: _parse_map(name, texts, lab, source) for name, texts in maps.items()}
-
-
 def maps_as_json(maps: Mapping[str, PortMap]) -> dict[str, list[str]]:
-    """The maps as ``parse_maps`` reads them."""
+    """The maps as map files have them."""
     return {name: list(port_map.texts) for name, port_map in maps.items()}
-
-
-def _parse_map(name: str, texts: Any, lab: Lab, source: str) -> PortMap:
-    switch = lab.circuit_switch(name)
-    if isinstance(texts, dict):
-        texts = texts.get("map")
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise BadInput(f'{source}: {name}: expected a list of cross-connects, like ["1-7"]')
-    try:
-        port_map = PortMap.parse(texts)
-        port_map.check(switch.ports)
-    except BadInput as error:
-        raise BadInput(f"{source}: {name}: {error.message}") from error
-    return port_map
 
 
 def describe_lab(lab: Lab, maps: Mapping[str, PortMap]) -> dict[str, Any]:
@@ -132,13 +98,23 @@ def _host(host: Host, links: Links, lab: Lab) -> dict[str, Any]:
 def tables(lab: Lab, maps: Mapping[str, PortMap]) -> list[Table]:
     """The same as tables for a terminal."""
     described = describe_lab(lab, maps)
-    devices = new_table("device", "kind", "ports", "fibres", "particulars", title="Devices")
+    counted = (Column(name, whole=True, right=True) for name in ("ports", "fibres"))
+    name = Column("device", whole=True)
+    devices = Table(name, "kind", *counted, "particulars", title="Devices")
     for device in described["devices"]:
         kind = device["kind"].replace("-", " ")
         row = (device["name"], kind, device["ports"], device["fibres"], _particulars(device))
         devices.add_row(*map(str, row))
-    hosts = new_table(
-        "host", "GPU", "NIC", "address", "rate", "lit onto", "through", "loss", title="Hosts"
+    hosts = Table(
+        Column("host", whole=True),
+        "GPU",
+        Column("NIC", wide=True),
+        "address",
+        Column("rate", whole=True, right=True),
+        "lit onto",
+        "through",
+        Column("loss", wide=True, right=True),
+        title="Hosts",
     )
     for host in described["hosts"]:
         up = host["peer"] is not None
@@ -148,17 +124,18 @@ def tables(lab: Lab, maps: Mapping[str, PortMap]) -> list[Table]:
             host["nic"],
             host["address"],
             format_rate(host["rate_bps"]),
-            host["peer"] if up else "[red]dark[/red]",
+            host["peer"] if up else Coloured("dark", "bad"),
             _through(host["via"]) if up else "",
             f"{host['loss_db']:g} dB" if up else "",
         )
     shown = [devices, hosts]
     between = [link for link in described["links"] if _joins_switches(lab, link)]
     if between:
-        trunks = new_table("link", "rate", "through", "loss", title="Links between switches")
+        numbers = (Column(name, whole=True, right=True) for name in ("rate", "loss"))
+        trunks = Table("link", *numbers, "through", title="Links between switches")
         for link in between:
             ends, loss = f"{link['a']} – {link['b']}", f"{link['loss_db']:g} dB"
-            trunks.add_row(ends, format_rate(link["rate_bps"]), _through(link["via"]), loss)
+            trunks.add_row(ends, format_rate(link["rate_bps"]), loss, _through(link["via"]))
         shown.append(trunks)
     return shown
 

@@ -4,13 +4,13 @@ import functools
 
 import click
 
+from patchlight.cli.ocs.map_file import read_map_file
 from patchlight.cli.ocs.names import (
     complete_pair,
     complete_port,
     complete_switch,
     cross_connect_text,
     port_number,
-    read_map_file,
 )
 from patchlight.cli.ocs.options import (
     ChangeOptions,
@@ -20,7 +20,7 @@ from patchlight.cli.ocs.options import (
     why_option,
 )
 from patchlight.cli.ocs.output import carry_out, print_preview
-from patchlight.cli.rendering import console, new_table, print_json
+from patchlight.cli.rendering import Column, Table, print_json, say, when
 
 
 @click.command("connect")
@@ -95,7 +95,7 @@ def diff_map(file: str, target: Target, as_json: bool) -> None:
         print_json(changes)
     else:
         for line in change_lines(changes):
-            click.echo(line)
+            say(line)
 
 
 @click.command("rollback")
@@ -122,7 +122,7 @@ def save(name: str, switches: tuple[str, ...], why: str, target: Target, as_json
         print_json(record)
     else:
         kept = ", ".join(f"{ocs} ({len(texts)})" for ocs, texts in record["maps"].items())
-        click.echo(f"saved as {name}: {kept}")
+        say(f"saved as {name}: {kept}")
 
 
 @click.command()
@@ -142,13 +142,11 @@ def restore(name: str | None, listing: bool, target: Target, options: ChangeOpti
     if options.as_json:
         print_json(saved)
         return
-    from patchlight.cli.ocs.view import when
-
-    table = new_table("name", "saved", "by", "circuit switches", "why")
+    table = Table(Column("name", whole=True), "saved", "by", "circuit switches", "why")
     for row in saved:
         switches = ", ".join(f"{ocs} ({len(texts)})" for ocs, texts in row["maps"].items())
         table.add_row(row["name"], when(row["at"]), row["by"], switches, row["why"])
-    console().print(table)
+    table.print()
 
 
 COMMANDS = (connect_ports, disconnect, apply_map, diff_map, plan, roll_back, save, restore)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from patchlight.cli.rendering import print_json, say
 from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.server import ProtocolServer, server_class
@@ -135,7 +136,7 @@ def emulate(
         _print_how_to_use(protocol, switch, host, port, control)
 
     asyncio.run(serve_until_stopped(device, protocol, switch.address, control=control, ready=ready))
-    click.echo("ended", err=True)
+    say("ended", err=True)
 
 
 def _print_how_to_use(
@@ -144,23 +145,23 @@ def _print_how_to_use(
     password = f", password_env: {switch.password_env}" if switch.password_env else ""
     shown = f"[{host}]" if ":" in host else host
     where = "and connects to" if protocol.dials else "at"
-    click.echo(
+    say(
         f"an emulated switch of {switch.ports} ports speaks {switch.driver} {where} "
         f"{shown}:{port}; Ctrl-C ends it"
     )
     if protocol.by_hand:
         secret = f"${switch.password_env}" if switch.password_env else "x"
         fields = {"host": host, "port": port, "user": switch.user, "password": secret}
-        click.echo(f"by hand:     {protocol.by_hand.format_map(fields)}")
+        say(f"by hand:     {protocol.by_hand.format_map(fields)}")
     more = f", datapath_id: {switch.datapath_id:#x}" if switch.datapath_id else ""
-    click.echo(
+    say(
         f"lab file:    {{name: bench, circuit_switches: [{{name: {switch.name}, "
         f'driver: {switch.driver}, address: "{shown}:{port}", ports: {switch.ports}, '
         f"user: {switch.user}{password}{more}}}]}}"
     )
-    click.echo("with it:     patchlight ocs show --lab FILE --direct")
+    say("with it:     patchlight ocs show --lab FILE --direct")
     if control is not None:
-        click.echo(
+        say(
             f"faults:      patchlight ocs fault {shlex.quote(str(control))} "
             '\'{"refuse_next": "busy"}\''
         )
@@ -181,7 +182,7 @@ def fault(control: Path, fault: str) -> None:
     answer = send_fault(control, request)
     if not answer["ok"]:
         raise BadInput(f"the emulated switch does not know that fault: {answer['error']}")
-    click.echo(json.dumps(answer["faults"]))
+    print_json(answer["faults"], one_line=True)
 
 
 def send_fault(control: Path, request: object) -> dict[str, object]:

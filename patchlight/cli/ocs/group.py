@@ -9,8 +9,8 @@ from patchlight.cli.ocs import change, emulate, safety, view, watch
     epilog="OCS is its name in the lab file. PORT is a number, ocs1.17, or what is plugged in, "
     "like server1.nic0. Exit codes: 0 done; 1 refused, or failed and rolled back, or (drift, "
     "verify) not as it should be; 2 wrong input, nothing done; 3 outcome unknown: look with "
-    "'show' before anything else. Names complete in the shell after "
-    'eval "$(_PATCHLIGHT_COMPLETE=bash_source patchlight)" (or zsh_source, fish_source).'
+    "'show' before anything else. Names complete in the shell: "
+    "'patchlight completion --help'."
 )
 def ocs() -> None:
     """Read and change optical circuit switches."""

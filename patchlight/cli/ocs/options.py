@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from patchlight.cli.connection import RUN_ROOT, connect, controller_options, lab_meant, user_name
-from patchlight.cli.rendering import json_option
+from patchlight.cli.rendering import listing_options
 from patchlight.controller.client import ControllerClient
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
@@ -92,7 +92,7 @@ why_option = click.option(
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command ``--lab``, ``--controller``, ``--direct``, ``--state`` as ``target``, and
-    ``--json`` as ``as_json``."""
+    ``--json`` as ``as_json``, and ``--wide``."""
 
     @controller_options
     @click.option(
@@ -102,7 +102,7 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Where --direct keeps its journal [default: where the controller does].",
     )
     @click.option("--direct", is_flag=True, help="Talk to the device without a controller.")
-    @json_option
+    @listing_options
     @functools.wraps(command)
     def with_target(
         lab_name: str | None, address: str | None, direct: bool, state: Path | None, **options: Any

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from patchlight.cli.ocs.options import ChangeOptions
-from patchlight.cli.rendering import print_json
+from patchlight.cli.rendering import harmless, print_json, say
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 
 Answer = dict[str, Any]
@@ -46,14 +46,18 @@ def confirm(preview: Answer, options: ChangeOptions) -> bool:
     asked = False
     if not options.yes:
         for line in _lines(preview):
-            click.echo(line, err=True)
+            say(line, err=True)
         _agree(lambda: click.confirm("Go on?", err=True))
         asked = True
     if bulk and options.yes < 2:
         names = ", ".join(preview["lost"])
         what = f"{lost} cross-connects of {names} go without others in their place"
         question = f"{what}. Type {names} to go on"
-        _agree(lambda: click.prompt(question, err=True, default="", show_default=False) == names)
+        _agree(
+            lambda: (
+                click.prompt(harmless(question), err=True, default="", show_default=False) == names
+            )
+        )
         asked = True
     return asked
 
@@ -76,7 +80,7 @@ def print_preview(preview: Answer, *, as_json: bool) -> None:
         print_json(preview)
     else:
         for line in _lines(preview) or ["nothing to change: the maps are so already"]:
-            click.echo(line)
+            say(line)
     if preview["objections"]:
         raise PatchlightError("this change would be refused")
 
@@ -119,12 +123,12 @@ def print_record(record: Answer, *, as_json: bool = False) -> None:
         print_json(record)
     else:
         for line in change_lines(record["changes"]):
-            click.echo(line)
+            say(line)
         for note in record["notes"]:
-            click.echo(f"note: {note}")
+            say(f"note: {note}")
         stages = ", ".join(f"{name} {1e3 * s:.1f} ms" for name, s in record["stages_s"].items())
         number = f"change {record['id']} " if record["id"] else ""
-        click.echo(f"{number}{record['state']}: {record['message']} ({stages})")
+        say(f"{number}{record['state']}: {record['message']} ({stages})")
     if record["state"] == "unknown":
         raise OutcomeUnknown(f"change {record['id']} has an unknown outcome")
     if record["state"] != "committed":

@@ -13,8 +13,7 @@ from patchlight.cli.ocs.options import (
     why_option,
 )
 from patchlight.cli.ocs.output import carry_out, print_record, say_unreachable
-from patchlight.cli.ocs.view import when
-from patchlight.cli.rendering import console, new_table, print_json
+from patchlight.cli.rendering import Column, Table, print_json, say, when
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 _ports = click.argument("ports", nargs=-1, metavar="PORT…", shell_complete=complete_any_port)
@@ -48,12 +47,12 @@ def lock(
     if as_json:
         print_json(rows)
         return
-    table = new_table("port", "lock", "by", "since", "why")
+    table = Table(Column("port", whole=True), "lock", "by", "since", "why")
     for row in rows:
         table.add_row(
             f"{row['ocs']}.{row['port']}", row["kind"], row["by"], when(row["at"]), row["why"]
         )
-    console().print(table)
+    table.print()
 
 
 @click.command()
@@ -73,9 +72,9 @@ def unlock(ports: tuple[str, ...], why: str, target: Target, as_json: bool) -> N
         print_json(rows)
         return
     for row in rows:
-        click.echo(f"{row['ocs']}.{row['port']} is unlocked (was {row['kind']} by {row['by']})")
+        say(f"{row['ocs']}.{row['port']} is unlocked (was {row['kind']} by {row['by']})")
     if not rows:
-        click.echo("none of these was locked")
+        say("none of these was locked")
 
 
 @click.command()
@@ -109,7 +108,7 @@ def drift(
             lines = [f"{name} does not answer: {differs['unreachable']}"]
         if not options.as_json:
             for line in lines or [f"{name} is as committed with {against}"]:
-                click.echo(line)
+                say(line)
     if not adopt and any(d["missing"] or d["unknown"] for d in differences.values()):
         raise PatchlightError(
             "the devices differ from what was committed",
@@ -139,10 +138,10 @@ def stop(clear: bool, status: bool, why: str, target: Target, as_json: bool) -> 
     if as_json:
         print_json({"pressed": pressed})
     elif pressed is None:
-        click.echo("the stop button is not pressed: changes may begin")
+        say("the stop button is not pressed: changes may begin")
     else:
         reason = f": {pressed['why']}" if pressed["why"] else ""
-        click.echo(f"pressed by {pressed['by']} at {when(pressed['at'])}{reason}")
+        say(f"pressed by {pressed['by']} at {when(pressed['at'])}{reason}")
 
 
 COMMANDS = (lock, unlock, drift, stop)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Collection
-from datetime import datetime
 from typing import Any
 
 import click
@@ -10,21 +9,23 @@ import click
 from patchlight.cli.ocs.names import complete_switch, plugged_in, port_anywhere
 from patchlight.cli.ocs.options import Target, target_options
 from patchlight.cli.ocs.output import change_lines, say_unreachable
-from patchlight.cli.rendering import console, new_table, print_json
+from patchlight.cli.rendering import Coloured, Column, Meaning, Table, print_json, say, when
 from patchlight.controller.client import ControllerError
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab
 
 Answer = dict[str, Any]
 
+_VERDICTS: dict[str, Meaning] = {
+    "ok": "good",
+    "degraded": "caution",
+    "unverified": "quiet",
+    "failed": "bad",
+}
+
 switches_argument = click.argument(
     "switches", nargs=-1, metavar="[OCS…]", shell_complete=complete_switch
 )
-
-
-def when(at: float) -> str:
-    """A Unix time as local date and time."""
-    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def named_switches(lab: Lab, names: tuple[str, ...]) -> list[str]:
@@ -51,27 +52,39 @@ def list_switches(target: Target, as_json: bool) -> None:
         with target.client() as client:
             rows = client.circuit_switches()
     except ControllerError as error:
-        click.echo(f"as the lab file has them: {error.message}", err=True)
+        say(f"as the lab file has them: {error.message}", err=True)
     if as_json:
         print_json(rows)
         return
-    table = new_table(
-        "OCS", "driver", "address", "ports", "switching time", "answers", "alarms", "device"
+    table = Table(
+        Column("OCS", whole=True),
+        Column("driver", whole=True),
+        Column("ports", whole=True, right=True),
+        "answers",
+        "alarms",
+        "device",
+        Column("address", wide=True),
+        Column("switching time", wide=True, right=True),
     )
     for row in rows:
-        reachable = {None: "", True: "yes", False: f"no: {row['words']}"}[row["reachable"]]
+        words = row["words"]
+        answers = Coloured("", "quiet")
+        if row["reachable"] is not None:
+            yes = row["reachable"]
+            answers = Coloured("yes", "good") if yes else Coloured(f"no: {words}", "bad")
         is_a = row["identity"] or {}
         device = " ".join(filter(None, (is_a.get(k) for k in ("vendor", "model", "software"))))
         # Nothing for none: not every device has such a list.
         alarms = f"{row['standing_alarms']} standing" if row.get("standing_alarms") else ""
         table.add_row(
-            *(str(row[column]) for column in ("name", "driver", "address", "ports")),
+            *(str(row[column]) for column in ("name", "driver", "ports")),
+            answers,
+            Coloured(alarms, "caution"),
+            device or (words if row["reachable"] else ""),
+            row["address"],
             f"{row['switching_time_s'] * 1e3:g} ms",
-            reachable,
-            alarms,
-            device or (row["words"] if row["reachable"] else ""),
         )
-    console().print(table)
+    table.print()
 
 
 @click.command()
@@ -91,7 +104,7 @@ def show(switches: tuple[str, ...], with_power: bool, target: Target, as_json: b
         print_json(circuits)
         say_unreachable(circuits)
         return
-    table = new_table("OCS", "cross-connect", "from", "to", "locked")
+    table = Table("OCS", Column("cross-connect", whole=True), "from", "to", "locked")
     for name in names:
         held = {lock["port"]: lock for lock in locks if lock["ocs"] == name}
         for text in circuits[name]["map"] or ():
@@ -100,8 +113,8 @@ def show(switches: tuple[str, ...], with_power: bool, target: Target, as_json: b
                 f"{p} {held[p]['kind']} by {held[p]['by']}" for p in (inp, out) if p in held
             )
             here = plugged_in(target.lab, name, inp), plugged_in(target.lab, name, out)
-            table.add_row(name, text, *here, locked)
-    console().print(table)
+            table.add_row(name, text, *here, Coloured(locked, "caution"))
+    table.print()
     say_unreachable(circuits)
 
 
@@ -138,24 +151,26 @@ def _print_power(answers: dict[str, Answer], *, as_json: bool) -> None:
     if as_json:
         print_json(answers)
         return
-    table = new_table(
-        "OCS", "cross-connect", "in", "out", "budget", "baseline", "verdict", "light from"
-    )
+    powers = (Column(n, whole=True, right=True) for n in ("in", "out", "budget", "baseline"))
+    crossed = Column("cross-connect", whole=True)
+    table = Table("OCS", crossed, *powers, "verdict", "light from", title="Optical power in dBm")
     for name, answer in answers.items():
         for row in answer["circuits"]:
-            powers = (row[f"{where}_dbm"] for where in ("in", "out", "expected", "baseline"))
-            verdict = row["words"] or row["verdict"]
+            measured = (row[f"{where}_dbm"] for where in ("in", "out", "expected", "baseline"))
+            words, meaning = row["words"] or row["verdict"], _VERDICTS.get(row["verdict"], "bad")
             table.add_row(
-                name, row["cross_connect"], *map(_dbm, powers), verdict, row["source"] or ""
+                *(name, row["cross_connect"], *map(_dbm, measured)),
+                Coloured(words, meaning),
+                row["source"] or "",
             )
-    console().print(table)
+    table.print()
     for name, answer in answers.items():
         for port, state in answer["ports"].items():
-            click.echo(f"{name} {port} is {state['condition']} ({state['words']})")
+            say(f"{name} {port} is {state['condition']} ({state['words']})")
 
 
 def _dbm(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f} dBm"
+    return "" if value is None else f"{value:.1f}"
 
 
 @click.command()
@@ -197,7 +212,7 @@ def verify(switches: tuple[str, ...], accept: bool, target: Target, as_json: boo
         kinds = Counter(row["verdict"] for answer in answers.values() for row in answer["circuits"])
         degraded = f", {kinds['degraded']} degraded" if kinds["degraded"] else ""
         what = "circuit" if kinds["ok"] == 1 else "circuits"
-        click.echo(
+        say(
             f"{kinds['ok']} {what} verified{degraded}, {kinds['unverified']} unverified, "
             "none failed"
         )
@@ -226,17 +241,27 @@ def history(
         return
     if number is not None:
         for line in change_lines(rows[0]["changes"]):
-            click.echo(line)
-    table = new_table("id", "when", "who", "from", "what", "came to", "why")
+            say(line)
+    table = Table(
+        Column("id", whole=True, right=True),
+        Column("when", whole=True),
+        "who",
+        Column("from", wide=True),
+        "what",
+        "came to",
+        "why",
+    )
     for row in rows:
         what = ", ".join(
             f"{ocs} −{len(c['breaks'])} +{len(c['makes'])}" for ocs, c in row["changes"].items()
         )
-        state, message = row["state"], row["message"]
-        came_to = state if state == "committed" else f"{state}: {message}"
+        state = row["state"]
+        came_to = Coloured(state, "good")
+        if state != "committed":
+            came_to = Coloured(f"{state}: {row['message']}", "bad")
         who = (when(row["started_at"]), row.get("by", ""), row.get("origin", ""))
         table.add_row(str(row["id"]), *who, what or "nothing", came_to, row["why"])
-    console().print(table)
+    table.print()
 
 
 COMMANDS = (list_switches, show, power, verify, history)

@@ -1,22 +1,23 @@
 """``patchlight ocs`` commands that listen: alarms of the devices, and what happens to them."""
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import click
 
+from patchlight.cli.numbers import FiniteFloat
 from patchlight.cli.ocs.options import Target, target_options
 from patchlight.cli.ocs.output import change_lines, say_unreachable
-from patchlight.cli.ocs.view import named_switches, switches_argument, when
-from patchlight.cli.rendering import console, new_table, print_json
+from patchlight.cli.ocs.view import named_switches, switches_argument
+from patchlight.cli.rendering import Coloured, Meaning, Table, harmless, print_json, say, when
 from patchlight.controller.client import ControllerError
 
 Answer = dict[str, Any]
 
 _POLL_S = 0.5
+_SEVERITIES: dict[str, Meaning] = {"critical": "bad", "major": "bad", "notice": "quiet"}
 _CIRCUIT_EVENTS = {"circuits", "map", "baselines", "drift", "alarm", "unreachable", "reachable"}
 _CIRCUIT_EVENTS |= {"locked", "unlocked", "stopped", "stop-cleared", "resumed"}
 
@@ -26,7 +27,7 @@ _CIRCUIT_EVENTS |= {"locked", "unlocked", "stopped", "stop-cleared", "resumed"}
 @click.option(
     "--listen",
     "listen_s",
-    type=click.FloatRange(min=0),
+    type=FiniteFloat(0, 86_400),
     metavar="SECONDS",
     help="First listen so long [default: 0; with --direct 2].",
 )
@@ -51,11 +52,13 @@ def alarms(
     if as_json:
         print_json(rows)
     else:
-        table = new_table("when", "OCS", "severity", "standing", "about", "words")
+        table = Table("when", "OCS", "severity", "standing", "about", "words")
         for row in rows:
-            what = (row["ocs"], row["severity"], "yes" if row["standing"] else "")
-            table.add_row(when(row["at"]), *what, row["subject"], row["words"])
-        console().print(table)
+            severity = Coloured(row["severity"], _SEVERITIES.get(row["severity"], "caution"))
+            standing = "yes" if row["standing"] else ""
+            cells = (row["ocs"], severity, standing, row["subject"], row["words"])
+            table.add_row(when(row["at"]), *cells)
+        table.print()
     say_unreachable({row["ocs"]: {"unreachable": row["message"]} for row in silent})
 
 
@@ -90,7 +93,10 @@ def watch(
             event["kind"] not in _CIRCUIT_EVENTS or event.get("severity") == "notice"
         ):
             continue
-        click.echo(json.dumps(event) if as_json else _event_line(event))
+        if as_json:
+            print_json(event, one_line=True)
+        else:
+            say(_event_line(event))
         left = None if left is None else left - 1
         if left == 0:
             return
@@ -111,11 +117,11 @@ def _followed(target: Target, names: set[str] | None, since: int | None) -> Iter
             except ControllerError as error:
                 # Its journal goes on where it was, so nothing is missed when it is back.
                 if not away:
-                    click.echo(f"waiting for the controller: {error.message}", err=True)
+                    say(f"waiting for the controller: {error.message}", err=True)
                 events, away = [], True
             else:
                 if away:
-                    click.echo("the controller answers again", err=True)
+                    say("the controller answers again", err=True)
                 away = False
             for event in events:
                 seen = event["number"]
@@ -135,7 +141,7 @@ def _event_line(event: Answer) -> str:
     rest = {k: v for k, v in event.items() if k not in ("number", "at", "kind") and v}
     changes = rest.pop("changes", {})
     words = ", ".join(
-        f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}"
+        f"{key} {harmless(', '.join(map(str, value)) if isinstance(value, list) else str(value))}"
         for key, value in rest.items()
     )
     lines = [f"{when(event['at'])}  {event['kind']}  {words}"]

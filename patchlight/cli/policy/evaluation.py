@@ -5,9 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
-from patchlight.cli.rendering import new_table
+from patchlight.cli.rendering import Coloured, Column, Table
 
 
 def of_partition(
@@ -56,8 +54,9 @@ def as_table(found: Sequence[dict[str, Any]]) -> Table:
     seeds = found[0]["seeds"]
     other = "".join(f", {what} {text}" for what, text in found[0]["varied"].items())
     title = f"{found[0]['rule']}{other}, seeds {seeds[0]} to {seeds[-1]}, mean ± 95 %"
-    figures = ("blocked", "completion time (s)", "mean degree", "decisions/s")
-    table = new_table("policy", "law", *figures, "faults", title=title)
+    figures = ("blocked", "JCT (s)", "degree", "decisions/s", "faults")
+    numbers = (Column(name, whole=True, right=True) for name in figures)
+    table = Table("policy", "law", *numbers, title=title)
     for row in found:
         rate, spread = row["blocking_rate"], row["ci95"]
         table.add_row(
@@ -67,7 +66,7 @@ def as_table(found: Sequence[dict[str, Any]]) -> Table:
             _number(row["jct_mean_s"], "{:.0f}"),
             _number(row["mean_degree"], "{:.1f}"),
             _number(row["decisions_per_s"], "{:,.0f}"),
-            str(row["faults"]["count"] or ""),
+            Coloured(str(row["faults"]["count"] or ""), "bad"),
         )
     return table
 

@@ -9,7 +9,10 @@ from typing import Any
 
 import click
 
-from patchlight.testbed.errors import PatchlightError
+from patchlight.cli.completion import complete_policy
+from patchlight.cli.connection import complete_lab
+from patchlight.cli.rendering import Column, Table, listing_options, print_json, say
+from patchlight.testbed.errors import BadInput, PatchlightError
 
 # Options of ``evaluate`` that only partition policies have.
 _ONLY_PARTITION = ("laws", "rule", "seeds", "profiles", "ramp", "arrivals", "mix", "failures")
@@ -19,7 +22,7 @@ _LATER: Mapping[str, str] = {
     "train": "Train a partition policy as a configuration says.",
     "export": "Write a trained policy as an ONNX file with its card.",
 }
-_FILE, _COUNT = click.Path(path_type=Path), click.IntRange(min=1)
+_FILE, _COUNT = click.Path(path_type=Path), click.IntRange(1, 1_000_000)
 _LATER_MODULE = "patchlight.cli.policy.learn"
 
 
@@ -58,10 +61,9 @@ def policy() -> None:
 
 @policy.command("list")
 @click.option("--kind", type=click.Choice(_KINDS), help="Only this kind.")
-@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+@listing_options
 def list_policies(kind: Any, as_json: bool) -> None:
     """The policies that have a name."""
-    from patchlight.cli.rendering import console, new_table, print_json
     from patchlight.controller.policies.registry import DEFAULTS, policies
 
     rows = []
@@ -79,23 +81,23 @@ def list_policies(kind: Any, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    table = new_table("kind", "name", "what it does", "parameters", "where from")
+    more = (Column("parameters", wide=True), Column("where from", wide=True))
+    table = Table("kind", Column("name", whole=True), "what it does", *more)
     last = None
     for row in rows:
         if last not in (None, row["kind"]):
-            table.add_section()
+            table.end_section()
         last = row["kind"]
         name = f"{row['name']} (default)" if row["default"] else row["name"]
         table.add_row(row["kind"], name, row["about"], ", ".join(row["parameters"]), row["origin"])
-    console().print(table)
+    table.print()
 
 
 @policy.command()
-@click.argument("name", metavar="POLICY")
-@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+@click.argument("name", metavar="POLICY", shell_complete=complete_policy)
+@listing_options
 def show(name: str, as_json: bool) -> None:
     """What POLICY does, its parameters, and where it comes from; of a learned one its card."""
-    from patchlight.cli.rendering import console, print_json
     from patchlight.controller.policies.contract import METHODS
     from patchlight.controller.policies.registry import find
 
@@ -117,15 +119,14 @@ def show(name: str, as_json: bool) -> None:
     if as_json:
         print_json(answer)
         return
-    out = console()
-    out.print(f"[bold]{found.name}[/bold]: {found.kind} policy, {found.origin}", markup=True)
+    say(f"{found.name}: {found.kind} policy, {found.origin}")
     for what, shown in (("parameters", ", ".join(found.parameters_in_words)), ("source", source)):
         if shown:
-            out.print(f"{what}: {shown}", markup=False)
+            say(f"{what}: {shown}")
     if found.documentation:
-        out.print("\n" + found.documentation, markup=False)
+        say("\n" + found.documentation)
     if as_data is not None:
-        out.print("\ncard:")
+        say("\ncard:")
         print_json(as_data)
 
 
@@ -139,7 +140,7 @@ def _source(factory: Any) -> str | None:
 
 
 @policy.command()
-@click.argument("names", metavar="POLICY…", nargs=-1, required=True)
+@click.argument("names", metavar="POLICY…", nargs=-1, required=True, shell_complete=complete_policy)
 @click.option(
     "--law",
     "laws",
@@ -184,10 +185,11 @@ def _source(factory: Any) -> str | None:
 @click.option(
     "--lab",
     metavar="LAB",
+    shell_complete=complete_lab,
     help="For these too: the cluster is a lab's.  [default: 16x16x8; ofc2022 for topology]",
 )
 @click.option("--processes", type=_COUNT, help="At a time.  [default: the cores]")
-@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+@listing_options
 def evaluate(
     names: tuple[str, ...],
     seeds: int,
@@ -204,8 +206,6 @@ def evaluate(
     of --trace, as 'patchlight simulate' does, which has more options.
     """
     from patchlight.cli.policy.evaluation import as_table, faults_of, of_partition
-    from patchlight.cli.rendering import console, print_json
-    from patchlight.testbed.errors import BadInput
 
     kinds = {_kind_of(name) for name in names}
     if len(kinds) > 1:
@@ -243,15 +243,13 @@ def evaluate(
     if as_json:
         print_json(figures)
         return
-    console().print(as_table(figures))
+    as_table(figures).print()
     for words in faults_of(figures):
-        click.echo(words, err=True)
+        say(words, err=True)
 
 
 def _refuse(options: tuple[str, ...], message: str) -> None:
     """``BadInput`` if one of these options was given, which would mean nothing."""
-    from patchlight.testbed.errors import BadInput
-
     context = click.get_current_context()
     for name in options:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from patchlight.cli.rendering import say
 from patchlight.testbed.errors import PatchlightError
 
 
@@ -17,7 +18,7 @@ def _needed() -> None:
     if missing:
         raise PatchlightError(
             f"learning needs Python packages that are not installed: {', '.join(missing)}",
-            hint="deploy/bootstrap.sh --learn, or: pip install 'patchlight[learn]'",
+            hint="install what learning needs: pip install 'patchlight[learn]'",
         )
 
 
@@ -64,15 +65,15 @@ def train(
         wanted = dataclasses.replace(wanted, steps=steps)
     found = find_profiles(profiles)
     folder = output or Path("results") / "learning" / wanted.name
-    click.echo(f"models: {found.source}")
-    click.echo(f"{wanted.steps:,} steps in {folder}")
-    run = Run(wanted, found.graphs, folder, click.echo)
+    say(f"models: {found.source}")
+    say(f"{wanted.steps:,} steps in {folder}")
+    run = Run(wanted, found.graphs, folder, say)
     if resume:
         run.resume()
     report = run.learn()
     report.training["profiles"] = "PipeDream" if found.published else found.source
     path = write_model(report.scorer, run.layout, wanted, report.training, folder)
-    click.echo(f"{path}: try it with  patchlight policy evaluate {path}")
+    say(f"{path}: try it with  patchlight policy evaluate {path}")
 
 
 @click.command()
@@ -93,4 +94,4 @@ def export(run: Path, output: Path, name: str | None, notes: str) -> None:
     scorer, layout = scorer_of(config, kept)
     training = {"config": config.as_data(), "steps": kept["steps"], "wall_s": kept["wall_s"]}
     path = write_model(scorer, layout, config, training, output, name, notes)
-    click.echo(f"{path} and its card {path.with_suffix('.json').name}")
+    say(f"{path} and its card {path.with_suffix('.json').name}")

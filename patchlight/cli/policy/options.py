@@ -5,6 +5,9 @@ from typing import Any, TypeVar
 
 import click
 
+from patchlight.cli.completion import complete_policy
+from patchlight.cli.numbers import ANY
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _POLICIES = {
@@ -14,10 +17,13 @@ _POLICIES = {
     "--partition": "How many workers a job gets that leaves it open.  [default: it may not]",
 }
 _OPTIONS = (
-    *(click.option(name, metavar="POLICY", help=text) for name, text in _POLICIES.items()),
+    *(
+        click.option(name, metavar="POLICY", shell_complete=complete_policy, help=text)
+        for name, text in _POLICIES.items()
+    ),
     click.option(
         "--policy-deadline",
-        type=float,
+        type=ANY,
         metavar="SECONDS",
         help="After this the default decides in a policy's place.  [default: 1]",
     ),
