@@ -1,7 +1,7 @@
 """Order policies: which waiting job is next: the lowest, of equals the one that came first.
 
 A policy whose answer depends on nothing but the job and its progress says so by ``stable``: it
-need not be asked again while the job waits. If, for a job that runs, its answer never rises but when
+need not be asked again while the job waits. If its answer for a job that runs never rises but when
 the GPU-seconds that the job had pass certain amounts, ``rises_at`` has these, ascending: then
 few running jobs need to be asked about to find the one that is furthest behind.
 """

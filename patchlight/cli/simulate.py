@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from patchlight.testbed.errors import PatchlightError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -27,6 +29,7 @@ def _names(context: click.Context, parameter: click.Parameter, value: str) -> tu
 
 _FILE, _FOLDER = click.Path(path_type=Path), click.Path(path_type=Path, file_okay=False)
 _COUNT = click.IntRange(min=1)
+STRICT = "A policy that fails is an error (exit code 1), after the results are written."
 _OPTIONS = (
     click.option(
         "--trace",
@@ -95,7 +98,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command what is to be simulated, as ``options``: a ``SimulationOptions``."""
 
     @functools.wraps(command)
-    def with_options(*args: Any, output: Path | None, as_json: bool, **given: Any) -> Any:
+    def with_options(*args: Any, **given: Any) -> Any:
         # Not above: importing NumPy takes longer than --help should.
         from patchlight.emulation.simulator.cluster import Outages, Settings
         from patchlight.emulation.simulator.cluster.trace_simulation import SimulationOptions
@@ -113,8 +116,9 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             seed=given.pop("seed"),
         )
         engine = Engine(given.pop("engine"), given.pop("processes") or 0, given.pop("address"))
+        other = {name: given.pop(name) for name in ("output", "strict", "as_json")}
         options = SimulationOptions(settings=settings, engine=engine, **given)
-        return command(*args, options=options, output=output, as_json=as_json)
+        return command(*args, options=options, **other)
 
     for option in reversed(_OPTIONS):
         with_options = option(with_options)
@@ -126,19 +130,26 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--output", type=_FOLDER, help="Where the results go.  [default: results/simulate-<time>]"
 )
+@click.option("--strict", is_flag=True, help=STRICT)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-def simulate(options: SimulationOptions, output: Path | None, as_json: bool) -> None:
+def simulate(options: SimulationOptions, output: Path | None, strict: bool, as_json: bool) -> None:
     """Simulate a cluster with a queue under a job trace.
 
     Policies are names (patchlight policy list) or FILE.py:CLASS; where several are joined by
     commas, every combination is run. Prints a table and writes plots, a table of all jobs for
     each run, and result.json (see docs/simulator.md).
     """
-    run_simulation(options, output, as_json)
+    run_simulation(options, output, strict, as_json)
 
 
-def run_simulation(options: SimulationOptions, output: Path | None, as_json: bool) -> None:
-    """Simulate, write the results into ``output`` and print the figures."""
+def run_simulation(
+    options: SimulationOptions, output: Path | None, strict: bool, as_json: bool
+) -> None:
+    """Simulate, write the results into ``output`` and print the figures.
+
+    ``PatchlightError`` at the end if a policy failed and ``strict``; ``KeyboardInterrupt`` if
+    only some runs are finished.
+    """
     from patchlight.cli.rendering import console, print_json, progress_bar
     from patchlight.emulation.simulator.cluster.trace_simulation import simulate_trace
 
@@ -148,12 +159,32 @@ def run_simulation(options: SimulationOptions, output: Path | None, as_json: boo
         simulation = simulate_trace(options, folder, tell)
     if as_json:
         print_json(simulation.result)
-        return
-    for note in simulation.notes:
-        out.print(note)
-    _print(simulation.outcomes, out)
-    pictures = ", ".join(file.name for file in simulation.files if file.suffix == ".png")
-    out.print(f"Plots ({pictures}), tables of jobs and result.json: {folder}/", soft_wrap=True)
+    else:
+        for note in simulation.notes:
+            out.print(note, markup=False)
+        _print(simulation.outcomes, out)
+        pictures = ", ".join(file.name for file in simulation.files if file.suffix == ".png")
+        also = "also as PDF and SVG"
+        out.print(
+            f"Plots ({pictures}, {also}), tables of jobs and result.json: {folder}/",
+            soft_wrap=True,
+            markup=False,
+        )
+    if simulation.interrupted:
+        done, wanted = len(simulation.outcomes), len(options.combinations)
+        click.echo(f"patchlight: only {done} of {wanted} runs are finished and written", err=True)
+        raise KeyboardInterrupt
+    if strict:
+        refuse_faults(sum(each.faults.count for each in simulation.outcomes))
+
+
+def refuse_faults(count: int) -> None:
+    """``PatchlightError`` if policies failed: their figures are those of the defaults, too."""
+    if count:
+        raise PatchlightError(
+            f"policies failed {count} times, and the default decided instead",
+            hint="the first faults are named above; without --strict they are only counted",
+        )
 
 
 def _print(outcomes: Sequence[CombinationResult], out: Any) -> None:
@@ -164,7 +195,8 @@ def _print(outcomes: Sequence[CombinationResult], out: Any) -> None:
 
     jobs = ("policies", "done", "blocked", "JCT mean", "p50", "p99", "waited mean", "p99")
     cluster = ("held", "busy", "fragm.", "makespan", "preempted", "lost", "rewired", "CPU")
-    table = new_table(*jobs, "slowdown", *cluster)
+    faults = ["faults"] if any(each.faults.count for each in outcomes) else []
+    table = new_table(*jobs, "slowdown", *cluster, *faults)
     for name, each in zip(run_names(outcomes), outcomes, strict=True):
         s = each.summary
         blocked = ", ".join(f"{count} {cause}" for cause, count in s["blocked"].items())
@@ -177,11 +209,15 @@ def _print(outcomes: Sequence[CombinationResult], out: Any) -> None:
             _time(s["makespan_s"]),
             *(str(s[key]) for key in ("preemptions", "losses", "reconfigurations")),
             f"{each.cpu_s:.1f} s",
+            *([str(each.faults.count)] if faults else []),
+            style="red" if each.faults.count else None,
         )
     out.print(table)
     for name, each in zip(run_names(outcomes), outcomes, strict=True):
-        for fault in each.faults:
+        for fault in each.faults.first:
             out.print(f"{name}: {fault}", style="yellow", markup=False)
+        if (more := each.faults.count - len(each.faults.first)) > 0:
+            out.print(f"{name}: and {more} faults more", style="yellow", markup=False)
 
 
 def _time(seconds: float | None) -> str:

@@ -182,14 +182,18 @@ def run_experiment(
     return asdict(result)
 
 
-def run_policies(options: ExperimentOptions) -> dict[Cell, dict[str, PolicyFigures]]:
-    """Only the policies' figures: no bound, nothing published."""
+def run_policies(
+    options: ExperimentOptions, tell: Callable[[int, int], None]
+) -> dict[Cell, dict[str, PolicyFigures]]:
+    """Only the policies' figures: no bound, nothing published. ``tell`` as in ``run_experiment``."""
     graphs = find_profiles(options.profiles).graphs
     options.variation.check_models(graphs)
     runner = TaskRunner(graphs, options.horizon_s, options.variation)
     looks = _tune(runner, options, lambda words: None)
     runs = _runs(options, looks)
-    outcomes = dict(zip(runs, run_all(runs, runner.run, options.engine), strict=True))
+    done = itertools.count(1)
+    made = run_all(runs, runner.run, options.engine, lambda: tell(next(done), len(runs)))
+    outcomes = dict(zip(runs, made, strict=True))
     return {cell: _policies(options, cell, outcomes, looks.get(cell)) for cell in options.cells}
 
 

@@ -107,6 +107,8 @@ class QueueScheduler:
 
     def _join(self) -> None:
         simulation, queue = self._simulation, self._queue
+        if self._stable and not simulation.joined:
+            return
         joined, simulation.joined = simulation.joined, []
         if not self._stable and queue:
             jobs = [*(job for _, _, job in queue), *joined]
@@ -248,7 +250,7 @@ def simulate(
     while simulation.ended < len(jobs):
         if simulation.advance():
             scheduler.decide()
-            if simulation.all_arrived and not simulation.running:
+            if not simulation.running and simulation.all_arrived:
                 scheduler.drop_hopeless()
         elif simulation.running:
             names = [job.spec.view.name for job in simulation.running.values()]

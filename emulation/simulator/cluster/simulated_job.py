@@ -33,14 +33,15 @@ class Cause(StrEnum):
 class SimulatedJob:
     """What the simulation knows of a job. Times are seconds, ``nan`` until they are known.
 
-    ``units`` of work are to be done, ``remaining`` of them are left; each takes ``unit_s`` at the
-    present pace. ``gpus`` is the ``ring`` as a set, ``demand`` the links that it uses.
+    It wants ``workers`` GPUs. ``units`` of work are to be done, ``remaining`` of them are left; each
+    takes ``unit_s`` at the present pace. ``gpus`` is the ``ring`` as a set, ``demand`` the links that it uses.
     """
 
     index: int
     spec: QueueJob
     state: State = State.COMING
     cause: Cause | None = None
+    workers: int = field(init=False)
     units: float = field(init=False)
     remaining: float = field(init=False)
     began_remaining: float = field(init=False)
@@ -68,13 +69,9 @@ class SimulatedJob:
 
     def __post_init__(self) -> None:
         spec = self.spec
+        self.workers = spec.view.workers
         self.units = spec.duration_s if spec.training is None else float(spec.training.iterations)
         self.remaining = self.began_remaining = self.units
-
-    @property
-    def workers(self) -> int:
-        """How many GPUs it wants."""
-        return self.spec.view.workers
 
     def progress(self, now_s: float, known: bool) -> Progress:
         """What an order policy is told; how much is left only where that is known."""

@@ -187,6 +187,7 @@ def _source(factory: Any) -> str | None:
     help="For these too: the cluster is a lab's.  [default: 16x16x8; ofc2022 for topology]",
 )
 @click.option("--processes", type=_COUNT, help="At a time.  [default: the cores]")
+@click.option("--strict", is_flag=True, help="A policy that fails is an error (exit code 1).")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 def evaluate(
     names: tuple[str, ...],
@@ -195,6 +196,7 @@ def evaluate(
     trace: Path | None,
     lab: str | None,
     processes: int | None,
+    strict: bool,
     as_json: bool,
     **of_partitions: Any,
 ) -> None:
@@ -204,7 +206,8 @@ def evaluate(
     of --trace, as 'patchlight simulate' does, which has more options.
     """
     from patchlight.cli.policy.evaluation import as_table, faults_of, of_partition
-    from patchlight.cli.rendering import console, print_json
+    from patchlight.cli.rendering import console, print_json, progress_bar
+    from patchlight.cli.simulate import refuse_faults, run_simulation
     from patchlight.testbed.errors import BadInput
 
     kinds = {_kind_of(name) for name in names}
@@ -217,7 +220,6 @@ def evaluate(
                 f"{names[0]} is a policy of kind {kind}: expected --trace FILE with jobs"
             )
         _refuse(_ONLY_PARTITION, f"is for partition policies, not for {kind} policies")
-        from patchlight.cli.simulate import run_simulation
         from patchlight.emulation.simulator.cluster import Settings
         from patchlight.emulation.simulator.cluster.trace_simulation import SimulationOptions
         from patchlight.emulation.simulator.executors import Engine
@@ -232,20 +234,24 @@ def evaluate(
             engine=Engine("processes", processes or 0),
             **compared,
         )
-        run_simulation(options, None, as_json)
+        run_simulation(options, None, strict, as_json)
         return
     _refuse(
         ("trace", "lab"),
         "is for placement, order and topology policies: partition policies run PAC-ML's jobs",
     )
     counted = range(first_seed, first_seed + seeds)
-    figures = of_partition(names, counted, processes or 0, **of_partitions)
+    out = console(stderr=as_json)
+    with progress_bar("episodes", out) as tell:
+        figures = of_partition(names, counted, processes or 0, tell=tell, **of_partitions)
     if as_json:
         print_json(figures)
-        return
-    console().print(as_table(figures))
-    for words in faults_of(figures):
-        click.echo(words, err=True)
+    else:
+        out.print(as_table(figures))
+        for words in faults_of(figures):
+            click.echo(words, err=True)
+    if strict:
+        refuse_faults(sum(row["faults"]["count"] for row in figures))
 
 
 def _refuse(options: tuple[str, ...], message: str) -> None:
