@@ -185,7 +185,7 @@ def run_experiment(
 def run_policies(
     options: ExperimentOptions, tell: Callable[[int, int], None]
 ) -> dict[Cell, dict[str, PolicyFigures]]:
-    """Only the policies' figures: no bound, nothing published. ``tell`` as in ``run_experiment``."""
+    """Only the figures of policies: no bound. ``tell`` is as in ``run_experiment``."""
     graphs = find_profiles(options.profiles).graphs
     options.variation.check_models(graphs)
     runner = TaskRunner(graphs, options.horizon_s, options.variation)

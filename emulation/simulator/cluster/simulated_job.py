@@ -33,8 +33,9 @@ class Cause(StrEnum):
 class SimulatedJob:
     """What the simulation knows of a job. Times are seconds, ``nan`` until they are known.
 
-    It wants ``workers`` GPUs. ``units`` of work are to be done, ``remaining`` of them are left; each
-    takes ``unit_s`` at the present pace. ``gpus`` is the ``ring`` as a set, ``demand`` the links that it uses.
+    It wants ``workers`` GPUs. ``units`` of work are to be done, ``remaining`` of them are left;
+    each takes ``unit_s`` at the present pace. ``gpus`` is the ``ring`` as a set, ``demand`` the
+    links that it uses.
     """
 
     index: int
