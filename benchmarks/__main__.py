@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import figure
-from patchlight.emulation.machine import describe_machine
+from patchlight.emulation.provenance import provenance
 from patchlight.testbed.errors import PatchlightError
 
 MODULES = (
@@ -54,7 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console()
     if not console.is_terminal:
         console.width = 130
-    before = describe_machine()  # the load before we make some of our own
+    # The load before we make some of our own.
+    origin = provenance(seeds=())
     figures: list[dict[str, Any]] = []
     failures: list[dict[str, str]] = []
     for name in options.modules:
@@ -67,7 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
     console.print(table(figures))
     result = {
         "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": before,
+        "machine": origin["machine"],
+        "provenance": origin,
         "figures": figures,
         "failures": failures,
     }

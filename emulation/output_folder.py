@@ -1,8 +1,26 @@
 """The folder that results go to: whether they can be written there, found before the work."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from patchlight.testbed.errors import BadInput, PatchlightError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PLOT_FORMATS = ("png", "pdf", "svg")
+"""A picture to look at, and two for papers, which stay sharp."""
+_DPI = 130
+
+
+def save_plot(figure: Figure, plot: Path) -> list[Path]:
+    """Write a plot in all formats, ``plot`` being its name without one; the files."""
+    files = [plot.with_name(f"{plot.name}.{suffix}") for suffix in PLOT_FORMATS]
+    for file in files:
+        figure.savefig(file, dpi=_DPI)
+    return files
 
 
 def check_output(folder: Path) -> None:

@@ -1,11 +1,15 @@
 """Order policies: which waiting job is next: the lowest, of equals the one that came first.
 
 A policy whose answer depends on nothing but the job and its progress says so by ``stable``: it
-need not be asked again while the job waits.
+need not be asked again while the job waits. If its answer for a job that runs never rises but when
+the GPU-seconds that the job had pass certain amounts, ``rises_at`` has these, ascending: then
+few running jobs need to be asked about to find the one that is furthest behind.
 """
 
 import math
 import sys
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import ClassVar
 
 from patchlight.controller.policies.contract import ClusterView, JobView, Progress
@@ -19,6 +23,7 @@ class Fifo:
     """First in, first out."""
 
     stable: ClassVar[bool] = True
+    rises_at: ClassVar[Sequence[float]] = ()
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
         return job.arrived_s
@@ -31,6 +36,7 @@ class Srpt:
     """
 
     stable: ClassVar[bool] = True
+    rises_at: ClassVar[Sequence[float]] = ()
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
         left = progress.remaining_s
@@ -56,16 +62,17 @@ class LeastAttainedService:
                 f"cannot have {queues} queues, the first up to {first_gpu_s} GPU-seconds, each "
                 f"next {factor} times as much: expected 1 or more, more than 0, more than 1"
             )
-        self._limits = [first_gpu_s * factor**place for place in range(queues - 1)]
+        self.rises_at = [first_gpu_s * factor**place for place in range(queues - 1)]
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
-        return float(sum(progress.attained_gpu_s >= limit for limit in self._limits))
+        return float(bisect_right(self.rises_at, progress.attained_gpu_s))
 
 
 class Deadline:
     """Earliest deadline first; jobs without one come last."""
 
     stable: ClassVar[bool] = True
+    rises_at: ClassVar[Sequence[float]] = ()
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
         return min(job.arrived_s + job.limit_s, LAST)

@@ -37,18 +37,18 @@ def pack(parts: Sequence[int], count: int) -> list[int]:
     Of the sets that hold what is (still) wanted the one with the least room left over is
     taken, else the fullest first. Of equals the one that stands first.
     """
-    roomiest = sorted(
-        ((part.bit_count(), part) for part in parts if part), key=lambda each: -each[0]
-    )
+    roomiest = sorted([part for part in parts if part], key=int.bit_count, reverse=True)
     found: list[int] = []
-    for place, (size, part) in enumerate(roomiest):
+    for place, part in enumerate(roomiest):
+        size = part.bit_count()
         if size < count:
             found += members(part)
             count -= size
             continue
         # Those that hold the rest follow each other, the tightest of them last.
         tightest = part, size
-        for other_size, other in roomiest[place + 1 :]:
+        for other in roomiest[place + 1 :]:
+            other_size = other.bit_count()
             if other_size < count:
                 break
             if other_size < tightest[1]:

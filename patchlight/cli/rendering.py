@@ -10,6 +10,8 @@ import contextlib
 import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -88,6 +90,10 @@ def when(at: float) -> str:
 def print_document(text: str) -> None:
     """Print a file's whole text as it is, in a format of its own."""
     click.echo(text, nl=False)
+
+
+# Where there is no terminal for a bar.
+_LINE_EVERY_S = 15.0
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -183,20 +189,52 @@ def _style(cell: Cell) -> str:
 
 @contextlib.contextmanager
 def progress_bar(counted: str, out: Console) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal while work is done; call what it gives with (done, of how many)."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+    """A bar on a terminal while work is done; call what it gives with (done, of how many).
 
-    with Progress(
-        f"{counted} done",
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=out,
-        disable=not out.is_terminal,
-        transient=True,
-    ) as progress:
+    Elsewhere a line on standard error now and then. Both say how long it may still take.
+    """
+    from rich import progress as bars
+
+    if not out.is_terminal:
+        with _progress_lines(counted) as tell:
+            yield tell
+        return
+    columns = (bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn())
+    left = (bars.TextColumn("left:"), bars.TimeRemainingColumn())
+    with bars.Progress(f"{counted} done", *columns, *left, console=out, transient=True) as progress:
         task = progress.add_task(counted, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def _progress_lines(
+    counted: str, every_s: float = _LINE_EVERY_S
+) -> Iterator[Callable[[int, int], None]]:
+    began, over = time.monotonic(), threading.Event()
+    latest = [0, 0]
+
+    def tell(done: int, total: int) -> None:
+        latest[:] = done, total
+
+    def speak() -> None:
+        while not over.wait(every_s):
+            done, total = latest
+            passed_s = time.monotonic() - began
+            counts = f"{done} of {total} {counted} done" if total else f"no {counted} done yet"
+            left = f", about {_span(passed_s / done * (total - done))} left" if done else ""
+            say(f"patchlight: {counts} after {_span(passed_s)}{left}", err=True)
+
+    speaker = threading.Thread(target=speak, name="progress", daemon=True)
+    speaker.start()
+    try:
+        yield tell
+    finally:
+        over.set()
+        speaker.join()
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def save_picture(file: Path, draw: Callable[[], Figure]) -> None:

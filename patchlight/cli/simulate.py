@@ -13,6 +13,7 @@ import click
 from patchlight.cli.completion import complete_policy
 from patchlight.cli.connection import complete_lab
 from patchlight.cli.rendering import (
+    Coloured,
     Column,
     Table,
     console,
@@ -21,6 +22,7 @@ from patchlight.cli.rendering import (
     progress_bar,
     say,
 )
+from patchlight.testbed.errors import PatchlightError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +46,7 @@ _POLICY_NAMES: dict[str, Any] = {
     "metavar": "NAMES",
     "shell_complete": complete_policy,
 }
+STRICT = "A policy that fails is an error (exit code 1), after the results are written."
 _OPTIONS = (
     click.option(
         "--trace",
@@ -117,7 +120,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command what is to be simulated, as ``options``: a ``SimulationOptions``."""
 
     @functools.wraps(command)
-    def with_options(*args: Any, output: Path | None, as_json: bool, **given: Any) -> Any:
+    def with_options(*args: Any, **given: Any) -> Any:
         # Not above: importing NumPy takes longer than --help should.
         from patchlight.emulation.simulator.cluster import Outages, Settings
         from patchlight.emulation.simulator.cluster.trace_simulation import SimulationOptions
@@ -135,8 +138,9 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             seed=given.pop("seed"),
         )
         engine = Engine(given.pop("engine"), given.pop("processes") or 0, given.pop("address"))
+        other = {name: given.pop(name) for name in ("output", "strict", "as_json")}
         options = SimulationOptions(settings=settings, engine=engine, **given)
-        return command(*args, options=options, output=output, as_json=as_json)
+        return command(*args, options=options, **other)
 
     for option in reversed(_OPTIONS):
         with_options = option(with_options)
@@ -148,19 +152,26 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--output", type=_FOLDER, help="Where the results go.  [default: results/simulate-<time>]"
 )
+@click.option("--strict", is_flag=True, help=STRICT)
 @listing_options
-def simulate(options: SimulationOptions, output: Path | None, as_json: bool) -> None:
+def simulate(options: SimulationOptions, output: Path | None, strict: bool, as_json: bool) -> None:
     """Simulate a cluster with a queue under a job trace.
 
     Policies are names (patchlight policy list) or FILE.py:CLASS; where several are joined by
     commas, every combination is run. Prints a table and writes plots, a table of all jobs for
     each run, and result.json (see docs/simulator.md).
     """
-    run_simulation(options, output, as_json)
+    run_simulation(options, output, strict, as_json)
 
 
-def run_simulation(options: SimulationOptions, output: Path | None, as_json: bool) -> None:
-    """Simulate, write the results into ``output`` and print the figures."""
+def run_simulation(
+    options: SimulationOptions, output: Path | None, strict: bool, as_json: bool
+) -> None:
+    """Simulate, write the results into ``output`` and print the figures.
+
+    ``PatchlightError`` at the end if a policy failed and ``strict``; ``KeyboardInterrupt`` if
+    only some runs are finished.
+    """
     from patchlight.emulation.simulator.cluster.trace_simulation import simulate_trace
 
     folder = output or Path("results") / time.strftime("simulate-%Y%m%d-%H%M%S")
@@ -169,12 +180,28 @@ def run_simulation(options: SimulationOptions, output: Path | None, as_json: boo
         simulation = simulate_trace(options, folder, tell)
     if as_json:
         print_json(simulation.result)
-        return
-    for note in simulation.notes:
-        say(note)
-    _print(simulation.outcomes)
-    pictures = ", ".join(file.name for file in simulation.files if file.suffix == ".png")
-    say(f"Plots ({pictures}), tables of jobs and result.json: {folder}/")
+    else:
+        for note in simulation.notes:
+            say(note)
+        _print(simulation.outcomes)
+        pictures = ", ".join(file.name for file in simulation.files if file.suffix == ".png")
+        also = "also as PDF and SVG"
+        say(f"Plots ({pictures}, {also}), tables of jobs and result.json: {folder}/")
+    if simulation.interrupted:
+        done, wanted = len(simulation.outcomes), len(options.combinations)
+        say(f"patchlight: only {done} of {wanted} runs are finished and written", err=True)
+        raise KeyboardInterrupt
+    if strict:
+        refuse_faults(sum(each.faults.count for each in simulation.outcomes))
+
+
+def refuse_faults(count: int) -> None:
+    """``PatchlightError`` if policies failed: their figures are those of the defaults, too."""
+    if count:
+        raise PatchlightError(
+            f"policies failed {count} times, and the default decided instead",
+            hint="the first faults are named above; without --strict they are only counted",
+        )
 
 
 def _number_column(heading: str, *, wide: bool = False) -> Column:
@@ -205,7 +232,8 @@ _COLUMNS = (
 def _print(outcomes: Sequence[CombinationResult]) -> None:
     from patchlight.emulation.simulator.cluster.report import run_names
 
-    table = Table(*_COLUMNS)
+    faults = [_number_column("faults")] if any(each.faults.count for each in outcomes) else []
+    table = Table(*_COLUMNS, *faults)
     for name, each in zip(run_names(outcomes), outcomes, strict=True):
         s = each.summary
         blocked = ", ".join(f"{count} {cause}" for cause, count in s["blocked"].items())
@@ -218,11 +246,14 @@ def _print(outcomes: Sequence[CombinationResult]) -> None:
             _time(s["makespan_s"]),
             *(str(s[key]) for key in ("preemptions", "losses", "reconfigurations")),
             f"{each.cpu_s:.1f} s",
+            *([Coloured(str(each.faults.count), "bad")] if faults else []),
         )
     table.print()
     for name, each in zip(run_names(outcomes), outcomes, strict=True):
-        for fault in each.faults:
+        for fault in each.faults.first:
             say(f"{name}: {fault}", meaning="caution")
+        if (more := each.faults.count - len(each.faults.first)) > 0:
+            say(f"{name}: and {more} faults more", meaning="caution")
 
 
 def _time(seconds: float | None) -> str:

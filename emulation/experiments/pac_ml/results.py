@@ -169,6 +169,7 @@ class Result:
     started_at: str
     duration_s: float
     machine: Mapping[str, Any]
+    provenance: Mapping[str, Any]
     processes: int
     engine: str
     quick: bool

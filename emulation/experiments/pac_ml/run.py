@@ -31,7 +31,7 @@ from patchlight.emulation.experiments.pac_ml.results import (
     Target,
 )
 from patchlight.emulation.experiments.pac_ml.variation import Variation
-from patchlight.emulation.machine import describe_machine
+from patchlight.emulation.provenance import policy_files, provenance
 from patchlight.emulation.simulator.executors import Engine, run_all
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
@@ -43,7 +43,7 @@ from patchlight.testbed.graphs import ComputationGraph, builtin_graph
 from patchlight.testbed.graphs.profiles import SOURCES, profile_cache, profile_in, read_profiles
 
 SEEDS, QUICK_SEEDS = 10, 3
-FUTURES, QUICK_FUTURES, AHEAD = 32, 12, 40
+FUTURES, QUICK_FUTURES, AHEAD = 32, 4, 40
 _SERIAL = Engine("serial")
 
 
@@ -142,7 +142,8 @@ def run_experiment(
     if not profiles.published:
         say("these are not the profiles that the paper used: its figures are then no comparison")
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
-    machine = describe_machine()
+    named = [name for name in (*(options.policies or ()), *options.added) if name not in NAMES]
+    origin = provenance(options.all_seeds, policy_files(named, "partition"))
     runner = TaskRunner(profiles.graphs, options.horizon_s)
     cells, seeds = options.cells, options.all_seeds
     looks = _tune(runner, options, say)
@@ -165,7 +166,8 @@ def run_experiment(
     result = Result(
         started_at=started.isoformat(timespec="seconds"),
         duration_s=time.monotonic() - clock,
-        machine=machine,
+        machine=origin["machine"],
+        provenance=origin,
         processes=options.engine.count,
         engine=options.engine.name,
         quick=options.quick,
@@ -182,14 +184,18 @@ def run_experiment(
     return asdict(result)
 
 
-def run_policies(options: ExperimentOptions) -> dict[Cell, dict[str, PolicyFigures]]:
-    """Only the policies' figures: no bound, nothing published."""
+def run_policies(
+    options: ExperimentOptions, tell: Callable[[int, int], None]
+) -> dict[Cell, dict[str, PolicyFigures]]:
+    """Only the figures of policies: no bound. ``tell`` is as in ``run_experiment``."""
     graphs = find_profiles(options.profiles).graphs
     options.variation.check_models(graphs)
     runner = TaskRunner(graphs, options.horizon_s, options.variation)
     looks = _tune(runner, options, lambda words: None)
     runs = _runs(options, looks)
-    outcomes = dict(zip(runs, run_all(runs, runner.run, options.engine), strict=True))
+    done = itertools.count(1)
+    made = run_all(runs, runner.run, options.engine, lambda: tell(next(done), len(runs)))
+    outcomes = dict(zip(runs, made, strict=True))
     return {cell: _policies(options, cell, outcomes, looks.get(cell)) for cell in options.cells}
 
 

@@ -19,7 +19,7 @@ class EventQueue:
     def __init__(self, arrivals_s: Sequence[float], outages: Iterator[Outage]) -> None:
         if any(later < earlier for earlier, later in itertools.pairwise(arrivals_s)):
             raise BadInput("the jobs do not come in the order of their arrival times")
-        self._arrivals_s = arrivals_s
+        self._arrivals_s = [*arrivals_s, math.inf]
         self.arrived = 0
         self._ends: list[tuple[float, int, SimulatedJob]] = []
         self._wake_s = math.inf
@@ -29,16 +29,16 @@ class EventQueue:
     @property
     def all_arrived(self) -> bool:
         """Whether the last job has come."""
-        return self.arrived == len(self._arrivals_s)
+        return self.arrived == len(self._arrivals_s) - 1
 
     def next_s(self, outages_matter: bool) -> float:
         """When the next event is; an outage alone is one only where ``outages_matter``."""
         ends = self._ends
         while ends and ends[0][0] != ends[0][2].ends_s:
             heappop(ends)  # The job has another pace since.
-        next_s = min(ends[0][0] if ends else math.inf, self._wake_s)
-        if not self.all_arrived:
-            next_s = min(next_s, self._arrivals_s[self.arrived])
+        next_s = min(self._wake_s, self._arrivals_s[self.arrived])
+        if ends and ends[0][0] < next_s:
+            next_s = ends[0][0]
         if self._outage is not None and (next_s < math.inf or outages_matter):
             next_s = min(next_s, self._outage.at_s)
         return next_s
@@ -69,8 +69,9 @@ class EventQueue:
             yield self._outage
             self._outage = next(self._outages, None)
 
-    def arrivals(self, limit_s: float) -> Iterator[int]:
+    def arrivals(self, limit_s: float) -> range:
         """The numbers of the jobs that come."""
-        while not self.all_arrived and self._arrivals_s[self.arrived] <= limit_s:
+        first = self.arrived
+        while self._arrivals_s[self.arrived] <= limit_s:
             self.arrived += 1
-            yield self.arrived - 1
+        return range(first, self.arrived)

@@ -12,12 +12,11 @@ import pyarrow.parquet as parquet
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from patchlight.emulation.output_folder import cannot_write
+from patchlight.emulation.output_folder import cannot_write, save_plot
 from patchlight.emulation.simulator.cluster.results import Floats, QueueResult
 from patchlight.emulation.simulator.cluster.sweep import CombinationResult
 
 SCHEMA_VERSION = 1
-_DPI = 130
 
 
 def result_of(outcomes: Sequence[CombinationResult], setting: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,7 +33,7 @@ def result_of(outcomes: Sequence[CombinationResult], setting: Mapping[str, Any])
                 **each.summary,
                 "cpu_s": each.cpu_s,
                 "jobs_per_cpu_s": each.summary["jobs"] / each.cpu_s if each.cpu_s else None,
-                "faults": list(each.faults),
+                "faults": {"count": each.faults.count, "first": each.faults.first},
                 "jobs_file": file,
             }
             for each, name, file in zip(outcomes, names, files, strict=True)
@@ -74,15 +73,27 @@ def write_report(
         for file, each in zip(tables, outcomes, strict=True):
             # With ``JobRecord``'s columns.
             parquet.write_table(arrow.table(dict(each.result.jobs)), file, compression="zstd")
-        pictures = [folder / "completion.png", folder / "load.png"]
-        completion(named).savefig(pictures[0], dpi=_DPI)
-        load(named).savefig(pictures[1], dpi=_DPI)
+        pictures = [
+            *save_plot(completion(named), folder / "completion"),
+            *save_plot(load(named), folder / "load"),
+        ]
     except OSError as error:
         raise cannot_write(folder, error) from error
     return [written, *tables, *pictures]
 
 
 _COLOURS = ("#08519c", "#d94801", "#31a354", "#756bb1", "#b30059", "#3b8f8f", "#636363", "#a63603")
+# Curves that a printer without colours tells apart.
+_STYLES: tuple[Any, ...] = (
+    "-",
+    "--",
+    ":",
+    "-.",
+    (0, (8, 2)),
+    (0, (3, 1, 1, 1, 1, 1)),
+    (0, (1, 4)),
+    (0, (8, 2, 2, 2)),
+)
 _POINTS = 600
 _DAY_S = 86400.0
 
@@ -93,9 +104,9 @@ def completion(results: Mapping[str, QueueResult]) -> Figure:
     done, waited = figure.subplots(1, 2, sharey=True)
     for number, (name, result) in enumerate(results.items()):
         ended = np.array([state == "done" for state in result.jobs["state"]], dtype=bool)
-        colour = _COLOURS[number % len(_COLOURS)]
-        _distribution(done, result.jobs["jct_s"][ended], name, colour)
-        _distribution(waited, result.jobs["waited_s"][ended], name, colour)
+        look = _look(number)
+        _distribution(done, result.jobs["jct_s"][ended], name, look)
+        _distribution(waited, result.jobs["waited_s"][ended], name, look)
     if not any(result.jobs["waited_s"].any() for result in results.values()):
         _nobody_waited(waited, "x")
     for axis, words in ((done, "job completion time (s)"), (waited, "time in the queue (s)")):
@@ -115,11 +126,11 @@ def load(results: Mapping[str, QueueResult]) -> Figure:
     figure = Figure(figsize=(11, 8), layout="constrained")
     held, queue, pieces = figure.subplots(3, 1, sharex=True)
     for number, (name, result) in enumerate(results.items()):
-        series, colour = result.series, _COLOURS[number % len(_COLOURS)]
+        series, look = result.series, _look(number)
         percents = (100 / result.gpus * series.held, series.queue, 100 * series.fragmentation)
         for axis, values in zip((held, queue, pieces), percents, strict=True):
             days, means = _means(series.until_s, values)
-            axis.plot(days, means, linewidth=1.1, color=colour, label=name)
+            axis.plot(days, means, linewidth=1.1, label=name, **look)
     if not any(result.series.queue.any() for result in results.values()):
         _nobody_waited(queue, "y")
     labels = ("GPUs held (%)", "jobs waiting", "free GPUs on servers\nin use (%)")
@@ -133,13 +144,20 @@ def load(results: Mapping[str, QueueResult]) -> Figure:
     return figure
 
 
-def _distribution(axis: Axes, values: Floats, name: str, colour: str) -> None:
+def _look(number: int) -> dict[str, Any]:
+    """Colour and line of a curve; more curves than colours have other lines the second time."""
+    turn, place = divmod(number, len(_COLOURS))
+    line = _STYLES[(place + 3 * turn) % len(_STYLES)]
+    return {"color": _COLOURS[place], "linestyle": line}
+
+
+def _distribution(axis: Axes, values: Floats, name: str, look: Mapping[str, Any]) -> None:
     if len(values):
         ordered = np.sort(values)
         part = np.arange(1, len(ordered) + 1) / len(ordered)
         # More points than a picture has columns would only make it slow.
         chosen = np.unique(np.linspace(0, len(ordered) - 1, 4 * _POINTS).astype(int))
-        axis.step(ordered[chosen], part[chosen], where="post", color=colour, label=name)
+        axis.step(ordered[chosen], part[chosen], where="post", label=name, **look)
 
 
 def _nobody_waited(axis: Axes, scale: Literal["x", "y"]) -> None:

@@ -16,8 +16,7 @@ from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob, S
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 
 Floats = npt.NDArray[np.float64]
-# What records and results have just as the simulation kept it.
-_AS_KEPT = ("started_s", "waited_s", "servers", "racks", "preemptions", "losses")
+# What results have just as the simulation kept it.
 _REWIRING = ("reconfigurations", "cross_connects", "regroups_refused", "dark_s", "dark_gpu_s")
 
 
@@ -67,7 +66,12 @@ class JobRecord(NamedTuple):
             jct_s=jct_s,
             slowdown=jct_s / duration_s if duration_s > 0 else math.nan,
             deadline_s=view.arrived_s + view.limit_s if view.limit_s < math.inf else math.nan,
-            **{name: getattr(job, name) for name in _AS_KEPT},
+            started_s=job.started_s,
+            waited_s=job.waited_s,
+            servers=job.servers,
+            racks=job.racks,
+            preemptions=job.preemptions,
+            losses=job.losses,
             allocated_gpu_s=job.attained_gpu_s,
             busy_gpu_s=job.busy_gpu_s,
             state=job.state.value,

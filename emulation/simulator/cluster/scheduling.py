@@ -20,6 +20,7 @@ from patchlight.emulation.simulator.cluster.results import QueueResult
 from patchlight.emulation.simulator.cluster.settings import Settings
 from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob
 from patchlight.emulation.simulator.cluster.simulation import EPSILON_S, Simulation
+from patchlight.emulation.simulator.cluster.victims import victims_of
 from patchlight.testbed.errors import PatchlightError
 
 Tell = Callable[[int, int], None]
@@ -50,7 +51,11 @@ class QueueScheduler:
     def __init__(self, simulation: Simulation, policies: Policies) -> None:
         self._simulation, self._policies = simulation, policies
         self._settings = simulation.settings
-        self._stable = _is_stable(policies.order)
+        # A guard around a policy keeps it as ``policy``.
+        order = getattr(policies.order, "policy", policies.order)
+        self._stable = bool(getattr(order, "stable", False))
+        rises_at = getattr(order, "rises_at", None) if self._stable else None
+        self._victims = victims_of(simulation, self._priority, rises_at)
         self._queue: list[tuple[float, int, SimulatedJob]] = []
         self._failed: tuple[int, int] | None = None
         self._in_vain: tuple[int, int] | None = None
@@ -102,6 +107,8 @@ class QueueScheduler:
 
     def _join(self) -> None:
         simulation, queue = self._simulation, self._queue
+        if self._stable and not simulation.joined:
+            return
         joined, simulation.joined = simulation.joined, []
         if not self._stable and queue:
             jobs = [*(job for _, _, job in queue), *joined]
@@ -111,8 +118,12 @@ class QueueScheduler:
             insort(queue, self._entry(job))
 
     def _entry(self, job: SimulatedJob) -> tuple[float, int, SimulatedJob]:
-        view, progress = self._simulation.view(), job.progress(self._settings.known)
-        return self._policies.order.priority(view, job.spec.view, progress), job.index, job
+        return self._priority(job), job.index, job
+
+    def _priority(self, job: SimulatedJob) -> float:
+        simulation = self._simulation
+        progress = job.progress(simulation.now_s, self._settings.known)
+        return self._policies.order.priority(simulation.view(), job.spec.view, progress)
 
     # -- starting jobs
 
@@ -141,7 +152,11 @@ class QueueScheduler:
             else:
                 if wanted:
                     dark_s = simulation.rewire(wanted).dark_s
-        return simulation.start(job, ring, dark_s)
+        if not simulation.start(job, ring, dark_s):
+            return False
+        if self._settings.preempt:
+            self._victims.started(job)
+        return True
 
     def _place(self, view: ClusterView, job: SimulatedJob) -> Sequence[int] | None:
         began = time.perf_counter()
@@ -177,7 +192,7 @@ class QueueScheduler:
                 return
             job = self._queue[number][2]
             again_s = 0.0 if math.isnan(job.started_s) else self._settings.restart_s
-            ends_s = now_s + again_s + job.progress(True).remaining_s
+            ends_s = now_s + again_s + job.progress(now_s, known=True).remaining_s
             early = ends_s <= shadow_s + EPSILON_S
             fits = job.workers <= available and (early or job.workers <= spare)
             ring = self._place(simulation.view(), job) if fits else None
@@ -194,18 +209,10 @@ class QueueScheduler:
         attempt = (head.index, simulation.released)
         if attempt == self._in_vain and simulation.now_s < self._again_s:
             return False  # Who runs has not got less important meanwhile, or not by much.
-        latest_s = simulation.now_s - self._settings.quantum_s + EPSILON_S
-        wanted = self._entry(head)[0]
-        victims: list[tuple[float, int, SimulatedJob]] = []
-        for job in simulation.running.values():
-            if job.began_s <= latest_s:
-                job.settle(simulation.now_s)
-                victims.append(self._entry(job))
-        victims = [entry for entry in victims if entry[0] > wanted]
         view = simulation.view()
-        occupied, chosen = view.occupied, []
+        occupied, chosen = view.occupied, list[SimulatedJob]()
         free = simulation.occupancy.free
-        for _, _, job in sorted(victims, reverse=True):
+        for job in self._victims.behind(self._priority(head)):
             chosen.append(job)
             occupied &= ~job.gpus
             free += job.workers
@@ -229,11 +236,6 @@ class QueueScheduler:
         return False
 
 
-def _is_stable(order: object) -> bool:
-    # A guard around a policy keeps it as ``policy``.
-    return bool(getattr(getattr(order, "policy", order), "stable", False))
-
-
 def simulate(
     cluster: Cluster,
     jobs: Sequence[QueueJob],
@@ -248,7 +250,7 @@ def simulate(
     while simulation.ended < len(jobs):
         if simulation.advance():
             scheduler.decide()
-            if simulation.all_arrived and not simulation.running:
+            if not simulation.running and simulation.all_arrived:
                 scheduler.drop_hopeless()
         elif simulation.running:
             names = [job.spec.view.name for job in simulation.running.values()]

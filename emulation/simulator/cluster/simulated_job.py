@@ -33,14 +33,16 @@ class Cause(StrEnum):
 class SimulatedJob:
     """What the simulation knows of a job. Times are seconds, ``nan`` until they are known.
 
-    ``units`` of work are to be done, ``remaining`` of them are left; each takes ``unit_s`` at the
-    present pace. ``gpus`` is the ``ring`` as a set, ``demand`` the links that it uses.
+    It wants ``workers`` GPUs. ``units`` of work are to be done, ``remaining`` of them are left;
+    each takes ``unit_s`` at the present pace. ``gpus`` is the ``ring`` as a set, ``demand`` the
+    links that it uses.
     """
 
     index: int
     spec: QueueJob
     state: State = State.COMING
     cause: Cause | None = None
+    workers: int = field(init=False)
     units: float = field(init=False)
     remaining: float = field(init=False)
     began_remaining: float = field(init=False)
@@ -68,20 +70,20 @@ class SimulatedJob:
 
     def __post_init__(self) -> None:
         spec = self.spec
+        self.workers = spec.view.workers
         self.units = spec.duration_s if spec.training is None else float(spec.training.iterations)
         self.remaining = self.began_remaining = self.units
 
-    @property
-    def workers(self) -> int:
-        """How many GPUs it wants."""
-        return self.spec.view.workers
-
-    def progress(self, known: bool) -> Progress:
+    def progress(self, now_s: float, known: bool) -> Progress:
         """What an order policy is told; how much is left only where that is known."""
+        attained_gpu_s, remaining = self.attained_gpu_s, self.remaining
+        if self.state is State.RUNNING:
+            attained_gpu_s += (now_s - self.since_s) * len(self.ring)
+            remaining -= self._done_by(now_s)
         if not known:
-            return Progress(self.attained_gpu_s)
-        part = self.remaining / self.units if self.units else 0.0
-        return Progress(self.attained_gpu_s, part * self.spec.duration_s)
+            return Progress(attained_gpu_s)
+        part = remaining / self.units if self.units else 0.0
+        return Progress(attained_gpu_s, part * self.spec.duration_s)
 
     # -- its life
 
@@ -129,18 +131,21 @@ class SimulatedJob:
     # -- its work
 
     def settle(self, now_s: float) -> None:
-        """Count what it had and did since it was last looked at."""
+        """Count what it had and did at the pace that it had until now."""
         passed_s = now_s - self.since_s
         if passed_s <= 0:
             return
         workers = len(self.ring)
         self.attained_gpu_s += passed_s * workers
-        at_work_s = now_s - max(self.since_s, self.resume_s)
-        if at_work_s > 0:
-            done = min(self.remaining, at_work_s / self.unit_s)
-            self.remaining -= done
-            self.busy_gpu_s += done * self.load.compute_s * workers
+        done = self._done_by(now_s)
+        self.remaining -= done
+        self.busy_gpu_s += done * self.load.compute_s * workers
         self.since_s = now_s
+
+    def _done_by(self, now_s: float) -> float:
+        """How many units it did since it was last counted."""
+        at_work_s = now_s - max(self.since_s, self.resume_s)
+        return min(self.remaining, at_work_s / self.unit_s) if at_work_s > 0 else 0.0
 
     def lose_work(self, now_s: float, checkpoint_s: float) -> None:
         """Take back what was done since the last checkpoint, at the pace it has now."""

@@ -65,7 +65,8 @@ class Simulation:
         next_s = self._next_s()
         if next_s == math.inf:
             return False
-        self._go_to(max(next_s, self.now_s))
+        if next_s > self.now_s:
+            self._go_to(next_s)
         limit_s = self.now_s + EPSILON_S
         events = self._events
         events.wake_up(limit_s)
@@ -106,11 +107,9 @@ class Simulation:
         return self._events.next_s(bool(self.running or (self.waiting and self.occupancy.broken)))
 
     def _go_to(self, now_s: float) -> None:
-        passed_s = now_s - self.now_s
-        if passed_s > 0:
-            waiting = len(self.waiting)
-            self.accounts.span(passed_s, now_s, waiting, self.occupancy, self.held_up)
-            self._view = None
+        passed_s, waiting = now_s - self.now_s, len(self.waiting)
+        self.accounts.span(passed_s, now_s, waiting, self.occupancy, self.held_up)
+        self._view = None
         self.now_s = now_s
 
     # -- what happens by itself

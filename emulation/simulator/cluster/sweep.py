@@ -7,7 +7,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from patchlight.controller.policies.contract import PolicyKind
@@ -26,6 +25,22 @@ from patchlight.emulation.simulator.cluster.settings import Settings
 from patchlight.emulation.simulator.executors import Engine, run_all
 
 _SHOWN = 5
+
+
+@dataclass
+class Faults:
+    """What policies did wrong: how often, and the first few in words."""
+
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def __call__(self, fault: Fault) -> None:
+        """One more."""
+        self.count += 1
+        if len(self.first) < _SHOWN:
+            self.first.append(str(fault))
+
+
 _GUARDS: dict[PolicyKind, Any] = {
     "order": GuardedOrder,
     "placement": GuardedPlacement,
@@ -34,9 +49,9 @@ _GUARDS: dict[PolicyKind, Any] = {
 
 
 def load_policies(
-    order: str, placement: str, topology: str, seed: int, faults: list[str]
+    order: str, placement: str, topology: str, seed: int, faults: Callable[[Fault], None]
 ) -> Policies:
-    """The policies of these names; ``faults`` is told of the first few that each commits."""
+    """The policies of these names; ``faults`` is told of each that they commit."""
     return Policies(
         _load("order", order, seed, faults),
         _load("placement", placement, seed, faults),
@@ -53,20 +68,13 @@ def check_policies(
             load_policy(name, kind, seed=0)
 
 
-def _load(kind: PolicyKind, name: str, seed: int, faults: list[str]) -> Any:
+def _load(kind: PolicyKind, name: str, seed: int, faults: Callable[[Fault], None]) -> Any:
     recipe = find(name, kind)
     policy = recipe.make(seed=seed)
     if recipe.origin == "built in":
         return policy
     default = load_policy(DEFAULTS[kind], kind, seed=seed)
-    return _GUARDS[kind](policy, default, recipe.text, partial(_note, faults))
-
-
-def _note(faults: list[str], fault: Fault) -> None:
-    if len(faults) < _SHOWN:
-        faults.append(str(fault))
-    elif len(faults) == _SHOWN:
-        faults.append("and more of them")
+    return _GUARDS[kind](policy, default, recipe.text, faults)
 
 
 class Combination(NamedTuple):
@@ -86,13 +94,13 @@ class Combination(NamedTuple):
 
 @dataclass(frozen=True)
 class CombinationResult:
-    """What came of one combination; ``faults`` are what its policies did wrong, the first few."""
+    """What came of one combination, and what its policies did wrong."""
 
     combination: Combination
     result: QueueResult
     summary: dict[str, Any]
     cpu_s: float
-    faults: tuple[str, ...] = ()
+    faults: Faults = field(default_factory=Faults)
 
 
 @dataclass
@@ -105,13 +113,13 @@ class Sweep:
 
     def __call__(self, combination: Combination, tell: Tell | None = None) -> CombinationResult:
         """Run one; ``BadInput`` for a policy that there is not."""
-        faults: list[str] = []
+        faults = Faults()
         policies = load_policies(*combination, faults)
         began = time.process_time()
         settings = replace(self.settings, seed=combination.seed)
         result = simulate(self.cluster, self.jobs, policies, settings, tell)
         cpu_s = time.process_time() - began
-        return CombinationResult(combination, result, summary_of(result), cpu_s, tuple(faults))
+        return CombinationResult(combination, result, summary_of(result), cpu_s, faults)
 
 
 def combinations(
@@ -125,7 +133,10 @@ def combinations(
 def run_sweep(
     sweep: Sweep, wanted: Sequence[Combination], engine: Engine, tell: Callable[[int, int], None]
 ) -> list[CombinationResult]:
-    """Run them all. ``tell`` hears of jobs that ended where there is one run, else of runs."""
+    """Run them all. ``tell`` hears of jobs that ended where there is one run, else of runs.
+
+    ``Interrupted`` has the results that were there when somebody pressed Ctrl-C.
+    """
     if len(wanted) == 1:
         return [sweep(wanted[0], tell)]
     done = itertools.count(1)

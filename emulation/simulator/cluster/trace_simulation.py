@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchlight.emulation.machine import describe_machine
 from patchlight.emulation.output_folder import check_output
+from patchlight.emulation.provenance import policy_files, provenance
 from patchlight.emulation.simulator.cluster.cluster import Cluster, TwoLevel
 from patchlight.emulation.simulator.cluster.jobs import queue_jobs
 from patchlight.emulation.simulator.cluster.labcluster import LabCluster
@@ -21,10 +21,10 @@ from patchlight.emulation.simulator.cluster.sweep import (
     combinations,
     run_sweep,
 )
-from patchlight.emulation.simulator.executors import Engine
+from patchlight.emulation.simulator.executors import Engine, Interrupted
 from patchlight.emulation.simulator.traces import load_trace
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.labfile.reader import load_lab
+from patchlight.testbed.labfile.reader import find_lab, load_lab
 
 DEFAULT_CLUSTER = "16x16x8"
 # Of a job's time, on a lab: VGG16 on four M40 with 40 Gb/s each moves gradients for so much of it.
@@ -64,12 +64,16 @@ class SimulationOptions:
 
 @dataclass(frozen=True)
 class TraceSimulation:
-    """What came of it: each run, ``result.json``'s content, notes on the trace, files written."""
+    """What came of it: each run, ``result.json``'s content, notes on the trace, files written.
+
+    ``interrupted``: these are only the runs that were finished when somebody pressed Ctrl-C.
+    """
 
     outcomes: list[CombinationResult]
     result: Mapping[str, Any]
     notes: tuple[str, ...]
     files: list[Path]
+    interrupted: bool
 
 
 def simulate_trace(
@@ -78,7 +82,8 @@ def simulate_trace(
     """Run every combination and write the results into ``folder``.
 
     ``tell`` hears of jobs that ended where there is one combination, else of runs: how many,
-    of how many. ``BadInput`` for options that do not go together.
+    of how many. ``BadInput`` for options that do not go together. Ctrl-C keeps the runs that are
+    finished; where none is, it is raised.
     """
     cluster, settings, engine = _cluster(options), options.settings, options.engine
     check_policies(options.order, options.placement, options.topology)
@@ -95,7 +100,15 @@ def simulate_trace(
     runs = options.combinations
     check_output(folder)
     began = time.monotonic()
-    outcomes = run_sweep(Sweep(cluster, jobs, settings), runs, engine, tell)
+    origin = provenance([settings.seed], _files(options))
+    interrupted = False
+    try:
+        outcomes = run_sweep(Sweep(cluster, jobs, settings), runs, engine, tell)
+    except Interrupted as stop:
+        outcomes = [stop.results[number] for number in sorted(stop.results)]
+        interrupted = True
+        if not outcomes:
+            raise
     setting = {
         "trace": {
             "file": str(options.trace),
@@ -113,10 +126,24 @@ def simulate_trace(
         "settings": settings.words,
         "engine": engine.name if len(runs) > 1 else "serial",
         "duration_s": time.monotonic() - began,
-        "machine": describe_machine(),
+        "interrupted": interrupted,
+        "provenance": origin,
+        "machine": origin["machine"],
     }
     files = write_report(outcomes, setting, folder)
-    return TraceSimulation(outcomes, result_of(outcomes, setting), trace.notes, files)
+    return TraceSimulation(outcomes, result_of(outcomes, setting), trace.notes, files, interrupted)
+
+
+def _files(options: SimulationOptions) -> list[Path]:
+    """All files that the results depend on."""
+    lab = [] if options.lab is None else [find_lab(options.lab)]
+    return [
+        options.trace,
+        *lab,
+        *policy_files(options.order, "order"),
+        *policy_files(options.placement, "placement"),
+        *policy_files([name for name in options.topology if name != "keep"], "topology"),
+    ]
 
 
 def _cluster(options: SimulationOptions) -> Cluster:

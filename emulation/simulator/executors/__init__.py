@@ -4,7 +4,12 @@
 every engine if a task's result depends on nothing but the task.
 """
 
-from patchlight.emulation.simulator.executors.contract import ENGINES, Engine, EngineFailure
+from patchlight.emulation.simulator.executors.contract import (
+    ENGINES,
+    Engine,
+    EngineFailure,
+    Interrupted,
+)
 from patchlight.emulation.simulator.executors.running import run_all
 
-__all__ = ["ENGINES", "Engine", "EngineFailure", "run_all"]
+__all__ = ["ENGINES", "Engine", "EngineFailure", "Interrupted", "run_all"]

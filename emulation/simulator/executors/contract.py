@@ -1,9 +1,9 @@
 """Which engine runs tasks, and what it is to do."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.files.issues import nearest
@@ -24,6 +24,14 @@ Found = Callable[[int, R], None]
 
 class EngineFailure(PatchlightError):
     """The processes or machines that were to do the tasks died, or cannot be reached."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C while tasks were done. ``results`` has those that were finished, by number."""
+
+    def __init__(self, results: Mapping[int, Any]) -> None:
+        super().__init__()
+        self.results = results
 
 
 @dataclass(frozen=True, slots=True)

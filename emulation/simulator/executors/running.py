@@ -12,6 +12,7 @@ from patchlight.emulation.simulator.executors.contract import (
     Engine,
     EngineFailure,
     Found,
+    Interrupted,
     Worker,
 )
 
@@ -79,7 +80,8 @@ def run_all(
 
     ``worker`` and tasks must be picklable unless the engine is ``serial``. What a process that
     died leaves undone is done again by others; ``EngineFailure`` if they die too. An error that
-    the worker raises ends all, and is raised here.
+    the worker raises ends all, and is raised here; Ctrl-C raises ``Interrupted``, which has the
+    results until then.
     """
     engine = engine or Engine()
     results: dict[int, R] = {}
@@ -89,13 +91,16 @@ def run_all(
         if tell is not None:
             tell()
 
-    if engine.name == "ray" and tasks:
-        from patchlight.emulation.simulator.executors.on_ray import run_on_ray
+    try:
+        if engine.name == "ray" and tasks:
+            from patchlight.emulation.simulator.executors.on_ray import run_on_ray
 
-        run_on_ray(tasks, worker, engine, found)
-    elif engine.count == 1 or len(tasks) <= 1:
-        for number, task in enumerate(tasks):
-            found(number, worker(task))
-    else:
-        run_on_processes(tasks, worker, engine.count, found)
+            run_on_ray(tasks, worker, engine, found)
+        elif engine.count == 1 or len(tasks) <= 1:
+            for number, task in enumerate(tasks):
+                found(number, worker(task))
+        else:
+            run_on_processes(tasks, worker, engine.count, found)
+    except KeyboardInterrupt:
+        raise Interrupted(results) from None
     return [results[number] for number in range(len(tasks))]

@@ -1,6 +1,6 @@
 """How ``patchlight policy evaluate`` finds out how well policies do."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ def of_partition(
     names: Sequence[str],
     seeds: range,
     processes: int,
+    tell: Callable[[int, int], None],
     laws: Sequence[str],
     rule: str,
     profiles: Path | None,
@@ -19,8 +20,8 @@ def of_partition(
 ) -> list[dict[str, Any]]:
     """Partition policies on PAC-ML's cluster: figures for each law and policy.
 
-    ``processes`` 0 is one for each core. ``other`` is to be other than in the paper, see
-    ``Variation.parse``.
+    ``processes`` 0 is one for each core. ``tell`` hears of episodes done, of how many. ``other`` is
+    to be other than in the paper, see ``Variation.parse``.
     """
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.pac_ml.run import ExperimentOptions, run_policies
@@ -44,7 +45,7 @@ def of_partition(
     }
     return [
         {"policy": name, "law": cell.law, **shared, **asdict(figures)}
-        for cell, policies in run_policies(options).items()
+        for cell, policies in run_policies(options, tell).items()
         for name, figures in policies.items()
     ]
 

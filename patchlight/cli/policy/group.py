@@ -11,7 +11,15 @@ import click
 
 from patchlight.cli.completion import complete_policy
 from patchlight.cli.connection import complete_lab
-from patchlight.cli.rendering import Column, Table, listing_options, print_json, say
+from patchlight.cli.rendering import (
+    Column,
+    Table,
+    console,
+    listing_options,
+    print_json,
+    progress_bar,
+    say,
+)
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 # Options of ``evaluate`` that only partition policies have.
@@ -189,6 +197,7 @@ def _source(factory: Any) -> str | None:
     help="For these too: the cluster is a lab's.  [default: 16x16x8; ofc2022 for topology]",
 )
 @click.option("--processes", type=_COUNT, help="At a time.  [default: the cores]")
+@click.option("--strict", is_flag=True, help="A policy that fails is an error (exit code 1).")
 @listing_options
 def evaluate(
     names: tuple[str, ...],
@@ -197,6 +206,7 @@ def evaluate(
     trace: Path | None,
     lab: str | None,
     processes: int | None,
+    strict: bool,
     as_json: bool,
     **of_partitions: Any,
 ) -> None:
@@ -206,6 +216,7 @@ def evaluate(
     of --trace, as 'patchlight simulate' does, which has more options.
     """
     from patchlight.cli.policy.evaluation import as_table, faults_of, of_partition
+    from patchlight.cli.simulate import refuse_faults, run_simulation
 
     kinds = {_kind_of(name) for name in names}
     if len(kinds) > 1:
@@ -217,7 +228,6 @@ def evaluate(
                 f"{names[0]} is a policy of kind {kind}: expected --trace FILE with jobs"
             )
         _refuse(_ONLY_PARTITION, f"is for partition policies, not for {kind} policies")
-        from patchlight.cli.simulate import run_simulation
         from patchlight.emulation.simulator.cluster import Settings
         from patchlight.emulation.simulator.cluster.trace_simulation import SimulationOptions
         from patchlight.emulation.simulator.executors import Engine
@@ -232,20 +242,24 @@ def evaluate(
             engine=Engine("processes", processes or 0),
             **compared,
         )
-        run_simulation(options, None, as_json)
+        run_simulation(options, None, strict, as_json)
         return
     _refuse(
         ("trace", "lab"),
         "is for placement, order and topology policies: partition policies run PAC-ML's jobs",
     )
     counted = range(first_seed, first_seed + seeds)
-    figures = of_partition(names, counted, processes or 0, **of_partitions)
+    out = console(stderr=as_json)
+    with progress_bar("episodes", out) as tell:
+        figures = of_partition(names, counted, processes or 0, tell=tell, **of_partitions)
     if as_json:
         print_json(figures)
-        return
-    as_table(figures).print()
-    for words in faults_of(figures):
-        say(words, err=True)
+    else:
+        as_table(figures).print()
+        for words in faults_of(figures):
+            say(words, err=True)
+    if strict:
+        refuse_faults(sum(row["faults"]["count"] for row in figures))
 
 
 def _refuse(options: tuple[str, ...], message: str) -> None:

@@ -1,5 +1,6 @@
 """``patchlight simulate`` as a user runs it, and what it writes."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -22,6 +23,7 @@ from patchlight.emulation.simulator.cluster.sweep import Combination, Sweep, com
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.traces import read_trace
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.labfile.reader import builtin_lab
 
 HEADER = "timestamp,duration,num_gpus,gpu_time,cluster\n"
 ROWS = [
@@ -60,6 +62,9 @@ def test_a_table_plots_and_every_job(trace: Path, tmp_path: Path) -> None:
     assert table["started_s"].to_pylist() == [0, 100, 150, 150]
     for picture in ("completion.png", "load.png"):
         assert (tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG")
+        paper = (tmp_path / "out" / picture).with_suffix(".pdf")
+        assert paper.read_bytes().startswith(b"%PDF")
+        assert "<svg" in paper.with_suffix(".svg").read_text()
 
 
 def test_every_combination_and_json(trace: Path, tmp_path: Path) -> None:
@@ -94,6 +99,75 @@ def test_a_lab_and_a_policy_of_ones_own(trace: Path, tmp_path: Path) -> None:
     done = command(trace, tmp_path / "out", "--cluster", "1x1x4", "--placement", f"{mine}:Bad")
     assert done.exit_code == 0, done.output
     assert "the default decided" in done.output
+
+
+FAILS = """
+class Fails:
+    def place(self, cluster, job, workers):
+        raise ValueError("no")
+"""
+STOPS = """
+class Stops:
+    def place(self, cluster, job, workers):
+        raise KeyboardInterrupt
+"""
+
+
+def test_a_policy_that_fails_is_counted_and_strict_refuses_it(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FAILS)
+    options = ("--cluster", "1x1x4", "--engine", "serial")
+    placements = ("--placement", f"first-fit,{tmp_path}/mine.py:Fails")
+    done = command(trace, tmp_path / "out", *options, *placements)
+    assert done.exit_code == 0, done.output
+    assert "faults" in done.output
+    runs = json.loads((tmp_path / "out/result.json").read_text())["runs"]
+    assert runs[0]["faults"] == {"count": 0, "first": []}
+    assert runs[1]["faults"]["count"] == runs[1]["decisions"]["placements"] == 4
+    done = command(trace, tmp_path / "strict", *options, *placements, "--strict")
+    assert isinstance(done.exception, PatchlightError)
+    assert "policies failed 4 times" in str(done.exception)
+    assert done.exception.exit_code == 1
+    assert (tmp_path / "strict/result.json").is_file()
+    done = command(trace, tmp_path / "out", *options, "--strict")
+    assert done.exit_code == 0, done.output
+    assert "faults" not in done.output
+
+
+def test_ctrl_c_writes_what_is_finished(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(STOPS)
+    run = [sys.executable, "-m", "patchlight", "simulate", "--trace", str(trace), "--cluster=1x1x4"]
+    run += ["--engine=serial", "--order=fifo,srpt"]
+
+    def stopped(placement: str, output: Path) -> subprocess.CompletedProcess[str]:
+        more = [f"--placement={placement}", f"--output={output}"]
+        return subprocess.run([*run, *more], capture_output=True, text=True, check=False)
+
+    done = stopped(f"first-fit,{tmp_path}/mine.py:Stops", tmp_path / "some")
+    assert done.returncode == 130, done.stderr
+    assert "only 1 of 4 runs are finished" in done.stderr
+    found = json.loads((tmp_path / "some/result.json").read_text())
+    assert found["interrupted"]
+    assert [run["name"] for run in found["runs"]] == ["fifo first-fit"]
+    assert stopped(f"{tmp_path}/mine.py:Stops", tmp_path / "none").returncode == 130
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_result_says_where_it_comes_from(trace: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(FAILS)
+    done = command(trace, tmp_path / "out", "--lab", "ofc2022", "--placement", f"{mine}:Fails")
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "out/result.json").read_text())
+    origin = found["provenance"]
+    assert origin["seeds"] == [0]
+    assert origin["machine"] == found["machine"]
+    assert origin["version"]
+    assert origin["command"]
+    hashes = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in (trace, mine)}
+    lab = builtin_lab("ofc2022")
+    hashes[str(lab)] = hashlib.sha256(lab.read_bytes()).hexdigest()
+    assert origin["sha256"] == hashes
+    assert not found["interrupted"]
 
 
 @pytest.mark.parametrize(
@@ -273,7 +347,7 @@ def test_ctrl_c_ends_the_processes_at_once(tmp_path: Path) -> None:
         workers = [int(run.stdout.readline()) for _ in range(2)]
         _, said = run.communicate("x", timeout=50)
     assert run.returncode != 0
-    assert "KeyboardInterrupt" in said
+    assert "Interrupted" in said
     assert time.monotonic() - began < 40
     for pid in workers:
         with pytest.raises(ProcessLookupError):
