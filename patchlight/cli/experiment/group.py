@@ -65,10 +65,18 @@ def experiment() -> None:
 @click.option("--name", help="Call the emulated lab so.  [default: the lab file's name]")
 @click.option("--replace", is_flag=True, help="Take down a lab of that name first.")
 @click.option("--cases", default="a,b,live", help="Which parts to run, joined by commas.")
+@click.option(
+    "--mismatch",
+    "mismatch_percent",
+    type=click.FloatRange(min=0),
+    default=0,
+    metavar="PERCENT",
+    help="The second job computes so much longer: jobs then do not stay in step.",
+)
 def ofc2022(output: Path | None, cases: str, **chosen: Any) -> None:
     """Two training jobs on six GPUs: a static network against one rewired with light.
 
-    Yan, Zhu, Glick, Wu, Bergman, OFC 2022. Prints the paper's figures beside the measured
+    S. Yan, Zhu, Glick, Wu, Bergman, OFC 2022. Prints the paper's figures beside the measured
     ones and writes plots, result.json and report.html.
     """
     require_root(
