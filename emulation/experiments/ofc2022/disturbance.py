@@ -39,7 +39,7 @@ class Disturbance:
         steal = (after.steal - before.steal) / max(1, after.total - before.total)
         stretch = max((_stretch(run) for run in runs), default=0.0)
         limits = (
-            (load_before, MOST_LOAD_BEFORE, "other programs kept {:.0%} of its cores busy before"),
+            (load_before, MOST_LOAD_BEFORE, "its load average before was {:.1f} for each core"),
             (steal, MOST_STEAL, "its host took {:.0%} of its processor time away"),
             (stretch, MOST_COMPUTE_STRETCH, "compute phases took {:.0%} longer than given"),
         )

@@ -266,10 +266,10 @@ def test_the_second_job_computes_longer_by_the_mismatch(lab: Lab, result: dict[s
     ("load_before", "steal", "stretch", "words"),
     [
         (0.2, 0, 1.0, []),
-        (1.4, 0, 1.0, ["140% of its cores busy"]),
+        (1.4, 0, 1.0, ["load average before was 1.4 for each core"]),
         (0.2, 30, 1.0, ["30% of its processor time"]),
         (0.2, 0, 1.2, ["20% longer than given"]),
-        (0.6, 30, 1.2, ["60% of its cores", "30% of its processor", "20% longer"]),
+        (0.6, 30, 1.2, ["was 0.6 for each", "30% of its processor", "20% longer"]),
     ],
 )
 def test_a_machine_too_busy_is_said(
