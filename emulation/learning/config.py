@@ -72,6 +72,7 @@ class Environment:
     horizon_s: float = setting(Number("seconds", above=0), "an episode's length in seconds", 1e6)
     num_envs: int = setting(Whole("a number", 1, 65536), "episodes that are played at once", 512)
     first_seed: int = setting(_SEED, "that of the first episode", 1000)
+    law_instance: int | None = setting(_SEED, "fixes laws B, C and D, else new ones for each", None)
 
     def __post_init__(self) -> None:
         if not self.laws:
@@ -175,6 +176,8 @@ class Config:
         """As a card and a checkpoint keep it: what the algorithm does not use is left out."""
         data: dict[str, Any] = dataclasses.asdict(self)
         del data["ppo" if self.algorithm == "afterstates" else "afterstates"]
+        if self.environment.law_instance is None:
+            del data["environment"]["law_instance"]  # A file has no way to write it.
         return data
 
 

@@ -61,7 +61,9 @@ def scenarios_of(config: Config, graphs: Sequence[ComputationGraph]) -> list[Sce
     environment = config.environment
     workloads = Workloads(graphs)
     return [
-        pac_ml_scenario(workloads, law, environment.rule, environment.horizon_s)
+        pac_ml_scenario(
+            workloads, law, environment.rule, environment.horizon_s, environment.law_instance
+        )
         for law in environment.laws
     ]
 

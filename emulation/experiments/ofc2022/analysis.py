@@ -1,14 +1,24 @@
 """From measurements to figures. Pure: no clock, no network, and no expectation of the result."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, JobRun, Reconfiguration
+import numpy as np
+from numpy.typing import NDArray
+
+from patchlight.emulation.experiments.ofc2022.measurements import (
+    CaseRun,
+    GpuSample,
+    JobRun,
+    Reconfiguration,
+)
 from patchlight.testbed.errors import PatchlightError
 
 SAMPLE_S = 1.0  # counters and GPUs are read once a second
+TENTH_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +140,32 @@ def case_figures(run: CaseRun) -> CaseFigures:
         ),
         throughput_peak_bps=max(inside),
     )
+
+
+def busy_tenths(job: JobRun, rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Unix times a tenth of a second apart, and the share of each in which the rank computed.
+
+    From the worker's own reports of when its compute phases began and how long they took.
+    """
+    start, end = training_window(job)
+    # From the start: Unix times have too few digits to take differences of tenths.
+    count = math.ceil((end - start) / TENTH_S)
+    edges: NDArray[np.float64] = np.linspace(0.0, count * TENTH_S, count + 1)
+    busy = np.zeros(len(edges) - 1)
+    for each in job.iterations:
+        if each.rank == rank:
+            ended = each.finished_at - start - each.communication_s
+            busy += np.diff(np.clip(edges, ended - each.compute_s, ended))
+    return np.add(edges[:-1], start + TENTH_S / 2), busy / TENTH_S
+
+
+def mean_utilization(samples: Iterable[GpuSample], gpus: Sequence[str]) -> dict[float, float]:
+    """The mean utilisation of these GPUs by the middle of each second, as sampled."""
+    found: dict[int, list[float]] = {}
+    for sample in samples:
+        if sample.gpu in gpus:
+            found.setdefault(math.floor(sample.at), []).append(sample.utilization)
+    return {second - SAMPLE_S / 2: fmean(found[second]) for second in sorted(found)}
 
 
 def live_figures(run: CaseRun) -> LiveFigures:

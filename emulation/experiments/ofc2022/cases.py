@@ -16,7 +16,7 @@ from patchlight.emulation.experiments.ofc2022.measurements import (
     Reconfiguration,
     Wiring,
 )
-from patchlight.emulation.experiments.ofc2022.scenario import jobs_of
+from patchlight.emulation.experiments.ofc2022.scenario import given_compute_s, jobs_of
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import Iteration, JobSpec, JobState, JobStatus
 from patchlight.testbed.lab import Lab
@@ -116,7 +116,13 @@ _SAMPLES_S = 10.0
 
 
 def run_case(
-    client: ExperimentClient, lab: Lab, case: str, wiring: Wiring, iterations: int, tell: Tell
+    client: ExperimentClient,
+    lab: Lab,
+    case: str,
+    wiring: Wiring,
+    iterations: int,
+    tell: Tell,
+    mismatch_percent: float = 0.0,
 ) -> CaseRun:
     """One case under one wiring, from the lab's initial cross-connects to the last iteration.
 
@@ -124,7 +130,7 @@ def run_case(
     Raises ``PatchlightError`` if a job fails or does not get on.
     """
     client.reconfigure(lab.initial_maps)
-    specs = jobs_of(case, lab, iterations)
+    specs = jobs_of(case, lab, iterations, mismatch_percent)
     since = time.time()
     ids = [job.id for job in client.submit(specs, regroup=wiring == "optical")]
     at_half = specs[0].iterations // 2
@@ -140,7 +146,10 @@ def run_case(
         raise PatchlightError("the first job ended before it could be regrouped half way")
     if wiring == "optical":
         changes += client.reconfigurations(since)
-    jobs = tuple(JobRun(status, client.iterations(status.id)) for status in statuses)
+    jobs = tuple(
+        JobRun(status, client.iterations(status.id), given_compute_s(status.spec, lab))
+        for status in statuses
+    )
     _wait_for_samples(client, max(i.finished_at for job in jobs for i in job.iterations), since)
     return CaseRun(case, wiring, jobs, client.ports(since), client.gpus(since), tuple(changes))
 

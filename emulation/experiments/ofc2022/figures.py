@@ -8,7 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from patchlight.emulation.experiments.ofc2022.analysis import (
+    busy_tenths,
     iteration_ends,
+    mean_utilization,
     the_change,
     training_window,
 )
@@ -105,7 +107,24 @@ def _throughput(axis: Axes, run: CaseRun) -> None:
 
 
 def _utilization(axis: Axes, run: CaseRun) -> None:
-    _draw(axis, run, [(g.gpu, g.at, 100 * g.utilization) for g in run.gpus])
+    """Each job's mean over its GPUs and a second, and under it each GPU in tenths of a second."""
+    zero = training_window(run.jobs[0])[0]
+    for number, job in enumerate(run.jobs):
+        shades, hosts = _SHADES[number % 2], job.status.spec.hosts
+        for rank in range(len(hosts)):
+            at, busy = busy_tenths(job, rank)
+            thin: dict[str, Any] = {"linewidth": 0.5, "alpha": 0.35, "color": shades[2]}
+            axis.plot(at - zero, 100 * busy, **thin)
+        mean = mean_utilization(run.gpus, hosts)
+        axis.plot(
+            [at - zero for at in mean],
+            [100 * share for share in mean.values()],
+            linewidth=1.8,
+            color=shades[0],
+            label=f"job {number + 1}, mean",
+        )
+    axis.grid(alpha=0.25)
+    axis.legend(fontsize=8)
     axis.set_ylim(top=105)
 
 

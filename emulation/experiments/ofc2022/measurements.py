@@ -51,10 +51,14 @@ class Reconfiguration:
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """A job that has ended, with every iteration that its workers reported."""
+    """A job that has ended, with every iteration that its workers reported.
+
+    ``given_compute_s`` is for each rank how long an iteration was to compute.
+    """
 
     status: JobStatus
     iterations: tuple[Iteration, ...]
+    given_compute_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,14 @@ from rich.table import Table
 
 from patchlight.emulation.experiments.ofc2022.figures import plot_case, plot_live, plot_reductions
 from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, Wiring
-from patchlight.emulation.experiments.ofc2022.paper import PAPER, PHYSICS, SOURCE, STANDING
+from patchlight.emulation.experiments.ofc2022.paper import (
+    LOCKSTEP,
+    PAPER,
+    PHYSICS,
+    SOURCE,
+    STANDING,
+    UTILIZATION,
+)
 from patchlight.testbed.errors import PatchlightError
 
 Row = tuple[str, str, str, str, str]
@@ -63,7 +70,7 @@ def _plots(result: dict[str, Any], runs: Sequence[CaseRun], output: Path) -> lis
 
 def rows_of(result: dict[str, Any]) -> list[Row]:
     """The table: what the paper says, what was measured, and the difference."""
-    differences = {each["name"]: each["difference"] for each in result["comparisons"]}
+    compared = {each["name"]: each for each in result["comparisons"]}
     rows: list[Row] = []
     for case, found in result["cases"].items():
         name, paper = f"({case})", PAPER[case]
@@ -77,13 +84,16 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
             continue
         static, optical = found["static"], found["optical"]
         published = f"{100 * paper.reduction:.1f} %", f"{100 * found['reduction']:.1f} %"
-        points = _signed(100 * differences[f"cases.{case}.reduction"], " points")
+        points = _signed(100 * compared[f"cases.{case}.reduction"]["difference"], " points")
         rows.append((name, "completion time lower by", *published, points))
         used = f"{100 * static['gpu_utilization']:.0f} % → {100 * optical['gpu_utilization']:.0f} %"
-        ratio = f"× {paper.utilization_ratio:g}" if paper.utilization_ratio else ""
+        ratio = paper.utilization_words or f"× {paper.utilization_ratio:g}"
         measured = f"{used} (× {found['gpu_utilization_ratio']:.2f})"
-        difference = _signed(differences.get(f"cases.{case}.gpu_utilization_ratio"))
+        beside = compared[f"cases.{case}.gpu_utilization_ratio"]["relative_difference"]
+        difference = f"{100 * abs(beside):.0f} % {'above' if beside >= 0 else 'below'}"
         rows.append((name, "GPU utilisation, static → optical", ratio, measured, difference))
+        model = f"× {paper.model_utilization_ratio:.2f}"
+        rows.append((name, "… by the paper's times, if T = C + V/B", model, "", ""))
         mean, peak = (
             f"{static[key] / 1e9:.1f} → {optical[key] / 1e9:.1f}"
             for key in ("throughput_bps", "throughput_peak_bps")
@@ -102,13 +112,27 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
     return rows
 
 
-def _signed(difference: float | None, unit: str = "") -> str:
-    return "" if difference is None else f"{difference:+.1f}{unit}".replace("-", "−")
+def _signed(difference: float, unit: str) -> str:
+    return f"{difference:+.1f}{unit}".replace("-", "−")
+
+
+def too_busy(result: dict[str, Any]) -> str:
+    """Why the figures are not to be believed, in a sentence; empty if the machine was quiet."""
+    reasons = result["disturbance"]["too_busy"]
+    if not reasons:
+        return ""
+    return (
+        f"The machine was too busy for these figures to be believed: {'; '.join(reasons)}. "
+        "Run it again when nothing else runs."
+    )
 
 
 def table_of(result: dict[str, Any]) -> Table:
     """The rows for a terminal."""
-    table = Table(*_COLUMNS, title="OFC 2022: training on a network rewired with light")
+    title = "OFC 2022: training on a network rewired with light"
+    if percent := result["mismatch_percent"]:
+        title += f", second job computing {percent:g} % longer"
+    table = Table(*_COLUMNS, title=title, caption=too_busy(result) or None)
     previous = None
     for row in rows_of(result):
         if previous is not None and row[0] != previous:
@@ -121,7 +145,9 @@ def table_of(result: dict[str, Any]) -> Table:
 _CAPTIONS = {
     "completion.png": "Completion time of the first job as a share of the static network's.",
     "case-a.png": "Case (a): a job of four GPUs beside one of two. What each worker's switch port "
-    "counted and how busy its GPU was, second by second; the dotted line is the first job's end.",
+    "counted, second by second, and how busy the GPUs were: the mean of each job's over seconds "
+    "and, light, each GPU in tenths of a second, from its worker's reports; the dotted line is the "
+    "first job's end.",
     "case-b.png": "Case (b): two jobs of three GPUs.",
     "live.png": "Case (a), started static and regrouped half way while it trained. Light "
     "green: the jobs finish the iteration they are in; dark green: the light is switched.",
@@ -148,9 +174,12 @@ def page(result: dict[str, Any], rows: Sequence[Sequence[str]], plots: Sequence[
         f"lab {escape(result['lab'])} on {escape(result['started_at'])}. "
         f"OpenFlow engine: {escape(result['engine'])}. Workers: {escape(result['workers'])}. "
         f"Rates, bytes and TCP windows are those of the lab divided by {result['scale']:g}, times "
-        f"are not; all figures here are the lab's. Machine: {escape(machine)}.</p>",
+        f"are not; all figures here are the lab's. The second job of each case computes "
+        f"{result['mismatch_percent']:g} % longer than its GPUs say. "
+        f"Machine: {escape(machine)}.</p>",
+        *([f"<p><strong>{escape(busy)}</strong></p>"] if (busy := too_busy(result)) else []),
         _table(_COLUMNS, rows),
-        f"<p>{escape(PHYSICS)}</p><p>{escape(STANDING)}</p>",
+        *(f"<p>{escape(text)}</p>" for text in (PHYSICS, STANDING, UTILIZATION, LOCKSTEP)),
         *(_figure(plot) for plot in plots),
     ]
     if stages:

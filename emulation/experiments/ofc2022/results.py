@@ -12,16 +12,21 @@ from patchlight.emulation.experiments.ofc2022.analysis import (
     the_change,
     utilization_ratio,
 )
+from patchlight.emulation.experiments.ofc2022.disturbance import Disturbance
 from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, Wiring
 from patchlight.emulation.experiments.ofc2022.paper import PAPER
 from patchlight.emulation.experiments.ofc2022.scenario import COMPUTE_S, GRADIENT_BYTES
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What was run, where and when. ``iterations`` are those of a job of four GPUs."""
+    """What was run, where and when, and what disturbed it.
+
+    ``iterations`` are those of a job of four GPUs; ``mismatch_percent`` is how much longer the
+    second job computes than its GPUs say.
+    """
 
     lab: str
     scale: float
@@ -31,16 +36,27 @@ class Setting:
     started_at: str
     duration_s: float
     machine: Mapping[str, Any]
+    disturbance: Disturbance
+    mismatch_percent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A measured figure beside the paper's; ``difference`` is the measured one less the paper's."""
+    """A measured figure beside the paper's; ``difference`` is the measured one less the paper's.
+
+    ``relative_difference`` is the same as a share of the paper's: too much counts like too little.
+    """
 
     name: str
     paper: float
     measured: float
     difference: float
+    relative_difference: float
+
+    @classmethod
+    def of(cls, name: str, paper: float, measured: float) -> "Comparison":
+        """Of two figures."""
+        return cls(name, paper, measured, measured - paper, measured / paper - 1)
 
 
 def result_of(setting: Setting, runs: Sequence[CaseRun]) -> dict[str, Any]:
@@ -95,6 +111,7 @@ def _case(
         **{wiring: asdict(figures[case, wiring]) for wiring in there},
         "paper": asdict(PAPER[case]),
         "paper_reduction": PAPER[case].reduction,
+        "paper_model_utilization_ratio": PAPER[case].model_utilization_ratio,
     }
     if len(there) == 2:
         static, optical = figures[case, "static"], figures[case, "optical"]
@@ -110,10 +127,9 @@ def comparisons_of(figures: Mapping[tuple[str, Wiring], CaseFigures]) -> list[Co
         static, optical = figures.get((case, "static")), figures.get((case, "optical"))
         if static is None or optical is None:
             continue
-        name, measured = f"cases.{case}.reduction", reduction(static, optical)
-        comparisons.append(Comparison(name, paper.reduction, measured, measured - paper.reduction))
-        if paper.utilization_ratio is not None:
-            name, ratio = f"cases.{case}.gpu_utilization_ratio", utilization_ratio(static, optical)
-            published = paper.utilization_ratio
-            comparisons.append(Comparison(name, published, ratio, ratio - published))
+        for key, published, measured in (
+            ("reduction", paper.reduction, reduction(static, optical)),
+            ("gpu_utilization_ratio", paper.utilization_ratio, utilization_ratio(static, optical)),
+        ):
+            comparisons.append(Comparison.of(f"cases.{case}.{key}", published, measured))
     return comparisons

@@ -10,12 +10,13 @@ from typing import Any
 from patchlight.controller.client import ControllerClient
 from patchlight.emulation.experiments.ofc2022.analysis import training_window
 from patchlight.emulation.experiments.ofc2022.cases import ExperimentClient, Tell, run_case
+from patchlight.emulation.experiments.ofc2022.disturbance import Disturbance
 from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, Wiring
 from patchlight.emulation.experiments.ofc2022.report import write_report
 from patchlight.emulation.experiments.ofc2022.results import Setting, result_of
 from patchlight.emulation.experiments.ofc2022.scenario import CASES, jobs_of
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
-from patchlight.emulation.machine import describe_machine
+from patchlight.emulation.machine import cpu_ticks, describe_machine
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import load_lab
 from patchlight.testbed.linux import docker_engine
@@ -28,11 +29,11 @@ _UP_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ExperimentOptions:
-    """What the user asked for. ``lab`` is a file or a built-in lab's name.
+    """What the user wants. ``lab`` is a file or a built-in lab's name.
 
     ``name`` calls the emulated lab otherwise than its file does; ``replace`` removes a lab of
     that name first; ``workers`` is ``docker``, ``process``, or ``auto``: containers if there is
-    an engine to run them.
+    an engine to run them. The second job of a case computes ``mismatch_percent`` longer.
     """
 
     lab: str
@@ -44,6 +45,7 @@ class ExperimentOptions:
     engine: str | None = None
     name: str | None = None
     replace: bool = False
+    mismatch_percent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,11 @@ def run_experiment(
     plan = plan_of(wishes.parts)
     model = load_lab(wishes.lab)
     for case, _ in plan:
-        jobs_of(case, model, wishes.iterations)  # refuse what cannot work before building it
+        jobs_of(
+            case, model, wishes.iterations, wishes.mismatch_percent
+        )  # refuse what cannot work before building it
     began, started_at = time.monotonic(), datetime.datetime.now(datetime.UTC)
-    machine = describe_machine()
+    machine, ticks = describe_machine(), cpu_ticks()
     workers = wishes.workers
     if workers == "auto":
         workers = "docker" if docker_engine.answers() else "process"
@@ -101,7 +105,8 @@ def run_experiment(
             status = client.wait_until_complete(_UP_S)
             for case, wiring in plan:
                 say(f"case ({case}), {wiring}")
-                runs.append(run_case(client, lab, case, wiring, wishes.iterations, tell))
+                percent = wishes.mismatch_percent
+                runs.append(run_case(client, lab, case, wiring, wishes.iterations, tell, percent))
                 start, end = training_window(runs[-1].jobs[0])
                 say(f"case ({case}), {wiring}: the first job took {end - start:.2f} s")
         say("taking the lab down")
@@ -114,6 +119,10 @@ def run_experiment(
         started_at=started_at.isoformat(timespec="seconds"),
         duration_s=time.monotonic() - began,
         machine=machine,
+        disturbance=Disturbance.of(
+            machine["load_average_1min"] / machine["cores"], ticks, cpu_ticks(), runs
+        ),
+        mismatch_percent=wishes.mismatch_percent,
     )
     result = result_of(setting, runs)
     return ExperimentResult(result, write_report(result, runs, wishes.output))

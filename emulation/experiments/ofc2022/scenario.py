@@ -4,6 +4,7 @@ The parameters were fitted to the four completion times that the paper reports; 
 is how long a GPU computes and how fast the links are, never a result.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, zip_longest
 from types import MappingProxyType
@@ -23,13 +24,18 @@ CASES: Mapping[str, tuple[int, ...]] = MappingProxyType({"a": (4, 2), "b": (3, 3
 REFERENCE_WORKERS = 4
 
 
-def jobs_of(case: str, lab: Lab, iterations: int) -> tuple[JobSpec, ...]:
+def jobs_of(
+    case: str, lab: Lab, iterations: int, mismatch_percent: float = 0.0
+) -> tuple[JobSpec, ...]:
     """The jobs of case ``a`` or ``b``, first job first, each with its ring in order.
 
     All jobs train over the same data with the same batch for each GPU, so a job of n workers
-    does ``iterations * 4 / n`` iterations (rounded). ``BadInput`` if the lab does not have the
+    does ``iterations * 4 / n`` iterations (rounded). The second job computes
+    ``mismatch_percent`` longer than its GPUs say. ``BadInput`` if the lab does not have the
     GPUs, or a ring would not cross ToRs in the lab's initial wiring.
     """
+    if not (math.isfinite(mismatch_percent) and mismatch_percent >= 0):
+        raise BadInput(f"a mismatch of {mismatch_percent} %: expected 0 or more")
     if case not in CASES:
         raise BadInput(f"there is no case {case!r}: known are {', '.join(CASES)}")
     if iterations < 1:
@@ -39,6 +45,7 @@ def jobs_of(case: str, lab: Lab, iterations: int) -> tuple[JobSpec, ...]:
     jobs = []
     for number, hosts in enumerate(_shares(lab, tor_of, sizes), start=1):
         size = len(hosts)
+        longer = 1 + (mismatch_percent / 100 if number > 1 else 0)
         if len({tor_of[host.name] for host in hosts}) < 2:
             raise BadInput(
                 f"lab {lab.name}: the {size} GPUs of job {number} of case {case} are all on one "
@@ -49,13 +56,19 @@ def jobs_of(case: str, lab: Lab, iterations: int) -> tuple[JobSpec, ...]:
                 name=f"{case}{number}-{size}gpu",
                 iterations=max(1, round(iterations * REFERENCE_WORKERS / size)),
                 gradient_bytes=GRADIENT_BYTES,
-                compute_s={h.gpu.model: COMPUTE_S[h.gpu.model] for h in hosts if h.gpu},
+                compute_s={h.gpu.model: COMPUTE_S[h.gpu.model] * longer for h in hosts if h.gpu},
                 workers=size,
                 hosts=tuple(host.name for host in _alternating(hosts, tor_of)),
                 seed=number,
             )
         )
     return tuple(jobs)
+
+
+def given_compute_s(spec: JobSpec, lab: Lab) -> tuple[float, ...]:
+    """How long each rank of a job is to compute in an iteration."""
+    gpus = [lab.host(name).gpu for name in spec.hosts]
+    return tuple(spec.compute_s[gpu.model] for gpu in gpus if gpu is not None)
 
 
 def _tors(lab: Lab) -> dict[str, str]:

@@ -9,11 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
+import numpy as np
+
 from patchlight.controller.policies.contract import PartitionPolicy
 from patchlight.controller.policies.guard import Fault, GuardedPartition
 from patchlight.controller.policies.learned import Card
 from patchlight.controller.policies.partition import Constant, Sufficient
-from patchlight.controller.policies.registry import Recipe, find, policies
+from patchlight.controller.policies.registry import find, policies
 from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.simulator.ramp.episode_result import EpisodeResult
 from patchlight.emulation.simulator.ramp.hindsight import HindsightBound, hindsight_bound
@@ -29,6 +31,9 @@ CONSTANTS = (1, 2, 4, 6, 8, 16)
 ROLL_OUT = "roll-out"
 _CONSTANT: Mapping[str, int] = {f"constant-{degree}": degree for degree in CONSTANTS}
 _PLAIN = ("maximum", "minimum", "sufficient", "random")
+
+# So that no policy's seed is an episode's.
+_TAG = 0x504F4C49
 
 NAMES = (*_CONSTANT, *_PLAIN, ROLL_OUT)
 """Those that the experiment runs by itself, besides the learned ones that are shipped."""
@@ -61,7 +66,7 @@ def check_names(names: Iterable[str], ramp: RampShape = PAC_ML_SHAPE) -> list[st
                     f"policy {name!r} has to be told {lacking[0]!r}",
                     hint=f"write it {name}:{lacking[0]}=VALUE",
                 )
-            card = _card(recipe)
+            card = card_of(name)
             shape = (ramp.groups, ramp.racks, ramp.servers)
             if card is not None and card.ramp != shape:
                 there, here = ("×".join(map(str, each)) for each in (card.ramp, shape))
@@ -79,12 +84,13 @@ def shipped() -> list[str]:
 
 def made_for(name: str, rule: str) -> bool:
     """Whether a policy can run with a placement rule: a learned one only with its own."""
-    card = None if name in NAMES else _card(find(name, "partition"))
+    card = card_of(name)
     return card is None or card.placement_rule == rule
 
 
-def _card(recipe: Recipe) -> Card | None:
-    return getattr(recipe.factory, "card", None)
+def card_of(name: str) -> Card | None:
+    """What a learned policy says of itself; ``None`` for other ones."""
+    return None if name in NAMES else getattr(find(name, "partition").factory, "card", None)
 
 
 def make_policy(
@@ -92,8 +98,11 @@ def make_policy(
 ) -> PartitionPolicy:
     """The policy of this name for one episode; ``look`` is for the roll-out.
 
-    One that is not built in is guarded: ``faults`` hears what it does wrong.
+    One that is not built in is guarded: ``faults`` hears what it does wrong. Policies get
+    neither the episode's seed nor the scenario that draws it: with both, they had every job to
+    come.
     """
+    scenario, seed = scenario.for_policies(), _policy_seed(seed)
     if name == ROLL_OUT:
         return RollOut(scenario, seed, look)
     if name in _CONSTANT:
@@ -103,6 +112,11 @@ def make_policy(
     if recipe.origin == "built in":
         return made
     return GuardedPartition(made, Sufficient(), name, faults)
+
+
+def _policy_seed(episode_seed: int) -> int:
+    """A seed that follows from the episode's and is not it."""
+    return int(np.random.SeedSequence([episode_seed, _TAG]).generate_state(1)[0])
 
 
 class Cell(NamedTuple):

@@ -55,11 +55,3 @@ THROUGHPUT_BYTES_PER_S: Mapping[str, Mapping[str, float]] = {
     "PAC-ML, final epoch": {"A": 24.70e6, "B": 23.43e6, "C": 27.79e6, "D": 28.40e6},
     "maximum": {"A": 23.25e6, "B": 23.51e6, "C": 23.56e6, "D": 23.51e6},
 }
-
-TARGETS: Mapping[str, Mapping[str, float]] = {
-    "ramp-first-fit": {
-        law: each.blocking_rate for law, each in PAC_ML["PAC-ML, best checkpoint"].items()
-    },
-    "ramp-block": {"A": 0.125, "B": 0.140, "C": 0.105, "D": 0.080},
-}
-"""Blocking rates to be below: PAC-ML's best; for whole blocks, goals of this project's own."""

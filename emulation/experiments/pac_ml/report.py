@@ -8,10 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from patchlight.emulation.experiments.pac_ml import paper
+from patchlight.emulation.experiments.pac_ml.episodes import CONSTANTS
 from patchlight.emulation.output_folder import cannot_write
 
 _BOUND = "bound in hindsight"
 _PAC_ML = "PAC-ML, best checkpoint"
+_BOLD = "bold: below every other policy, on the same seeds (paired 95 % intervals)"
 
 
 def write_report(result: dict[str, Any], output: Path) -> list[Path]:
@@ -31,15 +33,20 @@ def write_report(result: dict[str, Any], output: Path) -> list[Path]:
 
 
 def tables_of(result: dict[str, Any]) -> list[Table]:
-    """For each placement rule the blocking rates, and completion times with throughput.
+    """For each placement rule the blocking rates, what policies block less the best constant
+    degree, and completion times with throughput.
 
     Last, where the figures compare, the lowest rates beside the published ones.
     """
-    tables = [
-        table
+    made = (
+        (
+            _blocking(result, rule, laws),
+            _less_constant(result, rule, laws),
+            _work(result, rule, laws),
+        )
         for rule, laws in result["rules"].items()
-        for table in (_blocking(result, rule, laws), _work(result, rule, laws))
-    ]
+    )
+    tables = [table for of_rule in made for table in of_rule if table is not None]
     if rows := rows_beside_published(result):
         title = f"Lowest blocking rate, {paper.RULE}, beside the published ({_PAC_ML})"
         beside = Table("", "published", "measured", "policy", "difference", title=title)
@@ -51,20 +58,24 @@ def tables_of(result: dict[str, Any]) -> list[Table]:
 
 def _blocking(result: dict[str, Any], rule: str, laws: dict[str, Any]) -> Table:
     comparable = result["comparable"]
-    title = f"Blocking rate, {rule}, {len(result['seeds'])} seeds, mean ± 95 %"
-    table = Table("policy", title=title)
+    instance = result["law_instance"]
+    drawn = "laws made anew for each" if instance is None else f"instance {instance} of the laws"
+    title = f"Blocking rate, {rule}, {len(result['seeds'])} seeds, {drawn}, mean ± 95 %"
+    table = Table("policy", title=title, caption=_BOLD)
     for law in laws:
         table.add_column(f"law {law}", justify="right", no_wrap=True)
         if comparable:
             table.add_column("publ.", justify="right", style="dim")
     names = list(next(iter(laws.values()))["policies"])
-    best = {law: cell["target"]["best"] for law, cell in laws.items()}
+    lowest = {
+        law: cell["lowest"]["policy"] for law, cell in laws.items() if cell["lowest"]["below_all"]
+    }
     for name in names:
         row: list[str | Text] = [name]
         for law, cell in laws.items():
             figures = cell["policies"][name]
             text = with_interval(figures["blocking_rate"], figures["ci95"])
-            row.append(Text(text, "bold" if figures["blocking_rate"] == best[law] else ""))
+            row.append(Text(text, "bold" if name == lowest.get(law) else ""))
             if comparable:
                 row.append(_rate(paper.BLOCKING.get(name, {}).get(law)))
         table.add_row(*row)
@@ -77,6 +88,30 @@ def _blocking(result: dict[str, Any], rule: str, laws: dict[str, Any]) -> Table:
     for bound in bounds:
         row += [with_interval(bound["blocking_rate"], bound["ci95"]), *([""] * comparable)]
     table.add_row(*row)
+    return table
+
+
+def _less_constant(result: dict[str, Any], rule: str, laws: dict[str, Any]) -> Table | None:
+    """Paired differences of those that are no constants; ``None`` where there is no constant."""
+    if any(cell["lowest"]["constant"] is None for cell in laws.values()):
+        return None
+    constants = {f"constant-{degree}" for degree in CONSTANTS}
+    names = [name for name in next(iter(laws.values()))["policies"] if name not in constants]
+    if not names:
+        return None
+    title = f"Blocking rate less the best constant degree's, {rule}, same seeds, mean ± 95 %"
+    caption = "in brackets in how many episodes it is above; bold: significant"
+    table = Table("policy", title=title, caption=caption)
+    for law, cell in laws.items():
+        table.add_column(f"{law}: less {cell['lowest']['constant']}", justify="right")
+    for name in names:
+        row = [name]
+        for cell in laws.values():
+            found = cell["lowest"]["less_constant"][name]
+            text = with_interval(found["difference"], found["ci95"], signed=True)
+            text += f" ({found['worse_episodes']})"
+            row.append(Text(text, "bold" if found["significant"] else ""))
+        table.add_row(*row)
     return table
 
 
@@ -112,8 +147,8 @@ def rows_beside_published(result: dict[str, Any]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for law, cell in result["rules"].get(paper.RULE, {}).items() if result["comparable"] else ():
         published = paper.PAC_ML[_PAC_ML][law].blocking_rate
-        measured, policy = cell["target"]["best"], cell["target"]["best_policy"]
-        points = f"{100 * (measured - published):+.2f} points".replace("-", "−")
+        measured, policy = cell["lowest"]["blocking_rate"], cell["lowest"]["policy"]
+        points = _signed(f"{100 * (measured - published):+.2f} points")
         rows.append((f"law {law}", f"{published:.4f}", f"{measured:.4f}", policy, points))
     return rows
 
@@ -134,11 +169,16 @@ def faults_of(result: dict[str, Any]) -> list[str]:
     ]
 
 
-def with_interval(mean: float | None, half_width: float | None) -> str:
+def with_interval(mean: float | None, half_width: float | None, signed: bool = False) -> str:
     """``0.2163 ± 0.0041``; without the interval where one seed gives none."""
     if mean is None:
         return "–"
-    return f"{mean:.4f}" + ("" if half_width is None else f" ± {half_width:.4f}")
+    shown = _signed(f"{mean:+.4f}") if signed else f"{mean:.4f}"
+    return shown + ("" if half_width is None else f" ± {half_width:.4f}")
+
+
+def _signed(text: str) -> str:
+    return text.replace("-", "−")
 
 
 def _rate(published: paper.Published | None) -> str:

@@ -10,13 +10,18 @@ from typing import Any
 import numpy as np
 
 from patchlight.emulation.experiments.pac_ml import paper
-from patchlight.emulation.experiments.pac_ml.episodes import CONSTANTS, Cell, EpisodeOutcome
-from patchlight.emulation.simulator.ramp.episode_result import Counting, Interval, mean_and_interval
+from patchlight.emulation.experiments.pac_ml.episodes import CONSTANTS, EpisodeOutcome
+from patchlight.emulation.simulator.ramp.episode_result import (
+    Counting,
+    Interval,
+    mean_and_interval,
+    paired_difference,
+)
 from patchlight.emulation.simulator.ramp.hindsight import HindsightBound
 from patchlight.emulation.simulator.ramp.rollout import LookAhead
 from patchlight.testbed.errors import BadInput
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _TIMES = ("jct_mean_s", "jct_p50_s", "jct_p99_s", "slowdown_mean")
 _MEANS = (*_TIMES, "throughput_bytes_per_s", "allocated", "busy", "mean_degree")
 
@@ -48,6 +53,11 @@ class PolicyFigures:
     published: Mapping[str, Any] | None
     episodes: Sequence[Mapping[str, Any]]
     faults: Mapping[str, Any]
+
+    @property
+    def rates(self) -> list[float]:
+        """The blocking rate of each episode."""
+        return [each["blocking_rate"] for each in self.episodes]
 
     @classmethod
     def of(
@@ -119,24 +129,62 @@ class RollOutFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """The blocking rate to be below, and by which policy how much was reached."""
+class Difference:
+    """A policy's blocking rate less another's, episode by episode with the same seeds.
 
-    below: float
-    best_policy: str
-    best: float | None
-    met: bool
-    best_constant: str | None
+    ``significant`` if the paired 95 % interval leaves zero out; ``worse_episodes`` is in how
+    many of them it blocked more.
+    """
+
+    difference: float | None
+    ci95: float | None
+    worse_episodes: int
+    significant: bool
 
     @classmethod
-    def of(cls, cell: Cell, policies: Mapping[str, PolicyFigures]) -> Target:
+    def of(cls, policy: PolicyFigures, other: PolicyFigures) -> Difference:
+        """Of two policies that ran the same episodes."""
+        first, second = policy.rates, other.rates
+        found = paired_difference(first, second)
+        worse = sum(a > b for a, b in zip(first, second, strict=True))
+        return cls(*_interval(found), worse, abs(found.mean) > found.half_width)
+
+
+@dataclass(frozen=True, slots=True)
+class Lowest:
+    """The policy that blocks least in a cell, beside the others.
+
+    ``below_all`` if it is significantly below each other one. ``constant`` is the constant degree
+    that blocks least, ``less_constant`` what each policy blocks less that.
+    """
+
+    policy: str
+    blocking_rate: float | None
+    below_all: bool
+    constant: str | None
+    less_constant: Mapping[str, Difference]
+
+    @classmethod
+    def of(cls, policies: Mapping[str, PolicyFigures]) -> Lowest:
         """Of a cell's policies."""
         rates: dict[str, Any] = {name: each.blocking_rate for name, each in policies.items()}
-        constants = {f"constant-{degree}" for degree in CONSTANTS} & set(rates)
-        best = min(rates, key=rates.__getitem__)
-        below = paper.TARGETS[cell.rule][cell.law]
-        ranked = sorted((name for name in rates if name in constants), key=rates.__getitem__)
-        return cls(below, best, rates[best], rates[best] < below, next(iter(ranked), None))
+        ranked = sorted(rates, key=rates.__getitem__)
+        name, *rest = ranked
+        lowest = policies[name]
+        beside = [Difference.of(lowest, policies[other]) for other in rest]
+        constants = {f"constant-{degree}" for degree in CONSTANTS}
+        constant = next((each for each in ranked if each in constants), None)
+        return cls(
+            name,
+            lowest.blocking_rate,
+            all(each.significant for each in beside),
+            constant,
+            {
+                each: Difference.of(policies[each], policies[constant])
+                for each in policies
+                if constant is not None and each != constant
+            },
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +194,7 @@ class CellFigures:
     policies: Mapping[str, PolicyFigures]
     hindsight_bound: BoundFigures
     roll_out: RollOutFigures | None
-    target: Target
+    lowest: Lowest
 
 
 def _published() -> dict[str, Any]:
@@ -162,7 +210,10 @@ def _published() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What was run, where and when, and the figures by placement rule and law."""
+    """What was run, where and when, and the figures by placement rule and law.
+
+    ``law_instance`` is that of laws B, C and D; ``None`` for new ones in each episode.
+    """
 
     experiment: str = "pac-ml"
     schema_version: int = SCHEMA_VERSION
@@ -176,6 +227,7 @@ class Result:
     profiles: Mapping[str, Any]
     seeds: Sequence[int]
     horizon_s: float
+    law_instance: int | None
     counting: str = Counting.FAITHFUL.value
     comparable: bool
     rules: Mapping[str, Mapping[str, CellFigures]]

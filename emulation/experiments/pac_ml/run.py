@@ -25,10 +25,10 @@ from patchlight.emulation.experiments.pac_ml.episodes import (
 from patchlight.emulation.experiments.pac_ml.results import (
     BoundFigures,
     CellFigures,
+    Lowest,
     PolicyFigures,
     Result,
     RollOutFigures,
-    Target,
 )
 from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.provenance import policy_files, provenance
@@ -136,7 +136,10 @@ def find_profiles(folder: Path | None) -> Profiles:
 def run_experiment(
     options: ExperimentOptions, say: Callable[[str], None], tell: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """Everything that ``result.json`` holds. ``tell`` hears (episodes done, episodes in all)."""
+    """Everything that ``result.json`` holds. ``tell`` hears (episodes done, episodes in all).
+
+    Of ``options.variation`` only the laws' instance is for this: the rest is other than the paper.
+    """
     profiles = find_profiles(options.profiles)
     say(f"models: {profiles.source}")
     if not profiles.published:
@@ -144,7 +147,7 @@ def run_experiment(
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
     named = [name for name in (*(options.policies or ()), *options.added) if name not in NAMES]
     origin = provenance(options.all_seeds, policy_files(named, "partition"))
-    runner = TaskRunner(profiles.graphs, options.horizon_s)
+    runner = TaskRunner(profiles.graphs, options.horizon_s, options.variation)
     cells, seeds = options.cells, options.all_seeds
     looks = _tune(runner, options, say)
     runs = _runs(options, looks)
@@ -161,7 +164,7 @@ def run_experiment(
             policies,
             BoundFigures.of([outcomes[BoundTask(cell, seed)] for seed in seeds]),
             None if look is None else RollOutFigures.of(look),
-            Target.of(cell, policies),
+            Lowest.of(policies),
         )
     result = Result(
         started_at=started.isoformat(timespec="seconds"),
@@ -178,6 +181,7 @@ def run_experiment(
         },
         seeds=list(seeds),
         horizon_s=options.horizon_s,
+        law_instance=options.variation.law_instance,
         comparable=profiles.published and options.horizon_s == PAC_ML_HORIZON_S,
         rules=figures,
     )

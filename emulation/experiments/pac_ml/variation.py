@@ -30,7 +30,8 @@ class Variation:
     """What is other than in the paper; as it comes, nothing is.
 
     ``mix`` gives models their shares of the jobs by name, 0 to those that it does not name;
-    without it they come as in the paper.
+    without it they come as in the paper. ``law_instance`` fixes laws B, C and D, which are
+    made anew for each episode without it (``requirements.SkewNormal``).
     """
 
     ramp: RampShape = PAC_ML_SHAPE
@@ -38,6 +39,7 @@ class Variation:
     mix: tuple[tuple[str, float], ...] = ()
     failures: Outages | None = None
     horizon_s: float = PAC_ML_HORIZON_S
+    law_instance: int | None = None
 
     @classmethod
     def parse(
@@ -73,7 +75,7 @@ class Variation:
 
     def scenario(self, workloads: Workloads, law: str, rule: str) -> Scenario:
         """The experiment so varied."""
-        plain = pac_ml_scenario(workloads, law, rule, self.horizon_s)
+        plain = pac_ml_scenario(workloads, law, rule, self.horizon_s, self.law_instance)
         shares = dict(self.mix)
         return replace(
             plain,

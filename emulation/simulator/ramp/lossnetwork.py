@@ -17,8 +17,9 @@ from typing import NamedTuple
 from patchlight.controller.policies.contract import ClusterView, JobView, PartitionPolicy, Running
 from patchlight.emulation.simulator.outages import Outage
 from patchlight.emulation.simulator.ramp.episode_result import Accepted, EpisodeResult
-from patchlight.emulation.simulator.ramp.ramp import place
+from patchlight.emulation.simulator.ramp.ramp import PlacementRule, place
 from patchlight.emulation.simulator.ramp.scenario import Job, Scenario
+from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 
 EPSILON_S = 1e-7
@@ -98,7 +99,8 @@ class Episode:
             self.broken,
             tuple(self._running),
             self._views[number - RECENT if number > RECENT else 0 : number],
-            partial(_preview, self.scenario, occupied),
+            # Not the scenario itself: it draws the jobs to come.
+            partial(_preview, self.scenario.workloads, self.scenario.rule, occupied),
         )
         free = len(self._legal) - 1 - occupied.bit_count()
         return Question(cluster, self._views[number], self._legal[free])
@@ -197,13 +199,14 @@ class Episode:
         return EpisodeResult.of(len(self._jobs), causes, tuple(self.accepted), workloads, horizon_s)
 
 
-def _preview(scenario: Scenario, occupied: int, job: JobView, degree: int) -> int | None:
+def _preview(
+    workloads: Workloads, rule: PlacementRule, occupied: int, job: JobView, degree: int
+) -> int | None:
     """As ``contract.Preview``; ``None`` also where a server's memory may not hold the job."""
-    workloads = scenario.workloads
     plan = workloads.plans[workloads.number_of(job.graph)].get(degree)
     if plan is None or not plan.fits_memory:
         return None
-    blocks = place(workloads.ramp, scenario.rule, plan.splits, occupied)
+    blocks = place(workloads.ramp, rule, plan.splits, occupied)
     if blocks is None:
         return None
     servers = 0

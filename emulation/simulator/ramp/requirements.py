@@ -60,7 +60,7 @@ class SkewNormal:
 
     name: str
     skewness: float
-    instance: int | None = 0
+    instance: int | None = None
 
     def sample(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
         """Drawn from the law's histogram."""
@@ -97,7 +97,7 @@ LAW_NAMES = ("A", *_SKEWNESS)
 """The four laws of PAC-ML's experiments."""
 
 
-def law(name: str, instance: int | None = 0) -> RequirementLaw:
+def law(name: str, instance: int | None = None) -> RequirementLaw:
     """The law of this name; ``BadInput`` naming those there are. ``instance``: ``SkewNormal``."""
     if name not in LAW_NAMES:
         raise BadInput(f"no requirement law {name!r}: expected one of {', '.join(LAW_NAMES)}")

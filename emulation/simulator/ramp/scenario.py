@@ -3,9 +3,11 @@
 Jobs are drawn before an episode begins, so that all policies see the same.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -80,6 +82,8 @@ def _check(interval_s: float) -> None:
 
 PAC_ML_HORIZON_S = 1e6
 PAC_ML_REPLICATION = 201
+# What episodes are drawn from, and what policies may draw from.
+_EPISODES, _POLICIES = (), (0x504F4C49,)
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ class Scenario:
     servers let it. With ``replication`` r, models are drawn without putting back from a pool of r
     jobs of each model, which is filled again when empty (as PAC-ML's simulator does); with
     ``None``, each job's model is drawn by itself, in proportion to ``mix`` if there is one.
+    ``stream`` keeps the episodes of equal seeds apart, see ``for_policies``.
     """
 
     workloads: Workloads
@@ -102,6 +107,7 @@ class Scenario:
     reuse_first_time: bool = True
     mix: tuple[float, ...] | None = None
     failures: Outages | None = None
+    stream: tuple[int, ...] = _EPISODES
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.horizon_s) and self.horizon_s > 0):
@@ -122,9 +128,7 @@ class Scenario:
 
     def jobs(self, seed: int) -> list[Job]:
         """The jobs of the episode with this seed."""
-        when, models, needs = (
-            np.random.default_rng(each) for each in np.random.SeedSequence(seed).spawn(3)
-        )
+        when, models, needs = (np.random.default_rng(each) for each in self._spawn(seed, 3))
         times = self.arrivals.times(when, self.horizon_s)
         kinds = len(self.workloads.names)
         if self.replication is None:
@@ -157,8 +161,19 @@ class Scenario:
         if self.failures is None:
             return ()
         # Spawned after the three of the jobs, so that failures do not change these.
-        rng = np.random.default_rng(np.random.SeedSequence(seed).spawn(4)[3])
+        rng = np.random.default_rng(self._spawn(seed, 4)[3])
         return self.failures.events_until(self.horizon_s, self.workloads.ramp.shape.size, rng)
+
+    def for_policies(self) -> Scenario:
+        """The same laws with other jobs: no seed of it gives an episode that this one has.
+
+        For policies that plan with the scenario; they would know the jobs to come of the very
+        episode that they run in.
+        """
+        return replace(self, stream=_POLICIES)
+
+    def _spawn(self, seed: int, count: int) -> list[np.random.SeedSequence]:
+        return np.random.SeedSequence(seed, spawn_key=self.stream).spawn(count)
 
 
 def pac_ml_scenario(
@@ -166,10 +181,11 @@ def pac_ml_scenario(
     law_name: str = "A",
     rule: PlacementRule | str = PlacementRule.RAMP_FIRST_FIT,
     horizon_s: float = PAC_ML_HORIZON_S,
-    law_instance: int | None = 0,
+    law_instance: int | None = None,
 ) -> Scenario:
     """PAC-ML's experiment: 32 servers, a job every 1,000 s until ``horizon_s``.
 
+    Each episode has laws B, C and D made anew, as PAC-ML's simulator makes them, or all the
     ``law_instance``: see ``requirements.SkewNormal``.
 
     ``BadInput`` for an unknown law or rule.

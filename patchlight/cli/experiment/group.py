@@ -71,10 +71,18 @@ def experiment() -> None:
 @click.option("--name", help="Call the emulated lab so.  [default: the lab file's name]")
 @click.option("--replace", is_flag=True, help="Take down a lab of that name first.")
 @click.option("--cases", default="a,b,live", help="Which parts to run, joined by commas.")
+@click.option(
+    "--mismatch",
+    "mismatch_percent",
+    type=click.FloatRange(min=0),
+    default=0,
+    metavar="PERCENT",
+    help="The second job computes so much longer: jobs then do not stay in step.",
+)
 def ofc2022(output: Path | None, cases: str, **chosen: Any) -> None:
     """Two training jobs on six GPUs: a static network against one rewired with light.
 
-    Yan, Zhu, Glick, Wu, Bergman, OFC 2022. Prints the paper's figures beside the measured
+    S. Yan, Zhu, Glick, Wu, Bergman, OFC 2022. Prints the paper's figures beside the measured
     ones and writes plots, result.json and report.html.
     """
     require_root(
@@ -160,7 +168,14 @@ _COUNT = click.IntRange(min=1)
     help="Folder with PipeDream's five profiles, or a clone of PipeDream.  [default: the cache, "
     "else the built-in computed ones]",
 )
-@click.option("--laws", **_NAMES, default="A,B,C,D", help="Laws of what jobs ask for.")
+@click.option("--laws", **_NAMES, default="A,B,C,D", help="Laws of jobs' requirements.")
+@click.option(
+    "--law-instance",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="The same laws B, C and D in all episodes, those made with seed N.  [default: new ones "
+    "in each, as the paper's simulator makes them]",
+)
 @click.option(
     "--rules",
     **_NAMES,
@@ -194,7 +209,12 @@ _COUNT = click.IntRange(min=1)
     help="Where the results go.  [default: results/pac-ml-<time>]",
 )
 def pac_ml(
-    processes: int | None, engine: str, address: str | None, output: Path | None, **chosen: Any
+    processes: int | None,
+    engine: str,
+    address: str | None,
+    output: Path | None,
+    law_instance: int | None,
+    **chosen: Any,
 ) -> None:
     """How far to partition jobs that have to be done in time, on 32 servers of RAMP.
 
@@ -204,10 +224,15 @@ def pac_ml(
     """
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.pac_ml import report, run
+    from patchlight.emulation.experiments.pac_ml.variation import Variation
     from patchlight.emulation.output_folder import check_output
     from patchlight.emulation.simulator.executors import Engine
 
-    options = run.ExperimentOptions(engine=Engine(engine, processes or 0, address), **chosen)
+    options = run.ExperimentOptions(
+        engine=Engine(engine, processes or 0, address),
+        variation=Variation(law_instance=law_instance),
+        **chosen,
+    )
     run.find_profiles(options.profiles)  # Before a folder is made: wrong input leaves nothing.
     folder = output or Path("results") / time.strftime("pac-ml-%Y%m%d-%H%M%S")
     check_output(folder)

@@ -1,7 +1,7 @@
 """How ``patchlight policy evaluate`` finds out how well policies do."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,23 @@ def of_partition(
     laws: Sequence[str],
     rule: str,
     profiles: Path | None,
+    law_instance: int | None = None,
     **other: str | None,
 ) -> list[dict[str, Any]]:
     """Partition policies on PAC-ML's cluster: figures for each law and policy.
 
     ``processes`` 0 is one for each core. ``tell`` hears of episodes done, of how many. ``other`` is
-    to be other than in the paper, see ``Variation.parse``.
+    to be other than in the paper, see ``Variation.parse``. ``outside_training`` of a row says
+    what a learned policy never met.
     """
     # Not above: importing NumPy takes longer than --help should.
-    from patchlight.emulation.experiments.pac_ml.run import ExperimentOptions, run_policies
+    from patchlight.emulation.experiments.pac_ml.episodes import card_of
+    from patchlight.emulation.experiments.pac_ml.run import (
+        ExperimentOptions,
+        find_profiles,
+        run_policies,
+    )
+    from patchlight.emulation.experiments.pac_ml.training_range import outside_training
     from patchlight.emulation.experiments.pac_ml.variation import Variation
     from patchlight.emulation.simulator.executors import Engine
 
@@ -36,15 +44,31 @@ def of_partition(
         policies=tuple(names),
         profiles=profiles,
         engine=Engine("processes", processes),
-        variation=Variation.parse(**other),
+        variation=replace(Variation.parse(**other), law_instance=law_instance),
     )
+    profiled = find_profiles(profiles)
+    models = [graph.name for graph in profiled.graphs]
+
+    def outside(name: str, law: str) -> list[str]:
+        card = card_of(name)
+        if card is None:
+            return []
+        return outside_training(card, options.variation, law, models, profiled.published)
+
     shared = {
         "rule": rule,
         "seeds": list(seeds),
+        "law_instance": law_instance,
         "varied": {what: text for what, text in other.items() if text is not None},
     }
     return [
-        {"policy": name, "law": cell.law, **shared, **asdict(figures)}
+        {
+            "policy": name,
+            "law": cell.law,
+            "outside_training": outside(name, cell.law),
+            **shared,
+            **asdict(figures),
+        }
         for cell, policies in run_policies(options, tell).items()
         for name, figures in policies.items()
     ]
@@ -75,6 +99,15 @@ def as_table(found: Sequence[dict[str, Any]]) -> Table:
 def faults_of(found: Sequence[dict[str, Any]]) -> list[str]:
     """In words what policies did wrong: the first fault of each."""
     return list(dict.fromkeys(r["faults"]["first"] for r in found if r["faults"]["count"]))
+
+
+def warnings_of(found: Sequence[dict[str, Any]]) -> list[str]:
+    """In words what learned policies were not trained for: their figures do not hold there."""
+    outside: dict[str, dict[str, None]] = {}
+    for row in found:
+        if row["outside_training"]:
+            outside.setdefault(row["policy"], {}).update(dict.fromkeys(row["outside_training"]))
+    return [f"warning: {name} was {'; '.join(words)}" for name, words in outside.items()]
 
 
 def _number(value: float | None, form: str) -> str:

@@ -23,7 +23,10 @@ from patchlight.cli.rendering import (
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 # Options of ``evaluate`` that only partition policies have.
-_ONLY_PARTITION = ("laws", "rule", "seeds", "profiles", "ramp", "arrivals", "mix", "failures")
+_ONLY_PARTITION = (
+    *("laws", "law_instance", "rule", "seeds"),
+    *("profiles", "ramp", "arrivals", "mix", "failures"),
+)
 _KINDS = ("partition", "placement", "order", "topology")
 # Imported only when they are used: they need PyTorch.
 _LATER: Mapping[str, str] = {
@@ -154,7 +157,13 @@ def _source(factory: Any) -> str | None:
     "laws",
     multiple=True,
     metavar="LAW",
-    help="Law of what jobs ask for, A to D; may be given again.  [default: A]",
+    help="Law of jobs' requirements, A to D; may be given again.  [default: A]",
+)
+@click.option(
+    "--law-instance",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="The same law in all episodes, made with seed N.  [default: a new one in each]",
 )
 @click.option(
     "--rule", default="ramp-block", help="How operations are placed: ramp-block or ramp-first-fit."
@@ -215,7 +224,7 @@ def evaluate(
     Partition policies run PAC-ML's cluster. Placement, order and topology policies run the jobs
     of --trace, as 'patchlight simulate' does, which has more options.
     """
-    from patchlight.cli.policy.evaluation import as_table, faults_of, of_partition
+    from patchlight.cli.policy.evaluation import as_table, faults_of, of_partition, warnings_of
     from patchlight.cli.simulate import refuse_faults, run_simulation
 
     kinds = {_kind_of(name) for name in names}
@@ -256,7 +265,7 @@ def evaluate(
         print_json(figures)
     else:
         as_table(figures).print()
-        for words in faults_of(figures):
+        for words in (*faults_of(figures), *warnings_of(figures)):
             say(words, err=True)
     if strict:
         refuse_faults(sum(row["faults"]["count"] for row in figures))
@@ -268,7 +277,7 @@ def _refuse(options: tuple[str, ...], message: str) -> None:
     for name in options:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise BadInput(
-                f"--{'law' if name == 'laws' else name} {message}",
+                f"--{'law' if name == 'laws' else name.replace('_', '-')} {message}",
                 hint="'patchlight simulate' has the options of a cluster with a queue",
             )
 

@@ -14,7 +14,7 @@ from patchlight.emulation.experiments.ofc2022.measurements import (
     Reconfiguration,
     Wiring,
 )
-from patchlight.emulation.experiments.ofc2022.scenario import jobs_of
+from patchlight.emulation.experiments.ofc2022.scenario import given_compute_s, jobs_of
 from patchlight.testbed.jobs import Iteration, JobSpec, JobState, JobStatus
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import read_lab
@@ -69,7 +69,8 @@ def simulate(lab: Lab) -> Simulate:
             change_at = spec.iterations // 2 if wiring == "live" else None
             done = _train(spec, [optical if wiring == "optical" else static, optical], change_at)
             status = JobStatus(f"{spec.name}-id", spec, JobState.DONE, hosts=spec.hosts)
-            jobs.append(JobRun(replace(status, iterations_done=spec.iterations), tuple(done)))
+            status = replace(status, iterations_done=spec.iterations)
+            jobs.append(JobRun(status, tuple(done), given_compute_s(spec, lab)))
             end = max(i.finished_at for i in done)
             for second in range(int(end - T0) + 4):
                 at = T0 + second + 0.5

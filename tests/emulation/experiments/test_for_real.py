@@ -41,7 +41,7 @@ def test_all_cases_with_processes(tmp_path: Path) -> None:
     assert result["workers"] == "process"
     # How near the paper it comes is for benchmarks/experiment.py to say, on a quiet machine. This
     # much must hold on a busy one too.
-    assert len(result["comparisons"]) == 3
+    assert len(result["comparisons"]) == 4
     assert result["cases"]["a"]["reduction"] > 0.6
     assert result["cases"]["b"]["reduction"] > 0.45
     assert result["cases"]["a"]["gpu_utilization_ratio"] > 2.5

@@ -11,6 +11,7 @@ from patchlight.cli.main import cli
 from patchlight.controller.policies.learned import Card
 from patchlight.controller.policies.observation import SCHEMA, VERSION, Layout
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs.profiles import SOURCES
 
 onnx = pytest.importorskip("onnx", reason="needs the package onnx, to make a model")
 
@@ -94,6 +95,64 @@ def test_one_for_another_lab_is_refused(
         result = CliRunner().invoke(cli, command)
         assert isinstance(result.exception, BadInput)
         assert words in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], []),
+        (["--law", "B"], []),
+        (["--law", "B", "--law-instance", "1"], ["instance 0 of law B, here it is instance 1"]),
+        (["--law", "C"], ["trained on laws A, B, not on law C"]),
+        (["--arrivals", "fixed:1300"], ["trained on a job every 1000 s"]),
+        (["--arrivals", "poisson:1000"], ["trained on a job every 1000 s"]),
+        (["--mix", "vgg16=1"], ["trained on all models alike"]),
+        (["--failures", "30d:4h"], ["trained on servers that never break"]),
+    ],
+)
+def test_what_a_model_was_not_trained_on_is_said(
+    given: list[str], words: list[str], tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "least.onnx")
+    card = Path(model).with_suffix(".json")
+    written = json.loads(card.read_text())
+    environment = {"laws": ["A", "B"], "law_instance": 0 if words else None}
+    written["training"] = {"config": {"environment": environment}, "models": list(SOURCES)}
+    card.write_text(json.dumps(written))
+    # A built-in policy beside it is never warned of.
+    few = ["--seeds", "1", "--processes", "1", *given, "--json"]
+    result = CliRunner().invoke(cli, ["policy", "evaluate", model, "constant-8", *few])
+    assert result.exit_code == 0, result.output
+    learned, constant = json.loads(result.stdout)
+    assert constant["outside_training"] == []
+    assert len(learned["outside_training"]) == len(words)
+    for said, expected in zip(learned["outside_training"], words, strict=True):
+        assert expected in said
+    result = CliRunner().invoke(cli, ["policy", "evaluate", model, *few[:-1]])
+    assert ("warning: " in result.stderr) == bool(words)
+
+
+@pytest.mark.parametrize("training", [{}, {"config": 3}, {"config": {"environment": {"laws": 1}}}])
+def test_a_card_that_does_not_say_what_it_was_trained_on(
+    training: dict[str, object], tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "least.onnx")
+    card = Path(model).with_suffix(".json")
+    card.write_text(json.dumps(json.loads(card.read_text()) | {"training": training}))
+    result = CliRunner().invoke(cli, ["policy", "evaluate", model, "--seeds", "1"])
+    assert result.exit_code == 0, result.output
+    assert "trained on what its card does not say" in result.stderr
+
+
+def test_shipped_models_say_what_they_were_trained_on(pipedream: Path) -> None:
+    few = ["--rule", "ramp-first-fit", "--seeds", "1", "--law", "A", "--law", "C"]
+    few += ["--profiles", str(pipedream)]
+    for fixed, said in ((["--law-instance", "0"], ""), ([], "made anew for each episode here")):
+        arguments = ["policy", "evaluate", "learned-first-fit", *few, *fixed]
+        result = CliRunner().invoke(cli, arguments)
+        assert result.exit_code == 0, result.output
+        assert said in result.stderr
+        assert bool(result.stderr.strip()) == bool(said)
 
 
 def test_a_changed_file_is_refused(tmp_path: Path) -> None:

@@ -11,15 +11,19 @@ from typing import Any
 import pytest
 
 from patchlight.emulation.experiments.ofc2022.analysis import (
+    busy_tenths,
     case_figures,
     iteration_ends,
     live_figures,
+    mean_utilization,
     reduction,
 )
-from patchlight.emulation.experiments.ofc2022.measurements import CaseRun
-from patchlight.emulation.experiments.ofc2022.report import rows_of, write_report
+from patchlight.emulation.experiments.ofc2022.disturbance import Disturbance
+from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, GpuSample
+from patchlight.emulation.experiments.ofc2022.report import rows_of, table_of, write_report
 from patchlight.emulation.experiments.ofc2022.results import Setting, result_of
 from patchlight.emulation.experiments.ofc2022.scenario import GRADIENT_BYTES, jobs_of
+from patchlight.emulation.machine import CpuTicks, cpu_ticks
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
@@ -171,7 +175,8 @@ def test_live_without_its_change_is_an_error(simulate: Simulate) -> None:
 ROOT = Path(__file__).resolve().parents[3]
 
 STARTED = "2024-01-01T00:00:00+00:00"
-SETTING = Setting("ofc2022", 1000, 12, "process", "ryu", STARTED, 100.0, {"cores": 2})
+QUIET = Disturbance(0.1, 0.0, 0.01, [])
+SETTING = Setting("ofc2022", 1000, 12, "process", "ryu", STARTED, 100.0, {"cores": 2}, QUIET)
 ALWAYS = ("report.html", "result.json", "measurements.json", "completion.png")
 
 
@@ -230,12 +235,101 @@ def test_each_figure_of_the_paper_has_its_difference(
         ("cases.a.gpu_utilization_ratio", 3.0, 1.0),
     ]
     assert [c["difference"] for c in same["comparisons"]] == pytest.approx([-0.732, -2.0])
+    relative = [c["relative_difference"] for c in same["comparisons"]]
+    assert relative == pytest.approx([-1.0, -2 / 3])
     assert [(row[1], row[2], row[4]) for row in rows_of(same) if row[4]] == [
         ("completion time lower by", "73.2 %", "−73.2 points"),
-        ("GPU utilisation, static → optical", "× 3", "−2.0"),
+        ("GPU utilisation, static → optical", "× 3", "67 % below"),
     ]
-    names = ["cases.a.reduction", "cases.a.gpu_utilization_ratio", "cases.b.reduction"]
+    keys = ("reduction", "gpu_utilization_ratio")
+    names = [f"cases.{case}.{key}" for case in "ab" for key in keys]
     assert [comparison["name"] for comparison in result["comparisons"]] == names
+
+
+def test_more_than_the_paper_is_no_agreement_either(result: dict[str, Any]) -> None:
+    """The model's utilisation rises by 1/(1 − reduction): the paper's own is lower, twice."""
+    rows = {(row[0], row[1]): row for row in rows_of(result)}
+    for case, words, model in (("a", "× 3", 3.73), ("b", "no significant improvement", 2.63)):
+        row = rows[f"({case})", "GPU utilisation, static → optical"]
+        assert row[2] == words
+        assert row[4].endswith("% above")
+        assert rows[f"({case})", "… by the paper's times, if T = C + V/B"][2] == f"× {model}"
+        found = result["cases"][case]
+        by_model = 1 / (1 - found["reduction"])
+        assert found["gpu_utilization_ratio"] == pytest.approx(by_model, rel=0.05)
+        assert found["paper_model_utilization_ratio"] == pytest.approx(model, abs=0.01)
+
+
+def test_the_second_job_computes_longer_by_the_mismatch(lab: Lab, result: dict[str, Any]) -> None:
+    for case in "ab":
+        (first, second), (same, longer) = jobs_of(case, lab, 12), jobs_of(case, lab, 12, 5.0)
+        assert same == first
+        assert longer.compute_s == {m: pytest.approx(1.05 * s) for m, s in second.compute_s.items()}
+        assert longer.hosts == second.hosts
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(BadInput, match="expected 0 or more"):
+            jobs_of("b", lab, 12, wrong)
+    assert "longer" not in str(table_of(result).title)
+    assert "computing 5 % longer" in str(table_of(result | {"mismatch_percent": 5.0}).title)
+
+
+@pytest.mark.parametrize(
+    ("load_before", "steal", "stretch", "words"),
+    [
+        (0.2, 0, 1.0, []),
+        (1.4, 0, 1.0, ["load average before was 1.4 for each core"]),
+        (0.2, 30, 1.0, ["30% of its processor time"]),
+        (0.2, 0, 1.2, ["20% longer than given"]),
+        (0.6, 30, 1.2, ["was 0.6 for each", "30% of its processor", "20% longer"]),
+    ],
+)
+def test_a_machine_too_busy_is_said(
+    simulate: Simulate,
+    runs: list[CaseRun],
+    tmp_path: Path,
+    load_before: float,
+    steal: int,
+    stretch: float,
+    words: list[str],
+) -> None:
+    run = simulate("a", "static")
+    second = run.jobs[1]
+    slow = tuple(replace(i, compute_s=stretch * i.compute_s) for i in second.iterations)
+    hit = replace(run, jobs=(run.jobs[0], replace(second, iterations=slow)))
+    before, after = CpuTicks(500, 1000), CpuTicks(500 + steal, 1100)
+    found = Disturbance.of(load_before, before, after, [hit, simulate("a", "optical")])
+    assert found.compute_stretch == pytest.approx(stretch - 1)
+    assert len(found.too_busy) == len(words)
+    for said, expected in zip(found.too_busy, words, strict=True):
+        assert expected in said
+    result = result_of(replace(SETTING, disturbance=found), runs)
+    write_report(result, runs, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    for place in (page, str(table_of(result).caption)):
+        assert ("too busy for these figures to be believed" in place) == bool(words)
+
+
+def test_tenths_of_a_second_add_up_to_the_schedule(simulate: Simulate) -> None:
+    job = simulate("a", "static").jobs[0]
+    at, busy = busy_tenths(job, 1)
+    assert (busy >= -1e-5).all()
+    assert (busy <= 1 + 1e-5).all()
+    assert 0.1 * busy.sum() == pytest.approx(
+        sum(i.compute_s for i in job.iterations if i.rank == 1)
+    )
+    steps = [b - a for a, b in pairwise(at)]
+    assert steps == pytest.approx([0.1] * len(steps), abs=1e-5)
+
+
+def test_the_average_is_over_a_jobs_gpus() -> None:
+    samples = [GpuSample(10.2, "x", 1.0), GpuSample(10.4, "y", 0.5), GpuSample(11.3, "x", 0.2)]
+    other = GpuSample(10.3, "z", 0.0)
+    assert mean_utilization([*samples, other], ("x", "y")) == {9.5: 0.75, 10.5: 0.2}
+
+
+def test_the_machine_counts_its_ticks() -> None:
+    first, second = cpu_ticks(), cpu_ticks()
+    assert 0 <= first.steal <= first.total <= second.total
 
 
 def test_reports_are_written_whole(
@@ -248,6 +342,9 @@ def test_reports_are_written_whole(
     assert page.count("data:image/png;base64,") == 4
     assert not re.search(r"(src|href)='?\"?(https?:|/)", page)  # self-contained
     assert "consistent with" in page
+    assert "S. Yan" in page
+    assert "speaks against the fitted model" in page
+    assert "and not a measurement of GPUs" in page
     for plot in (f for f in files if f.suffix == ".png"):
         assert plot.read_bytes().startswith(b"\x89PNG")
         assert plot.stat().st_size > 10_000

@@ -1,5 +1,7 @@
 """Training runs: configurations, learning, going on, export."""
 
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ for _package in ("torch", "gymnasium", "onnx"):
 from click.testing import CliRunner  # noqa: E402
 
 from patchlight.cli.policy.learn import export as export_command  # noqa: E402
-from patchlight.controller.policies.learned import load_learned  # noqa: E402
+from patchlight.controller.policies.learned import MODELS, load_learned, read_card  # noqa: E402
 from patchlight.emulation.learning.afterstates import AfterstateLearner, Teacher, play  # noqa: E402
 from patchlight.emulation.learning.config import (  # noqa: E402
     CONFIGS,
@@ -24,6 +26,7 @@ from patchlight.emulation.learning.export import export, rounded  # noqa: E402
 from patchlight.emulation.learning.network import load_run, scorer_of  # noqa: E402
 from patchlight.emulation.learning.training import Run, scenarios_of  # noqa: E402
 from patchlight.emulation.simulator.ramp import Workloads, run_episode  # noqa: E402
+from patchlight.emulation.simulator.ramp.requirements import law  # noqa: E402
 from patchlight.testbed.errors import BadInput  # noqa: E402
 from patchlight.testbed.graphs import builtin_graph  # noqa: E402
 
@@ -166,6 +169,36 @@ def test_a_teacher_of_a_degree_that_is_not_there_is_refused(tmp_path: Path) -> N
     config = parse_config(TINY + "afterstates: {teacher: {A: 5, D: 2}}\n")
     with pytest.raises(BadInput, match="degree 5"):
         Run(config, GRAPHS, tmp_path)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_configurations_that_come_along_name_files_that_exist(path: Path) -> None:
+    named = re.findall(r"[\w/.-]+\.(?:onnx|json|md|yaml)", path.read_text())
+    root = Path(__file__).parents[3]
+    assert [name for name in named if not (root / name).is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("config", "model"),
+    [
+        ("ramp-first-fit", "learned-first-fit"),
+        ("ramp-block", "learned-block"),
+        ("ramp-block-far", "learned-block-far"),
+    ],
+)
+def test_cards_of_shipped_models_hold_their_configurations(config: str, model: str) -> None:
+    wanted = json.loads(json.dumps(read_config(find_config(Path(config))).as_data()))
+    kept = dict(read_card(MODELS / f"{model}.json").training["config"])
+    assert kept == wanted
+    assert kept["environment"]["law_instance"] == 0
+
+
+def test_a_run_may_fix_the_instance_of_the_laws() -> None:
+    text = "name: a\nenvironment: {laws: [D], law_instance: 3}\n"
+    (fixed,) = scenarios_of(parse_config(text), GRAPHS)
+    (anew,) = scenarios_of(parse_config(text.replace(", law_instance: 3", "")), GRAPHS)
+    assert fixed.law == law("D", 3)
+    assert anew.law == law("D", None)
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)

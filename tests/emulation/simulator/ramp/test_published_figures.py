@@ -18,7 +18,8 @@ from patchlight.emulation.simulator.ramp import (
 )
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 
-# The rates that were measured by running the peer, one seed, or that its authors published.
+# The rates that were measured by running the peer, one seed (0, which makes instance 0 of the
+# laws), or that its authors published.
 RATES: list[tuple[PartitionPolicy, dict[str, float]]] = [
     (Constant(2), {"D": 0.1049}),
     (Constant(4), {"A": 0.2218, "C": 0.1249}),
@@ -38,7 +39,7 @@ PEER = [(law, policy, rate) for policy, rates in RATES for law, rate in rates.it
 def test_first_fit_blocks_as_many_as_the_peer(
     law: str, policy: PartitionPolicy, peer: float, workloads: Workloads
 ) -> None:
-    scenario = pac_ml_scenario(workloads, law, PlacementRule.RAMP_FIRST_FIT)
+    scenario = pac_ml_scenario(workloads, law, PlacementRule.RAMP_FIRST_FIT, law_instance=0)
     results = [run_episode(scenario, policy, seed) for seed in range(5)]
     assert results[0].arrivals == 1001
     assert results[0].decisions == 1000
@@ -48,7 +49,7 @@ def test_first_fit_blocks_as_many_as_the_peer(
 def test_whole_blocks_block_fewer(workloads: Workloads) -> None:
     # What a quick study with whole-job blocks found.
     for law, degree, rate in (("A", 8, 0.140), ("B", 8, 0.151), ("C", 4, 0.122)):
-        scenario = pac_ml_scenario(workloads, law, PlacementRule.RAMP_BLOCK)
+        scenario = pac_ml_scenario(workloads, law, PlacementRule.RAMP_BLOCK, law_instance=0)
         results = [run_episode(scenario, Constant(degree), seed) for seed in range(5)]
         assert blocking_rates(results).mean == pytest.approx(rate, abs=0.01)
 
@@ -61,7 +62,7 @@ def test_completion_times_and_throughput_are_the_published_ones(workloads: Workl
         ("D", Constant(2), 14903, 28.40e6),
         ("A", Maximum(), 1875, 23.25e6),
     ):
-        scenario = pac_ml_scenario(workloads, law)
+        scenario = pac_ml_scenario(workloads, law, law_instance=0)
         results = [run_episode(scenario, policy, seed) for seed in range(5)]
         assert sum(r.jct_mean_s for r in results) / 5 == pytest.approx(jct, rel=0.02)
         found = sum(r.throughput_bytes_per_s for r in results) / 5

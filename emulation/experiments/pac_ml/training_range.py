@@ -1,0 +1,56 @@
+"""Where a learned policy was trained, and what of an evaluation lies outside of that.
+
+A model is good for the load, the mix and the laws that it learned from; nothing in what it sees
+tells it of others. ``patchlight policy train`` knows one way of arrivals and one mix: PAC-ML's.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from patchlight.controller.policies.learned import Card
+from patchlight.emulation.experiments.pac_ml.variation import Variation
+from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
+from patchlight.emulation.simulator.ramp.scenario import FixedArrivals
+
+
+def outside_training(
+    card: Card, variation: Variation, law: str, models: Sequence[str], published: bool
+) -> list[str]:
+    """What is other here than where the model was trained, in words; none where all is as there.
+
+    ``models`` are the names of those that jobs train here, ``published`` says whether their
+    profiles are PipeDream's.
+    """
+    environment = _mapping(_mapping(card.training.get("config")).get("environment"))
+    laws = environment.get("laws")
+    if not isinstance(laws, list):
+        return ["trained on what its card does not say"]
+    found, instance = [], environment.get("law_instance")
+    if law not in laws:
+        found.append(f"trained on {_laws(laws)}, not on law {law}")
+    elif law != LAW_NAMES[0] and instance is not None and instance != variation.law_instance:
+        here = "made anew for each episode here"
+        if variation.law_instance is not None:
+            here = f"here it is instance {variation.law_instance}"
+        found.append(f"trained on instance {instance} of law {law}, {here}")
+    if variation.arrivals != FixedArrivals():
+        found.append(f"trained on a job every {FixedArrivals().interval_s:g} s")
+    if variation.mix:
+        found.append("trained on all models alike")
+    if variation.failures is not None:
+        found.append("trained on servers that never break")
+    trained_models = card.training.get("models")
+    if isinstance(trained_models, list) and sorted(map(str, trained_models)) != sorted(models):
+        found.append(f"trained on {', '.join(map(str, trained_models))}")
+    if card.training.get("profiles") == "PipeDream" and not published:
+        found.append("trained on PipeDream's profiles")
+    return found
+
+
+def _laws(names: Sequence[Any]) -> str:
+    shown = [str(name) for name in dict.fromkeys(map(str, names))]
+    return f"law {shown[0]}" if len(shown) == 1 else f"laws {', '.join(shown)}"
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
