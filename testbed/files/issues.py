@@ -53,18 +53,25 @@ class FileIssues:
     def __init__(self, file: str, error_class: type[FileError] = FileError) -> None:
         self.file = file
         self._error_class = error_class
-        self._issues: list[FileIssue] = []
+        self._issues: dict[FileIssue, None] = {}
+        self._settled: set[tuple[int, int]] = set()
 
     def __bool__(self) -> bool:
         return bool(self._issues)
 
     def add(self, line: int, column: int, message: str) -> None:
         """Note an issue at this line and column."""
-        self._issues.append(FileIssue(self.file, line, column, message))
+        if (line, column) not in self._settled:
+            self._issues[FileIssue(self.file, line, column, message)] = None
 
     def at(self, position: Located[object], message: str) -> None:
         """Note an issue where this value stands."""
         self.add(position.line, position.column, message)
+
+    def only(self, position: Located[object], message: str) -> None:
+        """Note an issue, and none that comes later of the same place: it would follow from it."""
+        self.at(position, message)
+        self._settled.add((position.line, position.column))
 
     def raise_if_any(self) -> None:
         """Raise all that was noted as one error; do nothing if the file is good."""
