@@ -73,6 +73,11 @@ class FileIssues:
         self.at(position, message)
         self._settled.add((position.line, position.column))
 
+    @property
+    def found(self) -> tuple[FileIssue, ...]:
+        """What was noted, in the order of the file."""
+        return tuple(sorted(self._issues, key=lambda issue: (issue.line, issue.column)))
+
     def raise_if_any(self) -> None:
         """Raise all that was noted as one error; do nothing if the file is good."""
         if self._issues:

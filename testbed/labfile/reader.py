@@ -5,7 +5,7 @@ from typing import Any
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.fields import Fields, plain
-from patchlight.testbed.files.issues import FileError, FileIssues, nearest
+from patchlight.testbed.files.issues import FileError, FileIssue, FileIssues, nearest
 from patchlight.testbed.files.reader import compose, read_text
 from patchlight.testbed.lab import (
     CircuitSwitch,
@@ -22,6 +22,7 @@ from patchlight.testbed.lab import (
 )
 from patchlight.testbed.labfile.check import check_lab
 from patchlight.testbed.labfile.emulated_schema import TRIGGERS
+from patchlight.testbed.labfile.oversights import note_oversights
 from patchlight.testbed.labfile.ranges import write_out
 from patchlight.testbed.labfile.schema import COMMON, LAB
 from patchlight.testbed.labfile.writer import FIELD_OF
@@ -41,6 +42,13 @@ def read_lab(path: str | Path) -> Lab:
 def parse_lab(text: str, name: str = "lab") -> Lab:
     """The lab in this YAML text; ``name`` is what messages call the file."""
     return _build(_checked_fields(text, name))
+
+
+def oversights(path: str | Path) -> tuple[FileIssue, ...]:
+    """What the lab in this file seems to lack, though it is good; ``LabFileError`` if it is not."""
+    issues = FileIssues(str(path), LabFileError)
+    note_oversights(_checked_fields(read_text(path, LabFileError), str(path)), issues)
+    return issues.found
 
 
 def _checked_fields(text: str, name: str) -> Fields:

@@ -9,7 +9,7 @@ from patchlight.cli.lab.generate import generate, init
 from patchlight.cli.rendering import console, print_json, save_picture
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.labfile.reader import LabFileError, find_lab, load_lab, read_lab
+from patchlight.testbed.labfile.reader import LabFileError, find_lab, load_lab, oversights, read_lab
 from patchlight.testbed.labfile.schema import json_schema
 from patchlight.testbed.portmap import PortMap
 
@@ -25,10 +25,13 @@ lab.add_command(init)
 
 @lab.command()
 @click.argument("files", metavar="FILE…", nargs=-1, required=True)
-def check(files: tuple[str, ...]) -> None:
+@click.option("--strict", is_flag=True, help="Warnings are mistakes.")
+def check(files: tuple[str, ...], strict: bool) -> None:
     """Print every mistake in lab files, one on a line: file:line:column: what is wrong.
 
-    Exit code 2 if there is one.
+    What is likely forgotten is a warning: NICs without a fibre, switches that nothing joins,
+    servers without a management address, drivers that no emulated device speaks, a lab with
+    nothing but a name. Exit code 2 if there is a mistake.
     """
     wrong = False
     for file in files:
@@ -38,10 +41,17 @@ def check(files: tuple[str, ...]) -> None:
             path = Path(file)
         try:
             lab_read = read_lab(path)
+            warnings = oversights(path)
         except LabFileError as error:
             wrong = True
             click.echo(str(error))
         else:
+            for warning in warnings:
+                where = f"{warning.file}:{warning.line}:{warning.column}"
+                click.echo(f"{where}: {'' if strict else 'warning: '}{warning.message}")
+            if strict and warnings:
+                wrong = True
+                continue
             click.echo(f"{path}: lab {lab_read.name} is good: {_counted(lab_read)}")
     if wrong:
         sys.exit(LabFileError.exit_code)
