@@ -156,6 +156,20 @@ class EmulatedHost:
         borrowed = BorrowedNic(_HostNic(self.host, self._plan, self._state))
         return HostProcess(borrowed, command, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
 
+    @contextmanager
+    def borrowed(self) -> Iterator[Path]:
+        """A namespace that has the NIC, and no other of its server, inside the block."""
+        nic = BorrowedNic(_HostNic(self.host, self._plan, self._state))
+        try:
+            yield nic.namespace
+        finally:
+            nic.give_back()
+
+    @property
+    def far_end(self) -> PlannedEnd:
+        """The other end of the NIC's fibre: a switch's or an OCS's port."""
+        return _HostNic(self.host, self._plan, self._state).far_end
+
     def namespace(self) -> Path:
         """The namespace that the NIC is in now: the server's, a command's, or a worker's."""
         return _HostNic(self.host, self._plan, self._state).find()

@@ -57,7 +57,7 @@ def round_trips_s(count: int) -> list[float]:
         receiver.settimeout(1)
         for _ in range(count):
             sender.sendto(struct.pack("=d", time.monotonic()), ("10.9.9.2", 5000))
-        times = []
+        times: list[float] = []
         while len(times) < count:
             try:
                 (sent,) = struct.unpack("=d", receiver.recv(64))
