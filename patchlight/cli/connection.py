@@ -30,7 +30,7 @@ def running_lab(lab_name: str | None) -> Lab:
 
     Without a name the only lab that is up; ``BadInput`` if there are none or several.
     """
-    up = {p.parent.name: p for p in sorted(RUN_ROOT.glob("*/lab.yaml"))}
+    up = labs_up()
     if lab_name in up:
         return read_lab(up[lab_name])
     if lab_name is not None:
@@ -43,6 +43,11 @@ def running_lab(lab_name: str | None) -> Lab:
         "no lab is up on this machine",
         hint="start one with 'sudo patchlight emulate up LAB', or name a lab file with --lab",
     )
+
+
+def labs_up() -> dict[str, Path]:
+    """The runtime lab file of each emulated lab that is up, by the lab's name."""
+    return {p.parent.name: p for p in sorted(RUN_ROOT.glob("*/lab.yaml"))}
 
 
 def connect(lab_name: str | None, address: str | None) -> ControllerClient:

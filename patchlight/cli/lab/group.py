@@ -5,9 +5,10 @@ from pathlib import Path
 
 import click
 
+from patchlight.cli.connection import connect, labs_up
 from patchlight.cli.lab.generate import generate, init
 from patchlight.cli.rendering import console, print_json, save_picture
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import LabFileError, find_lab, load_lab, oversights, read_lab
 from patchlight.testbed.labfile.schema import json_schema
@@ -73,19 +74,44 @@ def _plural(name: str, count: int) -> str:
     return name if count == 1 else f"{name}es" if name.endswith("ch") else f"{name}s"
 
 
-def _lab_and_maps(name: str, file: str | None) -> tuple[Lab, dict[str, PortMap]]:
-    """The lab, and its maps at the start but for those in the file."""
+def _lab_and_maps(
+    name: str, file: str | None, at_start: bool
+) -> tuple[Lab, dict[str, PortMap], str]:
+    """The lab, its maps, and where they are from, in words.
+
+    Those in the file; else, where a lab of that name is up, those of now; else those of the start.
+    """
     from patchlight.cli.lab.view import parse_maps
 
-    lab_read = load_lab(name)
+    up = labs_up().get(name)
+    lab_read = load_lab(name) if up is None else read_lab(up)
+    if up is not None and file is None and not at_start:
+        return _as_it_is_now(lab_read)
     if file is None:
-        return lab_read, lab_read.initial_maps
+        return lab_read, lab_read.initial_maps, "circuits at the start"
     try:
         with click.open_file(file, encoding="utf-8") as stream:
             text = stream.read()
     except (OSError, UnicodeError) as error:
         raise BadInput(f"the maps in {file} cannot be read: {error}") from error
-    return lab_read, {**lab_read.initial_maps, **parse_maps(text, lab_read, file)}
+    maps = {**lab_read.initial_maps, **parse_maps(text, lab_read, file)}
+    return lab_read, maps, f"circuits of {file}"
+
+
+def _as_it_is_now(lab_up: Lab) -> tuple[Lab, dict[str, PortMap], str]:
+    """A lab that is up, with the circuits that its controller has; else those of its file."""
+    if not lab_up.circuit_switches:
+        return lab_up, {}, "up; it has no circuits"
+    try:
+        with connect(lab_up.name, None) as client:
+            answer = client.circuits()
+        maps = {name: PortMap.parse(answer[name]["map"]) for name in lab_up.initial_maps}
+    except (PatchlightError, KeyError) as error:
+        reason = error.message if isinstance(error, PatchlightError) else f"it has no {error}"
+        note = f"lab {lab_up.name} is up, but its circuits now are not known: {reason}"
+        click.echo(f"note: {note}; these are those of the start", err=True)
+        return lab_up, lab_up.initial_maps, "up; circuits at the start"
+    return lab_up, maps, "up; circuits as they are now"
 
 
 map_option = click.option(
@@ -97,12 +123,20 @@ map_option = click.option(
 )
 
 
+start_option = click.option(
+    "--start", "at_start", is_flag=True, help="The circuits of the lab file, even if the lab is up."
+)
+
+
 @lab.command()
 @click.argument("name", metavar="LAB")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, units in the keys.")
 @map_option
-def show(name: str, as_json: bool, map_file: str | None) -> None:
+@start_option
+def show(name: str, as_json: bool, map_file: str | None, at_start: bool) -> None:
     """Print a lab's devices, and who lights up whom.
+
+    The name of an emulated lab that is up shows its circuits and dark NICs of now.
 
     \b
     With --json, an object with these keys (rates in bits per second, null
@@ -119,13 +153,13 @@ def show(name: str, as_json: bool, map_file: str | None) -> None:
     """
     from patchlight.cli.lab.view import dark_line, describe_lab, tables
 
-    lab_read, maps = _lab_and_maps(name, map_file)
+    lab_read, maps, source = _lab_and_maps(name, map_file, at_start)
     if as_json:
         print_json(describe_lab(lab_read, maps))
         return
     out = console()
     network = f", network {lab_read.network}" if lab_read.hosts else ""
-    out.print(f"[bold]{lab_read.name}[/bold]{network}: {_counted(lab_read)}\n")
+    out.print(f"[bold]{lab_read.name}[/bold]{network}: {_counted(lab_read)}; {source}\n")
     for table in tables(lab_read, maps):
         out.print(table)
     out.print(dark_line(lab_read, maps))
@@ -142,11 +176,15 @@ def show(name: str, as_json: bool, map_file: str | None) -> None:
     help="Picture to write: .svg, .png or .pdf.",
 )
 @map_option
-def graph(name: str, output: Path, map_file: str | None) -> None:
-    """Draw a lab: servers, circuit switches, packet switches, and the lit circuits."""
+@start_option
+def graph(name: str, output: Path, map_file: str | None, at_start: bool) -> None:
+    """Draw a lab: servers, circuit switches, packet switches, and the lit circuits.
+
+    The name of an emulated lab that is up draws its circuits of now.
+    """
     from patchlight.testbed.drawing import draw_lab
 
-    save_picture(output, lambda: draw_lab(*_lab_and_maps(name, map_file)))
+    save_picture(output, lambda: draw_lab(*_lab_and_maps(name, map_file, at_start)[:2]))
 
 
 @lab.command()

@@ -1,5 +1,8 @@
 """What is done to a lab that is up: pings, rates, cut fibres, captures; from Python and typed."""
 
+import json
+import os
+import signal
 import struct
 import subprocess
 import sys
@@ -9,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from patchlight import EmulatedLab, JobSpec
-from patchlight.emulation.fabric import build
+from patchlight import EmulatedLab, JobSpec, LabBuilder
+from patchlight.emulation.fabric import build as fabric_build
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate import single
 from patchlight.testbed.lab import Fibre, Lab
 from patchlight.testbed.linux import namespaces, netem
 from patchlight.testbed.linux.netem import Impairment
 from patchlight.testbed.linux.netlink import Netlink
+from patchlight.testbed.linux.processes import process_start
 from tests.support.emulated_labs import SWITCHES_ONLY, left_of, pings
 from tests.support.private_ovs import until
 
@@ -70,7 +74,7 @@ def test_everybody_is_reached_and_a_cut_fibre_is_told(lab: EmulatedLab) -> None:
     assert not pings(lab.host("gpu2"), lab.host("gpu0"))
     lab.wires.set_up(nic, up=True)
     until(lambda: pings(lab.host("gpu2"), lab.host("gpu0")), "the NIC to be back")
-    build.verify_switch_ports(lab.plan)
+    fabric_build.verify_switch_ports(lab.plan)
 
 
 def test_what_does_not_exist_is_bad_input(lab: EmulatedLab) -> None:
@@ -135,6 +139,62 @@ def test_a_capture_has_both_ways_of_the_fibre(lab: EmulatedLab, tmp_path: Path) 
 
 
 @pytest.fixture
+def rewirable() -> Lab:
+    """Two servers that an OCS puts onto either of two switches."""
+    build = LabBuilder("rewirable", network="10.1.0.0/24")
+    build.ocs("ocs1")
+    for tor in ("tor1", "tor2"):
+        build.switch(tor)
+    for name in ("server1", "server2"):
+        build.server(name, gpus=["A100"], rate="10Gbps")
+        build.fibre(name, "ocs1")
+    for port in ("tor1.1", "tor1.2", "tor2.1"):
+        build.fibre(port, "ocs1")
+    build.fibre("tor1", "tor2")
+    build.circuit("server1.nic0", "tor1.1")
+    build.circuit("server2.nic0", "tor2.1")
+    return build.lab()
+
+
+def test_light_and_jobs_from_python_and_what_lab_show_says(
+    rewirable: Lab, new_name: Callable[[], str], tmp_path: Path
+) -> None:
+    name = new_name()
+    with EmulatedLab.from_lab(rewirable, 1000, name=name, workers="process") as lab:
+        ocs = lab.ocs("ocs1")
+        assert ocs.map.texts == ("1-3", "2-5")
+        assert ocs.connect("server2:tor1.2", why="nearer")["state"] == "committed"
+        assert lab.maps() == {"ocs1": ocs.map}
+        assert ocs.map.texts == ("1-3", "2-4")
+        with pytest.raises(BadInput, match=r"no fibre joins tor1\.3 and ocs1"):
+            ocs.connect("server2:tor1.3")
+        assert "server2.gpu0" in patchlight("lab", "show", name).stdout
+        now = json.loads(patchlight("lab", "show", name, "--json").stdout)
+        assert (now["circuits"]["ocs1"], now["dark"]) == (["1-3", "2-4"], ["tor2.1"])
+        first = json.loads(patchlight("lab", "show", name, "--json", "--start").stdout)
+        assert first["circuits"]["ocs1"] == ["1-3", "2-5"]
+        assert "circuits as they are now" in patchlight("lab", "show", name).stdout
+        picture = tmp_path / "lab.svg"
+        assert patchlight("lab", "graph", name, "-o", str(picture)).returncode == 0
+        spec = JobSpec("two", 2, 1_000_000, {"A100": 0.01}, workers=2)
+        assert lab.wait_for(lab.submit(spec)[0]["id"])["state"] == "done"
+        ocs.disconnect(2)
+        links = patchlight("emulate", "shell", name, typed="links\n").stdout
+        assert "server2.nic0  dark" in links
+        assert "server1.nic0 – tor1.1" in links
+        assert ocs.fault(fail_ports=[7])["fail_ports"] == [7]
+        with pytest.raises(BadInput, match="a fault of ocs1"):
+            ocs.fault(fail_prots=[7])
+        controller = next(p for p in lab.state.processes if p.name == "controller")
+        os.kill(controller.pid, signal.SIGKILL)
+        until(lambda: process_start(controller.pid) is None, "the controller to end")
+        shown = patchlight("lab", "show", name, "--json")
+        assert json.loads(shown.stdout)["circuits"]["ocs1"] == ["1-3", "2-5"]
+        assert "its circuits now are not known" in shown.stderr
+    assert left_of(name) == []
+
+
+@pytest.fixture
 def delayed() -> Lab:
     """Two hosts on one switch, 20 ms from it each."""
     lab = single(2, rate_bps=10**9)
@@ -174,7 +234,7 @@ def test_a_live_delay_is_refused_whole_without_netem(
         lab.wires.impair(trunk, Impairment(0.01))
     with pytest.raises(BadInput, match="a jitter of at most the delay"):
         lab.wires.impair(trunk, Impairment(0.01, 0.02))
-    build.verify_switch_ports(lab.plan)
+    fabric_build.verify_switch_ports(lab.plan)
     assert pings(lab.host("gpu0"), lab.host("gpu2"))
 
 
@@ -189,7 +249,7 @@ def test_fibres_delay_beside_their_rates(
         pinged = lab.host("h1").run("ping -c 3 10.0.0.2").output
         least_ms = float(pinged.partition("min/avg/max")[2].partition("= ")[2].partition("/")[0])
         assert least_ms >= 80
-        build.verify_switch_ports(lab.plan)
+        fabric_build.verify_switch_ports(lab.plan)
         assert lab.iperf("h1", "h2", 2.0) < 10.1e6
         fibre = lab.wires.between("h1", "s1")
         lab.wires.impair(fibre, Impairment(packet_loss=1.0))
