@@ -9,15 +9,15 @@ from typing import Any
 
 import click
 
+from patchlight.cli.lab.fibres import fibre_line
 from patchlight.cli.policy.options import chosen_policies, policy_options
 from patchlight.cli.rendering import console, new_table, print_json
 from patchlight.emulation.fabric.lab_state import RUN_ROOT, recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab, require_root
 from patchlight.emulation.lab.status import lab_status
-from patchlight.emulation.lab.wires import FibreState
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.linux.netem import Impairment
-from patchlight.testbed.units import format_time, parse_share, parse_size, parse_time, write_share
+from patchlight.testbed.units import parse_share, parse_size, parse_time
 
 
 class _Quantity(click.ParamType[Any]):
@@ -253,19 +253,6 @@ def capture(
     done = lab.capture(host, path, math.inf if seconds is None else seconds, **limits)
     missed = f", {done.dropped} more came too fast" if done.dropped else ""
     click.echo(f"wrote {path}: {done.frames} frames{missed}")
-
-
-def fibre_line(state: FibreState) -> str:
-    """A fibre as it is now, in a line."""
-    fibre, impairment = state.fibre, state.impairment
-    parts = ["up" if state.up else "down"]
-    if impairment.delay_s:
-        parts.append(f"delay {format_time(impairment.delay_s)}")
-    if impairment.jitter_s:
-        parts.append(f"jitter {format_time(impairment.jitter_s)}")
-    if impairment.packet_loss:
-        parts.append(f"packet loss {write_share(impairment.packet_loss)}")
-    return f"{fibre.a} – {fibre.b}  {', '.join(parts)}"
 
 
 def attached(lab: str | None) -> EmulatedLab:

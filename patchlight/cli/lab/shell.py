@@ -127,7 +127,7 @@ class LabShell:
         console().print(table)
 
     def _print_links(self) -> None:
-        from patchlight.cli.lab.emulate import fibre_line
+        from patchlight.cli.lab.fibres import fibre_line
         from patchlight.testbed.wiring import trace_links
 
         lab = self._lab.lab
@@ -166,7 +166,7 @@ class LabShell:
         click.echo(f"{hosts[0]} to {hosts[1]}: {format_rate(rate_bps)}")
 
     def _link(self, words: Sequence[str]) -> None:
-        from patchlight.cli.lab.emulate import fibre_line
+        from patchlight.cli.lab.fibres import fibre_line
 
         if len(words) not in (2, 3) or words[2:] not in ([], ["up"], ["down"]):
             raise BadInput("expected two ports, hosts or devices: link A B [up|down]")
