@@ -34,7 +34,7 @@ _PART = re.compile("([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _FIBRE = re.compile(r"(\S.*?)\s+-\s+(\S.*?)\s*")
 _SIDE = rf"([0-9]+|{RANGE_PATTERN})"
 _CIRCUITS = re.compile(rf"\s*{_SIDE}\s*([->])\s*{_SIDE}\s*")
-_MOST = 100_000
+_MOST, _MOST_VALUES = 100_000, 400_000
 
 _Pair = tuple[yaml.Node, yaml.Node]
 
@@ -66,6 +66,9 @@ class _Spread:
     def __init__(self, issues: FileIssues, defaults: Mapping[str, list[_Pair]]) -> None:
         self._issues, self._defaults = issues, defaults
         self._left = _MOST
+        self._values_left = _MOST_VALUES
+        # What belongs to each of many owners is spread once, not once for each.
+        self._known: dict[int, tuple[yaml.Node, list[yaml.Node]]] = {}
 
     def items(self, key: str, node: yaml.Node, copy: int = 0, copies: int = 1) -> yaml.Node:
         """A list of things, each as often as its ranges say.
@@ -115,6 +118,12 @@ class _Spread:
 
     def _spread(self, key: str, node: yaml.Node) -> list[yaml.Node]:
         """What one value stands for: itself, or each value of its range."""
+        if id(node) not in self._known:
+            # The node is kept too: its id is its own as long as it is there.
+            self._known[id(node)] = (node, self._spread_once(key, node))
+        return self._known[id(node)][1]
+
+    def _spread_once(self, key: str, node: yaml.Node) -> list[yaml.Node]:
         if key == "ends" and isinstance(node, yaml.SequenceNode):
             return self._ends(node)
         if key == "cross_connects" and isinstance(node, yaml.SequenceNode):
@@ -126,10 +135,17 @@ class _Spread:
         if "[" not in text or not _RANGE.search(text):
             return [node]
         try:
-            return [_scalar(node, each) for each in spread_text(text)]
+            return [_scalar(node, each) for each in self._values(text)]
         except BadInput as error:
             self._issues.only(locate(node), error.message)
             return [node]
+
+    def _values(self, text: str) -> list[str]:
+        values = spread_text(text) if self._values_left >= 0 else []
+        self._values_left -= len(values)
+        if self._values_left < 0:
+            raise BadInput(f"ranges stand for more than {_MOST_VALUES:,} values: expected fewer")
+        return values
 
     def _ends(self, node: yaml.SequenceNode) -> list[yaml.Node]:
         sides = [self._texts(end) for end in node.value]
@@ -148,7 +164,7 @@ class _Spread:
         if match is None or "[" not in match[0]:
             return [node]
         try:
-            inputs, outputs = spread_text(match[1]), spread_text(match[3])
+            inputs, outputs = self._values(match[1]), self._values(match[3])
             if len(inputs) != len(outputs):
                 counts = f"{len(inputs)} and {len(outputs)} ports in {short(match[0])!r}"
                 raise BadInput(f"{counts}: expected as many on both sides")

@@ -5,7 +5,7 @@ import json
 import jsonschema
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchlight.testbed.errors import BadInput
@@ -94,6 +94,7 @@ fibres:
 """
 
 
+@settings(max_examples=25)
 @given(st.integers(1, 20), st.integers(1, 8), st.booleans(), st.sampled_from(["1Gbps", "40Gbps"]))
 def test_short_and_written_out_are_the_same_lab(
     servers: int, nics: int, padded: bool, rate: str
@@ -155,6 +156,23 @@ def test_ranges_that_multiply_beyond_measure_are_refused() -> None:
     text = "name: x\nservers:\n- name: s[1-99999]\n  nics:\n  - name: n[1-99999]\n"
     with pytest.raises(LabFileError, match="stand for more than 100,000 things"):
         parse_lab(text)
+
+
+def test_long_ranges_in_many_places_are_refused() -> None:
+    ocs = "{driver: calient-tl1, address: 'a:1', ports: 9, password_env: 'P[1-99999]', name: "
+    switches = "".join(f"- {ocs}o{n}}}\n" for n in range(5))
+    with pytest.raises(LabFileError, match="ranges stand for more than 400,000 values"):
+        parse_lab(f"name: x\ncircuit_switches:\n{switches}")
+
+
+def test_a_long_lab_is_short() -> None:
+    lab = parse_lab(
+        "name: x\nnetwork: 10.0.0.0/8\ndefaults: {gpu: {model: M}}\nservers:\n"
+        "- name: s[1-2000]\n  gpus:\n  - name: g[0-1]\n  nics:\n"
+        "  - {name: 'n[0-1]', gpu: 'g[0-1]', address: '10.1.[0-39].[100-199]'}\n"
+    )
+    assert len(lab.hosts) == 4000
+    assert str(lab.hosts[-1].nic.address) == "10.1.39.199"
 
 
 def test_a_text_stands_for_each_of_its_ranges() -> None:
