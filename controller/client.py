@@ -80,6 +80,10 @@ class ControllerClient:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close its connections."""
         self._http.close()
 
     def _call(self, method: str, path: str, body: Any = None, **query: Any) -> Answer:

@@ -68,7 +68,9 @@ def _cells(*record: str) -> tuple[str, str]:
 
 
 def _escaped(text: str) -> str:
-    return html.escape(text, quote=False).replace("*", r"\*").replace("_", r"\_")
+    return (
+        html.escape(text, quote=False).replace("*", r"\*").replace("_", r"\_").replace("[", r"\[")
+    )
 
 
 # What a page asks for with a comment, and the function that writes it.

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from patchlight.emulation.lab.emulated_lab import EmulatedLab
     from patchlight.emulation.simulator.cluster import Policies, TwoLevel, queue_jobs, simulate
     from patchlight.emulation.simulator.traces import read_trace
+    from patchlight.testbed.builder import LabBuilder
     from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
     from patchlight.testbed.graphs import ComputationGraph, builtin_graph, read_graph
     from patchlight.testbed.jobs import JobSpec
     from patchlight.testbed.lab import Lab
     from patchlight.testbed.labfile.reader import builtin_lab, read_lab
+    from patchlight.testbed.labfile.writer import write_lab
     from patchlight.testbed.portmap import CrossConnect, PortMap
 
 # Loaded when first asked for: reading a lab file needs neither NumPy nor a web framework.
@@ -33,19 +35,23 @@ _NAMES_IN = {
     "emulation.lab.emulated_lab": "EmulatedLab",
     "emulation.simulator.cluster": "Policies TwoLevel queue_jobs simulate",
     "emulation.simulator.traces": "read_trace",
+    "testbed.builder": "LabBuilder",
     "testbed.errors": "BadInput OutcomeUnknown PatchlightError",
     "testbed.graphs": "ComputationGraph builtin_graph read_graph",
     "testbed.jobs": "JobSpec",
     "testbed.lab": "Lab",
     "testbed.labfile.reader": "builtin_lab read_lab",
+    "testbed.labfile.writer": "write_lab",
     "testbed.portmap": "CrossConnect PortMap",
 }
 _PUBLIC = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 
 __all__ = ["BadInput", "ComputationGraph", "ControllerClient", "CrossConnect", "EmulatedLab"]
-__all__ += ["JobSpec", "Lab", "OrderPolicy", "OutcomeUnknown", "PartitionPolicy", "PatchlightError"]
+__all__ += ["JobSpec", "Lab", "LabBuilder", "OrderPolicy", "OutcomeUnknown", "PartitionPolicy"]
+__all__ += ["PatchlightError"]
 __all__ += ["PlacementPolicy", "Policies", "PortMap", "TopologyPolicy", "TwoLevel", "builtin_graph"]
 __all__ += ["builtin_lab", "queue_jobs", "read_graph", "read_lab", "read_trace", "simulate"]
+__all__ += ["write_lab"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,8 @@
 """Labs made by rule: one switch, a chain of switches, a tree, a fat-tree, two ToRs and an OCS.
 
 But for the last, hosts are servers ``h1``…``hN`` with one GPU ``gpu0`` and one NIC ``nic0`` each,
-addressed in order from 10.0.0.1; switches are ``s1``…. Pure: the same arguments give the same lab.
+addressed in order from 10.0.0.1; switches are ``s1``…. With an OCS, every NIC goes through it to
+its switch. Pure: the same arguments give the same lab.
 """
 
 from collections.abc import Iterator
@@ -36,8 +37,12 @@ _MOST_HOSTS = 2**24 - 2  # 10.0.0.0/8
 
 
 class Common(TypedDict, total=False):
-    """What every shape of several switches can be told; without rates there are no limits."""
+    """What every shape of several switches can be told; without rates there are no limits.
 
+    ``ocs`` is the driver of an OCS between the NICs and their switches.
+    """
+
+    ocs: str | None
     rate_bps: int | None
     uplink_rate_bps: int | None
     fabric: str
@@ -55,6 +60,14 @@ class _Builder:
         self.used: list[int] = []  # ports used of s1, s2, …
         self.fibres: list[Fibre] = []
         self.plugged = 0
+        self.ocs = common.get("ocs")
+        if self.ocs is not None:
+            _check_count("hosts of an OCS", hosts, MOST_CIRCUIT_PORTS // 2)
+            if common.get("fabric") == "bridge":
+                raise BadInput(
+                    "an OCS needs OpenFlow switches around it, and bridges are none",
+                    hint="use --fabric openvswitch, or leave --ocs out",
+                )
 
     def switch(self) -> int:
         """Add a switch; its number, from 1."""
@@ -69,8 +82,12 @@ class _Builder:
         """Plug up to ``most`` of the hosts that have no switch yet into this one."""
         for _ in range(min(most, self.hosts - self.plugged)):
             self.plugged += 1
-            nic = Endpoint(f"h{self.plugged}", "nic0")
-            self.fibres.append(Fibre(nic, self.port(switch), self.rate_bps))
+            nic, port = Endpoint(f"h{self.plugged}", "nic0"), self.port(switch)
+            if self.ocs is None:
+                self.fibres.append(Fibre(nic, port, self.rate_bps))
+            else:
+                for end, number in ((nic, self.plugged), (port, self.hosts + self.plugged)):
+                    self.fibres.append(Fibre(end, Endpoint("ocs1", str(number)), self.rate_bps))
 
     def join(self, lower: int, upper: int) -> None:
         """A link between two switches."""
@@ -99,22 +116,46 @@ class _Builder:
                 PacketSwitch(name=f"s{n}", datapath_id=n, ports=ports or used)
                 for n, used in enumerate(self.used, start=1)
             ),
+            circuit_switches=tuple(self._circuit_switches()),
             fibres=tuple(self.fibres),
             fabric=fabric,
         )
+
+    def _circuit_switches(self) -> Iterator[CircuitSwitch]:
+        if self.ocs is not None:
+            pairs = ((n, self.hosts + n) for n in range(1, self.hosts + 1))
+            # Datapath ids 1, 2, … are the packet switches'.
+            yield _ocs(self.ocs, 2 * self.hosts, PortMap.duplex(pairs), len(self.used) + 1)
 
     def _servers(self) -> Iterator[Server]:
         for n in range(1, self.hosts + 1):
             address = IPv4Address(_FIRST + n)
             nic = Nic("nic0", address, default_mac(address), self.rate_bps, gpu="gpu0")
-            yield Server(f"h{n}", None, (Gpu("gpu0", "Generic"),), (nic,))
+            yield Server(f"h{n}", f"h{n}:8471", (Gpu("gpu0", "Generic"),), (nic,))
+
+
+def _ocs(driver: str, ports: int, initial: PortMap, datapath_id: int) -> CircuitSwitch:
+    """An OCS with so many ports in use, that starts with these circuits."""
+    return CircuitSwitch(
+        name="ocs1",
+        driver=driver,
+        address="10.0.0.5:3082",
+        ports=max(16, 1 << (ports - 1).bit_length()),
+        initial=initial,
+        datapath_id=datapath_id if driver == "openflow" else None,
+    )
 
 
 def single(
-    hosts: int, *, rate_bps: int | None = None, fabric: str = "openvswitch", name: str | None = None
+    hosts: int,
+    *,
+    rate_bps: int | None = None,
+    fabric: str = "openvswitch",
+    name: str | None = None,
+    ocs: str | None = None,
 ) -> Lab:
     """One switch with all hosts on it: host *n* on port *n*."""
-    build = _Builder(hosts, {"rate_bps": rate_bps, "fabric": fabric, "name": name})
+    build = _Builder(hosts, {"rate_bps": rate_bps, "fabric": fabric, "name": name, "ocs": ocs})
     build.plug_hosts(build.switch(), hosts)
     return build.lab("single")
 
@@ -217,14 +258,7 @@ def two_tors(
     fibres.append(Fibre(tor1[-1], tor2[-1]))
     first = (servers + 1) // 2 * gpus
     circuits = [(nic, nic + (hosts if nic <= first else 2 * hosts)) for nic in range(1, hosts + 1)]
-    ocs = CircuitSwitch(
-        name="ocs1",
-        driver=driver,
-        address="10.0.0.5:3082",
-        ports=max(16, 1 << (3 * hosts - 1).bit_length()),
-        initial=PortMap.duplex(circuits),
-        datapath_id=0x51 if driver == "openflow" else None,
-    )
+    ocs = _ocs(driver, 3 * hosts, PortMap.duplex(circuits), 0x51)
     tors = tuple(PacketSwitch(f"tor{n}", n, hosts + 1) for n in (1, 2))
     return Lab(name, network, made, tors, (ocs,), tuple(fibres))
 

@@ -178,12 +178,19 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Fibre:
-    """A fibre pair (both directions) between two ports; ``None`` rate: no limit of its own."""
+    """A fibre pair (both directions) between two ports; ``None`` rate: no limit of its own.
+
+    ``delay_s`` each way, give or take ``jitter_s``, and ``packet_loss`` (a fraction) are for
+    emulations; a real fibre has its own.
+    """
 
     a: Endpoint
     b: Endpoint
     rate_bps: int | None = None
     loss_db: float = 0.3
+    delay_s: float = 0.0
+    jitter_s: float = 0.0
+    packet_loss: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ _SIZE_SI = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _SIZE = {**_SIZE_SI, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 LOSS = {"dB": 1}
 POWER = {"dBm": 1}
+SHARE = {"%": 0.01}
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*")
 
 
@@ -77,6 +78,14 @@ def parse_power(text: object) -> float:
     return _parse(text, POWER, "power", "-3dBm")
 
 
+def parse_share(text: object) -> float:
+    """``"0.1%"`` → 0.001; from 0 to 100%."""
+    share = _not_negative(text, _parse(text, SHARE, "share", "0.1%"), "share")
+    if share > 1:
+        raise BadInput(f"{text!r} is not a share: expected at most 100%")
+    return share
+
+
 def _not_negative(text: object, value: float, what: str) -> float:
     if value < 0:
         raise BadInput(f"{text!r} is not a {what}: expected 0 or more")
@@ -116,6 +125,14 @@ def write_loss(loss_db: float) -> str:
 def write_power(power_dbm: float) -> str:
     """A power as text that ``parse_power`` reads back equal: ``"-3dBm"``."""
     return f"{_plain(power_dbm)}dBm"
+
+
+def write_share(share: float) -> str:
+    """A share as text that ``parse_share`` reads back equal: ``"0.1%"``."""
+    # Multiplying by 100 and 0.01 may not come back to the same float; a neighbour's text may.
+    percent = round(share * 100, 12)
+    texts = (f"{_plain(number)}%" for number in (percent, share * 100, share / 0.01))
+    return next((text for text in texts if parse_share(text) == share), f"{_plain(percent)}%")
 
 
 def _write(value: float, units: Units, reads_back: Callable[[str], bool]) -> str:

@@ -15,7 +15,7 @@ import patchlight
 from patchlight.cli.main import cli
 
 ROOT = Path(__file__).parents[1]
-NEEDS_ROOT = {"emulated_lab"}
+NEEDS_ROOT = {"build_lab", "emulated_lab"}
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 FOLDERS = "agents|benchmarks|controller|deploy|docs|emulation|examples|patchlight|testbed|tests"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
-from patchlight.testbed.linux import ethtool, namespaces, rate_limits
+from patchlight.testbed.linux import ethtool, namespaces, netem, rate_limits
 from patchlight.testbed.linux.netlink import Netlink, Request
 
 # Routing tables of NICs that share a server; the tables below are the kernel's own.
@@ -73,6 +73,8 @@ def limit_switch_ports(plan: FabricPlan) -> None:
     """Limit what packet-switch ports send, and read it back."""
     with Netlink(namespaces.namespace_path(plan.fabric)) as netlink:
         netlink.run([rate_limits.limit_request(*limit) for limit in _port_limits(plan)])
+        ports = (end for end in _ends(plan) if end.bridge is not None)
+        netlink.run([request for end in ports for request in _impair(end)])
     verify_switch_ports(plan)
 
 
@@ -166,22 +168,27 @@ class _Work:
                 table = _FIRST_TABLE + end.index
                 requests.append(links.add_source_rule(end.address.ip, table))
             requests += nic_requests(end, end.index, several_nics=several_nics)
-        elif rate_bps is not None:
-            requests.append(rate_limits.limit_request(end.index, end.name, rate_bps))
         if rate_bps is not None:
+            requests.append(rate_limits.limit_request(end.index, end.name, rate_bps))
             self.limited[end.namespace].append((end.index, end.name, rate_bps))
+        if end.bridge is None:
+            requests += _impair(end)
         return requests
 
 
+def _impair(end: PlannedEnd) -> list[Request]:
+    if not end.impairment:
+        return []
+    return [netem.impair_request(end.index, end.name, end.impairment, end.rate_bps)]
+
+
 def nic_requests(end: PlannedEnd, index: int, *, several_nics: bool) -> list[Request]:
-    """Address, route of its own where NICs share a namespace, and limit of a NIC that is up."""
+    """Address, and route of its own where NICs share a namespace, of a NIC that is up."""
     assert end.address is not None
     requests = [links.add_address(index, end.address, end.name)]
     if several_nics:
         table = _FIRST_TABLE + end.index
         requests.append(links.add_subnet_route(index, end.address, table, end.name))
-    if end.rate_bps is not None:
-        requests.append(rate_limits.limit_request(index, end.name, end.rate_bps))
     return requests
 
 

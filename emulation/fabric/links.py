@@ -106,6 +106,11 @@ def set_up(index: int, name: str) -> Request:
     return _set(index, f"bringing {name} up", flags=_IFF_UP, change=_IFF_UP)
 
 
+def set_down(index: int, name: str) -> Request:
+    """Take an interface down; the other end of its pair loses carrier."""
+    return _set(index, f"taking {name} down", flags=0, change=_IFF_UP)
+
+
 def set_alias(index: int, alias: str) -> Request:
     """Note something on an interface; the cheapest question whether it is still there."""
     return _set(index, f"noting {alias} on interface {index}", attrs=[("IFLA_IFALIAS", alias)])

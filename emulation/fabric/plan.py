@@ -14,6 +14,7 @@ from itertools import count
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Endpoint, Fibre, Lab, Nic, PacketSwitch, Server
+from patchlight.testbed.linux.netem import NOT_IMPAIRED, Impairment
 from patchlight.testbed.wiring import trace_links
 
 # The kernel's limit for the name of an interface, in bytes; unique in its namespace.
@@ -71,7 +72,8 @@ class PlannedEnd:
     """One end of a fibre: an interface in a namespace.
 
     ``rate_bps`` limits what it sends (already divided by the lab's scale; ``None``: no limit).
-    ``bridge`` is the packet switch that it is a port of.
+    ``bridge`` is the packet switch that it is a port of. ``impairment`` is what its fibre does to
+    what it sends.
     """
 
     namespace: str
@@ -82,6 +84,7 @@ class PlannedEnd:
     rate_bps: float | None = None
     bridge: str | None = None
     up: bool = True
+    impairment: Impairment = NOT_IMPAIRED
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +165,20 @@ def _cable(lab: Lab, fibre: Fibre, indexes: _Indexes) -> tuple[PlannedEnd, Plann
     limits = [fibre.rate_bps, *(nic.rate_bps for nic in nics if nic)]
     known = [limit for limit in limits if limit is not None]
     rate_bps = min(known) / lab.scale if known else None
+    impairment = Impairment(fibre.delay_s, fibre.jitter_s, fibre.packet_loss)
     return (
-        _end(lab, fibre.a, nics[0], rate_bps, indexes),
-        _end(lab, fibre.b, nics[1], rate_bps, indexes),
+        _end(lab, fibre.a, nics[0], rate_bps, indexes, impairment),
+        _end(lab, fibre.b, nics[1], rate_bps, indexes, impairment),
     )
 
 
 def _end(
-    lab: Lab, endpoint: Endpoint, nic: Nic | None, rate_bps: float | None, indexes: _Indexes
+    lab: Lab,
+    endpoint: Endpoint,
+    nic: Nic | None,
+    rate_bps: float | None,
+    indexes: _Indexes,
+    impairment: Impairment = NOT_IMPAIRED,
 ) -> PlannedEnd:
     is_switch = isinstance(lab.device(endpoint.device), PacketSwitch)
     namespace = namespace_name(lab.name, "fabric" if is_switch else endpoint.device)
@@ -181,6 +190,7 @@ def _end(
         address=nic_address(lab, nic) if nic else None,
         rate_bps=rate_bps,
         bridge=bridge_name(endpoint.device) if is_switch else None,
+        impairment=impairment,
     )
 
 

@@ -2,13 +2,18 @@
 
 with EmulatedLab.from_file("lab.yaml") as lab:
     lab.host("server1.gpu0").run("ping -c 1 192.168.10.12")
+    lab.ocs("ocs1").connect("gpu0:tor1.2")
+    print(lab.iperf("gpu0", "gpu1"))
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Self, Unpack
 
+from patchlight.controller.client import ControllerClient
 from patchlight.emulation.fabric import build
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.plan import (
@@ -18,14 +23,23 @@ from patchlight.emulation.fabric.plan import (
     plan_fabric,
 )
 from patchlight.emulation.fabric.processes import Supervisor
+from patchlight.emulation.lab.capture import Captured, capture
 from patchlight.emulation.lab.hosts import EmulatedHost, write_hosts_file
+from patchlight.emulation.lab.ocs import LabOcs
+from patchlight.emulation.lab.probes import Reachability, ping_all, tcp_rate_bps
 from patchlight.emulation.lab.services import LabKeywords, LabOptions, LabServices, runtime_lab
+from patchlight.emulation.lab.status import lab_status, missing_parts
 from patchlight.emulation.lab.teardown import is_there, remove_lab
+from patchlight.emulation.lab.wires import Wires
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import find_lab, read_lab
 from patchlight.testbed.labfile.writer import write_lab
-from patchlight.testbed.linux import docker_engine, namespaces
+from patchlight.testbed.linux import docker_engine
+from patchlight.testbed.portmap import PortMap
+
+_POLL_S = 0.2
 
 
 class NeedsRoot(PatchlightError):
@@ -59,6 +73,7 @@ class EmulatedLab:
         self._replace = replace
         self._say = progress or (lambda _: None)
         self._plan: FabricPlan | None = None
+        self._client: ControllerClient | None = None
         self._state: states.LabState | None = None
 
     @classmethod
@@ -78,15 +93,36 @@ class EmulatedLab:
         does; ``replace`` removes a lab of that name first; ``progress`` hears of every step; the
         rest as in ``LabOptions``.
         """
+        emulated = cls.from_lab(
+            read_lab(find_lab(str(path))),
+            scale,
+            name=name,
+            replace=replace,
+            progress=progress,
+            **options,
+        )
+        emulated._source = str(path)
+        return emulated
+
+    @classmethod
+    def from_lab(
+        cls,
+        lab: Lab,
+        scale: float = 1.0,
+        *,
+        name: str | None = None,
+        replace: bool = False,
+        progress: Callable[[str], None] | None = None,
+        **options: Unpack[LabKeywords],
+    ) -> Self:
+        """A lab that a program made (see ``LabBuilder``); arguments as of ``from_file``."""
         if not scale > 0:
             raise BadInput(f"scale {scale:g} is not possible: expected more than 0, like 1000")
         chosen = LabOptions(**options)
-        source = find_lab(str(path))
-        lab = read_lab(source)
         lab = lab.with_changes(
             name=name or lab.name, scale=float(scale), fabric=chosen.fabric or lab.fabric
         )
-        return cls(lab, source=str(path), options=chosen, replace=replace, progress=progress)
+        return cls(lab, source=lab.name, options=chosen, replace=replace, progress=progress)
 
     @classmethod
     def attach(cls, name: str, *, half_there: bool = False) -> Self:
@@ -205,6 +241,9 @@ class EmulatedLab:
 
     def down(self) -> None:
         """Remove the lab and all that runs in it; harmless if it is not there."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
         down_lab(self.lab.name)
         self._state = None
 
@@ -221,6 +260,81 @@ class EmulatedLab:
         """What is there: see ``lab_status``."""
         return lab_status(self.lab.name)
 
+    @property
+    def controller(self) -> ControllerClient:
+        """The lab's controller; ``BadInput`` if the lab is not up or runs none."""
+        if not self.state.controller_api:
+            raise BadInput(
+                f"lab {self.lab.name} runs without a controller",
+                hint="bring it up with one: leave out --no-controller, or controller=False",
+            )
+        if self._client is None:
+            self._client = ControllerClient(self.state.controller_api)
+        return self._client
+
+    def submit(self, *jobs: JobSpec, topology: str | None = None) -> list[dict[str, Any]]:
+        """Queue training jobs that start together; what the controller says of each.
+
+        ``topology`` is ``keep`` or ``regroup``; ``None`` leaves it to the lab's policy. Wait with
+        ``wait_for``.
+        """
+        return self.controller.submit(jobs, topology)
+
+    def wait_for(self, job_id: str, deadline_s: float = 600.0) -> dict[str, Any]:
+        """A job's status once it has ended; ``PatchlightError`` if it has not by the deadline."""
+        ends = time.monotonic() + deadline_s
+        while True:
+            status = self.controller.job(job_id)
+            if JobState(status["state"]).is_final:
+                return status
+            if time.monotonic() > ends:
+                raise PatchlightError(
+                    f"job {job_id} is {status['state']} after {deadline_s:g} s",
+                    hint="give it a longer deadline_s, or stop it: lab.controller.stop(job_id)",
+                )
+            time.sleep(_POLL_S)
+
+    def ocs(self, name: str) -> LabOcs:
+        """An optical circuit switch by its name, changed through the controller."""
+        return LabOcs(self.lab, self.lab.circuit_switch(name), self.controller)
+
+    def maps(self) -> dict[str, PortMap]:
+        """The circuits of each OCS now, as the controller has them."""
+        if not self.lab.circuit_switches:
+            return {}
+        answer = self.controller.circuits()
+        return {
+            switch.name: PortMap.parse(answer[switch.name]["map"])
+            for switch in self.lab.circuit_switches
+        }
+
+    @property
+    def wires(self) -> Wires:
+        """The fibres: as they are now, cut, spliced, delayed."""
+        return Wires(self.lab, self.plan, self.state)
+
+    def pingall(self, wait_s: float = 1.0) -> Reachability:
+        """Have every host ping every other; true if all answered."""
+        return ping_all(self.hosts, wait_s)
+
+    def iperf(self, sender: str, receiver: str, seconds: float = 2.0) -> float:
+        """What one TCP connection carries between two hosts, in payload bits per second."""
+        return tcp_rate_bps(self.host(sender), self.host(receiver), seconds)
+
+    def capture(
+        self,
+        host: str,
+        path: str | os.PathLike[str],
+        seconds: float,
+        *,
+        most_frames: int = 10_000_000,
+        most_bytes: int = 1 << 30,
+    ) -> Captured:
+        """Record what a host's fibre carries, both ways, as a pcap file."""
+        end = self.host(host).far_end
+        limits = {"most_frames": most_frames, "most_bytes": most_bytes}
+        return capture(end, Path(path), seconds=seconds, **limits)
+
 
 def require_root(command: str) -> None:
     """``NeedsRoot``, with the command to run instead, unless this is root."""
@@ -235,51 +349,6 @@ def down_lab(name: str) -> bool:
         return False
     with states.lab_lock(name), _uninterrupted():
         return remove_lab(name)
-
-
-def lab_status(name: str) -> dict[str, Any]:
-    """A lab's state for people and programs, as plain values.
-
-    ``state`` is ``up``, ``making``, ``half-there`` (``missing`` says what is not), ``down``,
-    or ``unreadable`` where another version of Patchlight wrote it.
-    """
-    try:
-        state = states.read_state(name)
-    except PatchlightError as error:
-        return {"name": name, "state": "unreadable", "missing": [error.message]}
-    if state is None or not state.is_of_this_boot:
-        return {"name": name, "state": "down", "missing": []}
-    missing = missing_parts(state)
-    condition = "up" if state.phase == "up" and not missing else "half-there"
-    if state.phase == "making" and states.is_running(state.builder):
-        condition = "making"
-    return {
-        "name": name,
-        "state": condition,
-        "missing": missing,
-        "source": state.source,
-        "scale": state.scale,
-        "fabric": state.fabric,
-        "datapath": state.datapath,
-        "controller_api": state.controller_api or None,
-        "made_at": state.made_at,
-        "run_dir": str(state.run_dir),
-        "namespaces": len(state.namespaces),
-        "processes": [
-            {"name": p.name, "pid": p.pid, "running": states.is_running(p), "log": p.log}
-            for p in state.processes
-        ],
-    }
-
-
-def missing_parts(state: states.LabState) -> list[str]:
-    """What of a lab is recorded but gone."""
-    gone = [
-        f"namespace {name}"
-        for name, inode in state.namespaces.items()
-        if namespaces.inode(namespaces.namespace_path(name)) != inode
-    ]
-    return gone + [f"process {p.name}" for p in state.processes if not states.is_running(p)]
 
 
 def _half_there(state: states.LabState | None, name: str) -> AlreadyThere:

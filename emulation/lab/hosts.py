@@ -24,7 +24,7 @@ from patchlight.emulation.fabric.lab_state import MARK, LabState
 from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd, namespace_name
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Host, Lab
-from patchlight.testbed.linux import ethtool, namespaces
+from patchlight.testbed.linux import ethtool, namespaces, rate_limits
 from patchlight.testbed.linux.netlink import KernelRefused, Netlink
 from patchlight.testbed.linux.processes import process_ids
 
@@ -155,6 +155,20 @@ class EmulatedHost:
         """Start a command; the streams are those of ``subprocess.Popen``, in text."""
         borrowed = BorrowedNic(_HostNic(self.host, self._plan, self._state))
         return HostProcess(borrowed, command, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
+
+    @contextmanager
+    def borrowed(self) -> Iterator[Path]:
+        """A namespace that has the NIC, and no other of its server, inside the block."""
+        nic = BorrowedNic(_HostNic(self.host, self._plan, self._state))
+        try:
+            yield nic.namespace
+        finally:
+            nic.give_back()
+
+    @property
+    def far_end(self) -> PlannedEnd:
+        """The other end of the NIC's fibre: a switch's or an OCS's port."""
+        return _HostNic(self.host, self._plan, self._state).far_end
 
     def namespace(self) -> Path:
         """The namespace that the NIC is in now: the server's, a command's, or a worker's."""
@@ -337,11 +351,14 @@ class BorrowedNic:
                 link = links.list_links(netlink).get(end.name)
                 if link is None:
                     raise HostUnreachable(f"moving {end.name}: it is not in {origin} any more")
+                limit = rate_limits.save_limit(netlink, link.index, end.name)
                 netlink.run([links.move(link.index, fd, end.name)])
             with namespaces.entered(fd), Netlink() as netlink:
                 index = links.list_links(netlink)[end.name].index
                 several_nics = target == self._nic.server
                 settings = build.nic_requests(end, index, several_nics=several_nics)
+                if limit is not None:
+                    rate_limits.restore_limit(netlink, index, end.name, limit)
                 netlink.run([links.set_up(index, end.name), *settings])
                 if self._nic.state.datapath == "netdev":
                     ethtool.set_tx_checksum(end.name, False)

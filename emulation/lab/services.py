@@ -18,7 +18,7 @@ from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, names
 from patchlight.emulation.fabric.processes import Service, Supervisor, get_json
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.linux import deploy_file, docker_engine
+from patchlight.testbed.linux import deploy_file, docker_engine, netem
 from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.sockets import free_ports, unix_socket_answers
 from patchlight.testbed.units import format_rate
@@ -123,7 +123,9 @@ class LabServices:
         self.datapath = openvswitch.datapath_type() if with_openflow else "bridge"
 
     def check_requirements(self) -> None:
-        """Raise before anything is made if a program that is needed is not installed."""
+        """Raise before anything is made if a program or a part of the kernel is missing."""
+        if any(fibre.delay_s or fibre.packet_loss for fibre in self._lab.fibres):
+            netem.check_supported()
         if self.datapath != "bridge":
             openvswitch.check_installed()
 

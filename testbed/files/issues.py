@@ -56,15 +56,18 @@ class FileIssues:
     def __init__(self, file: str, error_class: type[FileError] = FileError) -> None:
         self.file = file
         self._error_class = error_class
-        self._issues: list[FileIssue] = []
+        self._issues: dict[FileIssue, None] = {}
+        self._settled: set[tuple[int, int]] = set()
 
     def __bool__(self) -> bool:
         return bool(self._issues)
 
     def add(self, line: int, column: int, message: str) -> None:
         """Note an issue at this line and column; raise all of them if they become too many."""
+        if (line, column) in self._settled:
+            return
         if len(self._issues) < MOST_ISSUES:
-            self._issues.append(FileIssue(self.file, line, column, message))
+            self._issues[FileIssue(self.file, line, column, message)] = None
             return
         last = max(issue.line for issue in self._issues)
         message = f"more than {MOST_ISSUES:,} mistakes: the rest of the file was not read"
@@ -73,6 +76,16 @@ class FileIssues:
     def at(self, position: Located[object], message: str) -> None:
         """Note an issue where this value stands."""
         self.add(position.line, position.column, message)
+
+    def only(self, position: Located[object], message: str) -> None:
+        """Note an issue, and none that comes later of the same place: it would follow from it."""
+        self.at(position, message)
+        self._settled.add((position.line, position.column))
+
+    @property
+    def found(self) -> tuple[FileIssue, ...]:
+        """What was noted, in the order of the file."""
+        return tuple(sorted(self._issues, key=lambda issue: (issue.line, issue.column)))
 
     def raise_if_any(self) -> None:
         """Raise all that was noted as one error; do nothing if the file is good."""

@@ -96,6 +96,10 @@ def _items(fields: Fields, key: str) -> list[Fields]:
     return [item.value for item in fields[key].value] if key in fields else []
 
 
+def _value(fields: Fields, key: str, default: Any) -> Any:
+    return fields[key].value if key in fields else default
+
+
 def _devices(lab: Fields) -> list[Fields]:
     kinds = ("servers", "packet_switches", "circuit_switches")
     return [device for kind in kinds for device in _items(lab, kind)]
@@ -264,6 +268,9 @@ def _check_fibres(lab: Fields, issues: FileIssues) -> None:
     every_device_named = not unread and all("name" in device for device in _devices(lab))
     plugged: list[Located[Endpoint]] = []
     for fibre in _items(lab, "fibres"):
+        if "jitter" in fibre and fibre["jitter"].value > _value(fibre, "delay", 0.0):
+            message = "jitter is more than the delay that it varies: expected at most as much"
+            issues.at(fibre["jitter"], message)
         ends: list[Located[Endpoint]] = fibre["ends"].value if "ends" in fibre else []
         if len(ends) == 2 and ends[0].value.device == ends[1].value.device:
             message = f"fibre from {ends[0].value.device} to itself: expected two devices"

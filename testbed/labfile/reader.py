@@ -5,8 +5,8 @@ from typing import Any
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.fields import Fields, plain
-from patchlight.testbed.files.issues import FileError, FileIssues, nearest
-from patchlight.testbed.files.reader import parse, read_text
+from patchlight.testbed.files.issues import FileError, FileIssue, FileIssues, nearest
+from patchlight.testbed.files.reader import compose, read_text
 from patchlight.testbed.lab import (
     CircuitSwitch,
     Emulation,
@@ -22,7 +22,9 @@ from patchlight.testbed.lab import (
 )
 from patchlight.testbed.labfile.check import check_lab
 from patchlight.testbed.labfile.emulated_schema import TRIGGERS
-from patchlight.testbed.labfile.schema import LAB
+from patchlight.testbed.labfile.oversights import note_oversights
+from patchlight.testbed.labfile.ranges import write_out
+from patchlight.testbed.labfile.schema import COMMON, LAB
 from patchlight.testbed.labfile.writer import FIELD_OF
 from patchlight.testbed.portmap import PortMap
 
@@ -39,13 +41,26 @@ def read_lab(path: str | Path) -> Lab:
 
 def parse_lab(text: str, name: str = "lab") -> Lab:
     """The lab in this YAML text; ``name`` is what messages call the file."""
+    return _build(_checked_fields(text, name))
+
+
+def oversights(path: str | Path) -> tuple[FileIssue, ...]:
+    """What the lab in this file seems to lack, though it is good; ``LabFileError`` if it is not."""
+    issues = FileIssues(str(path), LabFileError)
+    note_oversights(_checked_fields(read_text(path, LabFileError), str(path)), issues)
+    return issues.found
+
+
+def _checked_fields(text: str, name: str) -> Fields:
     issues = FileIssues(name, LabFileError)
-    fields: Fields | None = parse(text, LAB, issues)
-    if fields is not None:
-        check_lab(fields, issues)
+    root = compose(text, issues, LAB)
+    located = None if root is None else LAB.read(write_out(root, issues, COMMON), issues)
+    if located is not None:
+        check_lab(located.value, issues)
     issues.raise_if_any()
-    assert fields is not None
-    return _build(fields)
+    assert located is not None
+    fields: Fields = located.value
+    return fields
 
 
 def labs_dir() -> Path:
@@ -90,6 +105,9 @@ def load_lab(text: str) -> Lab:
     return read_lab(find_lab(text))
 
 
+_LISTS = ("servers", "packet_switches", "circuit_switches", "fibres")
+
+
 def _build(fields: Fields) -> Lab:
     """The lab of a file without mistakes."""
     controller: Fields = fields["controller"].value if "controller" in fields else Fields()
@@ -101,7 +119,7 @@ def _build(fields: Fields) -> Lab:
         circuit_switches=tuple(map(_circuit_switch, _items(fields, "circuit_switches"))),
         fibres=tuple(map(_fibre, _items(fields, "fibres"))),
         **{f"controller_{key}": address.value for key, address in controller.items()},
-        **_values(fields, "controller", "servers", "packet_switches", "circuit_switches", "fibres"),
+        **_values(fields, "controller", "defaults", *_LISTS),
     )
 
 

@@ -72,6 +72,49 @@ twice; `patchlight lab check FILE` names all mistakes with line and column, `pat
 prints a JSON Schema for editors, and `patchlight lab init` writes a first file with comments. What
 looks like a number but is a name stands in quotes: `"3090"`.
 """
+_SHORT = """\
+## Ranges and defaults
+
+Equal things need not be written one by one. A range in a name makes as many of them:
+`server[1-4]` are four servers, `[1-3,7]` leaves numbers out, `[01-12]` keeps the zeros, and of two
+ranges in one text the last runs fastest. Other texts of the same item have as many values
+(`10.0.0.[11-14]:8471`) or one for all; in a list inside a server, one for each of each server too,
+as the addresses below. A fibre may stand in one line, with as many ports on both sides. `defaults`
+holds what equal things have in common; what a thing says itself goes before it. YAML wants quotes
+around brackets inside `{…}` and `[…]`, and where a text begins with one.
+
+```yaml
+name: short
+network: 192.168.10.0/24
+defaults:
+  gpu: {model: A100}
+  nic: {rate: 40Gbps}
+  fibre: {rate: 40Gbps}
+servers:
+  - name: server[1-4]
+    management: 10.0.0.[11-14]:8471
+    gpus:
+      - name: gpu[0-1]
+    nics:
+      - {name: "nic[0-1]", address: "192.168.10.[11-18]", gpu: "gpu[0-1]"}
+packet_switches:
+  - {name: "tor[1-2]", datapath_id: "[1-2]", ports: 9}
+circuit_switches:
+  - name: ocs1
+    driver: calient-tl1
+    address: 10.0.0.5:3082
+    ports: 32
+    cross_connects: ["[1-4]-[9-12]", "[5-8]-[17-20]"]
+fibres:
+  - server[1-4].nic[0-1] - ocs1.[1-8]
+  - tor[1-2].[1-8] - ocs1.[9-24]
+  - ends: tor1.9 - tor2.9
+    rate: 10Gbps
+```
+
+Ranges are taken in `name`, `management`, `address`, `uuid`, `datapath_id`, `gpu`, `interface`,
+`password_env`, `ends` and `cross_connects`.
+"""
 _TABLE = """\
 | key | what it is | type | default | example |
 |---|---|---|---|---|
@@ -82,7 +125,7 @@ def lab_file_reference() -> str:
     """Each group of keys as a table, and a whole file, as Markdown."""
     example = write_commented_lab(load_lab("ofc2022"))
     whole = f"## A whole file\n\n```yaml\n{example}```\n"
-    return "\n".join([_HEAD, *_sections("", LAB), whole])
+    return "\n".join([_HEAD, *_sections("", LAB), whole, _SHORT])
 
 
 def group_of(type: FieldType) -> Group | None:

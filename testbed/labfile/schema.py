@@ -24,6 +24,7 @@ from patchlight.testbed.files.fields import (
 )
 from patchlight.testbed.lab import Endpoint
 from patchlight.testbed.labfile.emulated_schema import emulated_group
+from patchlight.testbed.labfile.ranges import ITEMS, RANGE_PATTERN, RANGED
 from patchlight.testbed.ocs_drivers import DRIVER_GROUP, OCS_DRIVERS
 from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
 
@@ -168,6 +169,7 @@ CROSS_CONNECT = Text(
     {"pattern": r"^\s*[0-9]{1,9}\s*[->]\s*[0-9]{1,9}\s*$"},
     example="1-7",
 )
+SHARE = quantity(units.parse_share, units.SHARE, "a share", "0.1%")
 PORT = Text("a port", Endpoint.parse, {"pattern": r"^.+\..+$"}, example="tor1.3")
 NETWORK = Text("a network", _network, example="192.168.10.0/24")
 LAUNCH_POWER = Key("launch_power", POWER, "optical power its ports send with", default="0dBm")
@@ -241,11 +243,38 @@ FIBRE = Group(
     required(
         "ends",
         ListOf(PORT, "ends", count=2),
-        "the two ports it joins, like [server1.nic0, ocs1.1]",
+        "the two ports it joins, like [server1.nic0, ocs1.1] or server1.nic0 - ocs1.1",
         example="[server1.nic0, ocs1.1]",
     ),
     Key("rate", RATE, "its rate", default="no limit of its own"),
     Key("loss", LOSS, "what light loses in it", default="0.3dB"),
+    Key("delay", TIME, "how long an emulation holds each packet, each way", default="0s"),
+    Key("jitter", TIME, "by how much that varies, up and down", default="0s"),
+    Key("packet_loss", SHARE, "what share of packets an emulation loses in it", default="0%"),
+)
+# What things of a kind may have in common: nothing that tells them apart.
+COMMON: dict[str, tuple[str, ...]] = {
+    "gpu": ("model",),
+    "nic": ("rate", "launch_power"),
+    "packet_switch": ("ports", "launch_power"),
+    "circuit_switch": ("driver", "ports", "switching_time", "insertion_loss", "user"),
+    "fibre": ("rate", "loss", "delay", "jitter", "packet_loss"),
+}
+
+
+def _defaults(kind: str, group: Group) -> Key:
+    keys = [replace(key, required=False) for key in group.keys if key.name in COMMON[kind]]
+    about = f"of each {kind.replace('_', ' ')} that says nothing else"
+    return Key(kind, Group(f"what {group.what} has", *keys), about)
+
+
+DEFAULTS = Group(
+    "the defaults",
+    _defaults("gpu", GPU),
+    _defaults("nic", NIC),
+    _defaults("packet_switch", PACKET_SWITCH),
+    _defaults("circuit_switch", CIRCUIT_SWITCH),
+    _defaults("fibre", FIBRE),
 )
 CONTROLLER = Group(
     "the controller",
@@ -288,6 +317,12 @@ LAB = Group(
     ),
     Key("controller", CONTROLLER, "where the controller answers", example="{api: 127.0.0.1:8470}"),
     Key(
+        "defaults",
+        DEFAULTS,
+        "what equal things have in common, written once",
+        example="{gpu: {model: Tesla M40}, nic: {rate: 40Gbps}}",
+    ),
+    Key(
         "servers",
         ListOf(SERVER, "servers"),
         "the servers, with their GPUs and NICs",
@@ -315,8 +350,33 @@ def json_schema() -> dict[str, Any]:
     It knows keys and the form of values. What needs the whole file (a port used twice, an
     address outside the network) only ``read_lab`` finds.
     """
+    lab = LAB.schema()
+    for name in ITEMS:
+        if name in lab["properties"]:
+            _with_short_forms(name, lab["properties"][name])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Patchlight lab file",
-        **LAB.schema(),
+        **lab,
     }
+
+
+def _with_short_forms(name: str, items: dict[str, Any]) -> None:
+    """Let the schema of a list take ranges, fibres in a line, and what defaults may stand for."""
+    group = items["items"]
+    several = {"type": "string", "pattern": RANGE_PATTERN}
+    common = COMMON.get(ITEMS[name], ())
+    group["required"] = [key for key in group["required"] if key not in common]
+    for key, value in group["properties"].items():
+        about = value.pop("description", None)
+        if key == "cross_connects":
+            value["items"] = {"anyOf": [value["items"], several]}
+        elif key == "ends":
+            value = {"anyOf": [value, {"type": "string"}]}
+        elif key in RANGED:
+            value = {"anyOf": [value, several]}
+        group["properties"][key] = value | {"description": about}
+        if key in ITEMS:
+            _with_short_forms(key, value)
+    if name == "fibres":
+        items["items"] = {"anyOf": [group, {"type": "string"}]}

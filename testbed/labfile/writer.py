@@ -19,12 +19,15 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
-from patchlight.testbed.units import write_loss, write_power, write_rate, write_time
+from patchlight.testbed.units import write_loss, write_power, write_rate, write_share, write_time
 
 # Keys of the file whose field in the model carries its unit in its name.
 _QUANTITIES: Mapping[str, tuple[str, Any]] = {
     "rate": ("rate_bps", write_rate),
     "loss": ("loss_db", write_loss),
+    "delay": ("delay_s", write_time),
+    "jitter": ("jitter_s", write_time),
+    "packet_loss": ("packet_loss", write_share),
     "launch_power": ("launch_power_dbm", write_power),
     "switching_time": ("switching_time_s", write_time),
     "insertion_loss": ("insertion_loss_db", write_loss),
@@ -182,4 +185,5 @@ def _inline(value: Any) -> Any:
 
 def _fibre(fibre: Fibre) -> dict[str, Any]:
     ends = _Listed([str(fibre.a), str(fibre.b)])
-    return _OnOneLine({"ends": ends, **_set(fibre, "rate", "loss")})
+    keys = ("rate", "loss", "delay", "jitter", "packet_loss")
+    return _OnOneLine({"ends": ends, **_set(fibre, *keys)})

@@ -4,12 +4,12 @@ A limit that the kernel did not take is an error. ``tbf`` is in every kernel met
 unlike ``htb`` it needs no class below it, and unlike ``police`` it queues instead of dropping,
 as a link does. An interface that changes its network namespace loses its limit: ``save_limit``
 and ``restore_limit`` hand the kernel's own description of it back to the kernel, which is exact
-at any rate.
+at any rate, with a ``netem`` queue below it (or alone) too.
 """
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.netlink import (
@@ -27,6 +27,8 @@ _NEWQDISC, _GETQDISC = 36, 38
 _TCMSG = struct.Struct("=BxxxiIII")
 _ROOT = 0xFFFFFFFF
 _HANDLE = 0x10000  # 1:
+_BELOW = 0x10001  # the one class of the tbf, 1:1
+_NETEM_HANDLE = 0x20000  # 2:
 _TCA_KIND, _TCA_OPTIONS = 1, 2
 _NESTED = 0x8000
 _TBF_PARMS, _TBF_RATE64, _TBF_BURST = 1, 4, 6
@@ -54,9 +56,13 @@ class LimitNotKept(PatchlightError):
 
 @dataclass(frozen=True, slots=True)
 class SavedLimit:
-    """A ``tbf`` at the root; ``options`` are the kernel's own attributes of it, in hex."""
+    """A ``tbf`` at the root, a ``netem`` below it or alone, or both.
 
-    options: str
+    ``options`` and ``netem`` are the kernel's own attributes of each, in hex; empty: there is none.
+    """
+
+    options: str = ""
+    netem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +114,16 @@ def _set_request(index: int, options: bytes, doing: str) -> Request:
     return Request(_NEWQDISC, F_CREATE | F_REPLACE, body, doing)
 
 
+def netem_request(index: int, options: bytes, doing: str, *, limited: bool) -> Request:
+    """Set a ``netem`` with these options, below the limit that is there or at the root."""
+    body = (
+        _TCMSG.pack(0, index, _NETEM_HANDLE, _BELOW if limited else _ROOT, 0)
+        + attribute(_TCA_KIND, b"netem\0")
+        + attribute(_TCA_OPTIONS, options)
+    )
+    return Request(_NEWQDISC, F_CREATE | F_REPLACE, body, doing)
+
+
 @dataclass(frozen=True, slots=True)
 class _Qdisc:
     index: int
@@ -142,8 +158,13 @@ def read_limits(netlink: Netlink) -> dict[int, float]:
     return limits
 
 
+def read_netem(netlink: Netlink) -> dict[int, bytes]:
+    """The options of each ``netem`` of the namespace, by interface."""
+    return {q.index: q.options for q in _qdiscs(netlink) if q.kind == "netem"}
+
+
 def save_limit(netlink: Netlink, index: int, name: str) -> SavedLimit | None:
-    """The token bucket at the root of an interface, if it has one.
+    """The token bucket of an interface, and its ``netem``; ``None`` if it has neither.
 
     ``LimitNotKept`` for a queueing discipline that would be lost when the interface moves.
     """
@@ -151,22 +172,32 @@ def save_limit(netlink: Netlink, index: int, name: str) -> SavedLimit | None:
     for qdisc in _qdiscs(netlink):
         if qdisc.index != index or qdisc.handle == 0 or qdisc.kind in _KERNEL_QDISCS:
             continue
+        if qdisc.kind == "netem" and qdisc.parent in (_ROOT, _BELOW):
+            saved = replace(saved or SavedLimit(), netem=qdisc.options.hex())
+            continue
         if qdisc.kind != "tbf" or qdisc.parent != _ROOT:
             raise LimitNotKept(
                 f"{name} has a {qdisc.kind} queueing discipline, which would be lost when the "
                 f"NIC moves to a worker",
-                hint=f"only a tbf at the root can be carried over: tc qdisc show dev {name}",
+                hint="only a tbf at the root, with or without a netem, can be carried over: "
+                f"tc qdisc show dev {name}",
             )
-        saved = SavedLimit(qdisc.options.hex())
+        saved = replace(saved or SavedLimit(), options=qdisc.options.hex())
     return saved
 
 
 def restore_limit(netlink: Netlink, index: int, name: str, limit: SavedLimit) -> None:
-    """Give an interface this token bucket; ``LimitNotKept`` if it has another one afterwards."""
+    """Give an interface these queues; ``LimitNotKept`` if it has others afterwards."""
     if save_limit(netlink, index, name) == limit:
         return
     doing = f"limiting the rate of {name}"
-    netlink.run([_set_request(index, bytes.fromhex(limit.options), doing)])
+    requests = []
+    if limit.options:
+        requests.append(_set_request(index, bytes.fromhex(limit.options), doing))
+    if limit.netem:
+        options, limited = bytes.fromhex(limit.netem), bool(limit.options)
+        requests.append(netem_request(index, options, doing, limited=limited))
+    netlink.run(requests)
     applied = save_limit(netlink, index, name)
     if applied != limit:
         raise LimitNotKept(f"{doing}: asked for {limit}, the kernel has {applied}")

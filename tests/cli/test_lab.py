@@ -41,8 +41,31 @@ def test_mistakes_are_lines_and_the_exit_code_is_two(tmp_path: Path) -> None:
     assert len(lines) == 4
 
 
+def test_warnings_are_mistakes_only_if_it_is_strict(tmp_path: Path) -> None:
+    path = tmp_path / "bare.yaml"
+    path.write_text("name: bare\n")
+    loose, strict = run("check", str(path)), run("check", str(path), "--strict")
+    assert (loose.exit_code, strict.exit_code) == (0, 2)
+    assert loose.output.startswith(f"{path}:1:7: warning: the lab has nothing but a name")
+    assert "lab bare is good" in loose.output
+    assert strict.output.startswith(f"{path}:1:7: the lab has nothing but a name")
+    assert "good" not in strict.output
+
+
+@pytest.mark.parametrize("shape", ["single", "linear", "tree", "fat-tree"])
+@pytest.mark.parametrize("ocs", [(), ("--ocs", "polatis-scpi")])
+def test_generated_labs_lack_nothing(tmp_path: Path, shape: str, ocs: tuple[str, ...]) -> None:
+    path = tmp_path / "lab.yaml"
+    assert run("generate", shape, "--hosts", "20", *ocs, "-o", str(path)).exit_code == 0
+    checked = run("check", "--strict", str(path))
+    assert checked.exit_code == 0, checked.output
+    init = run("init", "--servers", "3", "--gpus", "2", "-o", str(tmp_path / "first.yaml"))
+    assert init.exit_code == 0
+    assert run("check", "--strict", str(tmp_path / "first.yaml")).exit_code == 0
+
+
 def test_show_tells_who_is_lit_onto_which_switch() -> None:
-    output = run("show", "ofc2022", "--wide").output
+    output = run("show", "ofc2022", "--start", "--wide").output
     row = next(line for line in output.splitlines() if "server2.gpu2" in line)
     assert row.split() == [
         *("server2.gpu2", "Tesla", "M40", "nic2", "192.168.10.13"),
@@ -53,7 +76,7 @@ def test_show_tells_who_is_lit_onto_which_switch() -> None:
 
 
 def test_show_as_json_has_the_documented_shape() -> None:
-    seen = json.loads(run("show", "ofc2022", "--json").output)
+    seen = json.loads(run("show", "ofc2022", "--json", "--start").output)
     keys = "lab network fabric scale devices hosts links circuits dark"
     assert list(seen) == keys.split()
     assert seen["hosts"][0] == {
@@ -99,7 +122,7 @@ def test_a_map_that_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
 def test_graph_writes_a_picture(tmp_path: Path, suffix: str) -> None:
     picture = tmp_path / f"lab.{suffix}"
-    result = run("graph", "ofc2022", "--output", str(picture))
+    result = run("graph", "ofc2022", "--start", "--output", str(picture))
     assert result.exit_code == 0, result.exception
     assert picture.stat().st_size > 10_000
 

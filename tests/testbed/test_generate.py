@@ -12,7 +12,9 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate import arity, fat_tree, linear, single, tree
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import parse_lab
+from patchlight.testbed.labfile.schema import KNOWN_DRIVERS
 from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.wiring import trace_links
 
 SHAPES: list[Callable[..., Lab]] = [single, linear, tree, fat_tree]
 
@@ -36,6 +38,26 @@ def test_every_shape_is_a_good_lab_in_which_all_reach_all(
     assert networkx.is_connected(graph(lab))
     # The reader finds every port used twice or out of range, and every address.
     assert parse_lab(write_lab(lab)) == lab
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@given(hosts=st.integers(1, 60), driver=st.sampled_from(KNOWN_DRIVERS))
+@settings(max_examples=12)
+def test_with_an_ocs_every_host_is_lit_onto_the_switch_it_would_have(
+    shape: Callable[..., Lab], hosts: int, driver: str
+) -> None:
+    lab, without = shape(hosts, ocs=driver), shape(hosts)
+    assert parse_lab(write_lab(lab)) == lab
+    lit = trace_links(lab, lab.initial_maps)
+    assert lit.pairs() == trace_links(without, {}).pairs()
+    assert 2 * hosts <= lab.circuit_switch("ocs1").ports
+
+
+def test_an_ocs_that_cannot_be_is_refused() -> None:
+    with pytest.raises(BadInput, match="2049 hosts of an OCS: expected a number from 1 to 2048"):
+        tree(2049, ocs="calient-tl1")
+    with pytest.raises(BadInput, match="an OCS needs OpenFlow switches"):
+        tree(4, ocs="calient-tl1", fabric="bridge")
 
 
 def test_one_switch_can_have_three_hundred_ports() -> None:

@@ -1,6 +1,7 @@
 """``patchlight emulate``: a lab made of software on this machine."""
 
 import functools
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -11,12 +12,31 @@ import click
 
 from patchlight.cli.completion import complete_host
 from patchlight.cli.connection import complete_lab, lab_option, only_lab
+from patchlight.cli.lab.fibres import fibre_line
 from patchlight.cli.numbers import ANY
 from patchlight.cli.policy.options import chosen_policies, policy_options
 from patchlight.cli.rendering import Coloured, Column, Table, listing_options, print_json, say
 from patchlight.emulation.fabric.lab_state import RUN_ROOT, recorded_labs
-from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab, lab_status, require_root
+from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab, require_root
+from patchlight.emulation.lab.status import lab_status
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.linux.netem import Impairment
+from patchlight.testbed.units import parse_share, parse_size, parse_time
+
+
+class _Quantity(click.ParamType[Any]):
+    """A number with its unit."""
+
+    name = "quantity"
+
+    def __init__(self, parse: Callable[[object], float]) -> None:
+        self._parse = parse
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        try:
+            return self._parse(value) if isinstance(value, str) else value
+        except BadInput as error:
+            self.fail(error.message, param, ctx)
 
 
 @click.group()
@@ -200,6 +220,71 @@ def shell(lab: str | None) -> None:
     from patchlight.cli.lab.shell import LabShell
 
     LabShell(attached(lab)).run()
+
+
+@emulate.command()
+@click.argument("a")
+@click.argument("b")
+@click.argument("state", type=click.Choice(["up", "down"]), required=False)
+@click.option("--delay", type=_Quantity(parse_time), help="Hold each packet so long, each way.")
+@click.option("--jitter", type=_Quantity(parse_time), help="By how much that varies.")
+@click.option("--packet-loss", type=_Quantity(parse_share), help="Lose this share, like 0.1%.")
+@click.option("--lab", "lab_name", metavar="LAB", help="The lab, if several are up.")
+def link(
+    a: str,
+    b: str,
+    state: str | None,
+    delay: float | None,
+    jitter: float | None,
+    packet_loss: float | None,
+    lab_name: str | None,
+) -> None:
+    """Cut, splice, delay or show the fibre between A and B: hosts, ports or devices.
+
+    \b
+      patchlight emulate link gpu0 ocs1 down
+      patchlight emulate link tor1.7 tor2.7 --delay 5ms --packet-loss 0.1%
+
+    Delay, jitter and loss are those of the fibre in both directions; what is not given becomes
+    none, and rates stay. A way through an OCS is two fibres.
+    """
+    require_root(f"patchlight emulate link {a} {b}")
+    wires = attached(lab_name).wires
+    fibre = wires.between(a, b)
+    if state is not None:
+        wires.set_up(fibre, up=state == "up")
+    if (delay, jitter, packet_loss) != (None, None, None):
+        wires.impair(fibre, Impairment(delay or 0.0, jitter or 0.0, packet_loss or 0.0))
+    say(fibre_line(wires.state(fibre)))
+
+
+@emulate.command()
+@click.argument("host")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write.")
+@click.option("--for", "seconds", type=_Quantity(parse_time), help="How long, like 10s.")
+@click.option("--frames", type=click.IntRange(1), default=10_000_000, help="At most so many.")
+@click.option("--size", type=_Quantity(parse_size), default="1GiB", help="At most so long a file.")
+@click.option("--lab", "lab_name", metavar="LAB", help="The lab, if several are up.")
+def capture(
+    host: str,
+    output: Path | None,
+    seconds: float | None,
+    frames: int,
+    size: int,
+    lab_name: str | None,
+) -> None:
+    """Record what the fibre of HOST carries, both ways, as a pcap file.
+
+    It ends with the time, the frames, the size or Ctrl-C, whichever comes first.
+    """
+    require_root(f"patchlight emulate capture {host}")
+    lab = attached(lab_name)
+    path = output or Path(f"{lab.host(host).name}.pcap")
+    _say(f"capturing {lab.host(host).name} into {path}")
+    limits = {"most_frames": frames, "most_bytes": size}
+    done = lab.capture(host, path, math.inf if seconds is None else seconds, **limits)
+    missed = f", {done.dropped} more came too fast" if done.dropped else ""
+    say(f"wrote {path}: {done.frames} frames{missed}")
 
 
 def attached(lab: str | None) -> EmulatedLab:

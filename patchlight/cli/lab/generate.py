@@ -60,6 +60,12 @@ _fabric = click.option(
     help="What an emulation makes the switches of.",
 )
 _name = click.option("--name", help="The lab's name.", show_default="the shape and the hosts")
+_ocs = click.option(
+    "--ocs",
+    type=click.Choice(KNOWN_DRIVERS),
+    help="Put an OCS with this driver between the NICs and their switches.",
+    show_default="no OCS",
+)
 _output = click.option(
     "--output", "-o", metavar="FILE", help="File to write.", show_default="standard output"
 )
@@ -67,14 +73,16 @@ _output = click.option(
 
 def _common(command: F) -> F:
     """The options that every shape has."""
-    return _fabric(_name(_output(command)))
+    return _ocs(_fabric(_name(_output(command))))
 
 
 @click.group()
 def generate() -> None:
-    """Write a lab of a common shape, without an OCS.
+    """Write a lab of a common shape.
 
-    Hosts are h1, h2, … with one GPU and one NIC each, from 10.0.0.1 on; switches s1, s2, ….
+    With --ocs, every NIC goes through an OCS to its switch, and the circuits at the start reach
+    everything. Hosts are h1, h2, … with one GPU and one NIC each, from 10.0.0.1 on; switches s1,
+    s2, ….
     """
 
 

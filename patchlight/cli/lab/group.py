@@ -5,13 +5,13 @@ from pathlib import Path
 
 import click
 
-from patchlight.cli.connection import complete_lab
+from patchlight.cli.connection import complete_lab, connect, labs_up
 from patchlight.cli.lab.generate import generate, init
 from patchlight.cli.ocs.map_file import read_map_file
 from patchlight.cli.rendering import listing_options, print_json, save_picture, say
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.labfile.reader import LabFileError, find_lab, load_lab, read_lab
+from patchlight.testbed.labfile.reader import LabFileError, find_lab, load_lab, oversights, read_lab
 from patchlight.testbed.labfile.schema import json_schema
 from patchlight.testbed.portmap import PortMap
 
@@ -27,10 +27,13 @@ lab.add_command(init)
 
 @lab.command()
 @click.argument("files", metavar="FILE…", nargs=-1, required=True, shell_complete=complete_lab)
-def check(files: tuple[str, ...]) -> None:
+@click.option("--strict", is_flag=True, help="Warnings are mistakes.")
+def check(files: tuple[str, ...], strict: bool) -> None:
     """Print every mistake in lab files, one on a line: file:line:column: what is wrong.
 
-    Exit code 2 if there is one.
+    What is likely forgotten is a warning: NICs without a fibre, switches that nothing joins,
+    servers without a management address, drivers that no emulated device speaks, a lab with
+    nothing but a name. Exit code 2 if there is a mistake.
     """
     wrong = False
     for file in files:
@@ -40,10 +43,17 @@ def check(files: tuple[str, ...]) -> None:
             path = Path(file)
         try:
             lab_read = read_lab(path)
+            warnings = oversights(path)
         except LabFileError as error:
             wrong = True
             say(str(error))
         else:
+            for warning in warnings:
+                where = f"{warning.file}:{warning.line}:{warning.column}"
+                say(f"{where}: {'' if strict else 'warning: '}{warning.message}")
+            if strict and warnings:
+                wrong = True
+                continue
             say(f"{path}: lab {lab_read.name} is good: {_counted(lab_read)}")
     if wrong:
         sys.exit(LabFileError.exit_code)
@@ -65,12 +75,38 @@ def _plural(name: str, count: int) -> str:
     return name if count == 1 else f"{name}es" if name.endswith("ch") else f"{name}s"
 
 
-def _lab_and_maps(name: str, file: str | None) -> tuple[Lab, dict[str, PortMap]]:
-    """The lab, and its maps at the start but for those in the file."""
-    lab_read = load_lab(name)
-    given = {} if file is None else read_map_file(file, lab_read)
+def _lab_and_maps(
+    name: str, file: str | None, at_start: bool
+) -> tuple[Lab, dict[str, PortMap], str]:
+    """The lab, its maps, and where they are from, in words.
+
+    Those in the file; else, where a lab of that name is up, those of now; else those of the start.
+    """
+    up = labs_up().get(name)
+    lab_read = load_lab(name) if up is None else read_lab(up)
+    if up is not None and file is None and not at_start:
+        return _as_it_is_now(lab_read)
+    if file is None:
+        return lab_read, lab_read.initial_maps, "circuits at the start"
+    given = read_map_file(file, lab_read)
     maps = {ocs: PortMap.parse(texts) for ocs, texts in given.items()}
-    return lab_read, {**lab_read.initial_maps, **maps}
+    return lab_read, {**lab_read.initial_maps, **maps}, f"circuits of {file}"
+
+
+def _as_it_is_now(lab_up: Lab) -> tuple[Lab, dict[str, PortMap], str]:
+    """A lab that is up, with the circuits that its controller has; else those of its file."""
+    if not lab_up.circuit_switches:
+        return lab_up, {}, "up; it has no circuits"
+    try:
+        with connect(lab_up.name, None) as client:
+            answer = client.circuits()
+        maps = {name: PortMap.parse(answer[name]["map"]) for name in lab_up.initial_maps}
+    except (PatchlightError, KeyError) as error:
+        reason = error.message if isinstance(error, PatchlightError) else f"it has no {error}"
+        note = f"lab {lab_up.name} is up, but its circuits now are not known: {reason}"
+        say(f"note: {note}; these are those of the start", err=True)
+        return lab_up, lab_up.initial_maps, "up; circuits at the start"
+    return lab_up, maps, "up; circuits as they are now"
 
 
 map_option = click.option(
@@ -83,12 +119,20 @@ map_option = click.option(
 )
 
 
+start_option = click.option(
+    "--start", "at_start", is_flag=True, help="The circuits of the lab file, even if the lab is up."
+)
+
+
 @lab.command()
 @click.argument("name", metavar="LAB", shell_complete=complete_lab)
 @listing_options
 @map_option
-def show(name: str, as_json: bool, map_file: str | None) -> None:
+@start_option
+def show(name: str, as_json: bool, map_file: str | None, at_start: bool) -> None:
     """Print a lab's devices, and who lights up whom.
+
+    The name of an emulated lab that is up shows its circuits and dark NICs of now.
 
     \b
     With --json, an object with these keys (rates in bits per second, null
@@ -105,12 +149,12 @@ def show(name: str, as_json: bool, map_file: str | None) -> None:
     """
     from patchlight.cli.lab.view import dark_line, describe_lab, tables
 
-    lab_read, maps = _lab_and_maps(name, map_file)
+    lab_read, maps, source = _lab_and_maps(name, map_file, at_start)
     if as_json:
         print_json(describe_lab(lab_read, maps))
         return
     network = f", network {lab_read.network}" if lab_read.hosts else ""
-    say(f"{lab_read.name}{network}: {_counted(lab_read)}\n")
+    say(f"{lab_read.name}{network}: {_counted(lab_read)}; {source}\n")
     for table in tables(lab_read, maps):
         table.print()
         say("")
@@ -128,11 +172,15 @@ def show(name: str, as_json: bool, map_file: str | None) -> None:
     help="Picture to write: .svg, .png or .pdf.",
 )
 @map_option
-def graph(name: str, output: Path, map_file: str | None) -> None:
-    """Draw a lab: servers, circuit switches, packet switches, and the lit circuits."""
+@start_option
+def graph(name: str, output: Path, map_file: str | None, at_start: bool) -> None:
+    """Draw a lab: servers, circuit switches, packet switches, and the lit circuits.
+
+    The name of an emulated lab that is up draws its circuits of now.
+    """
     from patchlight.testbed.drawing import draw_lab
 
-    save_picture(output, lambda: draw_lab(*_lab_and_maps(name, map_file)))
+    save_picture(output, lambda: draw_lab(*_lab_and_maps(name, map_file, at_start)[:2]))
 
 
 @lab.command()

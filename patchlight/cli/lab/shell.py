@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from patchlight.cli.rendering import Column, Table, say
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.lab import Endpoint
+from patchlight.testbed.units import format_rate
 
 if TYPE_CHECKING:
     from patchlight.emulation.lab.emulated_lab import EmulatedLab
@@ -20,10 +22,13 @@ _HELP = """\
 HOST COMMAND …   run a command as a host; host names among its arguments become addresses:
                  gpu1 ping -c 3 gpu2
 nodes            the hosts, their addresses and where their NICs are now
-links            who lights up whom, as the lab was cabled at first
+pingall          every host pings every other
+iperf A B        what one TCP connection carries from A to B
+links            who lights up whom now, and what is down or delayed
+link A B         the fibre between A and B now; link A B down cuts it, link A B up splices it
 help             this text
 exit             leave (the lab stays up); Ctrl-D does too"""
-_COMMANDS = ("nodes", "links", "help", "exit")
+_COMMANDS = ("nodes", "pingall", "iperf", "links", "link", "help", "exit")
 
 
 def run_attached(host: EmulatedHost, command: Sequence[str]) -> int:
@@ -91,6 +96,12 @@ class LabShell:
             self._print_nodes()
         elif first == "links":
             self._print_links()
+        elif first == "pingall":
+            self._pingall()
+        elif first == "iperf":
+            self._iperf(rest)
+        elif first == "link":
+            self._link(rest)
         else:
             return run_attached(self._lab.host(first), [self._addressed(word) for word in rest])
         return 0
@@ -114,11 +125,54 @@ class LabShell:
         table.print()
 
     def _print_links(self) -> None:
+        from patchlight.cli.lab.fibres import fibre_line
         from patchlight.testbed.wiring import trace_links
 
         lab = self._lab.lab
-        for a, b in trace_links(lab, lab.initial_maps).pairs():
-            say(f"{a} – {b}")
+        try:
+            maps = self._lab.maps()
+        except PatchlightError as error:
+            say(f"as the lab file has them: {error.message}", err=True)
+            maps = lab.initial_maps
+        states = self._lab.wires.states(lab.fibres)
+        cut = {end for state in states if not state.up for end in (state.fibre.a, state.fibre.b)}
+        links = trace_links(lab, maps)
+        for a, b in links.pairs():
+            passed = {a, b} | {
+                Endpoint(ocs, str(port))
+                for ocs, hop in links.paths[a].hops
+                for port in (hop.inp, hop.out)
+            }
+            say(f"{a} – {b}{'  down' if passed & cut else ''}")
+        for host in lab.hosts:
+            if links.peer(host.endpoint) is None:
+                say(f"{host.endpoint}  dark")
+        for state in states:
+            if not state.up or state.impairment:
+                say(f"fibre {fibre_line(state)}")
+
+    def _pingall(self) -> None:
+        reached = self._lab.pingall()
+        for source, target in reached.lost:
+            say(f"{source} does not reach {target}")
+        say(f"{reached.tried - len(reached.lost)} of {reached.tried} pings answered")
+
+    def _iperf(self, hosts: Sequence[str]) -> None:
+        if len(hosts) != 2:
+            raise BadInput("expected two hosts: iperf A B")
+        rate_bps = self._lab.iperf(hosts[0], hosts[1])
+        say(f"{hosts[0]} to {hosts[1]}: {format_rate(rate_bps)}")
+
+    def _link(self, words: Sequence[str]) -> None:
+        from patchlight.cli.lab.fibres import fibre_line
+
+        if len(words) not in (2, 3) or words[2:] not in ([], ["up"], ["down"]):
+            raise BadInput("expected two ports, hosts or devices: link A B [up|down]")
+        wires = self._lab.wires
+        fibre = wires.between(words[0], words[1])
+        if words[2:]:
+            wires.set_up(fibre, up=words[2] == "up")
+        say(fibre_line(wires.state(fibre)))
 
     def _complete_names(self) -> None:
         with contextlib.suppress(ImportError):

@@ -12,7 +12,8 @@ import pytest
 
 from patchlight import EmulatedLab
 from patchlight.emulation.fabric import lab_state as states
-from patchlight.emulation.lab.emulated_lab import AlreadyThere, down_lab, lab_status
+from patchlight.emulation.lab.emulated_lab import AlreadyThere, down_lab
+from patchlight.emulation.lab.status import lab_status
 from patchlight.testbed.linux.processes import process_start
 from tests.support.emulated_labs import SWITCHES_ONLY, left_of, pings, tree
 from tests.support.private_ovs import until
