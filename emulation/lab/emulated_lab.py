@@ -19,7 +19,13 @@ from patchlight.emulation.fabric.plan import (
 )
 from patchlight.emulation.fabric.processes import Supervisor
 from patchlight.emulation.lab.hosts import EmulatedHost, write_hosts_file
-from patchlight.emulation.lab.services import LabKeywords, LabOptions, LabServices, runtime_lab
+from patchlight.emulation.lab.services import (
+    LabKeywords,
+    LabOptions,
+    LabServices,
+    has_agents,
+    runtime_lab,
+)
 from patchlight.emulation.lab.teardown import is_there, remove_lab
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
@@ -178,7 +184,7 @@ class EmulatedLab:
 
     def _make(self) -> None:
         state = states.new_state(self.lab.name, self._source, self.lab.scale)
-        self.lab = runtime_lab(self.lab)
+        self.lab = runtime_lab(self.lab, agents=has_agents(self.lab, self._options))
         services = LabServices(self.lab, state, self._options, self._say)
         services.check_requirements()
         state.fabric = self.lab.fabric
@@ -199,7 +205,7 @@ class EmulatedLab:
             bridges=state.datapath == "bridge",
         )
         state.save()
-        services.start(self.plan, Supervisor(state))
+        services.start(self.plan, Supervisor(state, self._say))
         state.phase = "up"
         state.save()
 
