@@ -145,12 +145,14 @@ class LabServices:
         self._say(f"starting Open vSwitch ({self.datapath} datapath), {len(plan.bridges)} switches")
         self._warn_of_rates(plan)
         switches.start(supervisor.start)
+        if self.has_controller:
+            # It starts while the switches get their ports, and hears of them afterwards.
+            self._say(f"starting the controller at http://{self._lab.controller_api}")
+            supervisor.launch([self._controller()])
         switches.add_bridges(plan, self.datapath, learning=not self.has_controller)
         build.limit_switch_ports(plan)
         supervisor.wait()
         if self.has_controller:
-            self._say(f"starting the controller at http://{self._lab.controller_api}")
-            supervisor.start([self._controller()])
             switches.set_controller(plan, f"tcp:{self._lab.controller_openflow}")
             supervisor.wait_for_all(
                 "controller",

@@ -68,5 +68,5 @@ def test_a_process_that_ends_is_not_waited_for(supervisor: Supervisor, tmp_path:
 def test_what_still_grows_is_waited_for(supervisor: Supervisor) -> None:
     counts = iter([0, 1, 1, 2, 3])
     supervisor.wait_for_all("controller", lambda: next(counts), 3, "switches connected")
-    with pytest.raises(DidNotStart, match="1 of 3 switches connected, and no more in 0.5 s"):
+    with pytest.raises(DidNotStart, match=r"1 of 3 switches connected, and no more in 0\.5 s"):
         supervisor.wait_for_all("controller", lambda: 1, 3, "switches connected", quiet_s=0.5)
