@@ -4,6 +4,10 @@ A tree of 256 hosts, 16 to a switch. Ours is what a user runs: ``patchlight emul
 ``down``, each a process of its own, start-up included. CPU time is that of every process on the
 way, Open vSwitch's daemons included. Between up and down, outside the time, the first host must
 reach the last one: a lab that does not carry packets is not measured.
+
+Then what a user waits for: from the command to the first answer across the lab, with the controller
+and the flow tables (or on Linux bridges, which have neither), beside a Mininet tree with the
+controller that Mininet starts.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import ctypes
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -26,12 +31,14 @@ from typing import Any
 from benchmarks import figure
 from patchlight.testbed import generate
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.writer import write_lab
 from tests.support.private_ovs import PrivateOvs
 
 HOSTS, PER_SWITCH = 256, 16
 ROUNDS = 3
 _SYSTEM_PYTHON = "/usr/bin/python3"
+_PEER = Path("/usr/lib/python3/dist-packages/mininet")
 # What Mininet raises at its start and leaves so.
 _SYSCTLS = (
     "fs/file-max", "kernel/pty/max", "net/core/wmem_max", "net/core/rmem_max",
@@ -63,11 +70,52 @@ def run() -> list[dict[str, Any]]:
         ours, peers = [], []
         for _ in range(ROUNDS):
             ours.append(_ours(Path(folder), "openvswitch"))
-            if Path("/usr/lib/python3/dist-packages/mininet").is_dir():
+            if _PEER.is_dir():
                 peers.append(_mininet(Path(folder)))
         ports = [_ours(Path(folder), "openvswitch", one_switch=300) for _ in range(ROUNDS)]
+        answers = list(_first_answers(Path(folder)))
     mininet = _median(peers) if peers else None
-    return list(_figures(bridge, _median(ours), mininet, _median(ports)))
+    return [*_figures(bridge, _median(ours), mininet, _median(ports)), *answers]
+
+
+def _first_answers(folder: Path) -> Iterator[dict[str, Any]]:
+    """Seconds from the command to the first answer across, for labs of three sizes."""
+    has_mininet = _PEER.is_dir() and shutil.which("ovs-testcontroller") is not None
+    ours, peers = [], []
+    for _ in range(ROUNDS):
+        ours.append(_first_answer_s(folder, generate.tree(HOSTS)))
+        if has_mininet:
+            peers.append(_mininet_first_answer_s(folder))
+    name = "command to first answer across"
+    yield figure(
+        f"{name}, {HOSTS} hosts, Open vSwitch and controller",
+        statistics.median(ours),
+        "s",
+        "at most 3",
+        peer="Mininet --controller ovsc" if has_mininet else None,
+        peer_value=statistics.median(peers) if has_mininet else None,
+    )
+    large = _first_answer_s(folder, generate.tree(1024))
+    yield figure(f"{name}, 1,024 hosts, Open vSwitch and controller", large, "s", "at most 10")
+    bridges = _first_answer_s(folder, generate.tree(4096, hosts_per_switch=64, fabric="bridge"))
+    yield figure(f"{name}, 4,096 hosts, Linux bridges", bridges, "s", "at most 30")
+
+
+def _first_answer_s(folder: Path, lab: Lab) -> float:
+    name = f"bench-{os.getpid()}"
+    file = folder / "lab.yaml"
+    file.write_text(write_lab(lab.with_changes(name=name)))
+    began = time.monotonic()
+    _patchlight("up", str(file), "--no-agents")
+    try:
+        _ping_across(name, lab)
+        return time.monotonic() - began
+    finally:
+        _patchlight("down", name)
+
+
+def _mininet_first_answer_s(folder: Path) -> float:
+    return float(_mininet_said(folder, "controller").rpartition("answered_s=")[2].split()[0])
 
 
 def _figures(
@@ -101,14 +149,18 @@ def _ours(folder: Path, fabric: str, *, one_switch: int = 0) -> Cost:
     lab = generate.single(one_switch) if one_switch else generate.tree(HOSTS)
     file = folder / "lab.yaml"
     file.write_text(write_lab(lab.with_changes(fabric=fabric, name=name)))
-    hosts = lab.hosts
     up = _patchlight("up", str(file), "--no-controller", "--no-agents")
     try:
-        _patchlight("exec", "--lab", name, hosts[0].name, "--",
-                    "ping", "-c", "1", "-W", "5", str(hosts[-1].nic.address))  # fmt: skip
+        _ping_across(name, lab)
     finally:
         down = _patchlight("down", name)
     return up + down
+
+
+def _ping_across(name: str, lab: Lab) -> None:
+    last = str(lab.hosts[-1].nic.address)
+    ping = ("ping", "-c", "1", "-W", "5", last)
+    _patchlight("exec", "--lab", name, lab.hosts[0].name, "--", *ping)
 
 
 def _patchlight(*arguments: str) -> Cost:
@@ -138,30 +190,35 @@ def _children_cpu_s() -> float:
 
 
 def _mininet(folder: Path) -> Cost:
-    """The same tree by Mininet, in a namespace and with an Open vSwitch of its own.
+    """The same tree by Mininet, with switches that learn."""
+    before = _children_cpu_s()
+    said = _mininet_said(folder, "standalone")
+    _reap()
+    times = dict(word.split("=") for word in said.split())
+    return Cost(float(times["all_s"]) - float(times["pinging_s"]), _children_cpu_s() - before)
+
+
+def _mininet_said(folder: Path, switches: str) -> str:
+    """What a run of ``mininet_tree.py`` prints, in a namespace and with an own Open vSwitch.
 
     Its Open vSwitch runs before the clock starts, as the host's service would.
     """
     directory = Path(tempfile.mkdtemp(dir=folder))
-    before = _children_cpu_s()
     with _restored_sysctls(), PrivateOvs(f"pl.bench-{os.getpid()}-mn", directory) as ovs:
         script = Path(__file__).with_name("mininet_tree.py")
         command = ["nsenter", f"--net={ovs.netns}", _SYSTEM_PYTHON, str(script)]
-        environment = {**os.environ, "OVS_RUNDIR": str(directory), "PYTHONPATH": ""}
         began = time.monotonic()
         done = subprocess.run(
-            [*command, str(HOSTS), str(PER_SWITCH)],
-            env=environment,
+            [*command, str(HOSTS), str(PER_SWITCH), switches],
+            env={**os.environ, "OVS_RUNDIR": str(directory), "PYTHONPATH": ""},
             capture_output=True,
             text=True,
             check=False,
         )
-        wall_s = time.monotonic() - began
-    _reap()
+        all_s = time.monotonic() - began
     if "reached=True" not in done.stdout:
         raise PatchlightError(f"Mininet's tree did not work: {done.stdout}{done.stderr}"[-3000:])
-    pinging_s = float(done.stdout.rpartition("pinging_s=")[2])
-    return Cost(wall_s - pinging_s, _children_cpu_s() - before)
+    return f"{done.stdout[done.stdout.index('reached=') :].strip()} all_s={all_s}"
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """A Mininet tree, brought up and taken down: the peer of ``benchmarks.fabric``.
 
-Runs under the system's Python, which has Mininet: ``mininet_tree.py HOSTS HOSTS_PER_SWITCH``.
-Prints whether the first host reached the last one.
+Runs under the system's Python, which has Mininet:
+``mininet_tree.py HOSTS HOSTS_PER_SWITCH SWITCHES``, where SWITCHES is ``standalone`` (they learn)
+or ``controller`` (Mininet's own tells them). Prints whether the first host reached the last one,
+how long it pinged, and the seconds from the start to its answer.
 """
 
 import sys
@@ -9,7 +11,7 @@ import time
 from functools import partial
 
 from mininet.net import Mininet
-from mininet.node import OVSSwitch
+from mininet.node import OVSController, OVSSwitch
 from mininet.topo import Topo
 
 
@@ -24,16 +26,24 @@ class Tree(Topo):  # type: ignore[misc]
 
 
 def main() -> None:
+    started = time.monotonic()
     topology = Tree(hosts=int(sys.argv[1]), per_switch=int(sys.argv[2]))
-    # What `mn --switch ovs,datapath=user,failMode=standalone --controller none` makes.
-    switch = partial(OVSSwitch, datapath="user", failMode="standalone")
-    net = Mininet(topo=topology, switch=switch, controller=None)
+    # What `mn --switch ovs,datapath=user,failMode=standalone --controller none` makes, or
+    # `mn --switch ovs,datapath=user --controller ovsc`.
+    alone = sys.argv[3] == "standalone"
+    switch = partial(OVSSwitch, datapath="user", failMode="standalone" if alone else "secure")
+    net = Mininet(topo=topology, switch=switch, controller=None if alone else OVSController)
     net.start()
     began = time.monotonic()
+    if not alone:
+        net.waitConnected()
     said = net.get("h1").cmd(f"ping -c 1 -W 5 {net.get('h' + sys.argv[1]).IP()}")
-    pinging_s = time.monotonic() - began
+    answered = time.monotonic()
+    pinging_s, answered_s = answered - began, answered - started
     net.stop()
-    print(f"reached={' 0% packet loss' in said} pinging_s={pinging_s:.3f}")
+    print(
+        f"reached={' 0% packet loss' in said} pinging_s={pinging_s:.3f} answered_s={answered_s:.3f}"
+    )
 
 
 if __name__ == "__main__":

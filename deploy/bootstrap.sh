@@ -25,7 +25,7 @@ for option in "$@"; do
     case $option in
         --test) learn=yes docs=yes ;;
         --docs) docs=yes ;;
-        --bench) packages+=(mininet iperf3); learn=yes ;;
+        --bench) packages+=(mininet openvswitch-testcontroller iperf3); learn=yes ;;
         --learn) learn=yes ;;
         *) fail "unknown option $option (known: --docs, --test, --bench, --learn)" ;;
     esac
@@ -67,7 +67,8 @@ disable_services_of() {
     local package unit
     for package in "$@"; do
         for unit in $(dpkg -L "$package" 2>/dev/null |
-            sed -nE 's,^(/usr)?/lib/systemd/system/([^/@]+\.(service|socket))$,\2,p'); do
+            sed -nE -e 's,^(/usr)?/lib/systemd/system/([^/@]+\.(service|socket))$,\2,p' \
+                -e 's,^/etc/init\.d/([^/]+)$,\1,p'); do
             as_root systemctl disable --quiet "$unit" 2>/dev/null || true
         done
     done

@@ -1,8 +1,10 @@
 """Labs made by rule: one switch, a chain of switches, a tree, a fat-tree, two ToRs and an OCS.
 
 But for the last, hosts are servers ``h1``…``hN`` with one GPU ``gpu0`` and one NIC ``nic0`` each,
-addressed in order from 10.0.0.1; switches are ``s1``…. With an OCS, every NIC goes through it to
-its switch. Pure: the same arguments give the same lab.
+addressed in order from 10.0.0.1; switches are ``s1``…. The hosts of one switch have a block of
+addresses to themselves (10.0.0.0/27, 10.0.0.32/27, … for 16 of them), so that one match stands for
+all of them. With an OCS, every NIC goes through it to its switch. Pure: the same arguments give
+the same lab.
 """
 
 from collections.abc import Iterator
@@ -59,7 +61,8 @@ class _Builder:
         self.rate_bps = common.get("rate_bps")
         self.used: list[int] = []  # ports used of s1, s2, …
         self.fibres: list[Fibre] = []
-        self.plugged = 0
+        self.numbers: list[int] = []  # of each host plugged in: what to add to 10.0.0.0
+        self.blocks = 0
         self.ocs = common.get("ocs")
         if self.ocs is not None:
             _check_count("hosts of an OCS", hosts, MOST_CIRCUIT_PORTS // 2)
@@ -68,6 +71,10 @@ class _Builder:
                     "an OCS needs OpenFlow switches around it, and bridges are none",
                     hint="use --fabric openvswitch, or leave --ocs out",
                 )
+
+    @property
+    def plugged(self) -> int:
+        return len(self.numbers)
 
     def switch(self) -> int:
         """Add a switch; its number, from 1."""
@@ -80,14 +87,16 @@ class _Builder:
 
     def plug_hosts(self, switch: int, most: int) -> None:
         """Plug up to ``most`` of the hosts that have no switch yet into this one."""
-        for _ in range(min(most, self.hosts - self.plugged)):
-            self.plugged += 1
+        first = self.blocks << most.bit_length()
+        self.blocks += 1
+        for number in range(1, min(most, self.hosts - self.plugged) + 1):
+            self.numbers.append(first + number)
             nic, port = Endpoint(f"h{self.plugged}", "nic0"), self.port(switch)
             if self.ocs is None:
                 self.fibres.append(Fibre(nic, port, self.rate_bps))
             else:
-                for end, number in ((nic, self.plugged), (port, self.hosts + self.plugged)):
-                    self.fibres.append(Fibre(end, Endpoint("ocs1", str(number)), self.rate_bps))
+                for end, at in ((nic, self.plugged), (port, self.hosts + self.plugged)):
+                    self.fibres.append(Fibre(end, Endpoint("ocs1", str(at)), self.rate_bps))
 
     def join(self, lower: int, upper: int) -> None:
         """A link between two switches."""
@@ -110,7 +119,7 @@ class _Builder:
             )
         return Lab(
             name=name,
-            network=_network_for(self.hosts),
+            network=_network_for(self.numbers[-1]),
             servers=tuple(self._servers()),
             packet_switches=tuple(
                 PacketSwitch(name=f"s{n}", datapath_id=n, ports=ports or used)
@@ -128,8 +137,8 @@ class _Builder:
             yield _ocs(self.ocs, 2 * self.hosts, PortMap.duplex(pairs), len(self.used) + 1)
 
     def _servers(self) -> Iterator[Server]:
-        for n in range(1, self.hosts + 1):
-            address = IPv4Address(_FIRST + n)
+        for n, number in enumerate(self.numbers, start=1):
+            address = IPv4Address(_FIRST + number)
             nic = Nic("nic0", address, default_mac(address), self.rate_bps, gpu="gpu0")
             yield Server(f"h{n}", f"h{n}:8471", (Gpu("gpu0", "Generic"),), (nic,))
 
@@ -271,9 +280,14 @@ def arity(hosts: int) -> int:
     return k
 
 
-def _network_for(hosts: int) -> IPv4Network:
-    """10.0.0.0/16, or a wider one where the hosts do not fit in it."""
-    prefix = min(16, 32 - (hosts + 1).bit_length())
+def _network_for(last: int) -> IPv4Network:
+    """10.0.0.0/16, or a wider one where the last host's address does not fit in it."""
+    prefix = min(16, 32 - (last + 1).bit_length())
+    if prefix < 8:
+        raise BadInput(
+            "the hosts do not fit in 10.0.0.0/8, with a block of addresses for each switch",
+            hint="use fewer hosts, or more hosts for each switch",
+        )
     return IPv4Network((_FIRST, prefix))
 
 

@@ -1,16 +1,22 @@
 """From who is lit where to the flow table of every packet switch.
 
-Each NIC gets two entries on every switch that can reach it: frames to its MAC, and ARP
-requests for its address, both towards the switch port that its light now ends on. Nothing
-is flooded: whatever no entry matches is dropped, so a loop of switches carries no storm.
+On the switch that a NIC is lit to, it has two entries: frames to its MAC, and ARP requests for
+its address. The other switches know *destinations*: NICs that are plugged into a packet switch
+cannot move, so those of one switch are put together in blocks of addresses with a mask; a NIC
+behind an OCS is a destination of its own. Nothing is flooded: whatever no entry matches is
+dropped, so a loop of switches carries no storm.
 """
 
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from hashlib import blake2b
+from ipaddress import IPv4Address
+from typing import NamedTuple
 
-from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match
-from patchlight.testbed.lab import Host, Lab
+from patchlight.controller.openflow.address_blocks import address_blocks
+from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match, MatchValue
+from patchlight.testbed.lab import Endpoint, Host, Lab
 from patchlight.testbed.wiring import Links
 
 ETHERTYPE_ARP = 0x0806
@@ -23,52 +29,160 @@ PRIORITY_MISS = 0
 
 TABLE_MISS = FlowEntry.ours(Match(), (), priority=PRIORITY_MISS)
 
+_MAC_BITS, _IPV4_BITS = 48, 32
+# A block of MACs is of one maker (OUI): a wider one could take in multicast addresses.
+_OUI_BITS = 24
+# Up to so many switches, each NIC has its own draw among links that are equally short. Beyond,
+# all NICs of a switch have one draw, and entries stay few: there are draws enough.
+_SWITCHES_WITH_DRAWS_FOR_NICS = 32
 
 # A port of a switch, and the switch that it is lit to.
 _Trunk = tuple[int, str]
+_Trunks = Mapping[str, list[_Trunk]]
+
+
+class _Destination(NamedTuple):
+    """Addresses that go the same way everywhere: ``name`` is what their links are drawn by."""
+
+    name: str
+    matches: tuple[tuple[int, Match], ...]
+
+
+class Forwarding:
+    """The flow tables of a lab's packet switches, as the light goes.
+
+    The destinations are worked out once. The ways to those that are plugged into packet
+    switches are worked out again only when a link between switches comes or goes; a NIC that
+    moves costs its own entries.
+    """
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+        self._names = {switch.name for switch in lab.packet_switches}
+        self._nics = {host.endpoint: _destination_of(host) for host in lab.hosts}
+        self._plugged: dict[str, list[Host]] = defaultdict(list)
+        self._loose: list[Host] = []
+        owner_of_mac: dict[int, str | Endpoint] = {}
+        owner_of_address: dict[int, str | Endpoint] = {}
+        for host in lab.hosts:
+            if host.endpoint not in lab.fibre_ends:
+                continue
+            other = lab.fibre_ends[host.endpoint][0].device
+            # One that can move is its own owner, and so never in a block with another.
+            is_plugged = other in self._names
+            owner = other if is_plugged else host.endpoint
+            owner_of_mac[int(host.nic.mac.replace(":", ""), 16)] = owner
+            owner_of_address[int(host.nic.address)] = owner
+            (self._plugged[other] if is_plugged else self._loose).append(host)
+        matches: dict[str | Endpoint, list[tuple[int, Match]]] = defaultdict(list)
+        for mac in address_blocks(owner_of_mac, _MAC_BITS, _OUI_BITS):
+            matches[mac.owner].append(_to_mac(_masked(mac.first, mac.length, _MAC_BITS, _mac)))
+        for address in address_blocks(owner_of_address, _IPV4_BITS):
+            asked = _masked(address.first, address.length, _IPV4_BITS, _ipv4)
+            matches[address.owner].append(_asking_for(asked))
+        self._blocks = {
+            switch: _Destination(switch, tuple(matches[switch])) for switch in self._plugged
+        }
+        self._trunks: _Trunks | None = None
+        self._fixed: dict[str, list[FlowEntry]] = {}
+
+    def tables(self, links: Links) -> dict[str, FlowTable]:
+        """The flow table of each packet switch, by its name, under these links.
+
+        Paths are shortest in switches; destinations are spread over equally short ones by a
+        hash of destination and port, so a link that goes away moves only the destinations that
+        used it. Each hop brings a frame one switch nearer to its port, and all switches agree
+        on the destination that an address belongs to: no frame meets a switch twice, not even
+        one for an address that nobody has. A NIC that is dark, or lit to no packet switch,
+        gets no entry of its own.
+
+        O(switches × destinations + switches × links); a destination is a NIC behind an OCS or
+        a block, of which a switch has one where addresses are given in blocks that fit.
+        """
+        trunks = _trunks(self._names, links)
+        if trunks != self._trunks:
+            self._trunks, self._fixed = trunks, self._to_plugged(trunks)
+        entries = {name: list(fixed) for name, fixed in self._fixed.items()}
+        lit: dict[str, list[tuple[Host, int]]] = defaultdict(list)
+        for host in self._loose:
+            port = links.peer(host.endpoint)
+            if port is not None and port.device in self._names:
+                lit[port.device].append((host, int(port.port)))
+        for last, hosts in lit.items():
+            nearer = _nearer_ports(trunks, last)
+            for host, port_number in hosts:
+                destination = self._nics[host.endpoint]
+                entries[last] += _entries(destination, port_number)
+                _spread(destination, nearer, entries)
+        return {name: FlowTable.of(table) for name, table in entries.items()}
+
+    def _to_plugged(self, trunks: _Trunks) -> dict[str, list[FlowEntry]]:
+        """The entries for NICs that cannot move, and the last one of every table."""
+        entries: dict[str, list[FlowEntry]] = {name: [TABLE_MISS] for name in trunks}
+        few = len(trunks) <= _SWITCHES_WITH_DRAWS_FOR_NICS
+        for last, hosts in self._plugged.items():
+            nics = [self._nics[host.endpoint] for host in hosts]
+            for host, nic in zip(hosts, nics, strict=True):
+                port = self._lab.fibre_ends[host.endpoint][0].port
+                entries[last] += _entries(nic, int(port))
+            nearer = _nearer_ports(trunks, last)
+            drawn = few and any(len(ports) > 1 for ports in nearer.values())
+            for destination in nics if drawn else [self._blocks[last]]:
+                _spread(destination, nearer, entries)
+        return entries
 
 
 def flow_tables(lab: Lab, links: Links) -> dict[str, FlowTable]:
-    """The flow table of each packet switch, by its name, under these links.
-
-    Paths are shortest in switches; destinations are spread over equally short ones by a
-    hash of MAC and port, so a link that goes away moves only the destinations that used it.
-    Each hop brings a frame one switch nearer to its port: no frame meets a switch twice. A
-    NIC that is dark, or lit to no packet switch, gets no entry.
-
-    O(switches × NICs + switches × links).
-    """
-    trunks = _trunks(lab, links)
-    lit: dict[str, list[tuple[Host, int]]] = {}
-    for host in lab.hosts:
-        port = links.peer(host.endpoint)
-        if port is not None and port.device in trunks:
-            lit.setdefault(port.device, []).append((host, int(port.port)))
-
-    entries: dict[str, list[FlowEntry]] = {name: [TABLE_MISS] for name in trunks}
-    for last, hosts in lit.items():
-        distance = _distances(trunks, last)
-        for host, port_number in hosts:
-            entries[last].extend(_entries(host, port_number))
-            for name in distance.keys() - {last}:
-                towards = _next_port(host.nic.mac, name, trunks[name], distance)
-                entries[name].extend(_entries(host, towards))
-    return {name: FlowTable.of(table) for name, table in entries.items()}
+    """The flow table of each packet switch under these links: see ``Forwarding.tables``."""
+    return Forwarding(lab).tables(links)
 
 
 def entry_to(mac: str, port: int) -> FlowEntry:
     """The entry that sends frames for ``mac`` out of ``port``: its bytes are the NIC's."""
-    return FlowEntry.ours(Match(eth_dst=mac.lower()), (port,), priority=PRIORITY_UNICAST)
+    return _entry(*_to_mac(mac.lower()), port)
 
 
-def _entries(host: Host, port: int) -> Iterator[FlowEntry]:
-    yield entry_to(host.nic.mac, port)
-    asks = Match(eth_type=ETHERTYPE_ARP, arp_op=ARP_REQUEST, arp_tpa=str(host.nic.address))
-    yield FlowEntry.ours(asks, (port,), priority=PRIORITY_ARP)
+@lru_cache(maxsize=1 << 16)
+def _entry(priority: int, match: Match, port: int) -> FlowEntry:
+    # Kept: leaves of a tree have the same entries, and a cookie takes its time.
+    return FlowEntry.ours(match, (port,), priority=priority)
 
 
-def _trunks(lab: Lab, links: Links) -> dict[str, list[_Trunk]]:
-    trunks: dict[str, list[_Trunk]] = {switch.name: [] for switch in lab.packet_switches}
+def _entries(destination: _Destination, port: int) -> Iterator[FlowEntry]:
+    return (_entry(priority, match, port) for priority, match in destination.matches)
+
+
+def _to_mac(mac: MatchValue) -> tuple[int, Match]:
+    return PRIORITY_UNICAST, Match(eth_dst=mac)
+
+
+def _asking_for(address: MatchValue) -> tuple[int, Match]:
+    match = Match(eth_type=ETHERTYPE_ARP, arp_op=ARP_REQUEST, arp_tpa=address)
+    return PRIORITY_ARP, match
+
+
+def _destination_of(host: Host) -> _Destination:
+    mac, address = host.nic.mac, str(host.nic.address)
+    return _Destination(mac, (_to_mac(mac.lower()), _asking_for(address)))
+
+
+def _masked(first: int, length: int, bits: int, text: Callable[[int], str]) -> MatchValue:
+    """A block as a switch matches it: an address alone, or with its mask."""
+    if length == bits:
+        return text(first)
+    return text(first), text((1 << bits) - (1 << (bits - length)))
+
+
+def _mac(number: int) -> str:
+    return number.to_bytes(_MAC_BITS // 8, "big").hex(":")
+
+
+def _ipv4(number: int) -> str:
+    return str(IPv4Address(number))
+
+
+def _trunks(names: Iterable[str], links: Links) -> _Trunks:
+    trunks: dict[str, list[_Trunk]] = {name: [] for name in names}
     for a, b in links.pairs():
         if a.device in trunks and b.device in trunks and a.device != b.device:
             trunks[a.device].append((int(a.port), b.device))
@@ -76,26 +190,45 @@ def _trunks(lab: Lab, links: Links) -> dict[str, list[_Trunk]]:
     return {name: sorted(ports) for name, ports in trunks.items()}
 
 
-def _distances(trunks: Mapping[str, list[_Trunk]], last: str) -> dict[str, int]:
-    """How many switch-to-switch hops each reachable switch is away from ``last``."""
+def _nearer_ports(trunks: _Trunks, last: str) -> dict[str, list[int]]:
+    """For each other switch that reaches ``last``: its ports to switches one hop nearer."""
     distance, waiting = {last: 0}, deque([last])
+    nearer: dict[str, list[int]] = {}
     while waiting:
         name = waiting.popleft()
+        if name != last:
+            # All that are nearer than this one have their distance by now.
+            nearer[name] = [
+                port
+                for port, neighbour in trunks[name]
+                if distance.get(neighbour, distance[name]) < distance[name]
+            ]
         for _, neighbour in trunks[name]:
             if neighbour not in distance:
                 distance[neighbour] = distance[name] + 1
                 waiting.append(neighbour)
-    return distance
+    return nearer
 
 
-def _next_port(mac: str, switch: str, trunks: list[_Trunk], distance: Mapping[str, int]) -> int:
-    nearer = [port for port, neighbour in trunks if distance[neighbour] < distance[switch]]
-    if len(nearer) == 1:
-        return nearer[0]
+def _spread(
+    destination: _Destination,
+    nearer: Mapping[str, list[int]],
+    entries: Mapping[str, list[FlowEntry]],
+) -> None:
+    """Add the entries that send to a destination to each switch that is not its last."""
+    for switch, ports in nearer.items():
+        port = ports[0] if len(ports) == 1 else _drawn(destination.name, switch, ports)
+        entries[switch] += _entries(destination, port)
 
-    # Highest-random-weight hashing (Thaler & Ravishankar, 1998): each port draws a number,
-    # the highest wins, so that taking a port away disturbs no other destination.
+
+def _drawn(destination: str, switch: str, ports: Iterable[int]) -> int:
+    """Highest-random-weight hashing (Thaler & Ravishankar, 1998).
+
+    Each port draws a number, the highest wins, so that taking a port away disturbs no other
+    destination.
+    """
+
     def draw(port: int) -> bytes:
-        return blake2b(f"{mac}|{switch}|{port}".encode(), digest_size=8).digest()
+        return blake2b(f"{destination}|{switch}|{port}".encode(), digest_size=8).digest()
 
-    return max(nearer, key=draw)
+    return max(ports, key=draw)

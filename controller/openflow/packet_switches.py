@@ -6,7 +6,7 @@ from typing import Any
 
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.flow_sync import FlowSync
-from patchlight.controller.openflow.forwarding import flow_tables
+from patchlight.controller.openflow.forwarding import Forwarding
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.wiring import Links
 
@@ -20,6 +20,7 @@ class PacketSwitches:
     def __init__(self, lab: Lab, speaker: Speaker) -> None:
         self._lab, self._speaker = lab, speaker
         self._flows = FlowSync(speaker)
+        self._forwarding = Forwarding(lab)
         self._name_of = {s.datapath_id: s.name for s in lab.packet_switches}
         self._connected: set[int] = set()
         self._second_from: dict[int, str] = {}
@@ -43,7 +44,7 @@ class PacketSwitches:
             for host in self._lab.hosts
             if (peer := links.peer(host.endpoint)) is not None and peer.device in ids
         }
-        tables = {ids[name]: table for name, table in flow_tables(self._lab, links).items()}
+        tables = {ids[name]: table for name, table in self._forwarding.tables(links).items()}
         notes: list[str] = []
         for datapath_id, applied in (await self._flows.set_tables(tables)).items():
             name = self._name_of[datapath_id]

@@ -1,19 +1,23 @@
 """The requests that make links: veth pairs, bridges, addresses, routes, neighbours.
 
-Encoded by pyroute2; each comes with the words that an error about it would use.
+Each comes with the words that an error about it would use. ``attribute`` encodes them, as it
+does all requests but those of the agents' NICs: pyroute2 makes the same bytes, but takes 610 to
+690 µs for the requests of a link where this takes 32 to 57, and 0.4 s to be imported.
 """
 
 import struct
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface
-from typing import Any
 
-from pyroute2.netlink.rtnl.fibmsg import fibmsg
-from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
-from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
-from pyroute2.netlink.rtnl.rtmsg import rtmsg
-
-from patchlight.testbed.linux.netlink import F_CREATE, F_DUMP, F_EXCL, F_REPLACE, Netlink, Request
+from patchlight.testbed.linux.netlink import (
+    F_CREATE,
+    F_DUMP,
+    F_EXCL,
+    F_REPLACE,
+    Netlink,
+    Request,
+    attribute,
+)
 from patchlight.testbed.linux.netlink import attributes as split_attributes
 
 _NEWLINK, _GETLINK = 16, 18
@@ -21,13 +25,24 @@ _NEWADDR, _NEWROUTE, _NEWRULE = 20, 24, 32
 _GETNSID = 90
 _IFF_UP = 1
 _AF_INET = 2
-_HEADER_LENGTH = 16
+# Family, type, index, flags, and which of the flags are meant.
 _IFINFO = struct.Struct("=BxHiII")
-_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_LINK, _IFLA_LINKINFO = 1, 3, 5, 18
-_IFLA_LINK_NETNSID, _IFLA_INFO_KIND = 37, 1
+# Family, prefix length, flags, scope, index.
+_IFADDR = struct.Struct("=BBBBI")
+# Family, lengths of destination and source, type of service, table, protocol, scope, type, flags;
+# a rule has its action where a route has its type.
+_ROUTE = struct.Struct("=BBBBBBBBI")
+_NUMBER = struct.Struct("=I")
+_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO = 1, 3, 5, 10, 18
+_IFLA_IFALIAS, _IFLA_NET_NS_FD, _IFLA_LINK_NETNSID = 20, 28, 37
+_IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_INFO_PEER = 1, 2, 1
+_BRIDGE_FORWARD_DELAY, _BRIDGE_STP_STATE, _BRIDGE_MCAST_SNOOPING = 1, 5, 23
+_IFA_ADDRESS, _IFA_LOCAL, _IFA_BROADCAST = 1, 2, 4
+_RTA_DST, _RTA_OIF, _RTA_PREFSRC, _RTA_TABLE = 1, 4, 7, 15
+_FRA_SRC, _FRA_PRIORITY, _FRA_TABLE = 2, 6, 15
 _NETNSA_NSID, _NETNSA_FD = 1, 3
 _SCOPE_LINK = 253
-_PROTOCOL_STATIC = 4
+_PROTOCOL_STATIC, _UNICAST, _TO_TABLE = 4, 1, 1
 LOOPBACK = 1
 
 
@@ -59,20 +74,22 @@ class Link:
     peer_namespace_id: int | None
 
 
-def _body(message: Any, **value: Any) -> bytes:
-    message.setvalue(value)
-    message.encode()
-    return bytes(message.data)[_HEADER_LENGTH:]
+def _number(kind: int, value: int) -> bytes:
+    return attribute(kind, _NUMBER.pack(value))
 
 
-def _end_value(end: LinkEnd) -> dict[str, Any]:
-    attrs: list[tuple[str, Any]] = [("IFLA_IFNAME", end.name)]
-    if end.mac:
-        attrs.append(("IFLA_ADDRESS", end.mac))
-    if end.namespace is not None:
-        attrs.append(("IFLA_NET_NS_FD", end.namespace))
+def _text(kind: int, value: str) -> bytes:
+    return attribute(kind, value.encode() + b"\0")
+
+
+def _end(end: LinkEnd) -> bytes:
     flags = _IFF_UP if end.up else 0
-    return {"index": end.index or 0, "flags": flags, "change": flags, "attrs": attrs}
+    body = _IFINFO.pack(0, 0, end.index or 0, flags, flags) + _text(_IFLA_IFNAME, end.name)
+    if end.mac:
+        body += attribute(_IFLA_ADDRESS, bytes.fromhex(end.mac.replace(":", "")))
+    if end.namespace is not None:
+        body += _number(_IFLA_NET_NS_FD, end.namespace)
+    return body
 
 
 def add_veth(a: LinkEnd, b: LinkEnd) -> Request:
@@ -80,25 +97,23 @@ def add_veth(a: LinkEnd, b: LinkEnd) -> Request:
 
     ``b`` cannot be up: the kernel opens it before it is one of a pair, and refuses.
     """
-    value = _end_value(a)
-    value["attrs"].append(_kind("veth", [("VETH_INFO_PEER", _end_value(b))]))
+    body = _end(a) + _kind("veth", attribute(_VETH_INFO_PEER, _end(b)))
     doing = f"making the link {a.name} – {b.name}"
-    return Request(_NEWLINK, F_CREATE | F_EXCL, _body(ifinfmsg(), **value), doing)
+    return Request(_NEWLINK, F_CREATE | F_EXCL, body, doing)
 
 
 def add_bridge(name: str, index: int) -> Request:
     """Make a learning bridge without spanning tree, up."""
     # Forward at once (no 15 s of listening), and do not let multicast snooping hold frames.
-    settings = ("IFLA_BR_STP_STATE", "IFLA_BR_FORWARD_DELAY", "IFLA_BR_MCAST_SNOOPING")
-    value = _end_value(LinkEnd(name, index, up=True))
-    value["attrs"].append(_kind("bridge", [(setting, 0) for setting in settings]))
-    body = _body(ifinfmsg(), **value)
+    settings = _number(_BRIDGE_STP_STATE, 0) + _number(_BRIDGE_FORWARD_DELAY, 0)
+    settings += attribute(_BRIDGE_MCAST_SNOOPING, b"\0")
+    body = _end(LinkEnd(name, index, up=True)) + _kind("bridge", settings)
     return Request(_NEWLINK, F_CREATE | F_EXCL, body, f"making the bridge {name}")
 
 
 def set_master(index: int, bridge_index: int, name: str) -> Request:
     """Make an interface a port of a bridge."""
-    return _set(index, f"putting {name} on its bridge", attrs=[("IFLA_MASTER", bridge_index)])
+    return _set(index, f"putting {name} on its bridge", _number(_IFLA_MASTER, bridge_index))
 
 
 def set_up(index: int, name: str) -> Request:
@@ -113,28 +128,28 @@ def set_down(index: int, name: str) -> Request:
 
 def set_alias(index: int, alias: str) -> Request:
     """Note something on an interface; the cheapest question whether it is still there."""
-    return _set(index, f"noting {alias} on interface {index}", attrs=[("IFLA_IFALIAS", alias)])
+    return _set(index, f"noting {alias} on interface {index}", _text(_IFLA_IFALIAS, alias))
 
 
 def move(index: int, namespace: int, name: str) -> Request:
     """Move an interface to an open namespace; it arrives down, without addresses or queue."""
-    attrs = [("IFLA_NET_NS_FD", namespace)]
-    return _set(index, f"moving {name} to another namespace", attrs=attrs)
+    doing = f"moving {name} to another namespace"
+    return _set(index, doing, _number(_IFLA_NET_NS_FD, namespace))
 
 
-def _set(index: int, doing: str, **value: Any) -> Request:
-    return Request(_NEWLINK, 0, _body(ifinfmsg(), index=index, **value), doing)
+def _set(
+    index: int, doing: str, attributes: bytes = b"", *, flags: int = 0, change: int = 0
+) -> Request:
+    return Request(_NEWLINK, 0, _IFINFO.pack(0, 0, index, flags, change) + attributes, doing)
 
 
 def add_address(index: int, address: IPv4Interface, name: str) -> Request:
     """Give an interface an address with its prefix."""
-    attrs = [
-        ("IFA_LOCAL", str(address.ip)),
-        ("IFA_ADDRESS", str(address.ip)),
-        ("IFA_BROADCAST", str(address.network.broadcast_address)),
-    ]
-    body = _body(
-        ifaddrmsg(), family=_AF_INET, prefixlen=address.network.prefixlen, index=index, attrs=attrs
+    body = (
+        _IFADDR.pack(_AF_INET, address.network.prefixlen, 0, 0, index)
+        + attribute(_IFA_LOCAL, address.ip.packed)
+        + attribute(_IFA_ADDRESS, address.ip.packed)
+        + attribute(_IFA_BROADCAST, address.network.broadcast_address.packed)
     )
     doing = f"giving {name} the address {address}"
     return Request(_NEWADDR, F_CREATE | F_REPLACE, body, doing)
@@ -143,30 +158,33 @@ def add_address(index: int, address: IPv4Interface, name: str) -> Request:
 def add_subnet_route(index: int, address: IPv4Interface, table: int, name: str) -> Request:
     """In ``table``: the subnet of ``address`` is reached over this interface, from it."""
     network = address.network
-    attrs = [
-        ("RTA_DST", str(network.network_address)),
-        ("RTA_OIF", index),
-        ("RTA_PREFSRC", str(address.ip)),
-        ("RTA_TABLE", table),
-    ]
     length, shown = network.prefixlen, min(table, 252)
-    fixed = {"family": _AF_INET, "proto": _PROTOCOL_STATIC, "scope": _SCOPE_LINK, "type": 1}
-    body = _body(rtmsg(), dst_len=length, table=shown, attrs=attrs, **fixed)
+    kind = _PROTOCOL_STATIC, _SCOPE_LINK, _UNICAST
+    body = (
+        _ROUTE.pack(_AF_INET, length, 0, 0, shown, *kind, 0)
+        + attribute(_RTA_DST, network.network_address.packed)
+        + _number(_RTA_OIF, index)
+        + attribute(_RTA_PREFSRC, address.ip.packed)
+        + _number(_RTA_TABLE, table)
+    )
     doing = f"routing {network} over {name}"
     return Request(_NEWROUTE, F_CREATE | F_REPLACE, body, doing)
 
 
 def add_source_rule(source: IPv4Address, table: int) -> Request:
     """Packets from this address are routed by ``table``."""
-    attrs = [("FRA_SRC", str(source)), ("FRA_TABLE", table), ("FRA_PRIORITY", 1000)]
-    fixed = {"family": _AF_INET, "src_len": 32, "action": 1}
-    body = _body(fibmsg(), table=min(table, 252), attrs=attrs, **fixed)
+    body = (
+        _ROUTE.pack(_AF_INET, 0, 32, 0, min(table, 252), 0, 0, _TO_TABLE, 0)
+        + attribute(_FRA_SRC, source.packed)
+        + _number(_FRA_TABLE, table)
+        + _number(_FRA_PRIORITY, 1000)
+    )
     return Request(_NEWRULE, F_CREATE, body, f"adding the routing rule for {source}")
 
 
-def _kind(kind: str, data: list[tuple[str, Any]]) -> tuple[str, Any]:
-    info = [("IFLA_INFO_KIND", kind), ("IFLA_INFO_DATA", {"attrs": data})]
-    return ("IFLA_LINKINFO", {"attrs": info})
+def _kind(kind: str, data: bytes) -> bytes:
+    info = (_text(_IFLA_INFO_KIND, kind), attribute(_IFLA_INFO_DATA, data))
+    return attribute(_IFLA_LINKINFO, info)
 
 
 def list_links(netlink: Netlink) -> dict[str, Link]:

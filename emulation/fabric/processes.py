@@ -1,6 +1,7 @@
 """Start a lab's processes, write each down, and wait until it answers.
 
-A process that ends early or never answers is an error that shows the last lines it wrote.
+A process may take as long as it works: large labs and busy machines take their time. One that ends
+early, or neither answers nor works, is an error that shows the last lines it wrote.
 """
 
 import json
@@ -10,13 +11,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from patchlight.emulation.fabric.lab_state import MARK, LabState, ProcessRecord
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.namespaces import entered
-from patchlight.testbed.linux.processes import process_start
+from patchlight.testbed.linux.processes import process_start, session_processor_ticks
 from patchlight.testbed.linux.scheduling import favour
 
 _LAST_LINES = 15
@@ -30,7 +32,8 @@ class DidNotStart(PatchlightError):
 class Service:
     """A process to be started: command, namespace, and how one sees that it is ready.
 
-    ``abrupt``: it may be ended by force at once.
+    ``quiet_s``: after so many seconds in which it neither used the processor nor wrote
+    anything, it is given up. ``abrupt``: it may be ended by force at once.
     """
 
     name: str
@@ -38,20 +41,61 @@ class Service:
     ready: Callable[[], bool]
     namespace: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    deadline_s: float = 30.0
+    quiet_s: float = 30.0
     abrupt: bool = False
 
 
+# How often one looks whether a process works, and how often the user hears that it still does.
+_LOOK_S = 1.0
+_TELL_S = 5.0
+
+
+class _Progress:
+    """Whether something goes on: ``sign`` is anything that changes when it does."""
+
+    def __init__(self, sign: Callable[[], object]) -> None:
+        self._sign, self._last = sign, sign()
+        self.began = self._changed = self._looked = self._told = time.monotonic()
+
+    def quiet_s(self) -> float:
+        """For how many seconds nothing has changed."""
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_S:
+            self._looked = now
+            if (sign := self._sign()) != self._last:
+                self._last, self._changed = sign, now
+        return now - self._changed
+
+    def to_tell(self) -> float | None:
+        """How many seconds it has taken, whenever it is time to say so."""
+        now = time.monotonic()
+        if now - self._told < _TELL_S:
+            return None
+        self._told = now
+        return now - self.began
+
+
+@dataclass(slots=True)
+class _Starting:
+    """A service that is not ready yet."""
+
+    service: Service
+    process: subprocess.Popen[bytes]
+    progress: _Progress
+
+
 class Supervisor:
-    """Starts services and records them in the lab's state.
+    """Starts services and records them in the lab's state; ``say`` hears what takes long.
 
     A lab keeps real time: what else runs on the machine should disturb its switches and workers
     as little as may be, so they are favoured. What an agent starts inherits this.
     """
 
-    def __init__(self, state: LabState, *, real_time: bool = False) -> None:
-        self._state, self._real_time = state, real_time
-        self._waiting: list[tuple[Service, subprocess.Popen[bytes], float]] = []
+    def __init__(
+        self, state: LabState, say: Callable[[str], None], *, real_time: bool = False
+    ) -> None:
+        self._state, self._say, self._real_time = state, say, real_time
+        self._starting: list[_Starting] = []
 
     def start(self, services: Sequence[Service]) -> None:
         """Start these and wait until all are ready."""
@@ -69,7 +113,8 @@ class Supervisor:
             record = ProcessRecord(service.name, pid, started, str(log), service.abrupt)
             self._state.processes.append(record)
             self._state.save()
-            self._waiting.append((service, process, time.monotonic() + service.deadline_s))
+            progress = _Progress(partial(_work_of, pid, log))
+            self._starting.append(_Starting(service, process, progress))
 
     def log_path(self, name: str) -> Path:
         """Where the service of that name writes."""
@@ -99,40 +144,58 @@ class Supervisor:
 
     def wait(self) -> None:
         """Wait until everything launched is ready; ``DidNotStart`` names the first that is not."""
-        while self._waiting:
-            self._waiting = [item for item in self._waiting if not self._is_ready(*item)]
-            if self._waiting:
+        while self._starting:
+            self._starting = [item for item in self._starting if not self._is_ready(item)]
+            if self._starting:
                 time.sleep(0.01)
 
-    def wait_until(
-        self, name: str, done: Callable[[], bool], deadline_s: float, otherwise: str
+    def wait_for_all(
+        self, name: str, count: Callable[[], int], total: int, what: str, quiet_s: float = 30.0
     ) -> None:
-        """Wait for something that a started service does; ``DidNotStart`` if it does not."""
-        deadline = time.monotonic() + deadline_s
-        while not done():
-            if time.monotonic() > deadline:
-                raise self._failure(name, f"{otherwise} within {deadline_s:g} s")
-            time.sleep(0.05)
+        """Wait until a started service has ``total`` of something; ``what`` says of what.
 
-    def _is_ready(
-        self, service: Service, process: subprocess.Popen[bytes], deadline: float
-    ) -> bool:
+        ``DidNotStart`` if for ``quiet_s`` seconds there are not more of them.
+        """
+        done = count()
+        progress = _Progress(lambda: done)
+        while done < total:
+            if progress.quiet_s() > quiet_s:
+                why = f"{done} of {total} {what}, and no more in {quiet_s:g} s"
+                raise self._failure(name, why)
+            if (took_s := progress.to_tell()) is not None:
+                self._say(f"{name}: {done} of {total} {what} after {took_s:.0f} s")
+            time.sleep(0.05)
+            done = count()
+
+    def _is_ready(self, starting: _Starting) -> bool:
+        service, progress = starting.service, starting.progress
         if service.ready():
             return True
-        if (status := process.poll()) is not None:
+        if (status := starting.process.poll()) is not None:
             ended = f"ended with status {status}"
             how = ended if status >= 0 else f"was killed by signal {-status}"
             raise self._failure(service.name, f"it {how}")
-        if time.monotonic() > deadline:
-            raise self._failure(service.name, f"it did not answer within {service.deadline_s:g} s")
+        if progress.quiet_s() > service.quiet_s:
+            why = f"it does not answer, and did nothing for {service.quiet_s:g} s"
+            raise self._failure(service.name, why)
+        if (took_s := progress.to_tell()) is not None:
+            last = "".join(f": {line}" for line in self._last_lines(service.name, 1))
+            self._say(f"still starting {service.name} after {took_s:.0f} s{last}")
         return False
 
     def _failure(self, name: str, what: str) -> DidNotStart:
-        lines: list[str] = []
-        with suppress(OSError):
-            lines = self.log_path(name).read_text(errors="replace").splitlines()[-_LAST_LINES:]
-        wrote = "\n    ".join(lines) or "(nothing)"
+        wrote = "\n    ".join(self._last_lines(name, _LAST_LINES)) or "(nothing)"
         return DidNotStart(f"starting {name}: {what}; the last it wrote:\n    {wrote}")
+
+    def _last_lines(self, name: str, count: int) -> list[str]:
+        with suppress(OSError):
+            return self.log_path(name).read_text(errors="replace").splitlines()[-count:]
+        return []
+
+
+def _work_of(session: int, log: Path) -> tuple[int, int]:
+    """What changes while a service works: its processor time, and how much it wrote."""
+    return session_processor_ticks(session), log.stat().st_size
 
 
 def get_json(url: str) -> Any:

@@ -27,7 +27,13 @@ from patchlight.emulation.lab.capture import Captured, capture
 from patchlight.emulation.lab.hosts import EmulatedHost, write_hosts_file
 from patchlight.emulation.lab.ocs import LabOcs
 from patchlight.emulation.lab.probes import Reachability, ping_all, tcp_rate_bps
-from patchlight.emulation.lab.services import LabKeywords, LabOptions, LabServices, runtime_lab
+from patchlight.emulation.lab.services import (
+    LabKeywords,
+    LabOptions,
+    LabServices,
+    has_agents,
+    runtime_lab,
+)
 from patchlight.emulation.lab.status import lab_status, missing_parts
 from patchlight.emulation.lab.teardown import is_there, remove_lab
 from patchlight.emulation.lab.wires import Wires
@@ -214,7 +220,7 @@ class EmulatedLab:
 
     def _make(self) -> None:
         state = states.new_state(self.lab.name, self._source, self.lab.scale)
-        self.lab = runtime_lab(self.lab)
+        self.lab = runtime_lab(self.lab, agents=has_agents(self.lab, self._options))
         services = LabServices(self.lab, state, self._options, self._say)
         services.check_requirements()
         state.fabric = self.lab.fabric
@@ -235,7 +241,8 @@ class EmulatedLab:
             bridges=state.datapath == "bridge",
         )
         state.save()
-        services.start(self.plan, Supervisor(state, real_time=self._options.real_time))
+        supervisor = Supervisor(state, self._say, real_time=self._options.real_time)
+        services.start(self.plan, supervisor)
         state.phase = "up"
         state.save()
 

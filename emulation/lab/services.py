@@ -24,29 +24,41 @@ from patchlight.testbed.linux.sockets import free_ports, unix_socket_answers
 from patchlight.testbed.units import format_rate
 
 _MOST_SERVERS_WITH_AGENTS = 16
-_CONNECT_S = 20.0
 _USUAL_API_PORT = 8470
 # What a userspace Open vSwitch was seen to carry on one core.
 _NETDEV_BPS = 400e6
 
 
-def runtime_lab(lab: Lab) -> Lab:
+def has_agents(lab: Lab, options: "LabOptions") -> bool:
+    """Whether an agent runs on each server of this lab."""
+    if options.agents is not None:
+        return options.agents
+    return has_controller(lab, options) and len(lab.servers) <= _MOST_SERVERS_WITH_AGENTS
+
+
+def has_controller(lab: Lab, options: "LabOptions") -> bool:
+    """Whether a controller runs: Linux bridges have none."""
+    return lab.fabric == "openvswitch" and options.controller
+
+
+def runtime_lab(lab: Lab, *, agents: bool) -> Lab:
     """``lab`` as the controller and the agents of its emulation will know it.
 
-    Agents answer on Unix sockets of the runtime directory, circuit switches and the
-    controller's API on free loopback ports. Switches reach the controller inside their own
-    namespace, where its OpenFlow port is always free.
+    Agents, where there are some, answer on Unix sockets of the runtime directory, circuit
+    switches and the controller's API on free loopback ports. Switches reach the controller
+    inside their own namespace, where its OpenFlow port is always free.
     """
     directory = run_dir(lab.name)
     # The usual port is for the only lab; two that come up at once must not race for it.
     alone = not set(recorded_labs()) - {lab.name}
-    usual = int(lab.controller_api.rpartition(":")[2] or _USUAL_API_PORT) if alone else 0
+    port = lab.controller_api.rpartition(":")[2]
+    usual = 0 if not alone else int(port) if port.isdigit() else _USUAL_API_PORT
     api, *ports = free_ports(1 + len(lab.circuit_switches), usual)
     return lab.with_changes(
         servers=tuple(
             replace(
                 server,
-                management=f"unix:{directory}/agents/{server.name}.sock",
+                management=f"unix:{directory}/agents/{server.name}.sock" if agents else None,
                 # The emulated interface is called by the NIC's name, whatever the real one is.
                 nics=tuple(replace(nic, interface=None) for nic in server.nics),
             )
@@ -116,10 +128,8 @@ class LabServices:
         self._say = say
         self._run_dir = state.run_dir
         with_openflow = lab.fabric == "openvswitch"
-        self.has_controller = with_openflow and options.controller
-        few = len(lab.servers) <= _MOST_SERVERS_WITH_AGENTS
-        by_default = few and self.has_controller
-        self._has_agents = by_default if options.agents is None else options.agents
+        self.has_controller = has_controller(lab, options)
+        self._has_agents = has_agents(lab, options)
         self.datapath = openvswitch.datapath_type() if with_openflow else "bridge"
 
     def check_requirements(self) -> None:
@@ -142,18 +152,20 @@ class LabServices:
         self._say(f"starting Open vSwitch ({self.datapath} datapath), {len(plan.bridges)} switches")
         self._warn_of_rates(plan)
         switches.start(supervisor.start)
+        if self.has_controller:
+            # It starts while the switches get their ports, and hears of them afterwards.
+            self._say(f"starting the controller at http://{self._lab.controller_api}")
+            supervisor.launch([self._controller()])
         switches.add_bridges(plan, self.datapath, learning=not self.has_controller)
         build.limit_switch_ports(plan)
         supervisor.wait()
         if self.has_controller:
-            self._say(f"starting the controller at http://{self._lab.controller_api}")
-            supervisor.start([self._controller()])
             switches.set_controller(plan, f"tcp:{self._lab.controller_openflow}")
-            supervisor.wait_until(
+            supervisor.wait_for_all(
                 "controller",
-                self._switches_connected,
-                _CONNECT_S,
-                "not every packet switch connected to it",
+                self._connected_switches,
+                len(plan.bridges),
+                "packet switches connected to it",
             )
         # Open vSwitch configures its ports again with every change of its database.
         build.verify_switch_ports(plan)
@@ -163,9 +175,9 @@ class LabServices:
         status = get_json(f"http://{self._lab.controller_api}/v1/status")
         return status if status is not None and status["lab"] == self._lab.name else None
 
-    def _switches_connected(self) -> bool:
+    def _connected_switches(self) -> int:
         status = self._controller_status()
-        return status is not None and all(switch["connected"] for switch in status["switches"])
+        return 0 if status is None else sum(s["connected"] for s in status["switches"])
 
     def _warn_of_rates(self, plan: FabricPlan) -> None:
         rates = [end.rate_bps for cable in plan.cables for end in cable if end.rate_bps]

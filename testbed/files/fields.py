@@ -32,17 +32,19 @@ _YES_NO = re.compile(r"true|True|TRUE|false|False|FALSE")
 _WHOLE = re.compile(r"[+-]?[0-9]+|0x[0-9a-fA-F]+|0o[0-7]+")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:_[0-9]{3})+")
-_PLAIN_TAG = re.compile(r"tag:yaml\.org,2002:(str|seq|map)|!?")
+_PLAIN_TAGS = frozenset({"", "!", *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))})
+_NO_BARE_TEXT = re.compile("|".join(p.pattern for p in (_NOTHING, _YES_NO, _WHOLE, _NUMBER)))
 
 
 def locate(node: yaml.Node, value: Any = None) -> Located[Any]:
     """``value`` at the position of ``node``, counted from 1 as editors do."""
-    return Located(value, node.start_mark.line + 1, node.start_mark.column + 1)
+    mark = node.start_mark
+    return Located(value, mark.line + 1, mark.column + 1)
 
 
 def describe(node: yaml.Node) -> str:
     """What stands there, in the user's words: ``the number 5``, ``a list``, ``nothing``."""
-    if not _PLAIN_TAG.fullmatch(node.tag):
+    if node.tag not in _PLAIN_TAGS:
         return f"the YAML tag {short(node.tag.replace('tag:yaml.org,2002:', '!!'))}"
     if isinstance(node, yaml.MappingNode):
         return "a group of keys"
@@ -58,13 +60,13 @@ def describe(node: yaml.Node) -> str:
 
 def is_bare_text(text: str) -> bool:
     """Whether ``text`` without quotes is read as text, not as a number, yes or no, or nothing."""
-    return not any(p.fullmatch(text) for p in (_NOTHING, _YES_NO, _WHOLE, _NUMBER))
+    return not _NO_BARE_TEXT.fullmatch(text)
 
 
 def is_plain(node: yaml.Node) -> bool:
     """Whether a scalar stands there without quotes and without a tag."""
     scalar = isinstance(node, yaml.ScalarNode) and not node.style
-    return scalar and _PLAIN_TAG.fullmatch(node.tag) is not None
+    return scalar and node.tag in _PLAIN_TAGS
 
 
 def short(text: str) -> str:
@@ -129,9 +131,13 @@ class Text(FieldType):
     units: tuple[str, ...] = ()
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
+        if isinstance(node, yaml.ScalarNode) and node.tag in _PLAIN_TAGS:
+            text = str(node.value)
+            if node.style or is_bare_text(text):
+                return locate(node, self.take(text))
         shown = describe(node)
         is_number = shown.startswith("the number ")
-        if shown.startswith("the text ") or (is_number and self.numbers):
+        if is_number and self.numbers:
             return locate(node, self.take(str(node.value)))
         quote = is_number or shown in ("true", "false")
         hint = ": put it in quotes" if quote and not self.units else ""
@@ -266,14 +272,15 @@ class ListOf(FieldType):
     count: int | None = None
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
-        if not isinstance(node, yaml.SequenceNode) or not _PLAIN_TAG.fullmatch(node.tag):
+        if not isinstance(node, yaml.SequenceNode) or node.tag not in _PLAIN_TAGS:
             raise BadInput(f"expected {self.expected()}, found {describe(node)}")
         if self.count is not None and len(node.value) != self.count:
             message = f"expected {self.count} {self.what}, found {len(node.value)}"
             issues.at(locate(node), message)
         items = [self.item.read(child, issues) for child in node.value]
         read = [item for item in items if item is not None]
-        return replace(locate(node, read), whole=len(read) == len(items))
+        located = locate(node, read)
+        return located if len(read) == len(items) else replace(located, whole=False)
 
     def schema(self) -> dict[str, Any]:
         bounds = {} if self.count is None else {"minItems": self.count, "maxItems": self.count}
@@ -350,7 +357,7 @@ class Group(FieldType):
         self.what, self.keys = what, keys
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
-        if not isinstance(node, yaml.MappingNode) or not _PLAIN_TAG.fullmatch(node.tag):
+        if not isinstance(node, yaml.MappingNode) or node.tag not in _PLAIN_TAGS:
             raise BadInput(f"expected {self.expected()}, found {describe(node)}")
         known = {key.name: key for key in self.keys}
         fields = Fields()

@@ -1,7 +1,7 @@
 """rtnetlink in batches: many requests in one system call, and the kernel's answer to each.
 
-pyroute2 encodes the messages; this sends them. One ``sendmsg`` carries a batch, the kernel
-works through it in order and answers what failed and the last one, so a batch costs two
+``attribute`` encodes what is in a message. One ``sendmsg`` carries a batch, the kernel works
+through it in order and answers what failed and the last one, so a batch costs two
 system calls however long it is.
 """
 

@@ -19,6 +19,20 @@ def process_start(pid: int) -> int | None:
     return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
+def session_processor_ticks(session: int) -> int:
+    """The processor time of all processes of a session that run now, in clock ticks.
+
+    Fewer than before when one of them has ended: what tells of work is that it changes.
+    """
+    ticks = 0
+    for pid in process_ids():
+        with suppress(OSError):
+            fields = _stat(pid)
+            if int(fields[3]) == session:
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks
+
+
 def ancestors() -> set[int]:
     """This process and those that it descends from."""
     pids, pid = set(), os.getpid()

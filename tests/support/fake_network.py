@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 
-from patchlight.controller.openflow.flowtable import FlowTable
+from patchlight.controller.openflow.flowtable import FlowTable, MatchValue
 from patchlight.testbed.lab import (
     CircuitSwitch,
     Endpoint,
@@ -61,13 +61,25 @@ class FakeNetwork:
         matching = [
             entry
             for entry in self.tables[switch]
-            if all({**packet, "in_port": in_port}.get(k) == v for k, v in entry.match.items())
+            if all(_fits(v, {**packet, "in_port": in_port}.get(k)) for k, v in entry.match.items())
         ]
         if not matching:
             return []
         best = max(matching, key=lambda entry: entry.priority)
         assert [e.priority for e in matching].count(best.priority) == 1, "ambiguous entries"
         return [port for port in best.outputs if port != in_port]
+
+
+def _fits(wanted: MatchValue, found: int | str | None) -> bool:
+    """Whether a packet's field is what an entry wants: a value, or some bits of an address."""
+    if not isinstance(wanted, tuple):
+        return found == wanted
+    value, mask = (_bits(str(part)) for part in wanted)
+    return isinstance(found, str) and _bits(found) & mask == value
+
+
+def _bits(address: str) -> int:
+    return int(address.replace(":", ""), 16) if ":" in address else int(IPv4Address(address))
 
 
 def unicast(receiver: Host) -> Packet:

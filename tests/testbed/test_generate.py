@@ -81,6 +81,13 @@ def test_a_tree_has_a_root_over_its_leaves() -> None:
     assert [switch.ports for switch in lab.packet_switches] == [4, 17, 17, 17, 17]
     assert graph(lab).degree("s1") == 4
     assert networkx.is_tree(graph(lab))
+    # The hosts of a leaf have a block of addresses to themselves.
+    assert [str(lab.hosts[n].nic.address) for n in (0, 15, 16, 63)] == [
+        "10.0.0.1",
+        "10.0.0.16",
+        "10.0.0.33",
+        "10.0.0.112",
+    ]
 
 
 @pytest.mark.parametrize(("hosts", "k"), [(1, 2), (2, 2), (3, 4), (16, 4), (17, 6), (1024, 16)])

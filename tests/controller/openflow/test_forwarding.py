@@ -1,3 +1,5 @@
+from collections.abc import Iterator
+from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network
 
 import networkx as nx
@@ -6,7 +8,8 @@ from hypothesis import strategies as st
 
 from patchlight.controller.openflow.flow_sync import removals_first
 from patchlight.controller.openflow.flowtable import FlowTable, diff
-from patchlight.controller.openflow.forwarding import TABLE_MISS, flow_tables
+from patchlight.controller.openflow.forwarding import TABLE_MISS, Forwarding, flow_tables
+from patchlight.testbed import generate
 from patchlight.testbed.lab import (
     CircuitSwitch,
     Endpoint,
@@ -20,7 +23,7 @@ from patchlight.testbed.lab import (
 )
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import Links, trace_links
-from tests.support.fake_network import FakeNetwork, arp_request, make_lab, unicast
+from tests.support.fake_network import FakeNetwork, Packet, arp_request, make_lab, unicast
 
 
 @st.composite
@@ -30,7 +33,19 @@ def labs(draw: st.DrawFn) -> Lab:
     trunks = draw(st.lists(st.tuples(index, index), max_size=16))
     hosts = draw(st.lists(index, min_size=2, max_size=8))
     cut = draw(st.frozensets(st.integers(0, len(trunks) + len(hosts) - 1)))
-    return make_lab(trunks, hosts, cut)
+    lab = make_lab(trunks, hosts, cut)
+    if not draw(st.booleans()):
+        return lab
+    # Addresses in another order than the hosts, and MACs that follow neither.
+    places = draw(st.permutations(range(2 * len(hosts))))
+    macs = draw(st.lists(st.integers(0, 63), min_size=len(hosts), max_size=len(hosts), unique=True))
+    servers = tuple(
+        replace(server, nics=(replace(server.nics[0], address=lab.network[1 + place], mac=mac),))
+        for server, place, mac in zip(
+            lab.servers, places, (f"02:00:00:00:00:{mac:02x}" for mac in macs), strict=False
+        )
+    )
+    return lab.with_changes(servers=servers)
 
 
 def check(lab: Lab, links: Links) -> int:
@@ -55,7 +70,23 @@ def check(lab: Lab, links: Links) -> int:
                     shortest = nx.bidirectional_shortest_path(graph, start, end)
                     assert len(walk.switches) == len(shortest)
             reached += bool(joined)
+        for packet in to_nobody(lab):
+            walk = network.send(sender, packet)
+            assert walk.arrived == ()
+            assert len(set(walk.switches)) == len(walk.switches), "a switch was met twice"
     return reached
+
+
+def to_nobody(lab: Lab) -> Iterator[Packet]:
+    """Packets to addresses beside those of the hosts that no host has."""
+    addresses = {host.nic.address for host in lab.hosts}
+    macs = {host.nic.mac for host in lab.hosts}
+    for address in {near for a in addresses for near in (a - 1, a + 1)} - addresses:
+        stranger = Nic("nic0", address, default_mac(address))
+        nobody = Host(Server("nobody", None, (), (stranger,)), stranger, None)
+        yield arp_request(nobody)
+        if stranger.mac not in macs:
+            yield unicast(nobody)
 
 
 @given(labs(), st.data())
@@ -65,6 +96,40 @@ def test_all_that_light_joins_reach_each_other(lab: Lab, data: st.DataObject) ->
     lit = data.draw(st.lists(st.sampled_from(crossings), unique=True)) if crossings else []
     for maps in ({"ocs": lab.initial_maps["ocs"]}, {"ocs": PortMap.of(lit)}, {}):
         check(lab, trace_links(lab, maps))
+
+
+@given(labs(), st.data())
+@settings(max_examples=50, deadline=None)
+def test_tables_that_follow_the_light_are_those_worked_out_anew(
+    lab: Lab, data: st.DataObject
+) -> None:
+    crossings = sorted(lab.initial_maps["ocs"], key=str)
+    forwarding = Forwarding(lab)
+    for _ in range(4):
+        lit = data.draw(st.lists(st.sampled_from(crossings), unique=True)) if crossings else []
+        links = trace_links(lab, {"ocs": PortMap.of(lit)})
+        assert forwarding.tables(links) == flow_tables(lab, links)
+
+
+def test_other_switches_need_two_entries_for_all_hosts_of_a_switch() -> None:
+    lab = generate.tree(1024)
+    tables = flow_tables(lab, trace_links(lab, {}))
+    leaves = len(lab.packet_switches) - 1
+    assert len(tables["s1"]) == 1 + 2 * leaves
+    assert {len(tables[s.name]) for s in lab.packet_switches[1:]} == {1 + 2 * 16 + 2 * (leaves - 1)}
+
+
+def test_in_a_large_lab_with_many_ways_destinations_are_switches() -> None:
+    lab = generate.fat_tree(128)  # 80 switches, four hosts on each of 32
+    tables = flow_tables(lab, trace_links(lab, {}))
+    assert max(map(len, tables.values())) <= 1 + 2 * 32 + 2 * 4
+    network = FakeNetwork(lab, trace_links(lab, {}), tables)
+    first = lab.hosts[0]
+    for receiver in lab.hosts[1:]:
+        for packet in (unicast(receiver), arp_request(receiver)):
+            assert network.send(first, packet).arrived == (receiver.endpoint,)
+    up = [e.outputs for e in tables["s21"] if isinstance(e.match.get("eth_dst"), tuple)]
+    assert set(up) == {(5,), (6,), (7,), (8,)}, "every uplink is some switch's"
 
 
 def fat_tree(k: int) -> Lab:

@@ -1,0 +1,72 @@
+"""How long a lab waits for its processes: as long as they work."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from patchlight.emulation.fabric import lab_state
+from patchlight.emulation.fabric.processes import DidNotStart, Service, Supervisor
+from patchlight.testbed.linux.processes import process_start
+
+QUIET_S = 2.0
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def supervisor(
+    said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Supervisor]:
+    monkeypatch.setattr(lab_state, "RUN_ROOT", tmp_path)
+    state = lab_state.new_state("slow", "slow.yaml", 1.0)
+    yield Supervisor(state, said.append)
+    for process in state.processes:
+        if process_start(process.pid) == process.started:
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def service(program: str, done: Path) -> Service:
+    return Service("slow", [sys.executable, "-c", program], done.exists, quiet_s=QUIET_S)
+
+
+def test_a_process_that_works_is_waited_for(
+    supervisor: Supervisor, said: list[str], tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    program = f"""
+import time
+from pathlib import Path
+print("counting", flush=True)
+until = time.monotonic() + 3 * {QUIET_S}
+while time.monotonic() < until: pass
+Path({str(done)!r}).touch()
+time.sleep(600)
+"""
+    supervisor.start([service(program, done)])
+    assert done.exists()
+    assert any(s.startswith("still starting slow after") and s.endswith("counting") for s in said)
+
+
+def test_a_process_that_does_nothing_is_given_up(supervisor: Supervisor, tmp_path: Path) -> None:
+    program = "import time; print('thinking', flush=True); time.sleep(600)"
+    with pytest.raises(DidNotStart, match=r"slow: .* did nothing for 2 s; [^\n]*\n +thinking"):
+        supervisor.start([service(program, tmp_path / "never")])
+
+
+def test_a_process_that_ends_is_not_waited_for(supervisor: Supervisor, tmp_path: Path) -> None:
+    with pytest.raises(DidNotStart, match="ended with status 3"):
+        supervisor.start([service("raise SystemExit(3)", tmp_path / "never")])
+
+
+def test_what_still_grows_is_waited_for(supervisor: Supervisor) -> None:
+    counts = iter([0, 1, 1, 2, 3])
+    supervisor.wait_for_all("controller", lambda: next(counts), 3, "switches connected")
+    with pytest.raises(DidNotStart, match=r"1 of 3 switches connected, and no more in 0\.5 s"):
+        supervisor.wait_for_all("controller", lambda: 1, 3, "switches connected", quiet_s=0.5)
