@@ -84,7 +84,7 @@ def test_odd_labs_can_be_drawn() -> None:
     for text in (
         "name: x\nnetwork: 10.0.0.0/24\nservers: []\n",
         "name: x\nnetwork: 10.0.0.0/24\nservers: []\npacket_switches: [{name: s, datapath_id: 1, "
-        "ports: 1}]\ncircuit_switches: [{name: o, driver: d, address: 'h:1', ports: 2}]\n",
+        "ports: 1}]\ncircuit_switches: [{name: o, driver: dry-run, address: 'h:1', ports: 2}]\n",
         "name: x\nnetwork: 10.0.0.0/24\nservers: [{name: a, nics: []}]\n",
     ):
         lab = parse_lab(text)

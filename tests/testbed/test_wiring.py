@@ -15,8 +15,8 @@ servers:
   - {name: b, nics: [{name: n, address: 10.0.0.2}]}
 packet_switches: [{name: t, datapath_id: 1, ports: 4}]
 circuit_switches:
-  - {name: o1, driver: d, address: "h:1", ports: 8, insertion_loss: 1dB}
-  - {name: o2, driver: d, address: "h:2", ports: 8, insertion_loss: 2dB}
+  - {name: o1, driver: dry-run, address: "h:1", ports: 8, insertion_loss: 1dB}
+  - {name: o2, driver: dry-run, address: "h:2", ports: 8, insertion_loss: 2dB}
 fibres:
   - {ends: [a.n, o1.1], rate: 40Gbps, loss: 0.1dB}
   - {ends: [o1.2, o2.1], rate: 25Gbps, loss: 0.2dB}

@@ -133,6 +133,7 @@ def table_of(result: dict[str, Any]) -> Table:
     if percent := result["mismatch_percent"]:
         title += f", second job computing {percent:g} % longer"
     table = Table(*_COLUMNS, title=title, caption=too_busy(result) or None)
+    table.columns[1].no_wrap = True
     previous = None
     for row in rows_of(result):
         if previous is not None and row[0] != previous:

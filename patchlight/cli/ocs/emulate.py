@@ -128,7 +128,7 @@ def emulate(
         asks = known is None or known.has_users
         if not (protocol.dials or is_loopback(host) or (asks and password_env and not viewers)):
             takes = "takes any password" if asks else "asks for no password"
-            click.echo(
+            say(
                 f"warning: it {takes}, and other machines reach it at {host}: listen on 127.0.0.1"
                 + (", or give --password-env and no --viewer" if asks else ""),
                 err=True,
