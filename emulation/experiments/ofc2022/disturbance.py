@@ -11,7 +11,7 @@ from statistics import fmean
 from patchlight.emulation.experiments.ofc2022.measurements import CaseRun
 from patchlight.emulation.machine import CpuTicks
 
-MOST_LOAD_BEFORE = 0.5
+MOST_LOAD_BEFORE = 1.0
 MOST_STEAL = 0.02
 MOST_COMPUTE_STRETCH = 0.05
 
