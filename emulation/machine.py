@@ -7,10 +7,16 @@ from typing import Any, NamedTuple
 
 
 class CpuTicks(NamedTuple):
-    """Processor time since the machine began, in ticks: given away by its host, and all."""
+    """Processor time since the machine began, in ticks: given away by its host, idle, and all."""
 
     steal: int
+    idle: int
     total: int
+
+    def busy_since(self, earlier: "CpuTicks") -> float:
+        """The share of processor time that was not idle since then."""
+        total = max(1, self.total - earlier.total)
+        return 1 - (self.idle - earlier.idle) / total
 
 
 def cpu_ticks() -> CpuTicks:
@@ -18,7 +24,7 @@ def cpu_ticks() -> CpuTicks:
     first = Path("/proc/stat").read_text(encoding="utf-8").partition("\n")[0]
     # user, nice, system, idle, iowait, irq, softirq, steal; guests' are in user already.
     ticks = [int(each) for each in first.split()[1:9]]
-    return CpuTicks(ticks[7], sum(ticks))
+    return CpuTicks(ticks[7], ticks[3] + ticks[4], sum(ticks))
 
 
 def describe_machine() -> dict[str, Any]:

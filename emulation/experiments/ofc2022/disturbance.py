@@ -11,7 +11,7 @@ from statistics import fmean
 from patchlight.emulation.experiments.ofc2022.measurements import CaseRun
 from patchlight.emulation.machine import CpuTicks
 
-MOST_LOAD_BEFORE = 1.0
+MOST_BUSY_BEFORE = 0.6
 MOST_STEAL = 0.02
 MOST_COMPUTE_STRETCH = 0.05
 
@@ -20,31 +20,31 @@ MOST_COMPUTE_STRETCH = 0.05
 class Disturbance:
     """What others took from the experiment, as shares.
 
-    ``load_before`` is the load average of the minute before it began, for each core; ``steal`` the
-    part of processor time that the host of a virtual machine gave to others meanwhile;
+    ``busy_before`` is the part of processor time that was used in the second before it began;
+    ``steal`` the part that the host of a virtual machine gave to others meanwhile;
     ``compute_stretch`` how much longer the compute phases of the job that was hit most took than
     they were given. ``too_busy`` says in words what is over its limit: nothing, if it was quiet.
     """
 
-    load_before: float
+    busy_before: float
     steal: float
     compute_stretch: float
     too_busy: list[str]
 
     @classmethod
     def of(
-        cls, load_before: float, before: CpuTicks, after: CpuTicks, runs: Sequence[CaseRun]
+        cls, busy_before: float, before: CpuTicks, after: CpuTicks, runs: Sequence[CaseRun]
     ) -> "Disturbance":
         """From the processors' ticks before and after, and the runs."""
         steal = (after.steal - before.steal) / max(1, after.total - before.total)
         stretch = max((_stretch(run) for run in runs), default=0.0)
         limits = (
-            (load_before, MOST_LOAD_BEFORE, "its load average before was {:.1f} for each core"),
+            (busy_before, MOST_BUSY_BEFORE, "{:.0%} of its processor time was used before"),
             (steal, MOST_STEAL, "its host took {:.0%} of its processor time away"),
             (stretch, MOST_COMPUTE_STRETCH, "compute phases took {:.0%} longer than given"),
         )
         words = [text.format(found) for found, most, text in limits if found > most]
-        return cls(load_before, steal, stretch, words)
+        return cls(busy_before, steal, stretch, words)
 
 
 def _stretch(run: CaseRun) -> float:

@@ -25,6 +25,7 @@ from patchlight.testbed.linux import docker_engine
 PARTS = (*CASES, "live")
 LIVE_CASE = "a"
 _UP_S = 30.0
+_LOOK_S = 1.0  # how long one looks at how busy the machine is before
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,8 @@ def run_experiment(
             case, model, wishes.iterations, wishes.mismatch_percent
         )  # refuse what cannot work before building it
     began, started_at = time.monotonic(), datetime.datetime.now(datetime.UTC)
+    earlier = cpu_ticks()
+    time.sleep(_LOOK_S)
     machine, ticks = describe_machine(), cpu_ticks()
     workers = wishes.workers
     if workers == "auto":
@@ -119,9 +122,7 @@ def run_experiment(
         started_at=started_at.isoformat(timespec="seconds"),
         duration_s=time.monotonic() - began,
         machine=machine,
-        disturbance=Disturbance.of(
-            machine["load_average_1min"] / machine["cores"], ticks, cpu_ticks(), runs
-        ),
+        disturbance=Disturbance.of(ticks.busy_since(earlier), ticks, cpu_ticks(), runs),
         mismatch_percent=wishes.mismatch_percent,
     )
     result = result_of(setting, runs)

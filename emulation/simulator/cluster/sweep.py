@@ -4,6 +4,7 @@ Policies that users wrote are guarded: their faults are reported.
 """
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from patchlight.emulation.simulator.cluster.results import QueueResult, summary_
 from patchlight.emulation.simulator.cluster.scheduling import Policies, Tell, simulate
 from patchlight.emulation.simulator.cluster.settings import Settings
 from patchlight.emulation.simulator.executors import Engine, run_all
+from patchlight.emulation.simulator.seeds import policy_seed
 
 _SHOWN = 5
 
@@ -51,7 +53,11 @@ _GUARDS: dict[PolicyKind, Any] = {
 def load_policies(
     order: str, placement: str, topology: str, seed: int, faults: Callable[[Fault], None]
 ) -> Policies:
-    """The policies of these names; ``faults`` is told of each that they commit."""
+    """The policies of these names; ``faults`` is told of each that they commit.
+
+    What they draw follows from ``seed``, but is not what a simulation of that seed draws.
+    """
+    seed = policy_seed(seed)
     return Policies(
         _load("order", order, seed, faults),
         _load("placement", placement, seed, faults),
@@ -74,7 +80,8 @@ def _load(kind: PolicyKind, name: str, seed: int, faults: Callable[[Fault], None
     if recipe.origin == "built in":
         return policy
     default = load_policy(DEFAULTS[kind], kind, seed=seed)
-    return _GUARDS[kind](policy, default, recipe.text, faults)
+    # No time limit: a result must not depend on how busy the machine is.
+    return _GUARDS[kind](policy, default, recipe.text, faults, math.inf)
 
 
 class Combination(NamedTuple):

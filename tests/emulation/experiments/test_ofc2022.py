@@ -274,20 +274,20 @@ def test_the_second_job_computes_longer_by_the_mismatch(lab: Lab, result: dict[s
 
 
 @pytest.mark.parametrize(
-    ("load_before", "steal", "stretch", "words"),
+    ("busy_before", "steal", "stretch", "words"),
     [
         (0.2, 0, 1.0, []),
-        (1.4, 0, 1.0, ["load average before was 1.4 for each core"]),
+        (0.8, 0, 1.0, ["80% of its processor time was used before"]),
         (0.2, 30, 1.0, ["30% of its processor time"]),
         (0.2, 0, 1.2, ["20% longer than given"]),
-        (0.6, 30, 1.2, ["was 0.6 for each", "30% of its processor", "20% longer"]),
+        (0.7, 30, 1.2, ["70% of its", "30% of its processor", "20% longer"]),
     ],
 )
 def test_a_machine_too_busy_is_said(
     simulate: Simulate,
     runs: list[CaseRun],
     tmp_path: Path,
-    load_before: float,
+    busy_before: float,
     steal: int,
     stretch: float,
     words: list[str],
@@ -296,8 +296,8 @@ def test_a_machine_too_busy_is_said(
     second = run.jobs[1]
     slow = tuple(replace(i, compute_s=stretch * i.compute_s) for i in second.iterations)
     hit = replace(run, jobs=(run.jobs[0], replace(second, iterations=slow)))
-    before, after = CpuTicks(500, 1000), CpuTicks(500 + steal, 1100)
-    found = Disturbance.of(load_before, before, after, [hit, simulate("a", "optical")])
+    before, after = CpuTicks(500, 100, 1000), CpuTicks(500 + steal, 150, 1100)
+    found = Disturbance.of(busy_before, before, after, [hit, simulate("a", "optical")])
     assert found.compute_stretch == pytest.approx(stretch - 1)
     assert len(found.too_busy) == len(words)
     for said, expected in zip(found.too_busy, words, strict=True):
@@ -330,6 +330,8 @@ def test_the_average_is_over_a_jobs_gpus() -> None:
 def test_the_machine_counts_its_ticks() -> None:
     first, second = cpu_ticks(), cpu_ticks()
     assert 0 <= first.steal <= first.total <= second.total
+    assert 0 <= second.busy_since(first) <= 1
+    assert CpuTicks(0, 175, 200).busy_since(CpuTicks(0, 100, 100)) == 0.25
 
 
 def test_reports_are_written_whole(
