@@ -11,6 +11,7 @@ set -euo pipefail
 
 RUN=/run/patchlight-docker
 DATA=/var/lib/patchlight/docker
+SHARES=/sys/fs/cgroup/cpu
 SOCKET=$RUN/docker.sock
 CONTAINERD=$RUN/containerd.sock
 ASK=$(dirname "${BASH_SOURCE[0]}")/../testbed/linux/docker_engine.py
@@ -70,12 +71,16 @@ TOML
     setsid containerd --config "$RUN/containerd.toml" </dev/null >"$RUN/containerd.log" 2>&1 &
     echo $! >"$RUN/containerd.pid"
     wait_for "$RUN/containerd.pid" containerd "$RUN/containerd.log" test -S "$CONTAINERD"
-    # Where a group of processes needs a budget to run any of them real-time: one for all workers.
-    local budget=()
-    if [ -e /sys/fs/cgroup/cpu/cpu.rt_runtime_us ]; then budget=(--cpu-rt-runtime=900000); fi
+    # Where containers cannot run real-time (the kernel wants a budget for that, which throttles
+    # them), the group of all of them counts for more than what else runs here.
+    local group=()
+    if [ -e "$SHARES/cpu.rt_runtime_us" ] && mkdir -p "$SHARES/patchlight" 2>/dev/null; then
+        echo 262144 >"$SHARES/patchlight/cpu.shares"
+        group=(--cgroup-parent=/patchlight)
+    fi
     setsid dockerd --host "unix://$SOCKET" --containerd "$CONTAINERD" --group root \
         --data-root "$DATA/engine" --exec-root "$RUN/exec" --pidfile "$RUN/dockerd.pid" \
-        "${budget[@]}" --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false --bridge=none \
+        "${group[@]}" --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false --bridge=none \
         </dev/null >"$RUN/dockerd.log" 2>&1 &
     wait_for "$RUN/dockerd.pid" dockerd "$RUN/dockerd.log" answers "unix://$SOCKET"
     echo "unix://$SOCKET"
@@ -108,6 +113,7 @@ stop() {
         < <(awk -v run="$RUN/" -v data="$DATA/" \
             'index($2, run) == 1 || index($2, data) == 1 { print $2 }' /proc/self/mounts | sort -r)
     rm -rf "$RUN"
+    if [ -d "$SHARES/patchlight" ]; then rmdir "$SHARES/patchlight" 2>/dev/null || true; fi
 }
 
 case ${1:-} in

@@ -2,11 +2,8 @@
 
 import os
 from contextlib import suppress
-from pathlib import Path
 
 _NICENESS = -10
-_CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
-_BUDGET_US = 150_000  # of each second on each core
 
 
 def favour(pid: int, *, real_time: bool) -> None:
@@ -23,25 +20,9 @@ def favour(pid: int, *, real_time: bool) -> None:
 
 
 def favour_like_this_process(pid: int) -> None:
-    """Let a process that somebody else began in a control group of its own run as this one does."""
-    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
-    if policy == os.SCHED_RR:
-        _give_budget(pid)
+    """Let a process that somebody else began, with its threads, run as this one does."""
     with suppress(OSError):
         for thread in map(int, os.listdir(f"/proc/{pid}/task")):
             os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, 0))
-            os.sched_setscheduler(thread, policy, parameters)
-
-
-def _give_budget(pid: int) -> None:
-    """Some kernels let a control group run nothing real-time but within a budget for each second.
-
-    That of the groups above it must cover it: an engine that ``docker-engine.sh`` started has some.
-    """
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-            _, controllers, group = line.split(":", 2)
-            if "cpu" in controllers.split(",") and group != "/":
-                budget = _CPU_GROUPS / group.lstrip("/") / "cpu.rt_runtime_us"
-                if budget.read_text().strip() == "0":
-                    budget.write_text(str(_BUDGET_US))
+            # Refused in a control group that has no budget for it.
+            os.sched_setscheduler(thread, os.sched_getscheduler(0), os.sched_getparam(0))
