@@ -74,8 +74,8 @@ TOML
     # Where containers cannot run real-time (the kernel wants a budget for that, which throttles
     # them), the group of all of them counts for more than what else runs here.
     local group=()
-    if [ -e "$SHARES/cpu.rt_runtime_us" ] && mkdir -p "$SHARES/patchlight" 2>/dev/null; then
-        echo 262144 >"$SHARES/patchlight/cpu.shares"
+    if [ -e "$SHARES/cpu.rt_runtime_us" ] && mkdir -p "$SHARES/patchlight" 2>/dev/null &&
+        echo 262144 2>/dev/null >"$SHARES/patchlight/cpu.shares"; then
         group=(--cgroup-parent=/patchlight)
     fi
     setsid dockerd --host "unix://$SOCKET" --containerd "$CONTAINERD" --group root \
