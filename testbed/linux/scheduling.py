@@ -21,8 +21,11 @@ def favour(pid: int, *, real_time: bool) -> None:
 
 def favour_like_this_process(pid: int) -> None:
     """Let a process that somebody else began, with its threads, run as this one does."""
+    threads: list[str] = []
     with suppress(OSError):
-        for thread in map(int, os.listdir(f"/proc/{pid}/task")):
+        threads = os.listdir(f"/proc/{pid}/task")
+    for thread in map(int, threads):
+        with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, 0))
             # Refused in a control group that has no budget for it.
             os.sched_setscheduler(thread, os.sched_getscheduler(0), os.sched_getparam(0))

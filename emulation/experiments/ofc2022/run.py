@@ -80,9 +80,8 @@ def run_experiment(
     plan = plan_of(wishes.parts)
     model = load_lab(wishes.lab)
     for case, _ in plan:
-        jobs_of(
-            case, model, wishes.iterations, wishes.mismatch_percent
-        )  # refuse what cannot work before building it
+        # Refuses what cannot work before it is built.
+        jobs_of(case, model, wishes.iterations, wishes.mismatch_percent)
     began, started_at = time.monotonic(), datetime.datetime.now(datetime.UTC)
     earlier = cpu_ticks()
     time.sleep(_LOOK_S)

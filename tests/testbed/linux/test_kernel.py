@@ -2,7 +2,6 @@
 
 import errno
 import os
-from collections.abc import Iterator
 from ipaddress import IPv4Interface
 
 import pytest
@@ -14,25 +13,6 @@ from patchlight.testbed.linux import namespaces, rate_limits
 from patchlight.testbed.linux.ethtool import set_tx_checksum, settle_link
 from patchlight.testbed.linux.namespaces import NamespaceError
 from patchlight.testbed.linux.netlink import KernelRefused, Netlink
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[Netlink, Netlink]]:
-    """Two namespaces with a veth pair between them, as sockets: ``a`` index 100, ``b`` 100."""
-    names = [f"pl.test-{os.getpid()}-{n}.x" for n in ("a", "b")]
-    namespaces.prepare_directory()
-    with namespaces.kept_namespace():
-        for name in names:
-            namespaces.create_here(name)
-    paths = [namespaces.namespace_path(name) for name in names]
-    with Netlink(paths[0]) as a, Netlink(paths[1]) as b:
-        fd = namespaces.open_namespace(paths[1])
-        a.run([links.add_veth(links.LinkEnd("a", 100, up=True), links.LinkEnd("b", 100, None, fd))])
-        os.close(fd)
-        b.run([links.set_up(100, "b")])
-        yield a, b
-    for name in names:
-        namespaces.delete(name)
 
 
 @pytest.mark.root

@@ -4,7 +4,6 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
 from ipaddress import IPv4Interface
 
 import pytest
@@ -26,28 +25,17 @@ def has_netem() -> bool:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Netlink, Netlink]]:
-    """Two namespaces with a veth pair between them: ``a`` 10.9.9.1, ``b`` 10.9.9.2."""
-    names = [f"pl.netem-{os.getpid()}-{n}.x" for n in ("a", "b")]
-    namespaces.prepare_directory()
-    with namespaces.kept_namespace():
-        for name in names:
-            namespaces.create_here(name)
-    paths = [namespaces.namespace_path(name) for name in names]
-    with Netlink(paths[0]) as a, Netlink(paths[1]) as b:
-        fd = namespaces.open_namespace(paths[1])
-        a.run([links.add_veth(links.LinkEnd("a", 100, up=True), links.LinkEnd("b", 100, None, fd))])
-        os.close(fd)
-        b.run([links.set_up(100, "b"), links.add_address(100, IPv4Interface("10.9.9.2/24"), "b")])
-        a.run([links.add_address(100, IPv4Interface("10.9.9.1/24"), "a")])
-        yield a, b
-    for name in names:
-        namespaces.delete(name)
+def pair(pair: tuple[Netlink, Netlink]) -> tuple[Netlink, Netlink]:
+    """The pair with addresses: ``a`` 10.9.9.1, ``b`` 10.9.9.2."""
+    for netlink, name, number in zip(pair, "ab", (1, 2), strict=True):
+        address = IPv4Interface(f"10.9.9.{number}/24")
+        netlink.run([links.add_address(100, address, name)])
+    return pair
 
 
 def round_trips_s(count: int) -> list[float]:
     """The times of UDP packets from ``a`` to ``b`` that arrive, of so many."""
-    paths = [namespaces.namespace_path(f"pl.netem-{os.getpid()}-{n}.x") for n in ("a", "b")]
+    paths = [namespaces.namespace_path(f"pl.test-{os.getpid()}-{n}.x") for n in ("a", "b")]
     with namespaces.entered(paths[1]):
         receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with namespaces.entered(paths[0]):
