@@ -6,7 +6,7 @@ import logging
 import ssl
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import httpx
@@ -42,6 +42,10 @@ _NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 class AgentError(PatchlightError):
     """An agent refused or did not answer."""
+
+
+class AgentSilent(AgentError):
+    """An agent did not answer, also when it was called again."""
 
 
 class AgentClient:
@@ -109,7 +113,7 @@ class AgentClient:
                     error, httpx.ConnectError | httpx.ConnectTimeout
                 )
                 if pause_s is None or not again or time.monotonic() - began > _PATIENCE_S:
-                    raise AgentError(
+                    raise AgentSilent(
                         f"the agent of {self.server} at {self._where} did not answer "
                         f"{method} {path}: {error or type(error).__name__}",
                         hint="is it running? start it with 'patchlight agent run' on that server",
@@ -177,6 +181,7 @@ class Fleet:
             if server.management
         }
         self.reachable: dict[str, bool] = dict.fromkeys(self.clients, False)
+        self.on_status: Callable[[AgentStatus], Awaitable[None]] | None = None
         self._misses: Counter[str] = Counter()
         self._gpu_count = sum(len(server.gpus) for server in lab.servers)
         self.gpu_samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES_KEPT)
@@ -190,6 +195,10 @@ class Fleet:
                 "with --agents",
             )
         return self.clients[server]
+
+    def silent(self) -> frozenset[str]:
+        """The servers whose agents have not answered of late."""
+        return frozenset(s for s, misses in self._misses.items() if misses >= _MISSES)
 
     async def watch(self, period_s: float = 1.0) -> None:
         """Sample every agent once a period, for ever."""
@@ -219,6 +228,8 @@ class Fleet:
                     "busy_s": gpu.busy_s,
                 }
             )
+        if self.on_status is not None:
+            await self.on_status(status)
 
     def latest_utilization(self) -> dict[str, float]:
         """The newest sample of each GPU, by its full name (0…1)."""

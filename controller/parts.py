@@ -17,6 +17,7 @@ from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.fleet import Fleet
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.job_traffic import JobTraffic
+from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.openflow.client import Speaker
@@ -76,7 +77,7 @@ class Controller:
         )
         self.switches = PacketSwitches(lab, self.speaker)
         self.unknown_switches = UnknownSwitches()
-        jobs = JobTable(self.store)
+        jobs = JobTable(JobLedger(self.store))
         self.traffic = JobTraffic(jobs, lambda: self.circuits.maps.present_links())
         self.circuits = CircuitParts(
             lab,
@@ -105,6 +106,7 @@ class Controller:
                 {"kind": kind, "policy": policy, "faults": faults}
                 for (kind, policy), faults in self.scheduler.policy_faults.items()
             ],
+            "drained": self.scheduler.drained,
             "parts": self.background.status(),
             "switches": [
                 {

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
@@ -17,15 +17,28 @@ LONGEST_COMPUTE_S = 86_400.0
 LONGEST_DARK_S = 86_400.0
 LARGEST_SEED = 2**63 - 1
 LARGEST_GRADIENT_BYTES = 10**15
+MOST_RETRIES = 100
+MOST_WORDS = 1000
+LONGEST_TEXT = 4096
+LONGEST_LIMIT_S = 10 * 366 * 86_400.0
+
+JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$"
+
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_LIMIT_S, allow_inf_nan=False)]
+Line = Annotated[str, Field(max_length=LONGEST_TEXT, pattern=r"^[^\x00]*$")]
+Trainer = Literal["synthetic", "command"]
+HowHeld = Literal["auto", "protocol", "freeze"]
 
 
 class JobState(StrEnum):
     """A job's life, in order; ``failed`` and ``stopped`` can follow any state.
 
-    A ``paused`` job is a running one that waits for light; it runs again or fails.
+    A ``blocked`` job is a queued one that time alone does not help: its message says what it
+    lacks. A ``paused`` job is a running one that waits for light; it runs again or fails.
     """
 
     QUEUED = "queued"
+    BLOCKED = "blocked"
     RECONFIGURING = "reconfiguring"
     PREPARING = "preparing"
     RUNNING = "running"
@@ -39,16 +52,39 @@ class JobState(StrEnum):
         """Whether nothing more will happen to the job."""
         return self in (JobState.DONE, JobState.FAILED, JobState.STOPPED)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the job has nothing yet: no hosts, no workers."""
+        return self in (JobState.QUEUED, JobState.BLOCKED)
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A folder of the server that a worker sees under ``target``."""
+
+    source: Line
+    target: Line
+    read_only: bool = True
+
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """Synchronous data-parallel training with ring all-reduce.
+    """Synchronous data-parallel training: what runs, on what, and how it is to be treated.
+
+    A ``synthetic`` job is Patchlight's own ring all-reduce: ``iterations`` of ``gradient_bytes``
+    bytes as in the lab (its scale is applied later), ``compute_s`` being the seconds that forward
+    and backward of one iteration take on each GPU model. A ``command`` runs a program of the
+    user's in each worker, with the environment that launchers of PyTorch give; what is said of its
+    iterations, gradient and compute time (0 or empty: not known) serves predictions only.
 
     ``hosts`` is the ring: rank r runs on ``hosts[r]`` and sends to rank r+1; empty lets the
-    placement policy choose ``workers`` of them. ``gradient_bytes`` are the bytes of one
-    gradient as in the lab (the lab's scale is applied later). ``compute_s`` gives, for each
-    GPU model, the seconds that forward and backward of one iteration take. Without light on all
-    its NICs the job pauses, and fails after ``dark_limit_s``.
+    placement policy choose ``workers`` of them, of ``gpu_models`` (empty: those of ``compute_s``,
+    or any). ``workers`` 0 leaves the number to the partition policy, one of ``degrees`` where
+    there are any. The job is to end ``deadline_s`` after it came, or within ``requirement`` of its
+    time on one GPU (PAC-ML's β). Of a higher ``priority`` it is sooner in its turn; it waits until
+    the jobs ``after`` (ids or names) are done. A failed one begins again up to ``retries`` times, a
+    synthetic one where it was. Without light on all its NICs it pauses, and fails after
+    ``dark_limit_s``. ``topology`` and ``placement`` name policies in place of the lab's.
 
     The bounds stand in the annotations; ``checked_specs`` and the REST API hold a spec to them.
     """
@@ -57,17 +93,53 @@ class JobSpec:
         extra="forbid", revalidate_instances="always"
     )
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$")]
-    iterations: Annotated[int, Field(ge=1, le=MOST_ITERATIONS)]
-    gradient_bytes: Annotated[int, Field(ge=4, le=LARGEST_GRADIENT_BYTES)]
+    name: Annotated[str, Field(pattern=JOB_NAME)]
+    iterations: Annotated[int, Field(ge=0, le=MOST_ITERATIONS)] = 0
+    gradient_bytes: Annotated[int, Field(ge=0, le=LARGEST_GRADIENT_BYTES)] = 0
     compute_s: Annotated[
         Mapping[str, Annotated[float, Field(gt=0, le=LONGEST_COMPUTE_S, allow_inf_nan=False)]],
         Field(max_length=MOST_GPU_MODELS),
-    ]
+    ] = field(default_factory=dict)
     workers: Annotated[int, Field(ge=0, le=MOST_WORKERS)] = 0
     hosts: Annotated[tuple[str, ...], FailFast(), Field(max_length=MOST_WORKERS)] = ()
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
     dark_limit_s: Annotated[float, Field(gt=0, le=LONGEST_DARK_S, allow_inf_nan=False)] = 600.0
+    trainer: Trainer = "synthetic"
+    command: Annotated[tuple[Line, ...], FailFast(), Field(max_length=MOST_WORDS)] = ()
+    image: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./:@-]{0,254}$")] | None = None
+    environment: Annotated[
+        Mapping[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,254}$")], Line],
+        Field(max_length=MOST_WORDS),
+    ] = field(default_factory=dict)
+    mounts: Annotated[tuple[Mount, ...], FailFast(), Field(max_length=100)] = ()
+    shared_memory_bytes: Annotated[int, Field(ge=2**20, le=2**50)] | None = None
+    working_directory: Line | None = None
+    hold: HowHeld = "auto"
+    gpu_models: Annotated[tuple[str, ...], FailFast(), Field(max_length=MOST_GPU_MODELS)] = ()
+    degrees: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=MOST_WORKERS)], ...], Field(max_length=MOST_WORDS)
+    ] = ()
+    deadline_s: Seconds | None = None
+    requirement: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    after: Annotated[tuple[Line, ...], FailFast(), Field(max_length=MOST_WORDS)] = ()
+    retries: Annotated[int, Field(ge=0, le=MOST_RETRIES)] = 0
+    checkpoint: Line | None = None
+    graph: Line | None = None
+    topology: Line | None = None
+    placement: Line | None = None
+    preemptible: bool = True
+
+    def runs_on(self, model: str) -> bool:
+        """Whether the job can run on GPUs of this model."""
+        if self.trainer != "command" and model not in self.compute_s:
+            return False
+        return not self.gpu_models or model in self.gpu_models
+
+    @property
+    def size(self) -> int:
+        """How many GPUs it asks for; 0 if a policy is to say."""
+        return len(self.hosts) or self.workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +162,9 @@ class JobStatus:
     """What is known of a job now; ``message`` says why it failed or what it waits for.
 
     ``by`` is the user who submitted it; ``policy_faults`` counts how often a policy failed on it,
-    and the default decided.
+    and the default decided. Jobs of one ``gang`` were submitted together and start together. Its
+    ``attempt`` counts from 0; the one that runs began at ``first_iteration``. Hosts to ``avoid``
+    are those that an attempt failed on. ``topology`` is the policy that it was submitted with.
     """
 
     id: str
@@ -106,6 +180,11 @@ class JobStatus:
     last_lines: tuple[str, ...] = field(default=())
     by: str = ""
     policy_faults: int = 0
+    gang: str = ""
+    topology: str = ""
+    attempt: int = 0
+    first_iteration: int = 0
+    avoid: tuple[str, ...] = ()
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> "JobStatus":
@@ -126,10 +205,41 @@ def checked_specs(given: object) -> list[JobSpec]:
     ``BadInput`` names every field that is not.
     """
     try:
-        return _SPECS.validate_python(given)
+        specs = _SPECS.validate_python(given)
     except ValidationError as error:
         mistakes = [_in_words(given, each["loc"], each["msg"]) for each in error.errors()]
         raise BadInput("; ".join(mistakes)) from error
+    if mistakes := [f"job {spec.name}: {each}" for spec in specs for each in contradictions(spec)]:
+        raise BadInput("; ".join(mistakes))
+    return specs
+
+
+_OF_COMMANDS = ("command", "image", "environment", "mounts", "shared_memory_bytes")
+
+
+def contradictions(spec: JobSpec) -> list[str]:
+    """What of a spec does not go together with the rest of it, in words."""
+    found = []
+    if spec.trainer == "command":
+        if not spec.command:
+            found.append("a job with trainer command needs a command")
+    else:
+        needed = ("iterations", "gradient_bytes", "compute_s")
+        if lacking := [name for name in needed if not getattr(spec, name)]:
+            found.append(f"a {spec.trainer} job needs {', '.join(lacking)}")
+        elif spec.gradient_bytes < 4:
+            found.append(f"a gradient of {spec.gradient_bytes} bytes: expected 4 or more")
+        if unused := [name for name in (*_OF_COMMANDS, "working_directory") if getattr(spec, name)]:
+            found.append(f"{', '.join(unused)}: only for jobs with trainer command")
+    if spec.hosts and spec.workers and len(spec.hosts) != spec.workers:
+        found.append(f"{spec.workers} workers on {len(spec.hosts)} hosts: expected one of the two")
+    if spec.degrees and (spec.workers or spec.hosts):
+        found.append("degrees are for jobs whose number of workers a policy chooses")
+    if spec.deadline_s is not None and spec.requirement is not None:
+        found.append("expected a deadline or a requirement, not both")
+    if spec.after and spec.name in spec.after:
+        found.append("it cannot wait for itself")
+    return found
 
 
 def _in_words(given: Any, place: tuple[int | str, ...], message: str) -> str:

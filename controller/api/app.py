@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from patchlight.controller.api import models
 from patchlight.controller.api.answers import new_app
 from patchlight.controller.api.circuits import Caller, circuit_routes
-from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.writer import write_lab
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ class _State:
 
     def collect(self) -> Iterator[Metric]:
         controller = self._controller
-        jobs = Counter(str(job.state) for job in controller.scheduler.jobs())
+        jobs = controller.scheduler.counts()
         changes = controller.store.reconfiguration_counts()
         gpus = controller.fleet.latest_utilization()
         devices = {row["name"]: row["reachable"] for row in controller.circuits.devices.status()}
@@ -84,15 +82,19 @@ def create_app(controller: Controller) -> FastAPI:
         return {"jobs": [asdict(status) for status in statuses]}
 
     @app.get("/v1/jobs")
-    async def jobs(last: models.PageLength = models.PAGE, after: str | None = None) -> Answer:
-        statuses = controller.scheduler.jobs()
-        if after is not None:
-            places = [place for place, job in enumerate(statuses) if job.id == after]
-            if after and not places:
-                raise BadInput(f"there is no job {after!r} to go on after")
-            begin = places[0] + 1 if places else 0
-            statuses = statuses[begin : begin + last]
-        return {"jobs": [asdict(status) for status in statuses[-last:]]}
+    async def jobs(
+        last: models.PageLength = models.PAGE,
+        after: str | None = None,
+        state: models.Text = "",
+        user: models.Text = "",
+        name: models.Text = "",
+    ) -> Answer:
+        found = controller.scheduler.jobs(last, after, state=state, owner=user, name=name)
+        return {"jobs": [asdict(status) for status in found]}
+
+    @app.get("/v1/jobs-meant")
+    async def jobs_meant(text: models.Text) -> Answer:
+        return {"jobs": [asdict(status) for status in controller.scheduler.meant(text)]}
 
     @app.get("/v1/jobs/{job_id}")
     async def job(job_id: str) -> Answer:
@@ -100,13 +102,25 @@ def create_app(controller: Controller) -> FastAPI:
 
     @app.get("/v1/jobs/{job_id}/iterations")
     async def iterations(job_id: str, after: models.Number = 0) -> Answer:
-        controller.scheduler.job(job_id)
-        reports, last = controller.store.iterations(job_id, after, _MOST_REPORTS)
+        reports, last = controller.scheduler.iterations(job_id, after, _MOST_REPORTS)
         return {"iterations": reports, "next": last}
 
     @app.delete("/v1/jobs/{job_id}")
     async def stop(job_id: str, caller: Caller, force: bool = False) -> Answer:
         return asdict(await controller.scheduler.stop(job_id, caller.by, force=force))
+
+    @app.post("/v1/jobs/{job_id}/restart")
+    async def restart(job_id: str, caller: Caller, force: bool = False) -> Answer:
+        return asdict(await controller.scheduler.restart(job_id, caller.by, force=force))
+
+    @app.post("/v1/drain")
+    async def drain(request: models.StopRequest) -> Answer:
+        return {"ended": await controller.scheduler.drain(request.why)}
+
+    @app.delete("/v1/drain")
+    async def resume() -> Answer:
+        controller.scheduler.resume()
+        return {"drained": False}
 
     @app.post("/v1/regroup")
     async def regroup(request: models.RegroupRequest) -> Answer:

@@ -1,8 +1,9 @@
 """The lab as policies see it: its GPUs, racks and jobs as they are wired and run now. Pure."""
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from patchlight.controller.policies.contract import (
     ClusterShape,
@@ -13,6 +14,7 @@ from patchlight.controller.policies.contract import (
     Running,
 )
 from patchlight.controller.policies.topology import NO_PORTS, Ports
+from patchlight.testbed.graphs import BUILTIN_NAMES, ComputationGraph, builtin_graph, read_graph
 from patchlight.testbed.jobs import JobStatus
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
@@ -98,19 +100,34 @@ def _ports(ocs: str, *sets: Ports) -> frozenset[int]:
     return frozenset().union(*(ports.get(ocs, ()) for ports in sets))
 
 
-def view_of(status: JobStatus) -> JobView:
-    """A job as policies see it. Its expected time is that of computing alone.
+def view_of(status: JobStatus, workers: int | None = None) -> JobView:
+    """A job as policies see it, of so many workers. Its expected time is that of computing alone.
 
-    Each worker computes as long as one alone would, so it is the same for any number of them.
+    Each worker computes as long as one alone would, so it is the same for any number of them. Of
+    a foreign command that does not say how long it computes, no time is known.
     """
     spec = status.spec
-    slowest_s = max(spec.compute_s.values(), default=0.0) * spec.iterations
-    workers = len(spec.hosts) or spec.workers
+    known = bool(spec.compute_s and spec.iterations)
+    slowest_s = max(spec.compute_s.values()) * spec.iterations if known else math.nan
+    workers = spec.size if workers is None else workers
+    limit_s = math.inf if spec.deadline_s is None else spec.deadline_s
+    requirement = math.inf if spec.requirement is None else spec.requirement
+    if known and slowest_s > 0:
+        limit_s = min(limit_s, requirement * slowest_s)
+        requirement = limit_s / slowest_s
     return JobView(
         name=status.id,
         workers=workers,
+        graph=_graph(spec.graph) if spec.graph else None,
         arrived_s=status.submitted_at,
         sequential_s=slowest_s,
-        expected_s=Frozen({workers: slowest_s} if workers else None),
-        gpu_models=frozenset(spec.compute_s),
+        requirement=requirement,
+        limit_s=limit_s,
+        expected_s=Frozen({workers: slowest_s} if workers and known else None),
+        gpu_models=frozenset(spec.gpu_models or spec.compute_s),
     )
+
+
+@lru_cache(maxsize=64)
+def _graph(source: str) -> ComputationGraph:
+    return builtin_graph(source) if source in BUILTIN_NAMES else read_graph(source)

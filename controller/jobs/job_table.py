@@ -1,141 +1,103 @@
-"""Which jobs a lab takes, and what is known of each.
+"""What is known of each job: of those that have not ended in memory, of all on disk.
 
-Each change of a job is in the store at once.
+Each change of a job is on disk, with its time and reason, before it takes effect.
 """
 
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
+from typing import Any
 
-from patchlight.controller.jobs.running_job import RunningJob, scaled_gradient_bytes
-from patchlight.controller.store import Store
+from patchlight.controller.jobs.ledger import JobLedger
+from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import nearest
-from patchlight.testbed.jobs import JobSpec, JobState, JobStatus, checked_specs
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.worker_api import LARGEST_TASK_GRADIENT_BYTES
+from patchlight.testbed.jobs import JobState, JobStatus
 
-
-def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[JobSpec]:
-    """The specs, checked; ``BadInput`` for jobs that could never run together in this lab.
-
-    ``counted``: a job without hosts has to say how many workers it wants.
-    """
-    if not given:
-        raise BadInput("no job given")
-    specs = checked_specs(list(given))
-    named: dict[str, str] = {}
-    for spec in specs:
-        _check_models(lab, spec)
-        _check_memory(lab, spec)
-        if not spec.hosts and spec.workers < 1 and counted:
-            raise BadInput(
-                f"job {spec.name}: expected 'workers' ≥ 1 or a list of 'hosts'",
-                hint="the number is left to a policy where the controller runs with "
-                "--partition POLICY",
-            )
-        for name in spec.hosts:
-            host = lab.host(name)
-            if host.name in named:
-                raise BadInput(
-                    f"{host.name} is asked for twice: by {named[host.name]} and {spec.name}"
-                )
-            named[host.name] = spec.name
-            if host.gpu is None or host.gpu.model not in spec.compute_s:
-                model = host.gpu.model if host.gpu else "a host without a GPU"
-                raise BadInput(
-                    f"job {spec.name}: no compute time for {model} ({host.name})",
-                    hint=f"add it to compute_s, which has {', '.join(spec.compute_s)}",
-                )
-        able = sum(h.gpu is not None and h.gpu.model in spec.compute_s for h in lab.hosts)
-        if not spec.hosts and spec.workers > able:
-            raise BadInput(
-                f"job {spec.name}: {spec.workers} workers asked for: the lab has {able} GPUs "
-                f"of the models in its compute_s, which has {', '.join(spec.compute_s)}"
-            )
-    usable = [h.name for h in lab.hosts if h.gpu is not None]
-    asked = sum(len(spec.hosts) or spec.workers for spec in specs)
-    if asked > len(usable):
-        raise BadInput(f"{asked} workers asked for: the lab has {len(usable)} GPUs with a NIC")
-    return specs
-
-
-def _check_models(lab: Lab, spec: JobSpec) -> None:
-    models = sorted({host.gpu.model for host in lab.hosts if host.gpu is not None})
-    for model in spec.compute_s:
-        if model not in models:
-            raise BadInput(
-                f"job {spec.name}: compute_s names {model[:40]!r}: "
-                + nearest(model, models, "the lab's GPUs with a NIC are of")
-            )
-
-
-def _check_memory(lab: Lab, spec: JobSpec) -> None:
-    scaled = scaled_gradient_bytes(spec, lab)
-    if scaled > LARGEST_TASK_GRADIENT_BYTES:
-        raise BadInput(
-            f"job {spec.name}: a gradient of {spec.gradient_bytes} bytes is {scaled} in each "
-            f"worker at the lab's scale of {lab.scale:g}: the limit is "
-            f"{LARGEST_TASK_GRADIENT_BYTES}",
-            hint="a smaller gradient, or an emulated lab with a larger --scale",
-        )
+# As many as policies are shown.
+_RECENT = 64
 
 
 class JobTable:
-    """The status of jobs by id, in the order of submission; ``running`` are those with hosts."""
+    """The status of jobs by id; ``running`` are those that have hosts."""
 
-    def __init__(self, store: Store) -> None:
-        """Jobs that a controller before left in the middle have failed."""
+    def __init__(self, ledger: JobLedger) -> None:
         self.running: dict[str, RunningJob] = {}
-        self._store = store
-        self._jobs: dict[str, JobStatus] = {}
-        for status in store.jobs(JobStatus.from_dict):
-            if not status.state.is_final:
-                status = replace(
-                    status, state=JobState.FAILED, message="the controller ended while it ran"
-                )
-            self.keep(status)
+        self.ledger = ledger
+        self._live = {status.id: status for status in ledger.unfinished()}
+        self._recent = OrderedDict((each.id, each) for each in ledger.page(_RECENT))
 
     def __getitem__(self, job_id: str) -> JobStatus:
         """One job; ``BadInput`` if there is none of that id."""
-        if job_id not in self._jobs:
-            raise BadInput(f"no job {job_id!r}: 'patchlight job list' shows those there are")
-        return self._jobs[job_id]
+        if (status := self.find(job_id)) is not None:
+            return status
+        raise BadInput(f"no job {job_id!r}: 'patchlight job list' shows those there are")
 
     def find(self, job_id: str) -> JobStatus | None:
         """One job, or ``None``."""
-        return self._jobs.get(job_id)
+        return self._live.get(job_id) or self.ledger.find(job_id)
 
-    def every(self) -> list[JobStatus]:
-        """Every job, in the order of submission."""
-        return list(self._jobs.values())
+    def live(self) -> list[JobStatus]:
+        """Every job that has not ended, in the order of submission."""
+        return list(self._live.values())
+
+    def recent(self) -> list[JobStatus]:
+        """The jobs that came last, ended or not, the latest last; 64 at most."""
+        return list(self._recent.values())
+
+    def add(self, statuses: Sequence[JobStatus]) -> None:
+        """Take in new jobs, all or none."""
+        events = [(s.submitted_at, f"job-{s.state}", _event(s)) for s in statuses]
+        self.ledger.save(statuses, events)
+        for status in statuses:
+            self._remember(status)
 
     def keep(self, status: JobStatus) -> None:
-        """Remember a job as it is now."""
-        self._jobs[status.id] = status
-        self._store.save_job(status.id, status.state, asdict(status))
+        """Remember what is known of a job now; its state is the same."""
+        self.ledger.save([status])
+        self._remember(status)
 
     def move(
-        self, job_id: str, state: JobState, message: str = "", last_lines: Sequence[str] = ()
-    ) -> None:
-        """The job has come to this state now; an event says so."""
-        now, status = time.time(), self._jobs[job_id]
-        self.keep(
-            replace(
-                status,
-                state=state,
-                message=message,
-                last_lines=tuple(last_lines),
-                started_at=status.started_at or (now if state is JobState.RUNNING else None),
-                finished_at=now if state.is_final else None,
-            )
+        self,
+        job_id: str,
+        state: JobState,
+        message: str = "",
+        last_lines: Sequence[str] = (),
+        **changes: Any,
+    ) -> JobStatus:
+        """The job comes to this state now; an event says so. ``changes`` are other fields."""
+        now, status = time.time(), self[job_id]
+        begins = state is JobState.RUNNING and status.started_at is None
+        moved = replace(
+            status,
+            state=state,
+            message=message,
+            last_lines=tuple(last_lines),
+            started_at=now if begins else status.started_at,
+            finished_at=now if state.is_final else None,
+            **changes,
         )
-        self._store.add_event(now, f"job-{state}", {"job": job_id, "message": message})
+        self.ledger.save([moved], [(now, f"job-{state}", _event(moved))])
+        self._remember(moved)
+        return moved
 
     def end(
         self, job_ids: Sequence[str], state: JobState, message: str, last_lines: Sequence[str] = ()
     ) -> None:
         """Those of the jobs that had not come to an end yet have now."""
         for job_id in job_ids:
-            if not self._jobs[job_id].state.is_final:
+            if job_id in self._live:
                 self.move(job_id, state, message, last_lines)
+
+    def _remember(self, status: JobStatus) -> None:
+        if status.state.is_final:
+            self._live.pop(status.id, None)
+        else:
+            self._live[status.id] = status
+        self._recent[status.id] = status
+        while len(self._recent) > _RECENT:
+            self._recent.popitem(last=False)
+
+
+def _event(status: JobStatus) -> dict[str, Any]:
+    return {"job": status.id, "message": status.message}

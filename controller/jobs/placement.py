@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.changes.transaction import Transactions
@@ -15,7 +15,7 @@ from patchlight.controller.policies.contract import ClusterView, JobView, Progre
 from patchlight.controller.policies.registry import DEFAULTS
 from patchlight.controller.policies.topology import NO_PORTS
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.jobs import JobSpec, JobStatus
+from patchlight.testbed.jobs import JobStatus
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
 
@@ -39,16 +39,21 @@ class Placement:
         self._lab, self._policies, self._transactions = lab, policies, transactions
         self._circuits = transactions.parts
 
-    async def look(self, running: HostsOfJobs, recent: Sequence[JobStatus]) -> LabView:
-        """The lab now. ``recent`` are all jobs that came, the latest last."""
+    async def look(
+        self, running: HostsOfJobs, recent: Sequence[JobStatus], without_agent: Mapping[str, str]
+    ) -> LabView:
+        """The lab now. ``recent`` are the jobs that came last, the latest of them last.
+
+        ``without_agent`` are hosts whose agents do not answer, and that in words.
+        """
         maps = await self._circuits.maps.read()
         # On hosts whose links nobody knows, a job would wait for its ring for ever.
-        unseen = self._circuits.devices.unseen_hosts()
+        unseen = {**self._circuits.devices.unseen_hosts(), **without_agent}
         locked = failed = NO_PORTS
         if self._policies.choice.placement != DEFAULTS["placement"] and maps:
             locked, failed = await self._circuits.closed_ports()
         cluster = WiredLab(self._lab, maps)
-        jobs = [view_of(status) for status in recent[-64:]]
+        jobs = [view_of(status) for status in recent]
         view = cluster.view(time.time(), running, tuple(unseen), jobs, locked, failed)
         return LabView(cluster, view, unseen)
 
@@ -71,30 +76,46 @@ class Placement:
 
     async def place(
         self, lab: LabView, status: JobStatus, taken: Collection[str]
-    ) -> tuple[JobSpec, tuple[str, ...]] | None:
-        """A job with its number of workers, and their hosts; ``None`` if it has to wait.
+    ) -> tuple[str, ...] | None:
+        """Hosts for a job, the ring in their order; ``None`` if it has to wait.
 
         ``taken`` are hosts that it cannot have though nobody runs there yet. ``JobFailed`` if
         it can never run, or the partition policy refuses it.
         """
-        view = lab.view._replace(occupied=lab.view.occupied | lab.cluster.as_set(taken))
         job = view_of(status)
         _check_links(lab, job)
-        workers = job.workers or await self._degree(view, job)
-        if not workers:
-            return None
-        spec = replace(status.spec, workers=workers)
-        job = view_of(replace(status, spec=spec))
-        gpus = await asyncio.to_thread(self._policies.placement.place, view, job, workers)
-        return None if gpus is None else (spec, lab.cluster.hosts(gpus))
+        placement = self._policies.placement
+        if status.spec.placement is not None:
+            placement = self._policies.placement_named(status.spec.placement)
+        # Hosts that it failed on are left alone as long as there are others.
+        for barred in dict.fromkeys(((*taken, *status.avoid), tuple(taken))):
+            view = lab.view._replace(occupied=lab.view.occupied | lab.cluster.as_set(barred))
+            workers = job.workers or await self._degree(view, job, status.spec.degrees)
+            if not workers:
+                continue
+            sized = job if job.workers else view_of(status, workers)
+            gpus = await asyncio.to_thread(placement.place, view, sized, workers)
+            if gpus is not None:
+                return lab.cluster.hosts(gpus)
+        return None
 
-    async def _degree(self, view: ClusterView, job: JobView) -> int:
-        """How many workers the partition policy gives a job; 0 while there is no free GPU."""
+    @staticmethod
+    def why_not(lab: LabView, status: JobStatus, taken: Collection[str]) -> str:
+        """Why a job that found no hosts waits, in words."""
+        view = lab.view._replace(occupied=lab.view.occupied | lab.cluster.as_set(taken))
+        free, wanted = view.free_for(view_of(status)).bit_count(), max(1, status.spec.size)
+        if free < wanted:
+            models = ", ".join(status.spec.gpu_models or tuple(status.spec.compute_s))
+            return f"{wanted} GPUs{f' of {models}' if models else ''} wanted, {free} free"
+        return f"{wanted} GPUs wanted: the placement policy takes none of the {free} free ones"
+
+    async def _degree(self, view: ClusterView, job: JobView, degrees: Sequence[int]) -> int:
+        """How many workers the partition policy gives a job; 0 while too few GPUs are free."""
         partition = self._policies.partition
         free = view.free_for(job).bit_count()
-        if partition is None or not free:
+        legal = (0, *sorted(n for n in degrees or range(1, free + 1) if n <= free))
+        if partition is None or len(legal) == 1:
             return 0
-        legal = tuple(range(free + 1))
         workers = await asyncio.to_thread(partition.degree, view, job, legal)
         if not workers:
             raise JobFailed(f"the partition policy {partition.name} refuses it")

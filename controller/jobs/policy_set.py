@@ -71,10 +71,11 @@ class PolicySet:
         self.choice, self._report = choice, report
         self._shape, self._lab = shape, lab
         self._topologies: dict[str, GuardedTopology] = {}
+        self._placements: dict[str, GuardedPlacement] = {}
         self._processes: list[PolicyProcess] = []
         self.partition: GuardedPartition | None = None
         try:
-            self.placement = self._guarded(GuardedPlacement, "placement", choice.placement)
+            self.placement = self.placement_named(choice.placement)
             self.order = self._guarded(GuardedOrder, "order", choice.order)
             self.topology(choice.topology)
             if choice.partition is not None:
@@ -87,6 +88,12 @@ class PolicySet:
         """End the processes of policies."""
         for process in self._processes:
             process.close()
+
+    def placement_named(self, name: str) -> GuardedPlacement:
+        """The placement policy of this name: a job may ask for another than the lab's."""
+        if name not in self._placements:
+            self._placements[name] = self._guarded(GuardedPlacement, "placement", name)
+        return self._placements[name]
 
     def topology(self, name: str) -> GuardedTopology:
         """The topology policy of this name: a job may ask for another than the lab's.

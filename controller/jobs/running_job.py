@@ -1,19 +1,17 @@
-"""A gang's life on the servers: workers prepared, started together, watched, given back.
-
-A gang is one or more jobs submitted together; all their workers begin at the same moment.
-"""
+"""A job's life on the servers: workers prepared, started, watched, paused, given back."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
-from patchlight.controller.fleet import AgentClient, AgentError, Fleet
+from patchlight.controller.fleet import AgentClient, AgentError, AgentSilent, Fleet
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.jobs import JobSpec, JobState
+from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab import Host, Lab
 from patchlight.testbed.worker_api import (
     Neighbour,
@@ -29,17 +27,21 @@ from patchlight.testbed.worker_api import (
 RING_PORT = 29500
 _PREPARE_DEADLINE_S = 90.0
 _POLL_S = 0.2
+# So long an agent may be silent, restarted maybe, before its workers count as lost.
+LOST_AFTER_S = 60.0
 _FULL_WINDOW_BYTES = 8 * 2**20
 _LEAST_WINDOW_BYTES = 16 * 2**10
 _MOST_WINDOW_BYTES = 200_000
 
 
 class JobFailed(PatchlightError):
-    """A worker of the job failed; ``last_lines`` are its own last words."""
+    """A worker of the job failed; ``last_lines`` are its own last words, ``hosts`` where it was."""
 
-    def __init__(self, message: str, last_lines: Sequence[str] = ()) -> None:
+    def __init__(
+        self, message: str, last_lines: Sequence[str] = (), hosts: Sequence[str] = ()
+    ) -> None:
         super().__init__(message)
-        self.last_lines = tuple(last_lines)
+        self.last_lines, self.hosts = tuple(last_lines), tuple(hosts)
 
 
 @dataclass(slots=True)
@@ -49,9 +51,10 @@ class Worker:
     spec: WorkerSpec
     host: Host
     agent: AgentClient
-    status: WorkerStatus = field(init=False)  # from its creation on
+    status: WorkerStatus
     reports_seen: int = 0
     last_iteration: int = -1
+    silent_since: float | None = None
     _begun_anew: int = 0
 
     @property
@@ -69,8 +72,15 @@ class Worker:
         self.status = await self.agent.create_worker(self.spec)
 
     async def refresh(self) -> None:
-        """Ask the agent how the worker is."""
-        self.status = await self.agent.worker(self.spec.id)
+        """Ask the agent how the worker is; while it is silent, that is not known."""
+        try:
+            self.status = await self.agent.worker(self.spec.id)
+        except AgentSilent:
+            self.silent_since = self.silent_since or time.monotonic()
+            if time.monotonic() - self.silent_since > LOST_AFTER_S:
+                raise
+        else:
+            self.silent_since = None
 
     async def new_reports(self) -> list[Report]:
         """What it reported since the last call. One that begins anew was started again."""
@@ -82,15 +92,19 @@ class Worker:
         return answer.reports
 
 
-@dataclass
+@dataclass(eq=False)
 class RunningJob:
-    """One job of a gang while it has workers. ``on_reports`` gets what the workers tell."""
+    """One job while it has workers. ``on_reports`` gets what the workers tell.
+
+    It is the job's ``attempt``, counted from 0, and begins at ``first_iteration``.
+    """
 
     id: str
     spec: JobSpec
     hosts: tuple[Host, ...]
-    on_state: Callable[[JobState], None]
     on_reports: Callable[[list[dict[str, Any]]], Awaitable[None]]
+    attempt: int = 0
+    first_iteration: int = 0
     workers: list[Worker] = field(default_factory=list)
     dark_since: float = 0.0
     _given_up: str = ""
@@ -104,13 +118,35 @@ class RunningJob:
         """How often a worker of it was started again."""
         return sum(worker.restarts for worker in self.workers)
 
-    async def prepare(self, lab: Lab, fleet: Fleet) -> None:
-        """Have the agents make the workers, and wait until the ring is closed."""
-        specs = worker_specs(self.id, self.spec, self.hosts, lab)
+    @property
+    def iterations_done(self) -> int:
+        """How many iterations all ranks have finished."""
+        done = (worker.last_iteration + 1 for worker in self.workers)
+        return max(self.first_iteration, min(done, default=0))
+
+    @property
+    def silent_servers(self) -> list[str]:
+        """The servers whose agents do not answer now."""
+        return sorted({w.host.server.name for w in self.workers if w.silent_since is not None})
+
+    def assign(self, lab: Lab, fleet: Fleet, reports: Mapping[int, int] | None = None) -> None:
+        """Say which workers it has, or is to have, and how many reports of each rank are known."""
+        seen = reports or {}
+        specs = worker_specs(self.id, self.spec, self.hosts, lab, self.attempt)
         self.workers = [
-            Worker(spec, host, fleet.agent_of(host.server.name))
+            Worker(
+                spec,
+                host,
+                fleet.agent_of(host.server.name),
+                WorkerStatus(id=spec.id, state=WorkerState.STARTING),
+                reports_seen=seen.get(spec.rank, 0),
+                last_iteration=self.first_iteration + seen.get(spec.rank, 0) - 1,
+            )
             for spec, host in zip(specs, self.hosts, strict=True)
         ]
+
+    async def prepare(self) -> None:
+        """Have the agents make the workers, and wait until the ring is closed."""
         await run_all(worker.create() for worker in self.workers)
         await self._until(WorkerState.READY, _PREPARE_DEADLINE_S)
 
@@ -127,19 +163,23 @@ class RunningJob:
                     f"job {self.spec.name}: after {deadline_s:.0f} s not all workers are "
                     f"{state}: {names}",
                     [line for w in waiting for line in w.status.last_lines],
+                    [w.host.name for w in waiting],
                 )
             await asyncio.sleep(_POLL_S / 2)
 
     async def start(self) -> None:
         """Let every worker train."""
         await run_all(worker.agent.start(worker.spec.id) for worker in self.workers)
-        self.on_state(JobState.RUNNING)
 
     async def refresh(self) -> None:
         """Ask for every worker's state; ``JobFailed`` as soon as one has failed."""
         if self._given_up:
             raise JobFailed(self._given_up)
-        await run_all(worker.refresh() for worker in self.workers)
+        try:
+            await run_all(worker.refresh() for worker in self.workers)
+        except AgentSilent as error:
+            lost = [w.host.name for w in self.workers if w.silent_since is not None]
+            raise JobFailed(f"job {self.spec.name}: {error}", hosts=lost) from error
         for worker in self.workers:
             if worker.state in (WorkerState.FAILED, WorkerState.STOPPED):
                 why = worker.status.message or f"exit code {worker.status.exit_code}"
@@ -147,6 +187,7 @@ class RunningJob:
                     f"job {self.spec.name}: the worker on {worker.host.name} (rank "
                     f"{worker.spec.rank}) {worker.state}: {why}",
                     worker.status.last_lines,
+                    [worker.host.name],
                 )
 
     async def watch(self) -> None:
@@ -160,9 +201,12 @@ class RunningJob:
             await asyncio.sleep(_POLL_S)
 
     async def _collect(self, worker: Worker) -> None:
-        if reports := await worker.new_reports():
-            rank = worker.spec.rank
-            await self.on_reports([{**report.model_dump(), "rank": rank} for report in reports])
+        if worker.silent_since is not None:
+            return
+        with contextlib.suppress(AgentSilent):
+            if reports := await worker.new_reports():
+                whose = {"rank": worker.spec.rank, "attempt": self.attempt}
+                await self.on_reports([{**report.model_dump(), **whose} for report in reports])
 
     async def hold(self, deadline_s: float) -> bool:
         """Pause all ranks before the same all-reduce; whether they all did in time.
@@ -209,8 +253,12 @@ class RunningJob:
         return [str(answer) for answer in answers if isinstance(answer, AgentError)]
 
 
-def worker_specs(job_id: str, spec: JobSpec, hosts: Sequence[Host], lab: Lab) -> list[WorkerSpec]:
+def worker_specs(
+    job_id: str, spec: JobSpec, hosts: Sequence[Host], lab: Lab, attempt: int = 0
+) -> list[WorkerSpec]:
     """What the agents are asked for, one for each rank; ``JobFailed`` if they cannot take it."""
+    # Workers of another attempt are others: one that is left behind is not taken for them.
+    stem = f"{job_id}.{attempt}" if attempt else job_id
     try:
         ring = [
             RingMember(rank=rank, address=host.nic.address, port=RING_PORT)
@@ -219,20 +267,14 @@ def worker_specs(job_id: str, spec: JobSpec, hosts: Sequence[Host], lab: Lab) ->
         neighbours = [Neighbour(address=host.nic.address, mac=host.nic.mac) for host in hosts]
         return [
             WorkerSpec(
-                id=f"{job_id}-{rank}",
+                id=f"{stem}-{rank}",
                 job=job_id,
                 rank=rank,
                 gpu=host.gpu.name if host.gpu else None,
                 nic=host.nic.name,
                 ring=ring,
                 neighbours=[n for n in neighbours if n.address != host.nic.address],
-                task=WorkerTask(
-                    iterations=spec.iterations,
-                    gradient_bytes=scaled_gradient_bytes(spec, lab),
-                    window_bytes=scaled_window_bytes(lab),
-                    compute_s=spec.compute_s[host.gpu.model] if host.gpu else 0.0,
-                    seed=spec.seed,
-                ),
+                task=_task(spec, host, lab),
             )
             for rank, host in enumerate(hosts)
         ]
@@ -240,9 +282,21 @@ def worker_specs(job_id: str, spec: JobSpec, hosts: Sequence[Host], lab: Lab) ->
         raise JobFailed(f"job {spec.name}: no agent would take it: {error}") from error
 
 
-def scaled_gradient_bytes(spec: JobSpec, lab: Lab) -> int:
-    """The job's gradient divided by the lab's scale, in whole float32 values."""
-    return max(4, round(spec.gradient_bytes / lab.scale / 4) * 4)
+def _task(spec: JobSpec, host: Host, lab: Lab) -> WorkerTask:
+    if spec.trainer == "command":
+        raise JobFailed(f"job {spec.name}: the agents here run synthetic jobs only")
+    return WorkerTask(
+        iterations=spec.iterations,
+        gradient_bytes=scaled_gradient_bytes(spec.gradient_bytes, lab),
+        window_bytes=scaled_window_bytes(lab),
+        compute_s=spec.compute_s[host.gpu.model] if host.gpu else 0.0,
+        seed=spec.seed,
+    )
+
+
+def scaled_gradient_bytes(gradient_bytes: int, lab: Lab) -> int:
+    """A gradient divided by the lab's scale, in whole float32 values."""
+    return max(4, round(gradient_bytes / lab.scale / 4) * 4)
 
 
 def scaled_window_bytes(lab: Lab) -> int | None:

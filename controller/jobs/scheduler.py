@@ -1,23 +1,28 @@
-"""The queue of gangs: each, in its turn, as soon as policies find hosts for it."""
+"""The queue of gangs: each, in its turn, as soon as policies find hosts for it.
+
+A gang is one or more jobs submitted together; all their workers begin at the same moment.
+"""
 
 import asyncio
-import itertools
 import logging
 import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from patchlight.controller.changes.record import Reconfiguration, Refused
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.fleet import Fleet
+from patchlight.controller.jobs.admission import check_specs
 from patchlight.controller.jobs.cluster_view import WiredLab
-from patchlight.controller.jobs.job_table import JobTable, check_specs
+from patchlight.controller.jobs.gangs import Gang, Gangs
+from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.placement import LabView, Placement
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice, PolicySet
-from patchlight.controller.jobs.running_job import JobFailed, RunningJob, run_all
+from patchlight.controller.jobs.running_job import JobFailed
+from patchlight.controller.jobs.takeover import Takeover
 from patchlight.controller.policies.guard import Fault
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
@@ -26,20 +31,15 @@ from patchlight.testbed.lab import Lab
 
 _log = logging.getLogger(__name__)
 
-Topology = Literal["keep", "regroup"]
-
-
-@dataclass
-class _Gang:
-    """Jobs that were submitted together and start together."""
-
-    ids: tuple[str, ...]
-    topology: str
-    task: asyncio.Task[None] | None = None
+_DRAINED = "drained"
 
 
 class Scheduler:
-    """Takes jobs in, gives them hosts and circuits, and sees them through."""
+    """Takes jobs in, gives them hosts and circuits, and sees them through.
+
+    Jobs outlive it: what an earlier controller had queued is queued, what it had running is
+    followed again.
+    """
 
     def __init__(
         self,
@@ -58,64 +58,154 @@ class Scheduler:
         self._placement = Placement(lab, self._policies, transactions)
         self.policy_faults: Counter[tuple[str, str]] = Counter()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._queue: list[_Gang] = []
-        self._active: list[_Gang] = []
+        self._queue: list[Gang] = []
+        self._waits_for: dict[str, str] = {}
         self._changed = asyncio.Event()
+        self._gangs = Gangs(
+            lab, fleet, store, table, self._rewire_first, self._enqueue, self._changed.set
+        )
+        self._takeover = Takeover(fleet, store, table, self._gangs)
 
     # -- what users ask ----------------------------------------------------------------
 
     def submit(
-        self, specs: Sequence[JobSpec], topology: Topology | None = None, by: str = ""
+        self, specs: Sequence[JobSpec], topology: str | None = None, by: str = ""
     ) -> list[JobStatus]:
         """Queue jobs of a user that start together; ``BadInput`` if one could never run here.
 
-        Without ``topology``, the lab's topology policy says what becomes of the circuits.
+        Without ``topology``, theirs or else the lab's policy says what becomes of the circuits.
         """
         specs = check_specs(self._lab, specs, counted=self.choice.partition is None)
-        ids = tuple(f"{spec.name}-{uuid.uuid4().hex[:6]}" for spec in specs)
-        for job_id, spec in zip(ids, specs, strict=True):
-            now = time.time()
-            self._table.keep(JobStatus(job_id, spec, JobState.QUEUED, submitted_at=now, by=by))
-        self._queue.append(_Gang(ids, topology or self.choice.topology))
+        named = topology or next((spec.topology for spec in specs if spec.topology), None)
+        chosen = named or self.choice.topology
+        now, gang = time.time(), uuid.uuid4().hex[:12]
+        statuses = [
+            JobStatus(
+                f"{spec.name}-{uuid.uuid4().hex[:6]}",
+                spec,
+                JobState.QUEUED,
+                submitted_at=now,
+                by=by,
+                gang=gang,
+                topology=chosen,
+            )
+            for spec in specs
+        ]
+        self._table.add(statuses)
+        self._queue.append(Gang(tuple(status.id for status in statuses), chosen))
         self._changed.set()
-        return [self._table[job_id] for job_id in ids]
+        return statuses
+
+    def _enqueue(self, status: JobStatus) -> None:
+        """Queue a job for its next attempt: before those that came later."""
+        place = 0
+        while place < len(self._queue):
+            if self._table[self._queue[place].ids[0]].submitted_at > status.submitted_at:
+                break
+            place += 1
+        self._queue.insert(place, Gang((status.id,), status.topology))
+        self._changed.set()
 
     def job(self, job_id: str) -> JobStatus:
-        """One job; ``BadInput`` if there is none of that id."""
-        return self._table[job_id]
+        """One job, by its id; ``BadInput`` if there is none."""
+        return self._shown(self._table[job_id])
 
-    def jobs(self) -> list[JobStatus]:
-        """Every job, in the order of submission."""
-        return self._table.every()
+    def jobs(
+        self,
+        last: int = 100,
+        after: str | None = None,
+        *,
+        state: str = "",
+        owner: str = "",
+        name: str = "",
+    ) -> list[JobStatus]:
+        """The last so many jobs, oldest first, or the first so many after one."""
+        try:
+            found = self._table.ledger.page(last, after, state=state, owner=owner, name=name)
+        except KeyError:
+            raise BadInput(f"there is no job {after!r} to go on after") from None
+        return [self._shown(status) for status in found]
+
+    def meant(self, text: str) -> list[JobStatus]:
+        """The jobs that somebody may mean by an id, the start of one, or a name."""
+        exact = self._table.find(text)
+        return [self._shown(s) for s in ([exact] if exact else self._table.ledger.meant(text))]
+
+    def counts(self) -> dict[str, int]:
+        """How many jobs there are in each state."""
+        return self._table.ledger.counts()
+
+    def iterations(self, job_id: str, after: int, most: int) -> tuple[list[dict[str, Any]], int]:
+        """What a job's workers reported after number ``after``, and the last number."""
+        return self._table.ledger.iterations(self._table[job_id].id, after, most)
+
+    def _shown(self, status: JobStatus) -> JobStatus:
+        """A job with what it waits for now, which changes too often to be written down."""
+        waits_for = self._waits_for.get(status.id) if status.state.is_waiting else None
+        job = self._table.running.get(status.id)
+        if job is not None and job.silent_servers and not status.message:
+            waits_for = f"no answer from the agent of {', '.join(job.silent_servers)}"
+        return replace(status, message=waits_for) if waits_for else status
 
     async def stop(self, job_id: str, by: str = "", *, force: bool = False) -> JobStatus:
         """End the job's gang: its workers stop, GPUs and NICs go back.
 
         ``Refused`` for a job that somebody else than ``by`` submitted, without ``force``.
         """
-        owner = self.job(job_id).by
-        if owner and by and owner != by and not force:
-            raise Refused(
-                f"job {job_id} is {owner}'s, and you are {by}: it was not stopped",
-                hint=f"if it has to be: patchlight job stop {job_id} --force",
-            )
+        self._check_owner(self._table[job_id], by, "stopped", "stop", force=force)
         for gang in list(self._queue):
             if job_id in gang.ids:
                 self._queue.remove(gang)
-                for other in gang.ids:
-                    self._table.move(other, JobState.STOPPED, "stopped by the user")
-        await self._cancel([gang for gang in self._active if job_id in gang.ids])
+                self._table.end(gang.ids, JobState.STOPPED, "stopped by the user")
+        gangs = [gang for gang in self._gangs.active if job_id in gang.ids]
+        await self._gangs.end(gangs, "stopped by the user")
         return self.job(job_id)
 
     @staticmethod
-    async def _cancel(gangs: Sequence[_Gang]) -> None:
-        # A task that is cancelled before it began would never clear up after its gang.
-        await asyncio.sleep(0)
-        tasks = [gang.task for gang in gangs if gang.task is not None]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+    def _check_owner(status: JobStatus, by: str, done: str, command: str, *, force: bool) -> None:
+        if status.by and by and status.by != by and not force:
+            raise Refused(
+                f"job {status.id} is {status.by}'s, and you are {by}: it was not {done}",
+                hint=f"if it has to be: patchlight job {command} {status.id} --force",
+            )
+
+    async def restart(self, job_id: str, by: str = "", *, force: bool = False) -> JobStatus:
+        """Begin a job again: one that has ended as a new job, one that runs as its next attempt.
+
+        ``Refused`` for a job that somebody else than ``by`` submitted, without ``force``.
+        """
+        status = self._table[job_id]
+        if status.state.is_final:
+            return self.submit([status.spec], status.topology or None, by)[0]
+        self._check_owner(status, by, "begun again", "restart", force=force)
+        if status.state.is_waiting:
+            raise BadInput(f"job {job_id} is {status.state}: it has not begun yet")
+        gangs = [gang for gang in self._gangs.active if job_id in gang.ids]
+        others = [each for gang in gangs for each in gang.ids if each != job_id]
+        if others:
+            raise BadInput(
+                f"job {job_id} started together with {', '.join(others)}: it cannot begin alone",
+                hint=f"patchlight job stop {job_id}, and submit them again",
+            )
+        await self._gangs.end(gangs, "begun again by the user", again=True)
+        return self.job(job_id)
+
+    async def drain(self, why: str = "") -> list[str]:
+        """Start no job any more, and end all that run: their ids. The queue stays as it is."""
+        self._store.set_mark(_DRAINED, {"why": why, "at": time.time()})
+        running = list(self._table.running)
+        await self._gangs.end(self._gangs.active, "the controller was drained")
+        return running
+
+    def resume(self) -> None:
+        """Start jobs again after ``drain``."""
+        self._store.set_mark(_DRAINED, None)
+        self._changed.set()
+
+    @property
+    def drained(self) -> bool:
+        """Whether no job is started."""
+        return self._store.mark(_DRAINED) is not None
 
     async def regroup(self, job_ids: Sequence[str]) -> Reconfiguration:
         """Bring running jobs under one packet switch each, while they run."""
@@ -124,16 +214,22 @@ class Scheduler:
                 raise BadInput(f"job {job_id} is not running: {self.job(job_id).state}")
         return await self._rewire("regroup", job_ids, f"regroup {', '.join(job_ids)}")
 
-    # -- the life of gangs -----------------------------------------------------------------
+    # -- the queue -----------------------------------------------------------------------
 
     async def run(self) -> None:
         """Start gangs as their hosts come free, for ever. What fails of a gang fails it alone."""
         self._loop = asyncio.get_running_loop()
+        queued = await self._takeover.run()
+        known = {job_id for gang in self._queue for job_id in gang.ids}
+        for ids in queued:
+            if known.isdisjoint(ids):
+                self._queue.append(Gang(ids, self._table[ids[0]].topology))
+        self._fleet.on_status = self._takeover.sweep
         self._changed.set()
         while True:
             await self._changed.wait()
             self._changed.clear()
-            while self._queue:
+            while self._queue and not self.drained:
                 gang = await self._next_gang()
                 try:
                     placed = await self._place(gang)
@@ -142,45 +238,55 @@ class Scheduler:
                     # is whatever else its jobs bring about.
                     if gang in self._queue:
                         self._queue.remove(gang)
-                    self._fail(gang.ids, error, "no hosts could be chosen: ")
+                    self._fail(gang.ids, error)
                     continue
                 if gang not in self._queue:
                     continue  # stopped by the user meanwhile
                 if placed is None:
                     break
                 self._queue.remove(gang)
-                self._active.append(gang)
-                self._table.running |= {job.id: job for job in placed}
-                gang.task = asyncio.create_task(self._live(gang))
+                for status in placed:
+                    self._waits_for.pop(status.id, None)
+                    self._table.keep(status)
+                self._gangs.begin(gang)
 
     async def close(self) -> None:
-        """Stop every gang that runs, and let go of the policies."""
-        await self._cancel(self._active)
+        """Let go of the gangs, whose workers go on, and of the policies."""
+        await self._gangs.close()
         self._policies.close()
 
-    async def _place(self, gang: _Gang) -> list[RunningJob] | None:
-        """Hosts for each job of the gang, or ``None`` while some are busy."""
+    async def _place(self, gang: Gang) -> list[JobStatus] | None:
+        """Each job of the gang with its hosts, or ``None`` while some are busy."""
         busy = {host.name for job in self._table.running.values() for host in job.hosts}
         statuses = [self._table[job_id] for job_id in gang.ids]
         named = [tuple(self._lab.host(h).name for h in status.spec.hosts) for status in statuses]
         taken = [name for names in named for name in names]
-        if not busy.isdisjoint(taken):
+        if held := sorted(busy.intersection(taken)):
+            verb = "is" if len(held) == 1 else "are"
+            self._wait(gang, f"{', '.join(held[:3])} {verb} busy")
             return None
-        placed: list[tuple[str, JobSpec, tuple[str, ...]]] = []
+        placed: list[JobStatus] = []
         lab = None if all(named) else await self._look()
         for status, names in zip(statuses, named, strict=True):
-            spec = status.spec
             if not names:
                 assert lab is not None
-                placement = await self._placement.place(lab, status, taken)
-                if placement is None:
+                chosen = await self._placement.place(lab, status, taken)
+                if chosen is None:
+                    self._wait(gang, self._placement.why_not(lab, status, taken))
                     return None
-                spec, names = placement
+                names = chosen
                 taken += names
-            placed.append((status.id, spec, names))
-        return [self._running_job(*job) for job in placed]
+            placed.append(replace(status, hosts=tuple(names)))
+        return placed
 
-    async def _next_gang(self) -> _Gang:
+    def _wait(self, gang: Gang, why: str) -> None:
+        """The gang waits for this; those behind it wait for the gang."""
+        first = gang.ids[0]
+        for other in self._queue:
+            for job_id in other.ids:
+                self._waits_for[job_id] = why if other is gang else f"behind {first}, which waits"
+
+    async def _next_gang(self) -> Gang:
         """The one whose turn it is; the first of the queue where that cannot be found out."""
         gangs = list(self._queue)
         if self._placement.in_turn or len(gangs) == 1:
@@ -193,69 +299,37 @@ class Scheduler:
             return gangs[0]
 
     async def _look(self) -> LabView:
-        return await self._placement.look(self._hosts_of(self._table.running), self._table.every())
+        silent = self._fleet.silent()
+        without_agent = {
+            host.name: f"the agent of {host.server.name} is silent"
+            for host in self._lab.hosts
+            if host.server.name in silent
+        }
+        running = self._hosts_of(self._table.running)
+        return await self._placement.look(running, self._table.recent(), without_agent)
 
     def _hosts_of(self, job_ids: Iterable[str]) -> dict[str, list[str]]:
         running = self._table.running
         return {job_id: [host.name for host in running[job_id].hosts] for job_id in job_ids}
 
-    def _running_job(self, job_id: str, spec: JobSpec, names: Sequence[str]) -> RunningJob:
-        hosts = tuple(self._lab.host(name) for name in names)
-        self._table.keep(replace(self._table[job_id], spec=spec, hosts=tuple(names)))
-
-        async def on_reports(reports: list[dict[str, Any]]) -> None:
-            # In a thread: a disk may take its time, and there are many of these.
-            await asyncio.to_thread(self._store.add_iterations, job_id, reports)
-            status = self._table[job_id]
-            done = max(status.iterations_done, *(report["index"] + 1 for report in reports))
-            if (done, job.restarts) != (status.iterations_done, status.restarts):
-                self._table.keep(replace(status, iterations_done=done, restarts=job.restarts))
-
-        job = RunningJob(job_id, spec, hosts, lambda s: self._table.move(job_id, s), on_reports)
-        return job
-
-    async def _live(self, gang: _Gang) -> None:
-        jobs = [self._table.running[job_id] for job_id in gang.ids]
-        try:
-            if gang.topology != "keep":
-                await self._rewire_first(gang)
-            for job in jobs:
-                self._table.move(job.id, JobState.PREPARING)
-            # To the end, also if one fails: no worker may be made after all were given back.
-            await run_all(job.prepare(self._lab, self._fleet) for job in jobs)
-            await run_all(job.start() for job in jobs)
-            # One job of a gang failing does not end the others: they share only the start.
-            await asyncio.gather(*(self._see_through(job) for job in jobs))
-        except asyncio.CancelledError:
-            self._table.end(gang.ids, JobState.STOPPED, "stopped")
-        except Exception as error:
-            self._fail(gang.ids, error)
-        finally:
-            try:
-                left = await asyncio.gather(*(job.give_back() for job in jobs))
-                for message in itertools.chain(*left):
-                    self._store.add_event(time.time(), "worker-left-behind", {"message": message})
-            finally:
-                self._active.remove(gang)
-                for job in jobs:
-                    del self._table.running[job.id]
-                self._changed.set()
-
-    def _fail(self, job_ids: Sequence[str], error: Exception, what: str = "") -> None:
-        """These jobs have failed of this; whatever it was, it ends no other."""
+    def _fail(self, job_ids: Sequence[str], error: Exception) -> None:
         said = str(error) if isinstance(error, PatchlightError) else in_words(error)
         if not isinstance(error, PatchlightError):
             _log.error("jobs %s", ", ".join(job_ids), exc_info=error)
-        last_lines = getattr(error, "last_lines", ())
-        self._table.end(job_ids, JobState.FAILED, f"{what}{said}", last_lines)
+        self._table.end(job_ids, JobState.FAILED, f"no hosts could be chosen: {said}")
 
-    async def _rewire_first(self, gang: _Gang) -> None:
+    # -- circuits --------------------------------------------------------------------------
+
+    async def _rewire_first(self, gang: Gang) -> None:
+        if gang.topology == "keep":
+            return
         # Jobs of the same topology policy that run already are groups of this change too: what
         # they have is not to be taken from them.
-        same = [g for g in self._active if g is not gang and g.topology == gang.topology]
+        same = [g for g in self._gangs.active if g is not gang and g.topology == gang.topology]
         for job_id in gang.ids:
             self._table.move(job_id, JobState.RECONFIGURING)
-        job_ids = [job_id for g in (gang, *same) for job_id in g.ids]
+        running = self._table.running
+        job_ids = [job_id for g in (gang, *same) for job_id in g.ids if job_id in running]
         what = "regroup" if gang.topology == "regroup" else f"{gang.topology} for"
         change = await self._rewire(gang.topology, job_ids, f"{what} {', '.join(gang.ids)}")
         if change.state != "committed":
@@ -266,14 +340,6 @@ class Scheduler:
     async def _rewire(self, topology: str, job_ids: Sequence[str], why: str) -> Reconfiguration:
         groups, running = self._hosts_of(job_ids), self._hosts_of(self._table.running)
         return await self._placement.rewire(topology, groups, running, why)
-
-    async def _see_through(self, job: RunningJob) -> None:
-        try:
-            await job.watch()
-            self._table.move(job.id, JobState.DONE)
-        except Exception as error:
-            self._fail([job.id], error)
-            await job.give_back()
 
     # -- bookkeeping ---------------------------------------------------------------------
 

@@ -1,12 +1,15 @@
 """What the controller remembers is there after a restart."""
 
+import json
 import sqlite3
 import stat
 from pathlib import Path
 
 import pytest
 
-from patchlight.controller.store import SCHEMA_VERSION, Store, open_store
+from patchlight.controller.database import SCHEMA_VERSION, SCHEMAS
+from patchlight.controller.jobs.ledger import JobLedger
+from patchlight.controller.store import Store, open_store
 from patchlight.testbed.errors import PatchlightError
 
 
@@ -14,27 +17,11 @@ def test_everything_written_is_there_when_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "controller.db"
     store = Store(path)
     number = store.prepared_intent(0, {"why": "test"})()
-    store.save_job("b", "queued", {"id": "b"})
-    store.save_job("a", "queued", {"id": "a"})
-    store.save_job("b", "done", {"id": "b", "state": "done"})
-    store.add_iterations("a", [{"index": 0}, {"index": 1}])
     store.add_event(12.5, "job-done", {"job": "b"})
     # Not closed: what a kill would leave.
     again = Store(path)
     assert again.reconfigurations() == [{"why": "test", "id": number, "state": "intent"}]
-    assert again.jobs(dict) == [{"id": "b", "state": "done"}, {"id": "a"}]
     assert again.events() == [{"job": "b", "number": 1, "at": 12.5, "kind": "job-done"}]
-
-
-def test_iterations_are_read_on_from_where_one_was(tmp_path: Path) -> None:
-    store = Store(tmp_path / "controller.db")
-    store.add_iterations("a", [{"index": 0}])
-    first, seen = store.iterations("a")
-    store.add_iterations("other", [{"index": 9}])
-    store.add_iterations("a", [{"index": 1}])
-    second, last = store.iterations("a", seen)
-    assert (first, second) == ([{"index": 0}], [{"index": 1}])
-    assert store.iterations("a", last) == ([], last)
 
 
 def test_a_state_file_that_is_none_says_what_to_do(tmp_path: Path) -> None:
@@ -64,6 +51,22 @@ def test_a_store_that_a_newer_version_wrote_is_refused_and_left_alone(tmp_path: 
         Store(path)
     with pytest.raises(sqlite3.OperationalError, match="no such table"):
         sqlite3.connect(path).execute("SELECT * FROM jobs")
+
+
+def test_a_file_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "controller.db"
+    with sqlite3.connect(path) as db:
+        db.executescript(f"{SCHEMAS[0]} PRAGMA user_version = 1;")
+        spec = {"name": "old", "iterations": 2, "gradient_bytes": 4, "compute_s": {"A100": 0.1}}
+        record = {"id": "old-1", "spec": spec, "state": "done", "by": "ann", "finished_at": 5.0}
+        db.execute("INSERT INTO jobs VALUES ('old-1', 'done', ?)", (json.dumps(record),))
+        db.execute("INSERT INTO jobs VALUES ('bad', 'done', 'no JSON')")
+    db.close()
+    ledger = JobLedger(Store(path))
+    (found,) = ledger.meant("old")
+    assert (found.id, found.by, found.spec.trainer) == ("old-1", "ann", "synthetic")
+    assert ledger.page(10, owner="ann") == [found]
+    Store(path).close()  # and again is harmless
 
 
 def test_the_state_is_for_its_owner_alone(tmp_path: Path) -> None:

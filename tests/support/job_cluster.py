@@ -16,6 +16,7 @@ from patchlight.controller.circuits.drivers.dry_run import DryRun
 from patchlight.controller.fleet import AgentClient, AgentError, Fleet
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.job_traffic import JobTraffic
+from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.store import Store
@@ -128,7 +129,8 @@ class FakeAgent(AgentClient):
 
     async def release(self, worker_id: str) -> None:
         self._called("release", worker_id)
-        self._fleet.put_worker(worker_id, WorkerState.RUNNING)
+        if self._fleet.workers[worker_id].state is WorkerState.HELD:
+            self._fleet.put_worker(worker_id, WorkerState.RUNNING)
 
     async def delete(self, worker_id: str) -> None:
         self._called("delete", worker_id)
@@ -165,17 +167,22 @@ class Flows:
 
 
 class Cluster:
-    """A scheduler at work, and all that it works with."""
+    """A scheduler at work, and all that it works with.
 
-    def __init__(self, policies: PolicyChoice) -> None:
+    ``before`` is one whose controller was killed: its servers, light and store are taken over.
+    """
+
+    def __init__(self, policies: PolicyChoice, before: "Cluster | None" = None) -> None:
         self.lab = LAB
-        self.ocs = Ocs(self.lab.circuit_switch("ocs1"))
-        self.fleet, self.flows, self.store = FakeFleet(self.lab), Flows(), Store(":memory:")
-        self.table = JobTable(self.store)
+        self.ocs: Ocs = before.ocs if before else Ocs(self.lab.circuit_switch("ocs1"))
+        self.fleet: FakeFleet = before.fleet if before else FakeFleet(self.lab)
+        self.store: Store = before.store if before else Store(":memory:")
+        self.flows = Flows()
+        self.table = JobTable(JobLedger(self.store))
         self.traffic = JobTraffic(
             self.table, lambda: self.circuits.maps.present_links(), patience_s=0.2
         )
-        self.circuits = CircuitParts(
+        self.circuits: CircuitParts = CircuitParts(
             self.lab, {"ocs1": self.ocs}, self.store, self.flows, self.traffic
         )
         self.transactions = Transactions(self.circuits)
@@ -208,17 +215,17 @@ class Cluster:
 
 
 @contextlib.asynccontextmanager
-async def at_work(policies: PolicyChoice) -> AsyncIterator[Cluster]:
-    cluster = Cluster(policies)
+async def at_work(policies: PolicyChoice, before: Cluster | None = None) -> AsyncIterator[Cluster]:
+    """A controller's scheduler until the block ends, as it would by a kill: workers go on."""
+    cluster = Cluster(policies, before)
     tasks = [asyncio.create_task(cluster.scheduler.run())]
     tasks.append(asyncio.create_task(cluster.traffic.watch()))
     try:
         yield cluster
     finally:
         cluster.flows.open.set()
-        await cluster.scheduler.close()
-        await cluster.transactions.close()
-        await cluster.fleet.close()
         for task in tasks:
             task.cancel()
-        cluster.store.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await cluster.scheduler.close()
+        await cluster.transactions.close()

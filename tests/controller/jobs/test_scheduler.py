@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.changes.record import Refused
-from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState
@@ -49,7 +48,7 @@ async def test_a_job_trains_and_its_workers_go(cluster: Cluster) -> None:
     assert status.restarts == 0
     assert status.submitted_at <= (status.started_at or 0) <= (status.finished_at or 0)
     await cluster.until(lambda: not cluster.fleet.workers)
-    reports, _ = cluster.store.iterations(job_id)
+    reports, _ = cluster.table.ledger.iterations(job_id)
     assert sorted((report["rank"], report["index"]) for report in reports) == [(0, 0), (1, 0)]
 
 
@@ -125,13 +124,6 @@ async def test_what_nobody_foresaw_of_a_job_fails_that_job_alone(cluster: Cluste
     await submit_running(cluster, job("next", workers=1))
 
 
-async def test_jobs_that_a_dead_controller_left_have_failed(cluster: Cluster) -> None:
-    (ran,) = await submit_running(cluster, job("ran", "gpu0"))
-    table = JobTable(cluster.store)
-    assert table[ran].state is JobState.FAILED
-    assert "the controller ended" in table[ran].message
-
-
 # -- hosts -------------------------------------------------------------------------------------
 
 
@@ -160,7 +152,10 @@ async def test_a_job_that_can_never_run_is_not_taken(cluster: Cluster) -> None:
         ((job("none"),), "expected 'workers'"),
         ((job("a", "gpu0"), job("b", "gpu0")), "asked for twice: by a and b"),
         ((JobSpec("slow", 1, 400, {"A100": 1.0}, workers=1),), "compute_s names 'A100'"),
-        ((job("a", "gpu0"), replace(job("b"), seed=-1, iterations=0)), "job b: iterations: .*seed"),
+        (
+            (job("a", "gpu0"), replace(job("b"), seed=-1, iterations=-1)),
+            "job b: iterations: .*seed",
+        ),
         ((replace(job("a"), compute_s={"Titan V": math.nan}),), "compute_s.Titan V: .*finite"),
         ((replace(job("a"), compute_s={"Titan V": -1.0}),), "compute_s.Titan V: .*greater than 0"),
         ((replace(job("a"), iterations=10**400),), "iterations: .*less than or equal to 10000000"),

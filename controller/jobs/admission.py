@@ -1,0 +1,89 @@
+"""Which jobs a lab takes: those that could run in it."""
+
+from collections.abc import Sequence
+
+from patchlight.controller.jobs.running_job import scaled_gradient_bytes
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.jobs import JobSpec, checked_specs
+from patchlight.testbed.lab import Host, Lab
+from patchlight.testbed.worker_api import LARGEST_TASK_GRADIENT_BYTES
+
+
+def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[JobSpec]:
+    """The specs, checked; ``BadInput`` for jobs that could never run together in this lab.
+
+    ``counted``: a job without hosts has to say how many workers it wants.
+    """
+    if not given:
+        raise BadInput("no job given")
+    specs = checked_specs(list(given))
+    named: dict[str, str] = {}
+    for spec in specs:
+        _check_models(lab, spec)
+        _check_memory(lab, spec)
+        if not spec.hosts and spec.workers < 1 and counted:
+            raise BadInput(
+                f"job {spec.name}: expected 'workers' ≥ 1 or a list of 'hosts'",
+                hint="the number is left to a policy where the controller runs with "
+                "--partition POLICY",
+            )
+        for name in spec.hosts:
+            host = lab.host(name)
+            if host.name in named:
+                raise BadInput(
+                    f"{host.name} is asked for twice: by {named[host.name]} and {spec.name}"
+                )
+            named[host.name] = spec.name
+            _check_host(host, spec)
+        able = sum(h.gpu is not None and spec.runs_on(h.gpu.model) for h in lab.hosts)
+        if not spec.hosts and spec.workers > able:
+            raise BadInput(
+                f"job {spec.name}: {spec.workers} workers asked for: the lab has {able} GPUs "
+                "that it can run on" + _models(spec)
+            )
+    usable = [h.name for h in lab.hosts if h.gpu is not None]
+    asked = sum(spec.size for spec in specs)
+    if asked > len(usable):
+        raise BadInput(f"{asked} workers asked for: the lab has {len(usable)} GPUs with a NIC")
+    return specs
+
+
+def _models(spec: JobSpec) -> str:
+    models = spec.gpu_models or tuple(spec.compute_s)
+    return f", of {', '.join(models)}" if models else ""
+
+
+def _check_host(host: Host, spec: JobSpec) -> None:
+    if host.gpu is None:
+        raise BadInput(f"job {spec.name}: {host.name} has no GPU")
+    if not spec.runs_on(host.gpu.model):
+        lacks = "gpu_models" if host.gpu.model in spec.compute_s else "compute_s"
+        raise BadInput(
+            f"job {spec.name}: {host.name} is a {host.gpu.model}, which the job cannot run on",
+            hint=f"add it to {lacks}, which has {', '.join(getattr(spec, lacks)) or 'none'}",
+        )
+
+
+def _check_models(lab: Lab, spec: JobSpec) -> None:
+    models = sorted({host.gpu.model for host in lab.hosts if host.gpu is not None})
+    for field in ("compute_s", "gpu_models"):
+        for model in getattr(spec, field):
+            if model not in models:
+                raise BadInput(
+                    f"job {spec.name}: {field} names {model[:40]!r}: "
+                    + nearest(model, models, "the lab's GPUs with a NIC are of")
+                )
+
+
+def _check_memory(lab: Lab, spec: JobSpec) -> None:
+    if spec.trainer == "command":
+        return
+    scaled = scaled_gradient_bytes(spec.gradient_bytes, lab)
+    if scaled > LARGEST_TASK_GRADIENT_BYTES:
+        raise BadInput(
+            f"job {spec.name}: a gradient of {spec.gradient_bytes} bytes is {scaled} in each "
+            f"worker at the lab's scale of {lab.scale:g}: the limit is "
+            f"{LARGEST_TASK_GRADIENT_BYTES}",
+            hint="a smaller gradient, or an emulated lab with a larger --scale",
+        )

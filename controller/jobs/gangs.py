@@ -1,0 +1,227 @@
+"""Gangs that have hosts: their jobs start together, and each is followed to its own end.
+
+Nothing of a gang ends because the controller does: its workers go on, and the next controller
+follows them again.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from patchlight.controller.fleet import Fleet
+from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.running_job import RunningJob, run_all
+from patchlight.controller.store import Store
+from patchlight.testbed.errors import PatchlightError, in_words
+from patchlight.testbed.jobs import JobState, JobStatus
+from patchlight.testbed.lab import Lab
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Gang:
+    """Jobs that start together, each by its id.
+
+    ``ends_because`` says why somebody wants it to end, and ``again`` that it is to be queued
+    once more then.
+    """
+
+    ids: tuple[str, ...]
+    topology: str
+    task: asyncio.Task[None] | None = None
+    ends_because: str = ""
+    again: bool = False
+
+
+class Gangs:
+    """The gangs that have hosts.
+
+    ``rewire`` brings about the circuits of a gang, ``enqueue`` queues a job once more, and
+    ``freed`` is told when hosts have come free.
+    """
+
+    def __init__(
+        self,
+        lab: Lab,
+        fleet: Fleet,
+        store: Store,
+        table: JobTable,
+        rewire: Callable[[Gang], Awaitable[None]],
+        enqueue: Callable[[JobStatus], None],
+        freed: Callable[[], None],
+    ) -> None:
+        self.active: list[Gang] = []
+        self._lab, self._fleet, self._store, self._table = lab, fleet, store, table
+        self._rewire, self._enqueue, self._freed = rewire, enqueue, freed
+
+    def begin(self, gang: Gang) -> None:
+        """Start the jobs of a gang, together, on the hosts that they have now; follow them."""
+        jobs = [self.job_of(self._table[job_id]) for job_id in gang.ids]
+        self._take(gang, jobs, self._start_and_follow(gang, jobs))
+
+    async def take_over(self, gang: Gang) -> None:
+        """Follow jobs that run already, whoever started them."""
+        jobs = [self.job_of(self._table[job_id]) for job_id in gang.ids]
+        for job in jobs:
+            reports = self._table.ledger.reports_by_rank(job.id, job.attempt)
+            job.assign(self._lab, self._fleet, reports)
+            # Who paused them may not be there any more to let them go on.
+            await job.release()
+        self._take(gang, jobs, self._follow(gang, jobs))
+
+    async def undo_start(self, status: JobStatus) -> None:
+        """Give back what a job has that was being started, and queue it again."""
+        job = self.job_of(status)
+        job.assign(self._lab, self._fleet)
+        for message in await job.give_back():
+            self._store.add_event(time.time(), "worker-left-behind", {"message": message})
+        self._next_attempt(status, "the controller ended while it was started", 0)
+
+    def job_of(self, status: JobStatus) -> RunningJob:
+        """A job on its hosts."""
+
+        async def on_reports(reports: list[dict[str, Any]]) -> None:
+            # In a thread: a disk may take its time, and there are many of these.
+            await asyncio.to_thread(self._table.ledger.add_iterations, status.id, reports)
+            now = self._table[status.id]
+            done = max(now.iterations_done, *(report["index"] + 1 for report in reports))
+            if (done, job.restarts) != (now.iterations_done, now.restarts):
+                self._table.keep(replace(now, iterations_done=done, restarts=job.restarts))
+
+        hosts = tuple(self._lab.host(name) for name in status.hosts)
+        job = RunningJob(
+            status.id, status.spec, hosts, on_reports, status.attempt, status.first_iteration
+        )
+        return job
+
+    def _take(
+        self, gang: Gang, jobs: Sequence[RunningJob], life: Coroutine[Any, Any, None]
+    ) -> None:
+        self.active.append(gang)
+        self._table.running |= {job.id: job for job in jobs}
+        gang.task = asyncio.create_task(life)
+
+    async def end(self, gangs: Iterable[Gang], why: str, *, again: bool = False) -> None:
+        """End these: workers stop, GPUs and NICs go back; ``again``: they are queued once more."""
+        ending = list(gangs)
+        for gang in ending:
+            gang.ends_because, gang.again = why, again
+        await self._cancel(ending)
+
+    async def close(self) -> None:
+        """Let go of all of them; their workers go on."""
+        await self._cancel(list(self.active))
+
+    @staticmethod
+    async def _cancel(gangs: Sequence[Gang]) -> None:
+        # A task that is cancelled before it began would never clear up after its gang.
+        await asyncio.sleep(0)
+        tasks = [gang.task for gang in gangs if gang.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _start_and_follow(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
+        try:
+            await self._rewire(gang)
+            for job in jobs:
+                self._table.move(job.id, JobState.PREPARING)
+                job.assign(self._lab, self._fleet)
+            # To the end, also if one fails: no worker may be made after all were given back.
+            await run_all(job.prepare() for job in jobs)
+            for job in jobs:
+                self._table.move(job.id, JobState.RUNNING)
+            await run_all(job.start() for job in jobs)
+        except asyncio.CancelledError:
+            if gang.ends_because:
+                await self._all_over(gang, jobs)
+            self._leave(gang)
+            return
+        except Exception as error:
+            for job in jobs:
+                self._failed(job, error)
+            await self._all_over(gang, jobs)
+            self._leave(gang)
+            return
+        await self._follow(gang, jobs)
+
+    async def _follow(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
+        # One job of a gang failing does not end the others: they share only the start.
+        await asyncio.gather(*(self._see_through(gang, job) for job in jobs))
+        self._leave(gang)
+
+    async def _see_through(self, gang: Gang, job: RunningJob) -> None:
+        try:
+            await job.watch()
+            self._table.move(job.id, JobState.DONE)
+        except asyncio.CancelledError:
+            if not gang.ends_because:
+                return  # the controller ends, and the job does not
+        except Exception as error:
+            self._failed(job, error)
+        await self._over(gang, job)
+
+    def _leave(self, gang: Gang) -> None:
+        self.active.remove(gang)
+
+    async def _all_over(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
+        await asyncio.gather(*(self._over(gang, job) for job in jobs))
+
+    async def _over(self, gang: Gang, job: RunningJob) -> None:
+        """The job has no more to do, or is to have none: all that it had goes back."""
+        if gang.ends_because and not gang.again:
+            self._table.end([job.id], JobState.STOPPED, gang.ends_because)
+        try:
+            for message in await job.give_back():
+                self._store.add_event(time.time(), "worker-left-behind", {"message": message})
+        finally:
+            self._table.running.pop(job.id, None)
+            status = self._table[job.id]
+            if gang.ends_because and gang.again:
+                status = self._next_attempt(status, gang.ends_because, job.iterations_done)
+            if status.state is JobState.QUEUED:
+                self._enqueue(status)
+            self._freed()
+
+    def _next_attempt(
+        self, status: JobStatus, why: str, first_iteration: int, avoid: Sequence[str] = ()
+    ) -> JobStatus:
+        synthetic = status.spec.trainer == "synthetic"
+        return self._table.move(
+            status.id,
+            JobState.QUEUED,
+            why,
+            hosts=(),
+            attempt=status.attempt + 1,
+            first_iteration=first_iteration if synthetic else 0,
+            avoid=tuple(dict.fromkeys((*status.avoid, *avoid))),
+        )
+
+    def _failed(self, job: RunningJob, error: Exception) -> None:
+        """The job has failed of this; whatever it was, it ends no other."""
+        said = str(error) if isinstance(error, PatchlightError) else in_words(error)
+        if not isinstance(error, PatchlightError):
+            _log.error("job %s", job.id, exc_info=error)
+        status = self._table[job.id]
+        if status.state.is_final:
+            return
+        hosts = getattr(error, "hosts", ())
+        if job.attempt < job.spec.retries:
+            tried = f"attempt {job.attempt + 1} of {job.spec.retries + 1} failed: {said}"
+            self._next_attempt(status, tried, job.iterations_done, hosts)
+        else:
+            self._table.end([job.id], JobState.FAILED, said, getattr(error, "last_lines", ()))
+
+
+def gangs_of(statuses: Iterable[JobStatus]) -> list[list[JobStatus]]:
+    """Jobs that were submitted together, in the order of submission; each alone once it began."""
+    gangs: dict[str, list[JobStatus]] = {}
+    for status in statuses:
+        alone = status.attempt > 0 or not status.gang
+        gangs.setdefault(status.id if alone else status.gang, []).append(status)
+    return list(gangs.values())

@@ -1,0 +1,169 @@
+"""The jobs on disk: each as it is now, what its workers reported, and what was decided of it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from patchlight.controller.database import ADD_EVENT, Database
+from patchlight.testbed.jobs import JobState, JobStatus
+
+Record = Mapping[str, Any]
+
+_SAVE = (
+    "INSERT INTO jobs (id, state, record, name, owner, finished_at) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (id) DO UPDATE SET state = excluded.state, record = excluded.record, "
+    "finished_at = excluded.finished_at"
+)
+_ENDED = ", ".join(f"'{state}'" for state in JobState if state.is_final)
+
+
+class JobLedger:
+    """What is known of jobs, also of those that ended long ago; nothing is kept in memory."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def save(
+        self, statuses: Sequence[JobStatus], events: Sequence[tuple[float, str, Record]] = ()
+    ) -> None:
+        """Insert or replace jobs, with events (time, kind, record): on disk on return, or none."""
+        with self._database.together() as db:
+            db.executemany(_SAVE, [_row(status) for status in statuses])
+            db.executemany(
+                ADD_EVENT, [(at, kind, json.dumps(record)) for at, kind, record in events]
+            )
+
+    def unfinished(self) -> list[JobStatus]:
+        """Every job that has not ended, in the order of submission.
+
+        What cannot be read is set aside.
+        """
+        return self._read(f"WHERE state NOT IN ({_ENDED}) ORDER BY rowid")
+
+    def find(self, job_id: str) -> JobStatus | None:
+        """One job, or ``None``."""
+        return next(iter(self._read("WHERE id = ?", job_id)), None)
+
+    def meant(self, text: str, most: int = 13) -> list[JobStatus]:
+        """The jobs of that name, else those whose id begins so, the latest first."""
+        order = "ORDER BY rowid DESC LIMIT ?"
+        named = self._read(f"WHERE name = ? {order}", text, most)
+        # Ids are compared as they are written: ``_`` and ``%`` mean nothing else.
+        return named or self._read(f"WHERE substr(id, 1, ?) = ? {order}", len(text), text, most)
+
+    def page(
+        self,
+        last: int,
+        after: str | None = None,
+        *,
+        state: str = "",
+        owner: str = "",
+        name: str = "",
+    ) -> list[JobStatus]:
+        """The ``last`` jobs of those meant, oldest first, or the first so many after one.
+
+        ``KeyError`` if there is no job ``after``; an empty one begins with the first job.
+        """
+        wanted = [(column, value) for column, value in _columns(state, owner, name) if value]
+        which = " AND ".join(["1", *(f"{column} = ?" for column, _ in wanted)])
+        values: list[object] = [value for _, value in wanted]
+        if after is None:
+            return self._read(f"WHERE {which} ORDER BY rowid DESC LIMIT ?", *values, last)[::-1]
+        rows = self._database.rows("SELECT rowid FROM jobs WHERE id = ?", after)
+        if after and not rows:
+            raise KeyError(after)
+        begin = rows[0][0] if rows else 0
+        return self._read(
+            f"WHERE {which} AND rowid > ? ORDER BY rowid LIMIT ?", *values, begin, last
+        )
+
+    def counts(self) -> dict[str, int]:
+        """How many jobs there are in each state."""
+        return dict(self._database.rows("SELECT state, count(*) FROM jobs GROUP BY state"))
+
+    def _read(self, which: str, *values: object) -> list[JobStatus]:
+        return self._database.each("jobs", which, JobStatus.from_dict, values=values)
+
+    def add_iterations(self, job_id: str, records: Sequence[Record]) -> None:
+        """Append what a job's workers reported."""
+        rows = [(job_id, json.dumps(record)) for record in records]
+        self._database.write_all("INSERT INTO iterations (job, record) VALUES (?, ?)", rows)
+
+    def iterations(
+        self, job_id: str, after: int = 0, limit: int = -1
+    ) -> tuple[list[dict[str, Any]], int]:
+        """The reports of a job's workers after number ``after``, and the last number.
+
+        At most ``limit`` of them, where that is not negative.
+        """
+        rows = self._database.rows(
+            "SELECT number, record FROM iterations WHERE job = ? AND number > ? "
+            "ORDER BY number LIMIT ?",
+            job_id,
+            after,
+            limit,
+        )
+        return [json.loads(record) for _, record in rows], rows[-1][0] if rows else after
+
+    def reports_by_rank(self, job_id: str, attempt: int) -> dict[int, int]:
+        """How many reports of each rank of an attempt are kept."""
+        return dict(
+            self._database.rows(
+                "SELECT json_extract(record, '$.rank'), count(*) FROM iterations WHERE job = ? "
+                "AND coalesce(json_extract(record, '$.attempt'), 0) = ? GROUP BY 1",
+                job_id,
+                attempt,
+            )
+        )
+
+    def add_decision(self, job_id: str, at: float, record: Record) -> None:
+        """Append what a policy decided of a job."""
+        self._database.write(
+            "INSERT INTO decisions (job, at, record) VALUES (?, ?, ?)",
+            job_id,
+            at,
+            json.dumps(record),
+        )
+
+    def decisions(self, job_id: str) -> list[dict[str, Any]]:
+        """What policies decided of a job, oldest first, each with its number and time."""
+        rows = self._database.rows(
+            "SELECT number, at, record FROM decisions WHERE job = ? ORDER BY number", job_id
+        )
+        return [{"number": number, "at": at, **json.loads(record)} for number, at, record in rows]
+
+    def forget(self, before: float, keep: int) -> int:
+        """Drop jobs that ended before then, and of the rest all but the latest ``keep`` ended ones.
+
+        Their reports and decisions go too. How many were dropped.
+        """
+        with self._database.together() as db:
+            gone = [
+                row[0]
+                for row in db.execute(
+                    f"SELECT id FROM jobs WHERE state IN ({_ENDED}) AND (finished_at < ? OR rowid "
+                    f"NOT IN (SELECT rowid FROM jobs WHERE state IN ({_ENDED}) "
+                    "ORDER BY rowid DESC LIMIT ?))",
+                    (before, keep),
+                )
+            ]
+            for table in ("iterations", "decisions"):
+                db.executemany(f"DELETE FROM {table} WHERE job = ?", [(each,) for each in gone])
+            db.executemany("DELETE FROM jobs WHERE id = ?", [(each,) for each in gone])
+        return len(gone)
+
+
+def _columns(state: str, owner: str, name: str) -> tuple[tuple[str, str], ...]:
+    return ("state", state), ("owner", owner), ("name", name)
+
+
+def _row(status: JobStatus) -> tuple[object, ...]:
+    return (
+        status.id,
+        status.state,
+        json.dumps(asdict(status)),
+        status.spec.name,
+        status.by,
+        status.finished_at,
+    )

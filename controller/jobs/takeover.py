@@ -1,0 +1,56 @@
+"""What a controller takes over from the one before, and from whoever left workers behind."""
+
+import logging
+import time
+
+from patchlight.controller.fleet import AgentError, Fleet
+from patchlight.controller.jobs.gangs import Gang, Gangs, gangs_of
+from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.store import Store
+from patchlight.testbed.jobs import JobState
+from patchlight.testbed.worker_api import AgentStatus
+
+_log = logging.getLogger(__name__)
+
+
+class Takeover:
+    """Makes a new controller's jobs true to the servers, and the servers true to its jobs."""
+
+    def __init__(self, fleet: Fleet, store: Store, table: JobTable, gangs: Gangs) -> None:
+        self._fleet, self._store, self._table, self._gangs = fleet, store, table, gangs
+        self._done = False
+
+    async def run(self) -> list[tuple[str, ...]]:
+        """Follow the jobs that ran; the ids of those that are queued, gang by gang.
+
+        Jobs that were just being started are queued again: none of their workers had begun.
+        """
+        queued = []
+        for gang in gangs_of(self._table.live()):
+            begun = [s for s in gang if s.state in (JobState.RUNNING, JobState.PAUSED)]
+            for status in begun:
+                if status.id not in self._table.running:
+                    await self._gangs.take_over(Gang((status.id,), status.topology))
+            rest = [status for status in gang if status not in begun]
+            for status in rest:
+                if not status.state.is_waiting:
+                    await self._gangs.undo_start(status)
+            if rest:
+                queued.append(tuple(status.id for status in rest))
+        self._done = True
+        return queued
+
+    async def sweep(self, agent: AgentStatus) -> None:
+        """End the workers of an agent that belong to no job which has hosts."""
+        if not self._done:
+            return
+        for worker in agent.workers:
+            if worker.job in self._table.running:
+                continue
+            try:
+                await self._fleet.agent_of(agent.server).delete(worker.id)
+            except AgentError as error:
+                _log.warning("worker %s, which is nobody's: %s", worker.id, error)
+            else:
+                about = f"{worker.id} on {agent.server} was of no job that runs, and was ended"
+                self._store.add_event(time.time(), "worker-swept", {"message": about})

@@ -1,0 +1,94 @@
+"""Jobs on disk: found again, page by page, and forgotten in time."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.ledger import JobLedger
+from patchlight.controller.store import Store
+from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
+
+
+def status(job_id: str, state: JobState = JobState.QUEUED, by: str = "") -> JobStatus:
+    name = job_id.rpartition("-")[0]
+    return JobStatus(job_id, JobSpec(name, 1, 4, {"A100": 0.1}), state, by=by)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> JobLedger:
+    return JobLedger(Store(tmp_path / "controller.db"))
+
+
+def ids(statuses: list[JobStatus]) -> list[str]:
+    return [each.id for each in statuses]
+
+
+def test_a_job_that_was_saved_is_there_after_a_kill(tmp_path: Path) -> None:
+    path = tmp_path / "controller.db"
+    asked = replace(status("b-1"), gang="g", avoid=("gpu0",), attempt=2)
+    JobLedger(Store(path)).save([asked, status("a-1")], [(1.0, "job-queued", {"job": "b-1"})])
+    again = Store(path)  # the other was not closed
+    assert JobLedger(again).find("b-1") == asked
+    assert ids(JobLedger(again).unfinished()) == ["b-1", "a-1"]
+    assert [event["kind"] for event in again.events()] == ["job-queued"]
+
+
+def test_jobs_come_in_pages_and_by_state_user_and_name(ledger: JobLedger) -> None:
+    ledger.save([status(f"job-{n}", by="ann" if n % 2 else "ben") for n in range(6)])
+    ledger.save([status("job-2", JobState.DONE, "ben"), status("other-1")])
+    assert ids(ledger.page(2)) == ["job-5", "other-1"]
+    assert ids(ledger.page(3, "")) == ["job-0", "job-1", "job-2"]
+    assert ids(ledger.page(2, "job-2")) == ["job-3", "job-4"]
+    assert ids(ledger.page(9, state="done")) == ["job-2"]
+    assert ids(ledger.page(9, "job-1", owner="ann")) == ["job-3", "job-5"]
+    assert ids(ledger.page(9, name="other")) == ["other-1"]
+    assert ledger.counts() == {"done": 1, "queued": 6}
+    with pytest.raises(KeyError):
+        ledger.page(2, "nobody")
+
+
+def test_a_job_is_meant_by_its_name_or_the_start_of_its_id(ledger: JobLedger) -> None:
+    ledger.save([status("train-a1"), status("train-a2"), status("trainer-b1")])
+    assert ids(ledger.meant("train")) == ["train-a2", "train-a1"]
+    assert ids(ledger.meant("train-a1")) == ["train-a1"]
+    assert ids(ledger.meant("traine")) == ["trainer-b1"]
+    assert ledger.meant("t%") == ledger.meant("x") == []
+
+
+def test_reports_are_read_on_from_where_one_was_and_counted_by_rank(ledger: JobLedger) -> None:
+    ledger.add_iterations("a", [{"index": 0, "rank": 0, "attempt": 0}])
+    first, seen = ledger.iterations("a")
+    ledger.add_iterations("other", [{"index": 9, "rank": 0}])
+    ledger.add_iterations("a", [{"index": n, "rank": 1, "attempt": 1} for n in (1, 2)])
+    second, last = ledger.iterations("a", seen)
+    assert [report["index"] for report in (*first, *second)] == [0, 1, 2]
+    assert ledger.iterations("a", last) == ([], last)
+    assert ledger.reports_by_rank("a", 0) == {0: 1}
+    assert ledger.reports_by_rank("a", 1) == {1: 2}
+    assert ledger.reports_by_rank("other", 0) == {0: 1}
+
+
+def test_old_jobs_are_forgotten_with_all_that_was_kept_of_them(ledger: JobLedger) -> None:
+    ended = [replace(status(f"j-{n}", JobState.DONE), finished_at=float(n)) for n in range(5)]
+    ledger.save([*ended, status("waits-1")])
+    for n in range(5):
+        ledger.add_iterations(f"j-{n}", [{"index": 0, "rank": 0}])
+        ledger.add_decision(f"j-{n}", 1.0, {"policy": "packed"})
+    assert ledger.forget(before=1.5, keep=2) == 3
+    assert ids(ledger.page(9)) == ["j-3", "j-4", "waits-1"]
+    assert ledger.iterations("j-1") == ([], 0)
+    assert ledger.decisions("j-0") == []
+    assert ledger.decisions("j-4")[0]["policy"] == "packed"
+
+
+def test_the_table_keeps_in_memory_only_what_has_not_ended(ledger: JobLedger) -> None:
+    table = JobTable(ledger)
+    table.add([status(f"j-{n}") for n in range(3)])
+    table.move("j-0", JobState.RUNNING)
+    table.move("j-1", JobState.DONE, "over")
+    assert ids(table.live()) == ["j-0", "j-2"]
+    assert table["j-1"].message == "over"
+    assert ids(JobTable(ledger).live()) == ["j-0", "j-2"]
+    assert ids(JobTable(ledger).recent()) == ["j-0", "j-1", "j-2"]

@@ -1,0 +1,142 @@
+"""Jobs outlive their controller: the next one queues, follows and clears up."""
+
+import asyncio
+from dataclasses import replace
+
+from patchlight.controller.jobs.policy_set import PolicyChoice
+from patchlight.testbed.jobs import JobSpec, JobState
+from patchlight.testbed.worker_api import AgentStatus, WorkerState, WorkerStatus
+from tests.support.job_cluster import COMPUTE, Cluster, at_work
+
+
+def job(name: str, *hosts: str, workers: int = 0, **more: object) -> JobSpec:
+    spec = JobSpec(name, 5, 4_000_000, COMPUTE, workers=workers, hosts=hosts)
+    return replace(spec, **more)  # type: ignore[arg-type]
+
+
+async def running(cluster: Cluster, *specs: JobSpec) -> list[str]:
+    ids = cluster.submit(*specs)
+    for job_id in ids:
+        await cluster.until_state(job_id, JobState.RUNNING)
+    return ids
+
+
+def calls(cluster: Cluster, call: str) -> list[str]:
+    return [worker for name, worker in cluster.fleet.calls if name == call]
+
+
+async def test_jobs_go_on_and_are_followed_by_the_next_controller() -> None:
+    async with at_work(PolicyChoice()) as first:
+        ran, ends = await running(first, job("ran", "gpu0", "gpu1"), job("ends", "gpu2"))
+        (waits,) = first.submit(job("waits", "gpu0"))
+        first.fleet.report(f"{ran}-0", 0)
+        await first.until(lambda: first.table[ran].iterations_done == 1)
+        created = calls(first, "create")
+    first.fleet.report(f"{ran}-0", 1)
+    first.fleet.put(ends, WorkerState.DONE)
+    async with at_work(PolicyChoice(), first) as second:
+        await second.until_state(ends, JobState.DONE)
+        await second.until(lambda: second.table[ran].iterations_done == 2)
+        assert calls(second, "create") == created
+        assert calls(second, "delete") == [f"{ends}-0"]
+        assert second.table[waits].state is JobState.QUEUED
+        assert second.table[ran].restarts == 0
+        second.fleet.put(ran, WorkerState.DONE)
+        await second.until_state(waits, JobState.RUNNING)
+        reports, _ = second.table.ledger.iterations(ran)
+        assert [report["index"] for report in reports] == [0, 1]
+
+
+async def test_a_job_that_was_being_started_begins_again() -> None:
+    async with at_work(PolicyChoice()) as first:
+        first.fleet.first_state = WorkerState.STARTING
+        (half,) = first.submit(job("half", "gpu0", "gpu1"))
+        await first.until(lambda: len(first.fleet.workers) == 2)
+    first.fleet.first_state = WorkerState.READY
+    async with at_work(PolicyChoice(), first) as second:
+        await second.until_state(half, JobState.RUNNING)
+        assert second.fleet.job_workers(half) == []
+        assert sorted(second.fleet.workers) == [f"{half}.1-0", f"{half}.1-1"]
+
+
+async def test_gangs_that_wait_stay_together_and_in_their_order() -> None:
+    async with at_work(PolicyChoice()) as first:
+        (busy,) = await running(first, job("busy", "gpu0"))
+        both = first.submit(job("a", "gpu0"), job("b", "gpu1"))
+        (last,) = first.submit(job("last", "gpu0"))
+    async with at_work(PolicyChoice(), first) as second:
+        second.fleet.put(busy, WorkerState.DONE)
+        for job_id in both:
+            await second.until_state(job_id, JobState.RUNNING)
+        assert second.table[last].state is JobState.QUEUED
+
+
+async def test_paused_workers_are_let_go_on() -> None:
+    async with at_work(PolicyChoice()) as first:
+        (held,) = await running(first, job("held", "gpu0", "gpu1"))
+    first.fleet.put(held, WorkerState.HELD)  # its controller died while the light moved
+    async with at_work(PolicyChoice(), first) as second:
+        states = second.fleet.workers
+        await second.until(lambda: {s.state for s in states.values()} == {WorkerState.RUNNING})
+
+
+async def test_a_worker_that_is_nobodys_is_ended(cluster: Cluster) -> None:
+    (ran,) = await running(cluster, job("ran", "gpu0"))
+    stray = WorkerStatus(id="gone-1-0", job="gone-1", state=WorkerState.HELD)
+    ours = cluster.fleet.workers[f"{ran}-0"].model_copy(update={"job": ran})
+    cluster.fleet.workers[stray.id] = stray
+    agent = AgentStatus(
+        server="server1", version="1", runner="process", gpus=[], nics=[], workers=[ours, stray]
+    )
+    await cluster.until(lambda: cluster.fleet.on_status)
+    assert cluster.fleet.on_status is not None
+    await cluster.fleet.on_status(agent)
+    assert calls(cluster, "delete") == ["gone-1-0"]
+    assert "gone-1-0" in cluster.store.events()[-1]["message"]
+
+
+async def test_a_failed_job_begins_again_elsewhere_where_it_was(cluster: Cluster) -> None:
+    (tries,) = await running(cluster, job("tries", workers=2, retries=1))
+    before = cluster.table[tries].hosts
+    for index in range(3):
+        for name in cluster.fleet.job_workers(tries):
+            cluster.fleet.report(name, index)
+    await cluster.until(lambda: cluster.table[tries].iterations_done == 3)
+    await asyncio.sleep(0.5)  # until all ranks' reports are in
+    cluster.fleet.put_worker(f"{tries}-1", WorkerState.FAILED, "GPU fell off")
+    await cluster.until(lambda: cluster.table[tries].attempt == 1)
+    said = [event["message"] for event in cluster.store.events() if event["kind"] == "job-queued"]
+    assert "attempt 1 of 2 failed" in said[-1]
+    await cluster.until_state(tries, JobState.RUNNING)
+    again = cluster.table[tries]
+    assert again.first_iteration == 3
+    assert before[1] not in again.hosts
+    cluster.fleet.put_worker(f"{tries}.1-0", WorkerState.FAILED, "once more")
+    await cluster.until_state(tries, JobState.FAILED)
+    assert "once more" in cluster.table[tries].message
+
+
+async def test_a_drained_controller_starts_nothing_until_it_resumes() -> None:
+    async with at_work(PolicyChoice()) as first:
+        (ran,) = await running(first, job("ran", "gpu0"))
+        (waits,) = first.submit(job("waits", "gpu0"))
+        assert await first.scheduler.drain("maintenance") == [ran]
+        assert first.table[ran].state is JobState.STOPPED
+        assert first.fleet.workers == {}
+    async with at_work(PolicyChoice(), first) as second:
+        await asyncio.sleep(0.1)
+        assert second.scheduler.drained
+        assert second.table[waits].state is JobState.QUEUED
+        second.scheduler.resume()
+        await second.until_state(waits, JobState.RUNNING)
+
+
+async def test_a_running_job_can_begin_again_and_an_ended_one_anew(cluster: Cluster) -> None:
+    (ran,) = await running(cluster, job("ran", "gpu0"))
+    assert (await cluster.scheduler.restart(ran)).attempt == 1
+    await cluster.until_state(ran, JobState.RUNNING)
+    cluster.fleet.put_worker(f"{ran}.1-0", WorkerState.DONE)
+    await cluster.until_state(ran, JobState.DONE)
+    new = await cluster.scheduler.restart(ran)
+    assert new.id != ran
+    await cluster.until_state(new.id, JobState.RUNNING)
