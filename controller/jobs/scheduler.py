@@ -245,9 +245,9 @@ class Scheduler:
                 if placed is None:
                     break
                 self._queue.remove(gang)
-                for status in placed:
-                    self._waits_for.pop(status.id, None)
-                    self._table.keep(status)
+                for job_id, hosts in placed.items():
+                    self._waits_for.pop(job_id, None)
+                    self._table.keep(replace(self._table[job_id], hosts=hosts))
                 self._gangs.begin(gang)
 
     async def close(self) -> None:
@@ -255,8 +255,8 @@ class Scheduler:
         await self._gangs.close()
         self._policies.close()
 
-    async def _place(self, gang: Gang) -> list[JobStatus] | None:
-        """Each job of the gang with its hosts, or ``None`` while some are busy."""
+    async def _place(self, gang: Gang) -> dict[str, tuple[str, ...]] | None:
+        """The hosts of each job of the gang, or ``None`` while some are busy."""
         busy = {host.name for job in self._table.running.values() for host in job.hosts}
         statuses = [self._table[job_id] for job_id in gang.ids]
         named = [tuple(self._lab.host(h).name for h in status.spec.hosts) for status in statuses]
@@ -265,7 +265,7 @@ class Scheduler:
             verb = "is" if len(held) == 1 else "are"
             self._wait(gang, f"{', '.join(held[:3])} {verb} busy")
             return None
-        placed: list[JobStatus] = []
+        placed: dict[str, tuple[str, ...]] = {}
         lab = None if all(named) else await self._look()
         for status, names in zip(statuses, named, strict=True):
             if not names:
@@ -276,7 +276,7 @@ class Scheduler:
                     return None
                 names = chosen
                 taken += names
-            placed.append(replace(status, hosts=tuple(names)))
+            placed[status.id] = names
         return placed
 
     def _wait(self, gang: Gang, why: str) -> None:
