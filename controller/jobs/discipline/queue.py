@@ -1,0 +1,267 @@
+"""The queue: starts what waits as its order, its settings and the site's policies say."""
+
+import math
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from patchlight.controller.jobs.discipline.contract import EPSILON_S, Entry, Fate, OrderTraits, Site
+from patchlight.controller.jobs.discipline.line import Line, Place
+from patchlight.controller.jobs.discipline.victims import victims_of
+from patchlight.testbed.queueing import Discipline, Waiting, WaitReason
+
+E = TypeVar("E", bound=Entry)
+P = TypeVar("P")
+
+_NO_LIGHT = Waiting(WaitReason.NO_CIRCUIT, "its GPUs cannot be joined by light")
+_HELD = Waiting(WaitReason.HELD, "it is held back", is_blocked=True)
+
+
+class JobQueue(Generic[E, P]):
+    """The waiting entries of one site, from one pass to the next.
+
+    ``held_up``: since the last pass the next one waits though as many GPUs are free as it wants.
+    The site's ``joined`` are its first entries. Under other settings or another order policy
+    take a new queue, and let all that wait join it.
+    """
+
+    def __init__(self, site: Site[E, P], settings: Discipline, order: OrderTraits) -> None:
+        if (settings.has_quotas or order.by_user) and site.accounts is None:
+            raise ValueError("a queue with quotas or by user needs the site's accounts")
+        self._site, self._settings = site, settings
+        self._stable = order.stable and not order.by_user
+        self._quotas = site.accounts if settings.has_quotas else None
+        self._line: Line[E] = Line(site.rank, order, settings.has_quotas)
+        rises_at = None if order.by_user else order.rises_at
+        self._victims = victims_of(site, self._line.key, settings.quantum_s, rises_at)
+        self._gated: dict[int, tuple[E, Waiting]] = {}
+        self._blocked: dict[int, tuple[E, Waiting]] = {}
+        self._layout = site.layout
+        self._failed: tuple[int, int] | None = None
+        self._why_failed = _NO_LIGHT
+        self._in_vain: tuple[int, int] | None = None
+        self._again_s = 0.0
+        self.held_up = False
+
+    def decide(self) -> None:
+        """One pass: start all that can be started now."""
+        site, line, settings = self._site, self._line, self._settings
+        self._let_in()
+        self.held_up = False
+        while (place := line.first()) is not None:
+            head = place[3]
+            if self._quotas is not None and self._over_quota(head):
+                continue
+            if self._try(head):
+                line.remove(place)
+            elif not (settings.preempt and self._make_room(place)) and not self._passed(place):
+                break
+        if place is None:
+            return
+        self.held_up = site.occupancy.free >= head.workers
+        if settings.backfill:
+            self._backfill(head)
+        if settings.preempt and site.running:
+            site.wake_at(site.now_s + settings.quantum_s)
+
+    def first(self) -> E | None:
+        """The next one, as of the last pass; ``None`` if nobody waits but for their own reasons."""
+        place = self._line.first()
+        return None if place is None else place[3]
+
+    def remove(self, entry: E) -> None:
+        """An entry does not wait any more, whyever: it was stopped, or will never run."""
+        if entry in self._site.joined:
+            self._site.joined.remove(entry)
+        if self._gated.pop(entry.index, None) or self._blocked.pop(entry.index, None):
+            return
+        for place, _ in self._line.all():
+            if place[3] is entry:
+                self._line.remove(place)
+                return
+
+    def reasons(self) -> Iterator[tuple[E, Waiting]]:
+        """Why each that waits was not started in the last pass: those in line first, in turn."""
+        first: E | None = None
+        first_of: dict[str, E] = {}
+        open_head = self.first()
+        for (_, _, _, entry), shut in self._line.all():
+            ahead = first_of.setdefault(entry.user, entry)
+            if shut is not None:
+                yield entry, shut
+            elif entry is open_head:
+                first = entry
+                yield entry, self._why_first(entry)
+            elif self._line.is_shut(entry.user):
+                yield entry, _behind(ahead)
+            else:
+                yield entry, _behind(first or entry)
+        yield from self._blocked.values()
+        yield from self._gated.values()
+
+    # -- who is in line
+
+    def _let_in(self) -> None:
+        site = self._site
+        if self._blocked and site.layout != self._layout:
+            site.joined[:0] = [entry for entry, _ in self._blocked.values()]
+            self._blocked.clear()
+        self._layout = site.layout
+        if self._gated:
+            site.joined[:0] = [entry for entry, _ in self._gated.values()]
+            self._gated.clear()
+        self._line.begin()
+        if site.joined:
+            self._join()
+
+    def _join(self) -> None:
+        joined = self._site.joined[:]
+        self._site.joined.clear()
+        self._line.add(entry for entry in joined if self._is_let_in(entry))
+
+    def _is_let_in(self, entry: E) -> bool:
+        if not entry.held and not entry.after:
+            return True
+        why = _HELD if entry.held else self._depends(entry)
+        if why is not None and not (why.is_blocked and self._site.refuse(entry, why)):
+            self._gated[entry.index] = entry, why
+        return why is None
+
+    def _depends(self, entry: E) -> Waiting | None:
+        fates = {name: self._site.fate(name) for name in entry.after}
+        for fate, words in (
+            (Fate.FAILED, "it was to come after {}, which will never be done"),
+            (Fate.PENDING, "it comes after {}, which is not done yet"),
+        ):
+            names = [name for name, found in fates.items() if found is fate]
+            if names:
+                said = words.format(", ".join(names))
+                return Waiting(WaitReason.DEPENDENCY, said, is_blocked=fate is Fate.FAILED)
+        return None
+
+    def _over_quota(self, entry: E) -> bool:
+        accounts, site = self._quotas, self._site
+        assert accounts is not None
+        why = accounts.over_quota(entry.user, entry.workers, site.now_s)
+        if why is None:
+            return False
+        self._line.shut(entry.user, why)
+        if self._settings.allowance(entry.user).gpu_hours is not None:
+            site.wake_at(accounts.next_window_s(site.now_s))
+        return True
+
+    def _passed(self, place: Place[E]) -> bool:
+        """Whether others may pass the next one: take it out of the line, with the reason.
+
+        That is one that would not start if nothing ran, either.
+        """
+        site, head = self._site, place[3]
+        tried = self._failed is not None and self._failed[0] == head.index
+        hopeless = tried and self._why_failed.reason.is_passed
+        if not hopeless and (site.running or site.occupancy.broken):
+            return False
+        why = self._why_first(head)._replace(is_blocked=True)
+        self._line.remove(place)
+        if not site.refuse(head, why):
+            self._blocked[head.index] = head, why
+        return True
+
+    def _why_first(self, head: E) -> Waiting:
+        free = self._site.free_for(head)
+        if free < head.workers or self._failed is None or self._failed[0] != head.index:
+            words = f"it wants {head.wants}, and {free} of them are free"
+            return Waiting(WaitReason.NO_GPUS, words)
+        return self._why_failed
+
+    # -- starting
+
+    def _try(self, entry: E) -> bool:
+        """Start an entry where the policy puts it; ``False`` if it has to wait."""
+        site = self._site
+        if site.occupancy.free < entry.workers:
+            return False
+        attempt = (entry.index, site.released)
+        if attempt == self._failed:
+            return False  # Nothing has become free since it was tried.
+        placement = site.place(entry)
+        if isinstance(placement, Waiting):
+            self._why_failed = placement
+        elif self._start(entry, placement):
+            return True
+        else:
+            self._why_failed = _NO_LIGHT
+        self._failed = attempt
+        return False
+
+    def _start(self, entry: E, placement: P) -> bool:
+        if not self._site.start(entry, placement):
+            return False
+        if self._settings.preempt:
+            self._victims.started(entry)
+        return True
+
+    def _backfill(self, head: E) -> None:
+        """EASY: those behind the first may start if that does not put off when it can.
+
+        When it can is where as many GPUs as it wants are free; their places are not looked at.
+        Where nobody knows when that is, only what it leaves over is given away.
+        """
+        site, line = self._site, self._line
+        shadow_s, free = site.now_s, site.occupancy.free
+        for each in site.ends():
+            if free >= head.workers:
+                break
+            shadow_s, free = each.ends_s, free + each.gpus.bit_count()
+        spare = free - head.workers
+        latest_s = shadow_s + EPSILON_S if shadow_s < math.inf else -math.inf
+        for place in line.some(self._settings.backfill_depth + 1)[1:]:
+            entry, available = place[3], site.occupancy.free
+            if not available:
+                return
+            if entry.workers > available:
+                continue
+            early = site.would_end_s(entry) <= latest_s
+            if not early and entry.workers > spare:
+                continue
+            if self._quotas is not None and (line.is_shut(entry.user) or self._over_quota(entry)):
+                continue
+            placement = site.place(entry)
+            if isinstance(placement, Waiting) or not self._start(entry, placement):
+                continue
+            line.remove(place)
+            if not early:
+                spare -= entry.workers
+
+    def _make_room(self, place: Place[E]) -> bool:
+        """Preempt those behind the next one until it finds a place; ``False`` if it finds none."""
+        site, head = self._site, place[3]
+        attempt = (head.index, site.released)
+        if attempt == self._in_vain and site.now_s < self._again_s:
+            return False  # Who runs has not got less important meanwhile, or not by much.
+        occupied, chosen = site.occupancy.occupied, list[E]()
+        free = site.occupancy.free
+        for entry in self._victims.behind(self._line.key(head)):
+            chosen.append(entry)
+            occupied &= ~entry.gpus
+            free += entry.workers
+            if free < head.workers:
+                continue
+            placement = site.place(head, occupied)
+            if isinstance(placement, Waiting):
+                continue
+            taken = site.gpus_of(placement)
+            for each in chosen:
+                if each.gpus & taken:
+                    site.preempt(each)
+            self._line.remove(place)
+            if not self._start(head, placement):
+                self._line.add((head,))
+            # Those who lost their GPUs wait now, behind whoever comes first in order.
+            self._join()
+            return True
+        self._in_vain = attempt
+        self._again_s = site.now_s + self._settings.quantum_s - EPSILON_S
+        return False
+
+
+def _behind(entry: Entry) -> Waiting:
+    return Waiting(WaitReason.BEHIND, f"it comes after {entry.name}")

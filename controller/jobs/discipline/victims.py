@@ -1,0 +1,165 @@
+"""Which running entries are the furthest behind in order: those that others may take GPUs from."""
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from patchlight.controller.jobs.discipline.contract import EPSILON_S, Entry, Site
+from patchlight.controller.jobs.discipline.line import Key
+from patchlight.testbed.errors import BadInput
+
+E = TypeVar("E", bound=Entry)
+KeyOf = Callable[[E], Key]
+"""Which turn an entry would have now."""
+
+# A rise is looked for a little early: sums of GPU-seconds are rounded.
+_EARLY_S = 1e-3
+
+
+class Victims(Protocol[E]):
+    """Running entries that may be preempted, the one that is furthest behind first."""
+
+    def started(self, entry: E) -> None:
+        """An entry has begun to run."""
+
+    def behind(self, key: Key) -> Iterator[E]:
+        """The entries of a higher key than that which have run for the quantum.
+
+        The highest first, of equals the one that came last.
+        """
+
+
+def victims_of(
+    site: Site[E, Any], key: KeyOf[E], quantum_s: float, rises_at: Sequence[float] | None
+) -> Victims[E]:
+    """Those of a site; ``rises_at`` is the order policy's, ``None`` if it says nothing."""
+    if rises_at is None:
+        return _AskedAboutAll(site, key, quantum_s)
+    return _AskedAboutFew(site, key, quantum_s, rises_at)
+
+
+class _AskedAboutAll(Generic[E]):
+    def __init__(self, site: Site[E, Any], key: KeyOf[E], quantum_s: float) -> None:
+        self._site, self._key, self._quantum_s = site, key, quantum_s
+
+    def started(self, entry: E) -> None:
+        pass
+
+    def behind(self, key: Key) -> Iterator[E]:
+        latest_s = _latest_s(self._site, self._quantum_s)
+        asked = [
+            (self._key(entry), entry.index, entry)
+            for entry in self._site.running.values()
+            if entry.began_s <= latest_s and entry.preemptible
+        ]
+        found = sorted((each for each in asked if each[0] > key), reverse=True)
+        return (entry for _, _, entry in found)
+
+
+class _Bound(NamedTuple, Generic[E]):
+    """An entry that runs since ``began_s`` is not further behind than this; the highest first.
+
+    ``asked_s`` is when the policy was asked.
+    """
+
+    priority: int
+    minus_rank: float
+    minus_index: int
+    asked_s: float
+    began_s: float
+    entry: E
+
+
+class _AskedAboutFew(Generic[E]):
+    """Keeps for each entry the key that it had when it was last asked about.
+
+    Until the entry passes one of ``rises_at`` that is the most that it can be, so nobody needs to
+    be asked about who was not behind far enough then.
+    """
+
+    def __init__(
+        self, site: Site[E, Any], key: KeyOf[E], quantum_s: float, rises_at: Sequence[float]
+    ) -> None:
+        self._site, self._key, self._quantum_s = site, key, quantum_s
+        self._rises_at = _ascending(rises_at)
+        self._fresh: deque[tuple[float, E]] = deque()
+        self._bounds: list[_Bound[E]] = []
+        self._rising: list[tuple[float, int, _Bound[E]]] = []
+        self._latest: dict[int, _Bound[E]] = {}
+        self._given: list[_Bound[E]] = []
+
+    def started(self, entry: E) -> None:
+        if entry.preemptible:
+            self._fresh.append((entry.began_s, entry))
+
+    def behind(self, key: Key) -> Iterator[E]:
+        now_s, bounds = self._site.now_s, self._bounds
+        self._catch_up(now_s)
+        while bounds and (-bounds[0].priority, -bounds[0].minus_rank) > key:
+            bound = heappop(bounds)
+            if not self._holds(bound):
+                continue
+            if bound.asked_s < now_s:
+                self._ask(bound.entry)
+                continue
+            self._given.append(bound)
+            yield bound.entry
+
+    def _catch_up(self, now_s: float) -> None:
+        """Look at who has run for the quantum now, or may be further behind than before."""
+        for bound in self._given:
+            heappush(self._bounds, bound)
+        self._given.clear()
+        again: list[E] = []
+        while self._rising and self._rising[0][0] <= now_s:
+            bound = heappop(self._rising)[2]
+            if self._holds(bound):
+                again.append(bound.entry)
+        latest_s, running = _latest_s(self._site, self._quantum_s), self._site.running
+        while self._fresh and self._fresh[0][0] <= latest_s:
+            began_s, entry = self._fresh.popleft()
+            if entry.index in running and entry.began_s == began_s:
+                again.append(entry)
+        for entry in again:
+            self._ask(entry)
+
+    def _holds(self, bound: _Bound[E]) -> bool:
+        entry = bound.entry
+        if self._latest.get(entry.index) is not bound:
+            return False
+        if entry.index in self._site.running and entry.began_s == bound.began_s:
+            return True
+        del self._latest[entry.index]
+        return False
+
+    def _ask(self, entry: E) -> None:
+        now_s = self._site.now_s
+        minus_priority, rank = self._key(entry)
+        bound = _Bound(-minus_priority, -rank, -entry.index, now_s, entry.began_s, entry)
+        self._latest[entry.index] = bound
+        heappush(self._bounds, bound)
+        attained_gpu_s = entry.progress(now_s, known=False).attained_gpu_s
+        passed = bisect_right(self._rises_at, attained_gpu_s)
+        if passed < len(self._rises_at):
+            away_s = (self._rises_at[passed] - attained_gpu_s) / entry.workers
+            heappush(self._rising, (now_s + away_s - _EARLY_S, entry.index, bound))
+
+
+def _latest_s(site: Site[E, Any], quantum_s: float) -> float:
+    """Who began until then has run for the quantum."""
+    return site.now_s - quantum_s + EPSILON_S
+
+
+def _ascending(amounts: Sequence[float]) -> list[float]:
+    try:
+        found = [float(amount) for amount in amounts]
+    except (TypeError, ValueError):
+        found = [math.nan]
+    if found != sorted(found) or any(math.isnan(amount) for amount in found):
+        raise BadInput(
+            f"an order policy's rises_at cannot be {amounts!r}: expected GPU-seconds, ascending"
+        )
+    return found

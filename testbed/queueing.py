@@ -1,0 +1,154 @@
+"""How jobs wait for GPUs: the settings of a queue, and why a job waits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from patchlight.testbed.errors import BadInput
+
+
+class Bounds(NamedTuple):
+    """The least and the most that a number may be; ``least`` itself may not be with ``open``."""
+
+    least: float
+    most: float
+    open: bool = False
+
+
+BOUNDS: Mapping[str, Bounds] = {
+    "backfill_depth": Bounds(1, 100_000),
+    "quantum_s": Bounds(1e-3, 1e12),
+    "half_life_s": Bounds(1, 1e12),
+    "quota_window_s": Bounds(1, 1e12),
+    "share": Bounds(0, 1e6, open=True),
+    "gpus": Bounds(1, 1_000_000),
+    "jobs": Bounds(1, 1_000_000),
+    "gpu_hours": Bounds(0, 1e9, open=True),
+}
+"""Of each number in a ``Discipline`` and an ``Allowance``."""
+
+
+class WaitReason(StrEnum):
+    """Why a job that waits was not started."""
+
+    NO_GPUS = "no-gpus"
+    """Too few GPUs are free that it can run on."""
+    NO_PLACE = "no-place"
+    """The placement policy finds no place for it."""
+    NO_CIRCUIT = "no-circuit"
+    """Its GPUs cannot be joined by light."""
+    BEHIND = "behind"
+    """It is not its turn yet."""
+    UNREACHABLE = "unreachable"
+    """No number of GPUs meets its requirement."""
+    QUOTA = "quota"
+    """Its user has as much as one user may have."""
+    DEPENDENCY = "dependency"
+    """Other jobs have to be done first, or one of them failed."""
+    HELD = "held"
+    """Its user holds it back."""
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether the jobs behind such a job may start though it comes before them."""
+        return self in _PASSED
+
+
+_PASSED = frozenset(
+    {WaitReason.UNREACHABLE, WaitReason.QUOTA, WaitReason.DEPENDENCY, WaitReason.HELD}
+)
+
+
+class Waiting(NamedTuple):
+    """Why a job waits, and the same in words.
+
+    ``is_blocked``: others pass it, and it does not start by itself when GPUs become free.
+    """
+
+    reason: WaitReason
+    words: str = ""
+    is_blocked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What a user may have. ``None`` is what everybody may have, where that is said of one user.
+
+    ``share`` weighs the user's use where the order policy is *fair-share*: twice the share may
+    use twice as much (``None``: 1). ``gpus`` is the most at once, ``jobs`` the most that wait or
+    run, and once the user's jobs had ``gpu_hours`` in a window of the discipline's
+    ``quota_window_s``, none of them starts until the next (``None``: no limit).
+    """
+
+    share: float | None = None
+    gpus: int | None = None
+    jobs: int | None = None
+    gpu_hours: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_bounds(self)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it is a quota at all, and no share alone."""
+        return not (self.gpus is self.jobs is self.gpu_hours is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Discipline:
+    """How a queue is run, in the lab and in the simulator.
+
+    Without ``backfill`` the next job in order holds up all behind it. With it, jobs behind may
+    start if they will have ended when the first one can start, or leave it enough GPUs (EASY;
+    Mu'alem and Feitelson, TPDS 2001); ``backfill_depth`` of them are looked at.
+
+    With ``preempt`` a waiting job takes the GPUs of jobs that are behind it in order and have
+    run for ``quantum_s``; it is looked again every ``quantum_s`` while jobs wait.
+
+    What users had counts half as much for *fair-share* after ``half_life_s``. ``each_user`` is
+    what every user may have, ``users`` what the named ones may have instead, as pairs.
+    ``BadInput`` for a value that is out of bounds.
+    """
+
+    backfill: bool = False
+    backfill_depth: int = 100
+    preempt: bool = False
+    quantum_s: float = 360.0
+    half_life_s: float = 7 * 86400.0
+    quota_window_s: float = 7 * 86400.0
+    each_user: Allowance = Allowance()
+    users: tuple[tuple[str, Allowance], ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_bounds(self)
+        names = [name for name, _ in self.users]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise BadInput(f"user {twice[0]} is named twice: expected each user once")
+
+    def allowance(self, user: str) -> Allowance:
+        """What a user may have; what is not said of this one is what everybody may have."""
+        own = dict(self.users).get(user)
+        if own is None:
+            return self.each_user
+        said = {f.name: v for f in fields(own) if (v := getattr(own, f.name)) is not None}
+        return replace(self.each_user, **said)
+
+    @property
+    def has_quotas(self) -> bool:
+        """Whether what any user may have is limited."""
+        return self.each_user.is_limited or any(each.is_limited for _, each in self.users)
+
+
+def _check_bounds(settings: Allowance | Discipline) -> None:
+    for field in fields(settings):
+        value, bounds = getattr(settings, field.name), BOUNDS.get(field.name)
+        if value is None or bounds is None:
+            continue
+        least, most, is_open = bounds
+        if not (least < value if is_open else least <= value) or value > most:
+            unit = " s" if field.name.endswith("_s") else ""
+            said = f"{'more than' if is_open else 'at least'} {least:g}"
+            raise BadInput(
+                f"{field.name} cannot be {value}{unit}: expected {said} and at most {most:g}{unit}"
+            )
