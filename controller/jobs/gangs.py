@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from patchlight.controller.fleet import Fleet
 from patchlight.controller.jobs.job_table import JobTable
@@ -37,11 +37,20 @@ class Gang:
     again: bool = False
 
 
+class Waits(Protocol):
+    """Where jobs wait for hosts."""
+
+    def enqueue(self, status: JobStatus) -> None:
+        """Have a job wait for its next attempt."""
+
+    def freed(self, job: RunningJob) -> None:
+        """A job has given back its hosts."""
+
+
 class Gangs:
     """The gangs that have hosts.
 
-    ``rewire`` brings about the circuits of a gang, ``enqueue`` queues a job once more, and
-    ``freed`` is told when hosts have come free.
+    ``rewire`` brings about the circuits of a gang; ``queue`` is where jobs wait.
     """
 
     def __init__(
@@ -51,17 +60,19 @@ class Gangs:
         store: Store,
         table: JobTable,
         rewire: Callable[[Gang], Awaitable[None]],
-        enqueue: Callable[[JobStatus], None],
-        freed: Callable[[], None],
+        queue: Waits,
     ) -> None:
         self.active: list[Gang] = []
         self._lab, self._fleet, self._store, self._table = lab, fleet, store, table
-        self._rewire, self._enqueue, self._freed = rewire, enqueue, freed
+        self._rewire, self._queue = rewire, queue
 
-    def begin(self, gang: Gang) -> None:
-        """Start the jobs of a gang, together, on the hosts that they have now; follow them."""
+    def begin(self, gang: Gang, after: Sequence[asyncio.Task[None]] = ()) -> None:
+        """Start the jobs of a gang, together, on the hosts that they have now; follow them.
+
+        ``after`` these are over: the hosts may have to be given back first.
+        """
         jobs = [self.job_of(self._table[job_id]) for job_id in gang.ids]
-        self._take(gang, jobs, self._start_and_follow(gang, jobs))
+        self._take(gang, jobs, self._start_and_follow(gang, jobs, after))
 
     async def take_over(self, gang: Gang) -> None:
         """Follow jobs that run already, whoever started them."""
@@ -126,8 +137,12 @@ class Gangs:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _start_and_follow(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
+    async def _start_and_follow(
+        self, gang: Gang, jobs: Sequence[RunningJob], after: Sequence[asyncio.Task[None]]
+    ) -> None:
         try:
+            if after:
+                await asyncio.wait(after)
             await self._rewire(gang)
             for job in jobs:
                 self._table.move(job.id, JobState.PREPARING)
@@ -184,9 +199,9 @@ class Gangs:
             status = self._table[job.id]
             if gang.ends_because and gang.again:
                 status = self._next_attempt(status, gang.ends_because, job.iterations_done)
+            self._queue.freed(job)
             if status.state is JobState.QUEUED:
-                self._enqueue(status)
-            self._freed()
+                self._queue.enqueue(status)
 
     def _next_attempt(
         self, status: JobStatus, why: str, first_iteration: int, avoid: Sequence[str] = ()
@@ -198,6 +213,8 @@ class Gangs:
             why,
             hosts=(),
             attempt=status.attempt + 1,
+            runs_since=None,
+            gpu_s=status.gpu_s + _held_s(status) * len(status.hosts),
             first_iteration=first_iteration if synthetic else 0,
             avoid=tuple(dict.fromkeys((*status.avoid, *avoid))),
         )
@@ -216,6 +233,10 @@ class Gangs:
             self._next_attempt(status, tried, job.iterations_done, hosts)
         else:
             self._table.end([job.id], JobState.FAILED, said, getattr(error, "last_lines", ()))
+
+
+def _held_s(status: JobStatus) -> float:
+    return 0.0 if status.runs_since is None else time.time() - status.runs_since
 
 
 def gangs_of(statuses: Iterable[JobStatus]) -> list[list[JobStatus]]:

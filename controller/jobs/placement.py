@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.changes.transaction import Transactions
@@ -12,19 +12,20 @@ from patchlight.controller.jobs.cluster_view import WiredLab, view_of
 from patchlight.controller.jobs.policy_set import PolicySet
 from patchlight.controller.jobs.running_job import JobFailed
 from patchlight.controller.policies.contract import ClusterView, JobView, Progress
+from patchlight.controller.policies.guard import GuardedOrder
 from patchlight.controller.policies.registry import DEFAULTS
 from patchlight.controller.policies.topology import NO_PORTS
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobStatus
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.queueing import Waiting, WaitReason
 
 HostsOfJobs = Mapping[str, Collection[str]]
 """The hosts of each job that runs, by the job's id."""
 
 
-@dataclass(frozen=True)
-class LabView:
+class LabView(NamedTuple):
     """The lab as policies are shown it, and the hosts whose links nobody knows (and why)."""
 
     cluster: WiredLab
@@ -57,66 +58,102 @@ class Placement:
         view = cluster.view(time.time(), running, tuple(unseen), jobs, locked, failed)
         return LabView(cluster, view, unseen)
 
+    def priority(self, lab: LabView, status: JobStatus, progress: Progress) -> float:
+        """What the order policy says of a job; the lowest is next."""
+        return self._policies.order.priority(lab.view, view_of(status), progress)
+
     @property
-    def in_turn(self) -> bool:
-        """Whether gangs simply come in the order in which they were submitted."""
-        return self._policies.choice.order == DEFAULTS["order"]
+    def order(self) -> GuardedOrder:
+        """The order policy that there is now."""
+        return self._policies.order
 
-    async def next(self, lab: LabView, gangs: Sequence[Sequence[JobStatus]]) -> int:
-        """Which gang is next: the one with the job that is next."""
+    def gpus_of(self, hosts: Collection[str]) -> int:
+        """The GPUs of these hosts, as a set."""
+        return WiredLab(self._lab, {}).as_set(hosts)
 
-        def priority(status: JobStatus) -> float:
-            # A job that waits has had nothing, and all of it is left.
-            job = view_of(status)
-            return self._policies.order.priority(lab.view, job, Progress(0.0, job.sequential_s))
+    @staticmethod
+    def named(lab: LabView, statuses: Sequence[JobStatus]) -> dict[str, int]:
+        """Of the jobs that name their hosts the GPUs of these, by the job's id."""
+        named = {s.id: [lab.cluster.lab.host(h).name for h in s.spec.hosts] for s in statuses}
+        return {job_id: lab.cluster.as_set(hosts) for job_id, hosts in named.items() if hosts}
 
-        # In a thread: a policy may take until its deadline.
-        ranks = await asyncio.to_thread(lambda: [min(map(priority, gang)) for gang in gangs])
-        return ranks.index(min(ranks))
+    @staticmethod
+    def free_for(lab: LabView, statuses: Sequence[JobStatus]) -> int:
+        """How many free GPUs these jobs can run on, each counted once."""
+        able = 0
+        for status in statuses:
+            able |= lab.view.free_for(view_of(status))
+        return able.bit_count()
 
-    async def place(
-        self, lab: LabView, status: JobStatus, taken: Collection[str]
-    ) -> tuple[str, ...] | None:
-        """Hosts for a job, the ring in their order; ``None`` if it has to wait.
+    def place(self, lab: LabView, status: JobStatus, occupied: int) -> tuple[str, ...] | Waiting:
+        """Hosts for a job, the ring in their order, or why it has to wait.
 
-        ``taken`` are hosts that it cannot have though nobody runs there yet. ``JobFailed`` if
-        it can never run, or the partition policy refuses it.
+        ``occupied`` are the GPUs that it cannot have. ``JobFailed`` if the partition policy
+        refuses it. Policies may take until their deadline: not for an event loop.
         """
+        if status.spec.hosts:
+            return self._as_named(lab, status, occupied)
         job = view_of(status)
-        _check_links(lab, job)
+        if (unreached := self.out_of_reach(lab, [status])) is not None:
+            return unreached
+        if _is_unreachable(job):
+            words = (
+                f"it is to end within {job.limit_s:g} s, and computes for {job.sequential_s:g} s"
+            )
+            return Waiting(WaitReason.UNREACHABLE, words, is_blocked=True)
         placement = self._policies.placement
         if status.spec.placement is not None:
             placement = self._policies.placement_named(status.spec.placement)
         # Hosts that it failed on are left alone as long as there are others.
-        for barred in dict.fromkeys(((*taken, *status.avoid), tuple(taken))):
-            view = lab.view._replace(occupied=lab.view.occupied | lab.cluster.as_set(barred))
-            workers = job.workers or await self._degree(view, job, status.spec.degrees)
+        for avoided in dict.fromkeys((lab.cluster.as_set(status.avoid), 0)):
+            view = lab.view._replace(occupied=occupied | avoided)
+            workers = job.workers or self._degree(view, job, status.spec.degrees)
             if not workers:
                 continue
             sized = job if job.workers else view_of(status, workers)
-            gpus = await asyncio.to_thread(placement.place, view, sized, workers)
+            gpus = placement.place(view, sized, workers)
             if gpus is not None:
                 return lab.cluster.hosts(gpus)
+        free = lab.view._replace(occupied=occupied).free_for(job).bit_count()
+        words = f"the placement policy finds no place for it on the {free} GPUs that are free"
+        return Waiting(WaitReason.NO_PLACE, words)
+
+    @staticmethod
+    def out_of_reach(lab: LabView, statuses: Sequence[JobStatus]) -> Waiting | None:
+        """Why jobs wait where too few of the hosts that they can run on can be reached."""
+        if not lab.unseen:
+            return None
+        for job in map(view_of, statuses):
+            able = [
+                number
+                for number, gpu in enumerate(lab.view.shape.gpus)
+                if not job.gpu_models or gpu.model in job.gpu_models
+            ]
+            if max(1, job.workers) > sum(not lab.view.broken >> number & 1 for number in able):
+                why = "; ".join(sorted(set(lab.unseen.values())))
+                return Waiting(WaitReason.OUT_OF_REACH, f"too many hosts are out of reach: {why}")
         return None
 
     @staticmethod
-    def why_not(lab: LabView, status: JobStatus, taken: Collection[str]) -> str:
-        """Why a job that found no hosts waits, in words."""
-        view = lab.view._replace(occupied=lab.view.occupied | lab.cluster.as_set(taken))
-        free, wanted = view.free_for(view_of(status)).bit_count(), max(1, status.spec.size)
-        if free < wanted:
-            models = ", ".join(status.spec.gpu_models or tuple(status.spec.compute_s))
-            return f"{wanted} GPUs{f' of {models}' if models else ''} wanted, {free} free"
-        return f"{wanted} GPUs wanted: the placement policy takes none of the {free} free ones"
+    def _as_named(lab: LabView, status: JobStatus, occupied: int) -> tuple[str, ...] | Waiting:
+        names = tuple(lab.cluster.lab.host(host).name for host in status.spec.hosts)
+        busy = [name for name in names if lab.cluster.as_set([name]) & occupied]
+        if not busy:
+            return names
+        silent = [lab.unseen[name] for name in busy if name in lab.unseen]
+        if silent:
+            return Waiting(WaitReason.OUT_OF_REACH, "; ".join(sorted(set(silent))))
+        verb = "is" if len(busy) == 1 else "are"
+        return Waiting(WaitReason.NO_GPUS, f"{', '.join(busy[:3])} {verb} busy")
 
-    async def _degree(self, view: ClusterView, job: JobView, degrees: Sequence[int]) -> int:
+    def _degree(self, view: ClusterView, job: JobView, degrees: Sequence[int]) -> int:
         """How many workers the partition policy gives a job; 0 while too few GPUs are free."""
         partition = self._policies.partition
         free = view.free_for(job).bit_count()
         legal = (0, *sorted(n for n in degrees or range(1, free + 1) if n <= free))
         if partition is None or len(legal) == 1:
             return 0
-        workers = await asyncio.to_thread(partition.degree, view, job, legal)
+        workers = partition.degree(view, job, legal)
         if not workers:
             raise JobFailed(f"the partition policy {partition.name} refuses it")
         return workers
@@ -151,12 +188,5 @@ class Placement:
         return await self._transactions.change(decide, why)
 
 
-def _check_links(lab: LabView, job: JobView) -> None:
-    """``JobFailed`` if too few hosts of the job's GPU models have links that are known."""
-    if not lab.unseen:
-        return
-    shape, broken = lab.view.shape, lab.view.broken
-    able = [n for n, gpu in enumerate(shape.gpus) if gpu.model in job.gpu_models]
-    if max(1, job.workers) > sum(not broken >> number & 1 for number in able):
-        why = "; ".join(sorted(set(lab.unseen.values())))
-        raise JobFailed(f"the light of too many hosts is not known: {why}")
+def _is_unreachable(job: JobView) -> bool:
+    return job.limit_s < min(job.expected_s.values(), default=0.0)

@@ -4,6 +4,7 @@ A gang is one or more jobs submitted together; all their workers begin at the sa
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -19,19 +20,22 @@ from patchlight.controller.jobs.admission import check_specs
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.jobs.gangs import Gang, Gangs
 from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.line_up import LineUp
 from patchlight.controller.jobs.placement import LabView, Placement
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice, PolicySet
-from patchlight.controller.jobs.running_job import JobFailed
+from patchlight.controller.jobs.running_job import JobFailed, RunningJob
 from patchlight.controller.jobs.takeover import Takeover
 from patchlight.controller.policies.guard import Fault
 from patchlight.controller.store import Store
-from patchlight.testbed.errors import BadInput, PatchlightError, in_words
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab import Lab
+from patchlight.testbed.queueing import Discipline
 
 _log = logging.getLogger(__name__)
 
 _DRAINED = "drained"
+DEFAULT_DISCIPLINE = Discipline()
 
 
 class Scheduler:
@@ -49,6 +53,7 @@ class Scheduler:
         table: JobTable,
         transactions: Transactions,
         choice: PolicyChoice = DEFAULT_POLICIES,
+        discipline: Discipline = DEFAULT_DISCIPLINE,
     ) -> None:
         """``BadInput`` if a policy of ``choice`` cannot be had."""
         self._lab, self._fleet, self._store, self._table = lab, fleet, store, table
@@ -58,12 +63,9 @@ class Scheduler:
         self._placement = Placement(lab, self._policies, transactions)
         self.policy_faults: Counter[tuple[str, str]] = Counter()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._queue: list[Gang] = []
-        self._waits_for: dict[str, str] = {}
         self._changed = asyncio.Event()
-        self._gangs = Gangs(
-            lab, fleet, store, table, self._rewire_first, self._enqueue, self._changed.set
-        )
+        self._gangs = Gangs(lab, fleet, store, table, self._rewire_first, self)
+        self._line_up = LineUp(store, table, self._placement, self._gangs, discipline)
         self._takeover = Takeover(fleet, store, table, self._gangs)
 
     # -- what users ask ----------------------------------------------------------------
@@ -92,18 +94,18 @@ class Scheduler:
             for spec in specs
         ]
         self._table.add(statuses)
-        self._queue.append(Gang(tuple(status.id for status in statuses), chosen))
+        self._line_up.join(Gang(tuple(status.id for status in statuses), chosen))
         self._changed.set()
         return statuses
 
-    def _enqueue(self, status: JobStatus) -> None:
-        """Queue a job for its next attempt: before those that came later."""
-        place = 0
-        while place < len(self._queue):
-            if self._table[self._queue[place].ids[0]].submitted_at > status.submitted_at:
-                break
-            place += 1
-        self._queue.insert(place, Gang((status.id,), status.topology))
+    def enqueue(self, status: JobStatus) -> None:
+        """Have a job wait for its next attempt."""
+        self._line_up.join(Gang((status.id,), status.topology))
+        self._changed.set()
+
+    def freed(self, job: RunningJob) -> None:
+        """A job has given back its hosts."""
+        self._line_up.freed(job.id)
         self._changed.set()
 
     def job(self, job_id: str) -> JobStatus:
@@ -141,7 +143,7 @@ class Scheduler:
 
     def _shown(self, status: JobStatus) -> JobStatus:
         """A job with what it waits for now, which changes too often to be written down."""
-        waits_for = self._waits_for.get(status.id) if status.state.is_waiting else None
+        waits_for = self._line_up.why.get(status.id) if status.state.is_waiting else None
         job = self._table.running.get(status.id)
         if job is not None and job.silent_servers and not status.message:
             waits_for = f"no answer from the agent of {', '.join(job.silent_servers)}"
@@ -153,10 +155,8 @@ class Scheduler:
         ``Refused`` for a job that somebody else than ``by`` submitted, without ``force``.
         """
         self._check_owner(self._table[job_id], by, "stopped", "stop", force=force)
-        for gang in list(self._queue):
-            if job_id in gang.ids:
-                self._queue.remove(gang)
-                self._table.end(gang.ids, JobState.STOPPED, "stopped by the user")
+        if (waiting := self._line_up.leave(job_id)) is not None:
+            self._table.end(waiting.ids, JobState.STOPPED, "stopped by the user")
         gangs = [gang for gang in self._gangs.active if job_id in gang.ids]
         await self._gangs.end(gangs, "stopped by the user")
         return self.job(job_id)
@@ -219,84 +219,26 @@ class Scheduler:
     async def run(self) -> None:
         """Start gangs as their hosts come free, for ever. What fails of a gang fails it alone."""
         self._loop = asyncio.get_running_loop()
-        queued = await self._takeover.run()
-        known = {job_id for gang in self._queue for job_id in gang.ids}
-        for ids in queued:
-            if known.isdisjoint(ids):
-                self._queue.append(Gang(ids, self._table[ids[0]].topology))
+        if not self._takeover.done:
+            followed, queued = await self._takeover.run()
+            for gang in followed:
+                self._line_up.follow(gang)
+            for gang in queued:
+                self._line_up.join(gang)
         self._fleet.on_status = self._takeover.sweep
-        self._changed.set()
         while True:
-            await self._changed.wait()
             self._changed.clear()
-            while self._queue and not self.drained:
-                gang = await self._next_gang()
-                try:
-                    placed = await self._place(gang)
-                except Exception as error:
-                    # A device that does not answer just now is this gang's trouble alone, and so
-                    # is whatever else its jobs bring about.
-                    if gang in self._queue:
-                        self._queue.remove(gang)
-                    self._fail(gang.ids, error)
-                    continue
-                if gang not in self._queue:
-                    continue  # stopped by the user meanwhile
-                if placed is None:
-                    break
-                self._queue.remove(gang)
-                for job_id, hosts in placed.items():
-                    self._waits_for.pop(job_id, None)
-                    self._table.keep(replace(self._table[job_id], hosts=hosts))
-                self._gangs.begin(gang)
+            wait_s: float | None = None
+            if not self.drained:
+                wait_s = await self._line_up.decide(self._look)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
 
     async def close(self) -> None:
         """Let go of the gangs, whose workers go on, and of the policies."""
         await self._gangs.close()
         self._policies.close()
-
-    async def _place(self, gang: Gang) -> dict[str, tuple[str, ...]] | None:
-        """The hosts of each job of the gang, or ``None`` while some are busy."""
-        busy = {host.name for job in self._table.running.values() for host in job.hosts}
-        statuses = [self._table[job_id] for job_id in gang.ids]
-        named = [tuple(self._lab.host(h).name for h in status.spec.hosts) for status in statuses]
-        taken = [name for names in named for name in names]
-        if held := sorted(busy.intersection(taken)):
-            verb = "is" if len(held) == 1 else "are"
-            self._wait(gang, f"{', '.join(held[:3])} {verb} busy")
-            return None
-        placed: dict[str, tuple[str, ...]] = {}
-        lab = None if all(named) else await self._look()
-        for status, names in zip(statuses, named, strict=True):
-            if not names:
-                assert lab is not None
-                chosen = await self._placement.place(lab, status, taken)
-                if chosen is None:
-                    self._wait(gang, self._placement.why_not(lab, status, taken))
-                    return None
-                names = chosen
-                taken += names
-            placed[status.id] = names
-        return placed
-
-    def _wait(self, gang: Gang, why: str) -> None:
-        """The gang waits for this; those behind it wait for the gang."""
-        first = gang.ids[0]
-        for other in self._queue:
-            for job_id in other.ids:
-                self._waits_for[job_id] = why if other is gang else f"behind {first}, which waits"
-
-    async def _next_gang(self) -> Gang:
-        """The one whose turn it is; the first of the queue where that cannot be found out."""
-        gangs = list(self._queue)
-        if self._placement.in_turn or len(gangs) == 1:
-            return gangs[0]
-        try:
-            statuses = [[self._table[job_id] for job_id in gang.ids] for gang in gangs]
-            return gangs[await self._placement.next(await self._look(), statuses)]
-        except Exception as error:
-            _log.warning("which job is next cannot be found out: %s", in_words(error))
-            return gangs[0]
 
     async def _look(self) -> LabView:
         silent = self._fleet.silent()
@@ -311,12 +253,6 @@ class Scheduler:
     def _hosts_of(self, job_ids: Iterable[str]) -> dict[str, list[str]]:
         running = self._table.running
         return {job_id: [host.name for host in running[job_id].hosts] for job_id in job_ids}
-
-    def _fail(self, job_ids: Sequence[str], error: Exception) -> None:
-        said = str(error) if isinstance(error, PatchlightError) else in_words(error)
-        if not isinstance(error, PatchlightError):
-            _log.error("jobs %s", ", ".join(job_ids), exc_info=error)
-        self._table.end(job_ids, JobState.FAILED, f"no hosts could be chosen: {said}")
 
     # -- circuits --------------------------------------------------------------------------
 

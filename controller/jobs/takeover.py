@@ -18,31 +18,32 @@ class Takeover:
 
     def __init__(self, fleet: Fleet, store: Store, table: JobTable, gangs: Gangs) -> None:
         self._fleet, self._store, self._table, self._gangs = fleet, store, table, gangs
-        self._done = False
+        self.done = False
 
-    async def run(self) -> list[tuple[str, ...]]:
-        """Follow the jobs that ran; the ids of those that are queued, gang by gang.
+    async def run(self) -> tuple[list[Gang], list[Gang]]:
+        """Follow the jobs that ran: those gangs, and the ones that are queued.
 
         Jobs that were just being started are queued again: none of their workers had begun.
         """
-        queued = []
+        followed, queued = list[Gang](), list[Gang]()
         for gang in gangs_of(self._table.live()):
             begun = [s for s in gang if s.state in (JobState.RUNNING, JobState.PAUSED)]
             for status in begun:
                 if status.id not in self._table.running:
-                    await self._gangs.take_over(Gang((status.id,), status.topology))
+                    followed.append(Gang((status.id,), status.topology))
+                    await self._gangs.take_over(followed[-1])
             rest = [status for status in gang if status not in begun]
             for status in rest:
                 if not status.state.is_waiting:
                     await self._gangs.undo_start(status)
             if rest:
-                queued.append(tuple(status.id for status in rest))
-        self._done = True
-        return queued
+                queued.append(Gang(tuple(status.id for status in rest), rest[0].topology))
+        self.done = True
+        return followed, queued
 
     async def sweep(self, agent: AgentStatus) -> None:
         """End the workers of an agent that belong to no job which has hosts."""
-        if not self._done:
+        if not self.done:
             return
         for worker in agent.workers:
             if worker.job in self._table.running:

@@ -1,0 +1,216 @@
+"""The lab's queue at work: pass after pass, what it decides is carried out.
+
+Between two passes it hears who comes, who is stopped and what has come free; a pass itself runs
+in a thread, as policies may take their time.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from patchlight.controller.jobs.discipline.accounts import Usage, UserAccounts, admission
+from patchlight.controller.jobs.discipline.contract import OrderTraits
+from patchlight.controller.jobs.discipline.queue import JobQueue
+from patchlight.controller.jobs.gangs import Gang, Gangs
+from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.lab_site import GangEntry, Hosts, LabSite, Started
+from patchlight.controller.jobs.placement import LabView, Placement
+from patchlight.controller.store import Store
+from patchlight.testbed.errors import PatchlightError, in_words
+from patchlight.testbed.jobs import JobSpec, JobState
+from patchlight.testbed.queueing import Discipline, Waiting, WaitReason
+
+_log = logging.getLogger(__name__)
+
+_USAGE = "usage"
+# What jobs wait for may come back without a word: a device, an agent.
+_LOOK_AGAIN_S = 5.0
+
+
+class LineUp:
+    """Jobs that wait, in the order and under the rules of a discipline.
+
+    ``why`` says of each waiting job what it waits for, as of the last pass.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        table: JobTable,
+        placement: Placement,
+        gangs: Gangs,
+        discipline: Discipline,
+    ) -> None:
+        self.why: dict[str, str] = {}
+        self._store, self._table, self._gangs = store, table, gangs
+        self._settings, self._placement = discipline, placement
+        kept = store.mark(_USAGE) or {}
+        usage = {user: Usage(*numbers) for user, numbers in kept.items()}
+        self._site = LabSite(table, placement, UserAccounts(discipline, usage))
+        self._numbers = itertools.count()
+        self._waiting: dict[str, GangEntry] = {}
+        self._placed: dict[str, GangEntry] = {}
+        self._left: list[GangEntry] = []
+        self._back: list[tuple[GangEntry, str]] = []
+        self._came: list[GangEntry] = []
+        self.use_order()
+
+    def use_order(self) -> None:
+        """Go by the order policy that there is now; all that wait join the line anew."""
+        traits = OrderTraits.of(self._placement.order)
+        self._queue: JobQueue[GangEntry, Hosts] = JobQueue(self._site, self._settings, traits)
+        self._site.joined.clear()
+        self._came = list({id(e): e for e in self._waiting.values()}.values())
+        self._left.clear()
+
+    # -- what it hears
+
+    def admit(self, user: str, specs: Sequence[JobSpec]) -> Waiting | None:
+        """Why these jobs of a user may not even wait; ``None`` if they may."""
+        own = {e.gang for e in (*self._waiting.values(), *self._placed.values()) if e.user == user}
+        jobs = sum(len(gang.ids) for gang in own) + len(specs) - 1
+        return admission(self._settings, user, sum(spec.size for spec in specs), jobs)
+
+    def join(self, gang: Gang) -> None:
+        """A gang waits from now on; again is harmless."""
+        if gang.ids[0] in self._waiting:
+            return
+        entry = self._entry(gang)
+        self._waiting |= dict.fromkeys(gang.ids, entry)
+        self._came.append(entry)
+
+    def follow(self, gang: Gang) -> None:
+        """A gang has its hosts already."""
+        entry = self._entry(gang)
+        self._placed |= dict.fromkeys(gang.ids, entry)
+        hosts = [name for status in entry.statuses for name in status.hosts]
+        entry.gpus = self._placement.gpus_of(hosts)
+        entry.began_s = min(s.runs_since or s.submitted_at for s in entry.statuses)
+        self._site.running[entry.index] = entry
+        accounts = self._site.books
+        charged_s = accounts.usage(0.0).get(entry.user, Usage(0.0, entry.began_s)).at_s
+        accounts.took(entry.user, entry.gpus.bit_count(), charged_s)
+
+    def _entry(self, gang: Gang) -> GangEntry:
+        return GangEntry(next(self._numbers), gang, [self._table[job_id] for job_id in gang.ids])
+
+    def leave(self, job_id: str) -> Gang | None:
+        """The gang of a waiting job does not wait any more; ``None`` if the job does not wait."""
+        entry = self._waiting.get(job_id)
+        if entry is None:
+            return None
+        self._forget(entry)
+        self._left.append(entry)
+        return entry.gang
+
+    def _forget(self, entry: GangEntry) -> None:
+        for job_id in entry.gang.ids:
+            self._waiting.pop(job_id, None)
+            self.why.pop(job_id, None)
+
+    def freed(self, job_id: str) -> None:
+        """A job has given back its hosts."""
+        if (entry := self._placed.pop(job_id, None)) is not None:
+            self._back.append((entry, job_id))
+
+    # -- a pass
+
+    async def decide(self, look: Callable[[], Awaitable[LabView]]) -> float | None:
+        """Start all that can be started now; in how many seconds to look again, if nothing is
+        heard meanwhile."""
+        self._hear()
+        if not self._waiting:
+            return None
+        try:
+            lab = await look()
+        except Exception as error:
+            said = str(error) if isinstance(error, PatchlightError) else in_words(error)
+            _log.warning("no job can be placed: %s", said)
+            self.why = dict.fromkeys(self._waiting, f"the circuits cannot be read: {said}")
+            return _LOOK_AGAIN_S
+        self._hear()  # and what was said while the devices were read
+        for entry in {*self._waiting.values(), *self._site.running.values()}:
+            entry.statuses = [self._table[job_id] for job_id in entry.gang.ids]
+        self._site.look(lab, time.time())
+        reasons = await asyncio.to_thread(self._pass)
+        self._carry_out(reasons)
+        wait_s = max(0.0, self._site.wake_s - time.time())
+        return min(wait_s, _LOOK_AGAIN_S) if self._waiting else None
+
+    def _hear(self) -> None:
+        site, now_s = self._site, time.time()
+        for entry in self._left:
+            if entry in self._came:
+                self._came.remove(entry)
+            else:
+                self._queue.remove(entry)
+        for entry, job_id in self._back:
+            hosts = next(s.hosts for s in entry.statuses if s.id == job_id)
+            site.gone(entry, now_s, self._placement.gpus_of(hosts))
+        site.joined.extend(self._came)
+        if self._back:
+            self._keep_usage(now_s)
+        self._left.clear()
+        self._back.clear()
+        self._came.clear()
+
+    def _pass(self) -> list[tuple[GangEntry, Waiting]]:
+        self._queue.decide()
+        return list(self._queue.reasons())
+
+    def _carry_out(self, reasons: Sequence[tuple[GangEntry, Waiting]]) -> None:
+        site = self._site
+        ending: dict[int, asyncio.Task[None]] = {}
+        for entry in site.preempted:
+            names = ", ".join(s.entry.name for s in site.started if entry in s.preempted)
+            end = self._gangs.end([entry.gang], f"preempted by {names}", again=True)
+            ending[entry.index] = asyncio.create_task(end)
+        for started in site.started:
+            self._begin(started, [ending[each.index] for each in started.preempted])
+        for entry, error in site.refused.items():
+            self._fail(entry, error)
+        if site.started or site.preempted:
+            self._keep_usage(site.now_s)
+        self.why = {}
+        for entry, found in reasons:
+            waiting = found
+            if found.reason is WaitReason.NO_GPUS:
+                waiting = site.out_of_reach(entry) or found
+            for job_id in entry.gang.ids:
+                if job_id in self._waiting:
+                    self.why[job_id] = waiting.words
+                    self._block(job_id, waiting)
+
+    def _begin(self, started: Started, after: Sequence[asyncio.Task[None]]) -> None:
+        entry, now_s = started.entry, time.time()
+        if entry.gang.ids[0] not in self._waiting:  # stopped by the user meanwhile
+            self._site.gone(entry, now_s)
+            self._left[:] = [each for each in self._left if each is not entry]
+            return
+        self._forget(entry)
+        self._placed |= dict.fromkeys(entry.gang.ids, entry)
+        for job_id, hosts in started.hosts.by_job.items():
+            status = replace(self._table[job_id], hosts=hosts, runs_since=now_s)
+            self._table.keep(status)
+        entry.statuses = [self._table[job_id] for job_id in entry.gang.ids]
+        self._gangs.begin(entry.gang, after)
+
+    def _block(self, job_id: str, waiting: Waiting) -> None:
+        """A state says whether time alone may help; what it waits for now is in ``why``."""
+        state = JobState.BLOCKED if waiting.is_blocked else JobState.QUEUED
+        if self._table[job_id].state is not state:
+            self._table.move(job_id, state, waiting.words if waiting.is_blocked else "")
+
+    def _fail(self, entry: GangEntry, error: Exception) -> None:
+        said = str(error) if isinstance(error, PatchlightError) else in_words(error)
+        if not isinstance(error, PatchlightError):
+            _log.error("jobs %s", entry.name, exc_info=error)
+        self._forget(entry)
+        self._table.end(entry.gang.ids, JobState.FAILED, f"no hosts could be chosen: {said}")
+
+    def _keep_usage(self, now_s: float) -> None:
+        usage = self._site.books.usage(now_s)
+        self._store.set_mark(_USAGE, {user: list(each) for user, each in usage.items()})
