@@ -101,7 +101,7 @@ class Controller:
             "lab": self.lab.name,
             "version": version("patchlight"),
             "engine": self.speaker.info.get("engine"),
-            "policies": self.settings.policies.words,
+            "policies": self.scheduler.choice.words,
             "policy_faults": [
                 {"kind": kind, "policy": policy, "faults": faults}
                 for (kind, policy), faults in self.scheduler.policy_faults.items()

@@ -20,6 +20,7 @@ LARGEST_GRADIENT_BYTES = 10**15
 MOST_RETRIES = 100
 MOST_WORDS = 1000
 LONGEST_TEXT = 4096
+LONGEST_GRAPH = 2**20
 LONGEST_LIMIT_S = 10 * 366 * 86_400.0
 
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$"
@@ -84,7 +85,8 @@ class JobSpec:
     time on one GPU (PAC-ML's β). Of a higher ``priority`` it is sooner in its turn; it waits until
     the jobs ``after`` (ids or names) are done. A failed one begins again up to ``retries`` times, a
     synthetic one where it was. Without light on all its NICs it pauses, and fails after
-    ``dark_limit_s``. ``topology`` and ``placement`` name policies in place of the lab's.
+    ``dark_limit_s``. ``topology`` and ``placement`` name policies in place of the lab's; ``graph``
+    is a built-in computation graph's name, or one as JSON.
 
     The bounds stand in the annotations; ``checked_specs`` and the REST API hold a spec to them.
     """
@@ -125,7 +127,7 @@ class JobSpec:
     after: Annotated[tuple[Line, ...], FailFast(), Field(max_length=MOST_WORDS)] = ()
     retries: Annotated[int, Field(ge=0, le=MOST_RETRIES)] = 0
     checkpoint: Line | None = None
-    graph: Line | None = None
+    graph: Annotated[str, Field(max_length=LONGEST_GRAPH)] | None = None
     topology: Line | None = None
     placement: Line | None = None
     preemptible: bool = True

@@ -2,12 +2,31 @@
 
 from collections.abc import Sequence
 
+from patchlight.controller.jobs.cluster_view import graph_of
+from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.controller.jobs.running_job import scaled_gradient_bytes
+from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.jobs import JobSpec, checked_specs
 from patchlight.testbed.lab import Host, Lab
 from patchlight.testbed.worker_api import LARGEST_TASK_GRADIENT_BYTES
+
+
+def check_policies(specs: Sequence[JobSpec], choice: PolicyChoice) -> None:
+    """``BadInput`` for a job that names a policy which is neither built in nor the lab's own.
+
+    Any user may submit jobs, and a policy is a program that runs beside the controller.
+    """
+    for spec in specs:
+        for kind in ("placement", "topology"):
+            name = getattr(spec, kind)
+            if name is None or name == choice.of(kind) or is_built_in(name, kind):
+                continue
+            raise BadInput(
+                f"job {spec.name}: {kind} {name[:40]!r} is neither built in nor the lab's policy",
+                hint="who runs the lab can have it used for all jobs: 'patchlight policy use'",
+            )
 
 
 def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[JobSpec]:
@@ -22,6 +41,8 @@ def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[Jo
     for spec in specs:
         _check_models(lab, spec)
         _check_memory(lab, spec)
+        if spec.graph is not None:
+            graph_of(spec.graph)
         if not spec.hosts and spec.workers < 1 and counted:
             raise BadInput(
                 f"job {spec.name}: expected 'workers' ≥ 1 or a list of 'hosts'",

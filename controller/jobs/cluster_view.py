@@ -14,7 +14,8 @@ from patchlight.controller.policies.contract import (
     Running,
 )
 from patchlight.controller.policies.topology import NO_PORTS, Ports
-from patchlight.testbed.graphs import BUILTIN_NAMES, ComputationGraph, builtin_graph, read_graph
+from patchlight.testbed.graphs import ComputationGraph, builtin_graph
+from patchlight.testbed.graphs.jsonformat import graph_from_json
 from patchlight.testbed.jobs import JobStatus
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
@@ -118,7 +119,7 @@ def view_of(status: JobStatus, workers: int | None = None) -> JobView:
     return JobView(
         name=status.id,
         workers=workers,
-        graph=_graph(spec.graph) if spec.graph else None,
+        graph=graph_of(spec.graph) if spec.graph else None,
         arrived_s=status.submitted_at,
         sequential_s=slowest_s,
         requirement=requirement,
@@ -129,5 +130,8 @@ def view_of(status: JobStatus, workers: int | None = None) -> JobView:
 
 
 @lru_cache(maxsize=64)
-def _graph(source: str) -> ComputationGraph:
-    return builtin_graph(source) if source in BUILTIN_NAMES else read_graph(source)
+def graph_of(source: str) -> ComputationGraph:
+    """The built-in computation graph of that name, or the one that is written there as JSON."""
+    if source.lstrip().startswith("{"):
+        return graph_from_json(source, "the job's graph")
+    return builtin_graph(source)

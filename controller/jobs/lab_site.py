@@ -15,7 +15,7 @@ from patchlight.controller.jobs.discipline.accounts import UserAccounts
 from patchlight.controller.jobs.discipline.contract import Fate
 from patchlight.controller.jobs.gangs import Gang
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.placement import LabView, Placement
+from patchlight.controller.jobs.placement import LabView, Placed, Placement
 from patchlight.controller.policies.contract import Progress, Running
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.jobs import JobState, JobStatus
@@ -92,9 +92,9 @@ def remaining_s(status: JobStatus) -> float:
 
 
 class Hosts(NamedTuple):
-    """Where a gang's jobs go: hosts by job id, and their GPUs as a set."""
+    """Where a gang's jobs go, by job id, and all their GPUs as a set."""
 
-    by_job: Mapping[str, tuple[str, ...]]
+    by_job: Mapping[str, Placed]
     gpus: int
 
 
@@ -212,7 +212,7 @@ class LabSite:
     def place(self, entry: GangEntry, occupied: int | None = None) -> Hosts | Waiting:
         """Where the policies put a gang, or why nowhere."""
         taken = self.occupancy.occupied if occupied is None else occupied
-        by_job: dict[str, tuple[str, ...]] = {}
+        by_job: dict[str, Placed] = {}
         gpus = 0
         named = self.placement.named(self._lab, entry.statuses)
         try:
@@ -225,7 +225,7 @@ class LabSite:
                 if isinstance(found, Waiting):
                     return found
                 by_job[status.id] = found
-                gpus |= self._lab.cluster.as_set(found)
+                gpus |= self._lab.cluster.as_set(found.hosts)
         except Exception as error:
             self._failures[entry] = error
             said = str(error) if isinstance(error, PatchlightError) else in_words(error)

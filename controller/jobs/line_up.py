@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from patchlight.controller.jobs.discipline.accounts import Usage, UserAccounts, admission
-from patchlight.controller.jobs.discipline.contract import OrderTraits
+from patchlight.controller.jobs.discipline.contract import Fate, OrderTraits
 from patchlight.controller.jobs.discipline.queue import JobQueue
 from patchlight.controller.jobs.gangs import Gang, Gangs
 from patchlight.controller.jobs.job_table import JobTable
@@ -20,7 +20,7 @@ from patchlight.controller.jobs.lab_site import GangEntry, Hosts, LabSite, Start
 from patchlight.controller.jobs.placement import LabView, Placement
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
-from patchlight.testbed.jobs import JobSpec, JobState
+from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.queueing import Discipline, Waiting, WaitReason
 
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class LineUp:
         traits = OrderTraits.of(self._placement.order)
         self._queue: JobQueue[GangEntry, Hosts] = JobQueue(self._site, self._settings, traits)
         self._site.joined.clear()
-        self._came = list({id(e): e for e in self._waiting.values()}.values())
+        self._came = list(dict.fromkeys(self._waiting.values()))
         self._left.clear()
 
     # -- what it hears
@@ -115,6 +115,23 @@ class LineUp:
         """A job has given back its hosts."""
         if (entry := self._placed.pop(job_id, None)) is not None:
             self._back.append((entry, job_id))
+
+    async def would_place(
+        self, statuses: Sequence[JobStatus], look: Callable[[], Awaitable[LabView]]
+    ) -> dict[str, tuple[str, ...]] | str:
+        """Where jobs would go if it were their turn now: hosts by job, or why they would wait."""
+        entry = GangEntry(-1, Gang(tuple(status.id for status in statuses), ""), statuses)
+        site = LabSite(self._table, self._placement, UserAccounts(self._settings))
+        site.look(await look(), time.time())
+        for name in entry.after:
+            if site.fate(name) is not Fate.DONE:
+                return f"it comes after {name}, which is not done"
+        found = await asyncio.to_thread(site.place, entry)
+        if isinstance(found, Waiting):
+            free = await asyncio.to_thread(site.free_for, entry)
+            short = free < entry.workers and found.reason is not WaitReason.OUT_OF_REACH
+            return f"it wants {entry.wants}, and {free} of them are free" if short else found.words
+        return {job_id: placed.hosts for job_id, placed in found.by_job.items()}
 
     # -- a pass
 
@@ -192,8 +209,10 @@ class LineUp:
             return
         self._forget(entry)
         self._placed |= dict.fromkeys(entry.gang.ids, entry)
-        for job_id, hosts in started.hosts.by_job.items():
-            status = replace(self._table[job_id], hosts=hosts, runs_since=now_s)
+        for job_id, placed in started.hosts.by_job.items():
+            for decision in placed.decisions:
+                self._table.ledger.add_decision(job_id, now_s, decision.record)
+            status = replace(self._table[job_id], hosts=placed.hosts, runs_since=now_s)
             self._table.keep(status)
         entry.statuses = [self._table[job_id] for job_id in entry.gang.ids]
         self._gangs.begin(entry.gang, after)

@@ -1,14 +1,19 @@
 """Asks the policies: which gang is next, how many workers its jobs get, and where they run."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
+from patchlight.controller.changes.planning import Plan
 from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.jobs.cluster_view import WiredLab, view_of
+from patchlight.controller.jobs.decisions import OWN_GRAPH, Decision, decided, seen
 from patchlight.controller.jobs.policy_set import PolicySet
 from patchlight.controller.jobs.running_job import JobFailed
 from patchlight.controller.policies.contract import ClusterView, JobView, Progress
@@ -31,6 +36,13 @@ class LabView(NamedTuple):
     cluster: WiredLab
     view: ClusterView
     unseen: Mapping[str, str]
+
+
+class Placed(NamedTuple):
+    """The hosts of a job, the ring in their order, and the decisions that led there."""
+
+    hosts: tuple[str, ...]
+    decisions: tuple[Decision, ...]
 
 
 class Placement:
@@ -62,6 +74,10 @@ class Placement:
         """What the order policy says of a job; the lowest is next."""
         return self._policies.order.priority(lab.view, view_of(status), progress)
 
+    def use(self, policies: PolicySet) -> None:
+        """Ask these from now on."""
+        self._policies = policies
+
     @property
     def order(self) -> GuardedOrder:
         """The order policy that there is now."""
@@ -85,8 +101,8 @@ class Placement:
             able |= lab.view.free_for(view_of(status))
         return able.bit_count()
 
-    def place(self, lab: LabView, status: JobStatus, occupied: int) -> tuple[str, ...] | Waiting:
-        """Hosts for a job, the ring in their order, or why it has to wait.
+    def place(self, lab: LabView, status: JobStatus, occupied: int) -> Placed | Waiting:
+        """Hosts for a job, or why it has to wait.
 
         ``occupied`` are the GPUs that it cannot have. ``JobFailed`` if the partition policy
         refuses it. Policies may take until their deadline: not for an event loop.
@@ -107,13 +123,19 @@ class Placement:
         # Hosts that it failed on are left alone as long as there are others.
         for avoided in dict.fromkeys((lab.cluster.as_set(status.avoid), 0)):
             view = lab.view._replace(occupied=occupied | avoided)
-            workers = job.workers or self._degree(view, job, status.spec.degrees)
+            decisions: list[Decision] = []
+            workers = job.workers or self._degree(view, status, decisions)
             if not workers:
                 continue
             sized = job if job.workers else view_of(status, workers)
-            gpus = placement.place(view, sized, workers)
+            gpus, decision = decided(
+                "placement",
+                placement.name,
+                partial(placement.place, view, sized, workers),
+                partial(seen, view, sized, graph=_graph_name(status)),
+            )
             if gpus is not None:
-                return lab.cluster.hosts(gpus)
+                return Placed(lab.cluster.hosts(gpus), (*decisions, decision))
         free = lab.view._replace(occupied=occupied).free_for(job).bit_count()
         words = f"the placement policy finds no place for it on the {free} GPUs that are free"
         return Waiting(WaitReason.NO_PLACE, words)
@@ -135,57 +157,102 @@ class Placement:
         return None
 
     @staticmethod
-    def _as_named(lab: LabView, status: JobStatus, occupied: int) -> tuple[str, ...] | Waiting:
+    def _as_named(lab: LabView, status: JobStatus, occupied: int) -> Placed | Waiting:
         names = tuple(lab.cluster.lab.host(host).name for host in status.spec.hosts)
         busy = [name for name in names if lab.cluster.as_set([name]) & occupied]
         if not busy:
-            return names
+            return Placed(names, ())
         silent = [lab.unseen[name] for name in busy if name in lab.unseen]
         if silent:
             return Waiting(WaitReason.OUT_OF_REACH, "; ".join(sorted(set(silent))))
         verb = "is" if len(busy) == 1 else "are"
         return Waiting(WaitReason.NO_GPUS, f"{', '.join(busy[:3])} {verb} busy")
 
-    def _degree(self, view: ClusterView, job: JobView, degrees: Sequence[int]) -> int:
+    def _degree(self, view: ClusterView, status: JobStatus, decisions: list[Decision]) -> int:
         """How many workers the partition policy gives a job; 0 while too few GPUs are free."""
-        partition = self._policies.partition
+        partition, job, spec = self._policies.partition, view_of(status), status.spec
         free = view.free_for(job).bit_count()
-        legal = (0, *sorted(n for n in degrees or range(1, free + 1) if n <= free))
+        legal = (0, *sorted(n for n in spec.degrees or range(1, free + 1) if n <= free))
         if partition is None or len(legal) == 1:
             return 0
-        workers = partition.degree(view, job, legal)
+        workers, decision = decided(
+            "partition",
+            partition.name,
+            partial(partition.degree, view, job, legal),
+            partial(seen, view, job, legal, graph=_graph_name(status)),
+        )
+        decisions.append(decision)
         if not workers:
             raise JobFailed(f"the partition policy {partition.name} refuses it")
         return workers
 
     async def rewire(
         self, topology: str, groups: HostsOfJobs, running: HostsOfJobs, why: str
-    ) -> Reconfiguration:
+    ) -> tuple[Reconfiguration, Decision | None]:
         """Change the circuits as the topology policy of that name has it for these jobs.
 
         ``running`` are all jobs that have hosts, also those whose circuits nobody asks about.
         """
+        wish = await self._wish(topology, groups, running)
+        return await self._transactions.change(wish.decide, why), wish.decision
+
+    async def preview(
+        self, topology: str, groups: HostsOfJobs, running: HostsOfJobs
+    ) -> tuple[Plan, list[str]]:
+        """What ``rewire`` would change now, and what speaks against it."""
+        return await self._transactions.preview(
+            (await self._wish(topology, groups, running)).decide
+        )
+
+    async def _wish(
+        self, topology: str, groups: HostsOfJobs, running: HostsOfJobs
+    ) -> _WishedCircuits:
         policy = self._policies.topology(topology)
         locked, failed = await self._circuits.closed_ports()
         unseen = tuple(self._circuits.devices.unseen_hosts())
 
-        def ask(maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
+        def ask(maps: Mapping[str, PortMap]) -> tuple[Mapping[str, PortMap], Decision]:
             cluster = WiredLab(self._lab, maps)
             view = cluster.view(time.time(), running, unseen, (), locked, failed)
             gpus = [[cluster.numbers[name] for name in hosts] for hosts in groups.values()]
-            return policy.circuits(view, gpus)
+            return decided(
+                "topology",
+                policy.name,
+                partial(policy.circuits, view, gpus),
+                partial(seen, view, groups=gpus),
+            )
 
+        wish = _WishedCircuits(ask)
         # A change plans in the event loop, and a policy may take until its deadline: so it is asked
-        # first. Its answer holds if the maps are still those.
-        asked_of = self._circuits.maps.last or await self._circuits.maps.read()
-        answer: Mapping[str, PortMap] | None = None
+        # first.
+        maps = self._circuits.maps.last or await self._circuits.maps.read()
         with contextlib.suppress(PatchlightError):  # the change asks again, and is told
-            answer = await asyncio.to_thread(ask, asked_of)
+            await asyncio.to_thread(wish.decide, maps)
+        return wish
 
-        def decide(maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
-            return answer if answer is not None and maps == asked_of else ask(maps)
 
-        return await self._transactions.change(decide, why)
+class _WishedCircuits:
+    """The circuits that a policy wants: asked once for the same maps; ``decision`` is the last."""
+
+    def __init__(
+        self, ask: Callable[[Mapping[str, PortMap]], tuple[Mapping[str, PortMap], Decision]]
+    ) -> None:
+        self.decision: Decision | None = None
+        self._ask = ask
+        self._known: tuple[Mapping[str, PortMap], Mapping[str, PortMap]] | None = None
+
+    def decide(self, maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
+        """The wanted map of each OCS that changes, from these on."""
+        if self._known is None or self._known[0] != maps:
+            wanted, self.decision = self._ask(maps)
+            self._known = maps, wanted
+        return self._known[1]
+
+
+def _graph_name(status: JobStatus) -> str | None:
+    """How a decision names the graph that a policy saw; one of the job's own stands in its spec."""
+    graph = status.spec.graph
+    return OWN_GRAPH if graph is not None and graph.lstrip().startswith("{") else graph
 
 
 def _is_unreachable(job: JobView) -> bool:

@@ -9,14 +9,15 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from patchlight.controller.changes.planning import Plan
 from patchlight.controller.changes.record import Reconfiguration, Refused
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.fleet import Fleet
-from patchlight.controller.jobs.admission import check_specs
+from patchlight.controller.jobs.admission import check_policies, check_specs
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.jobs.gangs import Gang, Gangs
 from patchlight.controller.jobs.job_table import JobTable
@@ -34,7 +35,7 @@ from patchlight.testbed.queueing import Discipline
 
 _log = logging.getLogger(__name__)
 
-_DRAINED = "drained"
+_DRAINED, _POLICIES = "drained", "policies"
 DEFAULT_DISCIPLINE = Discipline()
 
 
@@ -57,9 +58,9 @@ class Scheduler:
     ) -> None:
         """``BadInput`` if a policy of ``choice`` cannot be had."""
         self._lab, self._fleet, self._store, self._table = lab, fleet, store, table
-        self.choice = choice
-        shape = WiredLab(lab, lab.initial_maps).shape
-        self._policies = PolicySet(choice, self._on_fault, shape, lab)
+        self.choice = self._kept_choice(choice)
+        self._policies = self._policy_set(self.choice)
+        self._next_policies: PolicySet | None = None
         self._placement = Placement(lab, self._policies, transactions)
         self.policy_faults: Counter[tuple[str, str]] = Counter()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -67,6 +68,42 @@ class Scheduler:
         self._gangs = Gangs(lab, fleet, store, table, self._rewire_first, self)
         self._line_up = LineUp(store, table, self._placement, self._gangs, discipline)
         self._takeover = Takeover(fleet, store, table, self._gangs)
+
+    def _policy_set(self, choice: PolicyChoice) -> PolicySet:
+        shape = WiredLab(self._lab, self._lab.initial_maps).shape
+        return PolicySet(choice, self._on_fault, shape, self._lab)
+
+    def _kept_choice(self, given: PolicyChoice) -> PolicyChoice:
+        """What ``use`` chose in an earlier life, if the controller is given the same as then."""
+        kept = self._store.mark(_POLICIES)
+        if kept is None or kept["given"] != given.words:
+            self._store.set_mark(_POLICIES, {"given": given.words, "used": given.words})
+            return given
+        return replace(given, **kept["used"])
+
+    async def use(self, choice: PolicyChoice) -> PolicyChoice:
+        """Have other policies decide from now on; ``BadInput`` if one cannot be had.
+
+        What runs is left as it is. The choice outlives the controller, until it is started with
+        others.
+        """
+        policies = await asyncio.to_thread(self._policy_set, choice)
+        if self._next_policies is not None:
+            self._next_policies.close()
+        self._next_policies, self.choice = policies, choice
+        kept = self._store.mark(_POLICIES) or {"given": choice.words}
+        self._store.set_mark(_POLICIES, {**kept, "used": choice.words})
+        self._store.add_event(time.time(), "policies", {"policies": choice.words})
+        self._changed.set()
+        return choice
+
+    def _take_next_policies(self) -> None:
+        """Between two passes of the queue, which would go by neither the old nor the new ones."""
+        if self._next_policies is not None:
+            self._policies.close()
+            self._policies, self._next_policies = self._next_policies, None
+            self._placement.use(self._policies)
+            self._line_up.use_order()
 
     # -- what users ask ----------------------------------------------------------------
 
@@ -77,7 +114,25 @@ class Scheduler:
 
         Without ``topology``, theirs or else the lab's policy says what becomes of the circuits.
         """
+        statuses, chosen = self._new(specs, topology, by)
+        if (why := self._not_admitted(by, [status.spec for status in statuses])) is not None:
+            raise Refused(why, hint="wait until one of them ends, or ask who runs the lab")
+        self._table.add(statuses)
+        self._line_up.join(Gang(tuple(status.id for status in statuses), chosen))
+        self._changed.set()
+        return statuses
+
+    def _not_admitted(self, by: str, specs: Sequence[JobSpec]) -> str | None:
+        waiting = self._line_up.admit(by, specs)
+        return None if waiting is None else waiting.words
+
+    def _new(
+        self, specs: Sequence[JobSpec], topology: str | None, by: str
+    ) -> tuple[list[JobStatus], str]:
+        """Jobs as they would be submitted, and the topology policy that they would have."""
         specs = check_specs(self._lab, specs, counted=self.choice.partition is None)
+        check_policies(specs, self.choice)
+        specs = [replace(spec, after=self._ids_of(spec)) for spec in specs]
         named = topology or next((spec.topology for spec in specs if spec.topology), None)
         chosen = named or self.choice.topology
         now, gang = time.time(), uuid.uuid4().hex[:12]
@@ -93,10 +148,52 @@ class Scheduler:
             )
             for spec in specs
         ]
-        self._table.add(statuses)
-        self._line_up.join(Gang(tuple(status.id for status in statuses), chosen))
-        self._changed.set()
-        return statuses
+        return statuses, chosen
+
+    def _ids_of(self, spec: JobSpec) -> tuple[str, ...]:
+        """The ids of the jobs that one is to wait for; ``BadInput`` for a job that is not there."""
+        found = [(name, self.meant(name)) for name in spec.after]
+        for name, jobs in found:
+            if not jobs:
+                raise BadInput(
+                    f"job {spec.name}: it is to come after {name!r}, and there is no such job"
+                )
+        return tuple(jobs[0].id for _, jobs in found)
+
+    def decisions(self, job_id: str) -> list[dict[str, Any]]:
+        """What policies decided of a job, oldest first, each with all that it saw."""
+        return self._table.ledger.decisions(self._table[job_id].id)
+
+    async def preview(
+        self, specs: Sequence[JobSpec], topology: str | None = None, by: str = ""
+    ) -> list[dict[str, Any]]:
+        """What would become of these jobs now: their hosts and circuits, or what they wait for."""
+        statuses, chosen = self._new(specs, topology, by)
+        if (ahead := len(self._line_up.why)) and self.drained:
+            waits_for: str | None = "the controller is drained"
+        else:
+            waits_for = self._not_admitted(by, [status.spec for status in statuses])
+        found = waits_for or await self._line_up.would_place(statuses, self._look)
+        if isinstance(found, str):
+            rows = [{"job": s.spec.name, "hosts": [], "waits_for": found} for s in statuses]
+        else:
+            rows = [
+                {"job": s.spec.name, "hosts": list(found[s.id]), "waits_for": ""} for s in statuses
+            ]
+            circuits = await self._circuits_for(chosen, found)
+            rows = [{**row, **circuits} for row in rows]
+        return [{"ahead": ahead, "topology": chosen, **row} for row in rows]
+
+    async def _circuits_for(
+        self, topology: str, hosts: Mapping[str, Sequence[str]]
+    ) -> dict[str, Any]:
+        """The cross-connects that would be made, and what speaks against that."""
+        if topology == "keep":
+            return {"circuits": [], "objections": []}
+        running = self._hosts_of(self._table.running)
+        plan, objections = await self._placement.preview(topology, hosts, {**running, **hosts})
+        made = [f"{ocs}: {c}" for ocs, change in plan.changes.items() for c in change.makes]
+        return {"circuits": made, "objections": objections}
 
     def enqueue(self, status: JobStatus) -> None:
         """Have a job wait for its next attempt."""
@@ -210,9 +307,19 @@ class Scheduler:
     async def regroup(self, job_ids: Sequence[str]) -> Reconfiguration:
         """Bring running jobs under one packet switch each, while they run."""
         for job_id in job_ids:
-            if job_id not in self._table.running:
-                raise BadInput(f"job {job_id} is not running: {self.job(job_id).state}")
-        return await self._rewire("regroup", job_ids, f"regroup {', '.join(job_ids)}")
+            self._check_runs(job_id)
+        return await self._rewire("regroup", job_ids, f"regroup {', '.join(job_ids)}", job_ids)
+
+    async def preview_regroup(self, job_ids: Sequence[str]) -> tuple[Plan, list[str]]:
+        """What ``regroup`` would change now, and what speaks against it."""
+        for job_id in job_ids:
+            self._check_runs(job_id)
+        groups, running = self._hosts_of(job_ids), self._hosts_of(self._table.running)
+        return await self._placement.preview("regroup", groups, running)
+
+    def _check_runs(self, job_id: str) -> None:
+        if job_id not in self._table.running:
+            raise BadInput(f"job {job_id} is not running: {self.job(job_id).state}")
 
     # -- the queue -----------------------------------------------------------------------
 
@@ -229,6 +336,7 @@ class Scheduler:
         while True:
             self._changed.clear()
             wait_s: float | None = None
+            self._take_next_policies()
             if not self.drained:
                 wait_s = await self._line_up.decide(self._look)
             with contextlib.suppress(TimeoutError):
@@ -238,7 +346,9 @@ class Scheduler:
     async def close(self) -> None:
         """Let go of the gangs, whose workers go on, and of the policies."""
         await self._gangs.close()
-        self._policies.close()
+        for policies in (self._policies, self._next_policies):
+            if policies is not None:
+                policies.close()
 
     async def _look(self) -> LabView:
         silent = self._fleet.silent()
@@ -267,15 +377,24 @@ class Scheduler:
         running = self._table.running
         job_ids = [job_id for g in (gang, *same) for job_id in g.ids if job_id in running]
         what = "regroup" if gang.topology == "regroup" else f"{gang.topology} for"
-        change = await self._rewire(gang.topology, job_ids, f"{what} {', '.join(gang.ids)}")
+        why = f"{what} {', '.join(gang.ids)}"
+        change = await self._rewire(gang.topology, job_ids, why, gang.ids)
         if change.state != "committed":
             raise JobFailed(
                 f"the circuits could not be switched ({change.state}): {change.message}"
             )
 
-    async def _rewire(self, topology: str, job_ids: Sequence[str], why: str) -> Reconfiguration:
+    async def _rewire(
+        self, topology: str, job_ids: Sequence[str], why: str, decided_of: Sequence[str] = ()
+    ) -> Reconfiguration:
+        """Light circuits for these jobs; the decision is kept with those in ``decided_of``."""
         groups, running = self._hosts_of(job_ids), self._hosts_of(self._table.running)
-        return await self._placement.rewire(topology, groups, running, why)
+        change, decision = await self._placement.rewire(topology, groups, running, why)
+        if decision is not None:
+            record = {**decision.record, "reconfiguration": change.id}
+            for job_id in decided_of:
+                self._table.ledger.add_decision(job_id, time.time(), record)
+        return change
 
     # -- bookkeeping ---------------------------------------------------------------------
 

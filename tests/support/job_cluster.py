@@ -18,12 +18,13 @@ from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.job_traffic import JobTraffic
 from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.controller.jobs.policy_set import PolicyChoice
-from patchlight.controller.jobs.scheduler import Scheduler
+from patchlight.controller.jobs.scheduler import DEFAULT_DISCIPLINE, Scheduler
 from patchlight.controller.store import Store
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.queueing import Discipline
 from patchlight.testbed.wiring import Links, trace_links
 from patchlight.testbed.worker_api import Report, Reports, WorkerSpec, WorkerState, WorkerStatus
 
@@ -172,7 +173,12 @@ class Cluster:
     ``before`` is one whose controller was killed: its servers, light and store are taken over.
     """
 
-    def __init__(self, policies: PolicyChoice, before: "Cluster | None" = None) -> None:
+    def __init__(
+        self,
+        policies: PolicyChoice,
+        before: "Cluster | None" = None,
+        discipline: Discipline = DEFAULT_DISCIPLINE,
+    ) -> None:
         self.lab = LAB
         self.ocs: Ocs = before.ocs if before else Ocs(self.lab.circuit_switch("ocs1"))
         self.fleet: FakeFleet = before.fleet if before else FakeFleet(self.lab)
@@ -187,7 +193,7 @@ class Cluster:
         )
         self.transactions = Transactions(self.circuits)
         self.scheduler = Scheduler(
-            self.lab, self.fleet, self.store, self.table, self.transactions, policies
+            self.lab, self.fleet, self.store, self.table, self.transactions, policies, discipline
         )
 
     def submit(self, *specs: JobSpec, topology: Any = "keep") -> list[str]:
@@ -215,9 +221,13 @@ class Cluster:
 
 
 @contextlib.asynccontextmanager
-async def at_work(policies: PolicyChoice, before: Cluster | None = None) -> AsyncIterator[Cluster]:
+async def at_work(
+    policies: PolicyChoice,
+    before: Cluster | None = None,
+    discipline: Discipline = DEFAULT_DISCIPLINE,
+) -> AsyncIterator[Cluster]:
     """A controller's scheduler until the block ends, as it would by a kill: workers go on."""
-    cluster = Cluster(policies, before)
+    cluster = Cluster(policies, before, discipline)
     tasks = [asyncio.create_task(cluster.scheduler.run())]
     tasks.append(asyncio.create_task(cluster.traffic.watch()))
     try:

@@ -256,7 +256,7 @@ async def test_a_job_that_has_workers_is_stopped(cluster: Cluster, state: JobSta
 async def test_a_job_that_is_stopped_as_its_turn_comes_keeps_no_host(cluster: Cluster) -> None:
     await asyncio.sleep(0)
     (job_id,) = cluster.submit(job("soon", "gpu0"))
-    while job_id not in cluster.table.running:
+    while job_id not in cluster.table.running:  # noqa: ASYNC110
         await asyncio.sleep(0)  # until it has its hosts, and its task has not begun
     assert (await cluster.scheduler.stop(job_id)).state is JobState.STOPPED
     await submit_running(cluster, job("next", "gpu0"))

@@ -1,0 +1,169 @@
+"""The lab's queue: order and rules, what waits and why, and what was decided and seen."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchlight.controller.changes.record import Refused
+from patchlight.controller.jobs.decisions import arguments, digest, plain_answer
+from patchlight.controller.jobs.policy_set import PolicyChoice
+from patchlight.controller.policies.contract import METHODS
+from patchlight.controller.policies.registry import load_policy
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.jobs import JobSpec, JobState
+from patchlight.testbed.queueing import Allowance, Discipline
+from patchlight.testbed.worker_api import WorkerState
+from tests.support.job_cluster import COMPUTE, Cluster, at_work
+
+
+def job(name: str, *hosts: str, workers: int = 0, **more: Any) -> JobSpec:
+    return replace(JobSpec(name, 5, 4_000_000, COMPUTE, workers=workers, hosts=hosts), **more)
+
+
+async def running(cluster: Cluster, *specs: JobSpec, topology: str = "keep") -> list[str]:
+    ids = cluster.submit(*specs, topology=topology)
+    for job_id in ids:
+        await cluster.until_state(job_id, JobState.RUNNING)
+    return ids
+
+
+async def finish(cluster: Cluster, job_id: str, state: WorkerState = WorkerState.DONE) -> None:
+    cluster.fleet.put(job_id, state)
+    await cluster.until(lambda: cluster.table[job_id].state.is_final)
+
+
+async def says(cluster: Cluster, job_id: str, words: str) -> None:
+    await cluster.until(lambda: words in cluster.scheduler.job(job_id).message)
+
+
+async def test_who_waits_says_for_what(cluster: Cluster) -> None:
+    await running(cluster, job("five", workers=5))
+    (three,) = cluster.submit(job("three", workers=3))
+    (last,) = cluster.submit(job("last", workers=1))
+    await says(cluster, three, "it wants 3 GPUs of Tesla M40, Titan V, and 1 of them are free")
+    await says(cluster, last, f"it comes after {three}")
+    (named,) = cluster.submit(job("named", "gpu0"))
+    await says(cluster, named, "it comes after")
+
+
+async def test_a_higher_priority_comes_sooner(cluster: Cluster) -> None:
+    (busy,) = await running(cluster, job("busy", workers=6))
+    low, high = (
+        cluster.submit(job("low", workers=6)),
+        cluster.submit(job("high", workers=6, priority=5)),
+    )
+    await finish(cluster, busy)
+    await cluster.until_state(high[0], JobState.RUNNING)
+    assert cluster.table[low[0]].state is JobState.QUEUED
+
+
+async def test_a_job_waits_for_those_it_comes_after(cluster: Cluster) -> None:
+    (first,) = await running(cluster, job("first", "gpu0"))
+    (then,) = cluster.submit(job("then", "gpu1", after=("first",)))
+    (other,) = await running(cluster, job("other", "gpu2"))
+    await says(cluster, then, f"it comes after {first}, which is not done yet")
+    await finish(cluster, first)
+    await cluster.until_state(then, JobState.RUNNING)
+    (never,) = cluster.submit(job("never", "gpu3", after=(other,)))
+    await finish(cluster, other, WorkerState.FAILED)
+    await cluster.until_state(never, JobState.BLOCKED)
+    assert "which will never be done" in cluster.scheduler.job(never).message
+    with pytest.raises(BadInput, match="there is no such job"):
+        cluster.submit(job("lost", "gpu3", after=("nobody",)))
+
+
+async def test_quotas_hold_and_others_pass() -> None:
+    rules = Discipline(users=(("ann", Allowance(gpus=2, jobs=3)),))
+    async with at_work(PolicyChoice(), discipline=rules) as cluster:
+        submit = cluster.scheduler.submit
+        (first,) = submit([job("first", workers=2)], by="ann")
+        await cluster.until_state(first.id, JobState.RUNNING)
+        (second,) = submit([job("second", workers=1)], by="ann")
+        await says(cluster, second.id, "user ann has 2 of 2 GPUs at once")
+        (bens,) = submit([job("bens", workers=1)], by="ben")
+        await cluster.until_state(bens.id, JobState.RUNNING)
+        assert cluster.table[second.id].state is JobState.BLOCKED
+        submit([job("third", workers=1)], by="ann")
+        with pytest.raises(Refused, match="of at most 3"):
+            submit([job("fourth", workers=1)], by="ann")
+        with pytest.raises(Refused, match="may have 2 at once"):
+            submit([job("big", workers=4)], by="ann")
+        await finish(cluster, first.id)
+        await cluster.until_state(second.id, JobState.RUNNING)
+
+
+async def test_a_more_urgent_job_takes_the_gpus_of_another_which_goes_on_later() -> None:
+    rules = Discipline(preempt=True, quantum_s=0.001)
+    async with at_work(PolicyChoice(), discipline=rules) as cluster:
+        (low,) = await running(cluster, job("low", workers=6))
+        for index in range(2):
+            for name in cluster.fleet.job_workers(low):
+                cluster.fleet.report(name, index)
+        await cluster.until(lambda: cluster.table[low].iterations_done == 2)
+        (high,) = await running(cluster, job("high", workers=6, priority=1))
+        assert cluster.table[low].state is JobState.QUEUED
+        await finish(cluster, high)
+        await cluster.until_state(low, JobState.RUNNING)
+        assert cluster.table[low].attempt == 1
+        assert cluster.table[low].first_iteration in (1, 2)
+        assert cluster.table[low].gpu_s > 0
+
+
+async def test_a_preview_says_where_jobs_would_go_and_changes_nothing(cluster: Cluster) -> None:
+    await running(cluster, job("busy", "gpu0", "gpu1", "gpu2", "gpu3"))
+    spread = job("spread", "gpu4", "gpu5")
+    preview = cluster.scheduler.preview
+    (row,) = await preview([spread], "keep")
+    assert (row["hosts"], row["waits_for"]) == (["server3.gpu4", "server4.gpu5"], "")
+    (row,) = await preview([job("three", workers=3)])
+    assert row["waits_for"].endswith("and 2 of them are free")
+    (row,) = await preview([spread], "regroup")
+    assert isinstance(row["circuits"], list)
+    assert len(cluster.table.live()) == 1
+
+
+async def test_decisions_are_kept_with_all_that_was_seen(cluster: Cluster) -> None:
+    await running(cluster, job("busy", workers=2))
+    (job_id,) = await running(cluster, job("two", workers=2, graph="alexnet"), topology="regroup")
+    decisions = cluster.scheduler.decisions(job_id)
+    assert [decision["kind"] for decision in decisions] == ["placement", "topology"]
+    for decision in decisions:
+        assert decision["digest"] == digest(decision["saw"])
+        assert 0 < decision["seconds"] < 10
+        policy: Any = load_policy(decision["policy"], decision["kind"])
+        saw = arguments(decision["kind"], decision["saw"], cluster.lab)
+        again = getattr(policy, METHODS[decision["kind"]])(*saw)
+        assert plain_answer(again) == decision["answer"]
+    assert decisions[0]["saw"]["job"]["graph"] == "alexnet"
+    assert decisions[1]["reconfiguration"] == cluster.store.reconfigurations()[-1]["id"]
+
+
+async def test_policies_change_while_the_controller_runs(tmp_path: Path) -> None:
+    async with at_work(PolicyChoice()) as first:
+        await running(first, job("before", workers=1))
+        await first.scheduler.use(PolicyChoice(placement="random", order="srpt"))
+        (then,) = await running(first, job("then", workers=1))
+        assert first.scheduler.decisions(then)[0]["policy"] == "random"
+        with pytest.raises(BadInput, match="no policy .nonsense."):
+            await first.scheduler.use(PolicyChoice(placement="nonsense"))
+        assert first.scheduler.choice.placement == "random"
+    async with at_work(PolicyChoice(), first) as second:
+        assert second.scheduler.choice.order == "srpt"
+    async with at_work(PolicyChoice(order="las"), first) as third:
+        assert (third.scheduler.choice.placement, third.scheduler.choice.order) == (
+            "consolidated",
+            "las",
+        )
+
+
+async def test_a_job_may_ask_for_a_built_in_policy_only(cluster: Cluster, tmp_path: Path) -> None:
+    (job_id,) = await running(cluster, job("own", workers=1, placement="rack-aware"))
+    assert cluster.scheduler.decisions(job_id)[0]["policy"] == "rack-aware"
+    mine = tmp_path / "mine.py"
+    mine.write_text("raise SystemExit('this ran beside the controller')")
+    with pytest.raises(BadInput, match="neither built in nor the lab's policy"):
+        cluster.submit(job("evil", workers=1, placement=f"{mine}:Mine"))
+    with pytest.raises(BadInput, match="no built-in graph"):
+        cluster.submit(job("graph", workers=1, graph="/etc/shadow"))
