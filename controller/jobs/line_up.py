@@ -30,6 +30,10 @@ _USAGE = "usage"
 _LOOK_AGAIN_S = 5.0
 
 
+Look = Callable[[], Awaitable[Callable[[], LabView]]]
+"""Looks at the devices, which takes time, and then gives the lab as of when it is called."""
+
+
 class LineUp:
     """Jobs that wait, in the order and under the rules of a discipline.
 
@@ -117,12 +121,12 @@ class LineUp:
             self._back.append((entry, job_id))
 
     async def would_place(
-        self, statuses: Sequence[JobStatus], look: Callable[[], Awaitable[LabView]]
+        self, statuses: Sequence[JobStatus], look: Look
     ) -> dict[str, tuple[str, ...]] | str:
         """Where jobs would go if it were their turn now: hosts by job, or why they would wait."""
         entry = GangEntry(-1, Gang(tuple(status.id for status in statuses), ""), statuses)
         site = LabSite(self._table, self._placement, UserAccounts(self._settings))
-        site.look(await look(), time.time())
+        site.look((await look())(), time.time())
         for name in entry.after:
             if site.fate(name) is not Fate.DONE:
                 return f"it comes after {name}, which is not done"
@@ -135,14 +139,14 @@ class LineUp:
 
     # -- a pass
 
-    async def decide(self, look: Callable[[], Awaitable[LabView]]) -> float | None:
+    async def decide(self, look: Look) -> float | None:
         """Start all that can be started now; in how many seconds to look again, if nothing is
         heard meanwhile."""
         self._hear()
         if not self._waiting:
             return None
         try:
-            lab = await look()
+            see = await look()
         except Exception as error:
             said = str(error) if isinstance(error, PatchlightError) else in_words(error)
             _log.warning("no job can be placed: %s", said)
@@ -151,7 +155,8 @@ class LineUp:
         self._hear()  # and what was said while the devices were read
         for entry in {*self._waiting.values(), *self._site.running.values()}:
             entry.statuses = [self._table[job_id] for job_id in entry.gang.ids]
-        self._site.look(lab, time.time())
+        # Whoever has given back hosts meanwhile is heard of, and does not seem to have them.
+        self._site.look(see(), time.time())
         reasons = await asyncio.to_thread(self._pass)
         self._carry_out(reasons)
         wait_s = max(0.0, self._site.wake_s - time.time())

@@ -16,7 +16,7 @@ from patchlight.controller.jobs.cluster_view import WiredLab, view_of
 from patchlight.controller.jobs.decisions import OWN_GRAPH, Decision, decided, seen
 from patchlight.controller.jobs.policy_set import PolicySet
 from patchlight.controller.jobs.running_job import JobFailed
-from patchlight.controller.policies.contract import ClusterView, JobView, Progress
+from patchlight.controller.policies.contract import ClusterView, JobView
 from patchlight.controller.policies.guard import GuardedOrder
 from patchlight.controller.policies.registry import DEFAULTS
 from patchlight.controller.policies.topology import NO_PORTS
@@ -53,11 +53,12 @@ class Placement:
         self._circuits = transactions.parts
 
     async def look(
-        self, running: HostsOfJobs, recent: Sequence[JobStatus], without_agent: Mapping[str, str]
-    ) -> LabView:
-        """The lab now. ``recent`` are the jobs that came last, the latest of them last.
+        self, recent: Sequence[JobStatus], without_agent: Mapping[str, str]
+    ) -> Callable[[HostsOfJobs], LabView]:
+        """The lab now, as soon as one says who runs where. It may take a device's time.
 
-        ``without_agent`` are hosts whose agents do not answer, and that in words.
+        ``recent`` are the jobs that came last, the latest of them last; ``without_agent`` hosts
+        whose agents do not answer, and that in words.
         """
         maps = await self._circuits.maps.read()
         # On hosts whose links nobody knows, a job would wait for its ring for ever.
@@ -67,12 +68,12 @@ class Placement:
             locked, failed = await self._circuits.closed_ports()
         cluster = WiredLab(self._lab, maps)
         jobs = [view_of(status) for status in recent]
-        view = cluster.view(time.time(), running, tuple(unseen), jobs, locked, failed)
-        return LabView(cluster, view, unseen)
 
-    def priority(self, lab: LabView, status: JobStatus, progress: Progress) -> float:
-        """What the order policy says of a job; the lowest is next."""
-        return self._policies.order.priority(lab.view, view_of(status), progress)
+        def see(running: HostsOfJobs) -> LabView:
+            view = cluster.view(time.time(), running, tuple(unseen), jobs, locked, failed)
+            return LabView(cluster, view, unseen)
+
+        return see
 
     def use(self, policies: PolicySet) -> None:
         """Ask these from now on."""

@@ -9,7 +9,7 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -350,15 +350,15 @@ class Scheduler:
             if policies is not None:
                 policies.close()
 
-    async def _look(self) -> LabView:
+    async def _look(self) -> Callable[[], LabView]:
         silent = self._fleet.silent()
         without_agent = {
             host.name: f"the agent of {host.server.name} is silent"
             for host in self._lab.hosts
             if host.server.name in silent
         }
-        running = self._hosts_of(self._table.running)
-        return await self._placement.look(running, self._table.recent(), without_agent)
+        see = await self._placement.look(self._table.recent(), without_agent)
+        return lambda: see(self._hosts_of(self._table.running))
 
     def _hosts_of(self, job_ids: Iterable[str]) -> dict[str, list[str]]:
         running = self._table.running

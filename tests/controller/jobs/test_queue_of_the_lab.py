@@ -146,7 +146,7 @@ async def test_policies_change_while_the_controller_runs(tmp_path: Path) -> None
         await first.scheduler.use(PolicyChoice(placement="random", order="srpt"))
         (then,) = await running(first, job("then", workers=1))
         assert first.scheduler.decisions(then)[0]["policy"] == "random"
-        with pytest.raises(BadInput, match="no policy .nonsense."):
+        with pytest.raises(BadInput, match=r"no policy .nonsense."):
             await first.scheduler.use(PolicyChoice(placement="nonsense"))
         assert first.scheduler.choice.placement == "random"
     async with at_work(PolicyChoice(), first) as second:
