@@ -16,7 +16,7 @@ from patchlight.controller.jobs.cluster_view import WiredLab, view_of
 from patchlight.controller.jobs.decisions import OWN_GRAPH, Decision, decided, seen
 from patchlight.controller.jobs.policy_set import PolicySet
 from patchlight.controller.jobs.running_job import JobFailed
-from patchlight.controller.policies.contract import ClusterView, JobView
+from patchlight.controller.policies.contract import ClusterView, JobView, Progress
 from patchlight.controller.policies.guard import GuardedOrder
 from patchlight.controller.policies.registry import DEFAULTS
 from patchlight.controller.policies.topology import NO_PORTS
@@ -74,6 +74,10 @@ class Placement:
             return LabView(cluster, view, unseen)
 
         return see
+
+    def priority(self, lab: LabView, status: JobStatus, progress: Progress) -> float:
+        """What the order policy says of a job; the lowest is next."""
+        return self._policies.order.priority(lab.view, view_of(status), progress)
 
     def use(self, policies: PolicySet) -> None:
         """Ask these from now on."""
