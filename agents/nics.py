@@ -18,11 +18,12 @@ from typing import Any
 
 from pyroute2 import IPRoute, NetlinkError
 
-from patchlight.agents.errors import NicError
+from patchlight.agents.errors import NicError, NicGone
 from patchlight.testbed.linux import ethtool, namespaces
 from patchlight.testbed.linux.netlink import KernelRefused, Netlink
 from patchlight.testbed.linux.rate_limits import LimitNotKept, SavedLimit, restore_limit, save_limit
 
+GONE = "{} is gone: the server has no such interface any more"
 _IFF_UP = 1
 _NUD_PERMANENT = 0x80
 _PROTO_KERNEL = 2
@@ -111,7 +112,7 @@ def give_nic(
 def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
     """Move the NIC from ``namespace`` to ``home`` if it is there, and put its state back.
 
-    Harmless again, and where the NIC never left. ``NicError`` if it is in neither.
+    Harmless again, and where the NIC never left. ``NicGone`` if it is in neither.
     """
 
     def fetch() -> None:
@@ -122,6 +123,43 @@ def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
     if namespace.exists():
         namespaces.inside(namespace, fetch)
     namespaces.inside(home, lambda: _restore(state))
+
+
+def silence(namespace: Path) -> None:
+    """Let no packet leave a worker's namespace: what its kernel would still send is dropped.
+
+    Connections live on and send it again after ``unsilence``. Again is harmless.
+    """
+    _blackhole(namespace, "add", errno.EEXIST)
+
+
+def unsilence(namespace: Path) -> None:
+    """Let packets leave again; harmless where they do."""
+    _blackhole(namespace, "del", errno.ENOENT)
+
+
+def _blackhole(namespace: Path, command: str, already: int) -> None:
+    def switch() -> None:
+        with _netlink(namespace.name, "silencing") as ip:
+            try:
+                # After the rule for local addresses, before all others.
+                ip.rule(command, priority=1, action="FR_ACT_BLACKHOLE")
+            except NetlinkError as exc:
+                if exc.code != already:
+                    raise
+
+    namespaces.inside(namespace, switch)
+
+
+def problem_of(namespace: Path, interface: str) -> str:
+    """What is wrong with a NIC that should be in the namespace, in words; empty if nothing is."""
+    if not namespace.exists():
+        return GONE.format(interface)
+    try:
+        carrier = namespaces.inside(namespace, lambda: ethtool.settle_link(interface))
+    except OSError as exc:
+        return GONE.format(interface) if exc.errno == errno.ENODEV else f"{interface}: {exc}"
+    return "" if carrier else f"{interface} has no carrier"
 
 
 def is_in(namespace: Path, interface: str) -> bool:
@@ -227,7 +265,7 @@ def _restore(state: NicState, *, loopback_up: bool = False) -> None:
 def _index(ip: Any, interface: str) -> int:
     indices = ip.link_lookup(ifname=interface)
     if not indices:
-        raise NicError(
+        raise NicGone(
             f"there is no interface {interface} in this network namespace",
             hint="the lab file names a NIC's interface with 'interface:' where it differs from "
             "the NIC's name",

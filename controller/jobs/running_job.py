@@ -19,10 +19,10 @@ from patchlight.testbed.worker_api import (
     Neighbour,
     Report,
     RingMember,
+    SyntheticTask,
     WorkerSpec,
     WorkerState,
     WorkerStatus,
-    WorkerTask,
 )
 
 # Each worker has a network namespace of its own, so one port serves every ring.
@@ -226,7 +226,7 @@ def worker_specs(job_id: str, spec: JobSpec, hosts: Sequence[Host], lab: Lab) ->
                 nic=host.nic.name,
                 ring=ring,
                 neighbours=[n for n in neighbours if n.address != host.nic.address],
-                task=WorkerTask(
+                task=SyntheticTask(
                     iterations=spec.iterations,
                     gradient_bytes=scaled_gradient_bytes(spec, lab),
                     window_bytes=scaled_window_bytes(lab),
