@@ -50,6 +50,9 @@ def remove_lab(lab: str) -> bool:
     state = _recorded(lab)
     if state is None:
         return False
+    # First, because processes of a container that is paused cannot be ended; and again below,
+    # because an agent may be making one now.
+    _remove_containers(lab, state.docker)
     # After a reboot the kernel holds nothing of ours, but Docker keeps its containers.
     if state.is_of_this_boot:
         present = _present_namespaces(state)
@@ -57,7 +60,7 @@ def remove_lab(lab: str) -> bool:
         _end_processes(state, set(present.values()))
     _remove_containers(lab, state.docker)
     if state.is_of_this_boot:
-        # Looked up again: a dying agent takes the namespaces of its workers away itself.
+        # Looked up again: an agent may have made one for a worker since.
         _end_namespaces(lab, _present_namespaces(state))
     shutil.rmtree(directory, ignore_errors=True)
     if directory.exists():
