@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,6 +25,8 @@ from patchlight.testbed.linux.netlink import KernelRefused, Netlink
 from patchlight.testbed.linux.rate_limits import LimitNotKept, SavedLimit, restore_limit, save_limit
 
 GONE = "{} is gone: the server has no such interface any more"
+# A queue of 50 ms is usual; one may be seconds deep on a slow link.
+_QUEUE_S = 10.0
 _IFF_UP = 1
 _NUD_PERMANENT = 0x80
 _PROTO_KERNEL = 2
@@ -125,12 +128,24 @@ def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
     namespaces.inside(home, lambda: _restore(state))
 
 
-def silence(namespace: Path) -> None:
+def silence(namespace: Path, interface: str) -> None:
     """Let no packet leave a worker's namespace: what its kernel would still send is dropped.
 
-    Connections live on and send it again after ``unsilence``. Again is harmless.
+    Connections live on and send it again after ``unsilence``. On return the NIC's queue is empty;
+    ``NicError`` if that takes too long. Again is harmless.
     """
     _blackhole(namespace, "add", errno.EEXIST)
+    end = time.monotonic() + _QUEUE_S
+    while queued := namespaces.inside(namespace, lambda: _queued_packets(interface)):
+        if time.monotonic() > end:
+            raise NicError(f"{interface} still has {queued} packets to send after {_QUEUE_S:g} s")
+        time.sleep(0.002)
+
+
+def _queued_packets(interface: str) -> int:
+    with _netlink(interface, "reading the queue of") as ip:
+        queues = [message.get_attr("TCA_STATS") for message in ip.get_qdiscs(_index(ip, interface))]
+    return sum(queue["qlen"] for queue in queues if queue)
 
 
 def unsilence(namespace: Path) -> None:

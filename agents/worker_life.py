@@ -52,6 +52,7 @@ class Worker:
         self.reports = ReportReader(self._folder, foreign=self._command is not None)
         self._runner, self._gpus = site.runner, site.gpus
         self._gpu_misses = 0
+        self._is_silent = False
         self._running: RunningWorker | None = None
         self._watching: asyncio.Task[None] | None = None
         self._ending: Ending | None = None
@@ -126,7 +127,7 @@ class Worker:
         last = self._last_report()
         if not self.tenancy.is_launched:
             return replace(last, state=WorkerState.STARTING)
-        if self.tenancy.lease.frozen:
+        if self._is_silent:
             return replace(last, state=WorkerState.HELD)
         if last.state.is_final:  # until its NIC and GPU are back, the worker is not over
             return replace(last, state=WorkerState.RUNNING, message="ending")
@@ -186,6 +187,7 @@ class Worker:
             return 0 if self._freezes else await tell(self._folder, {"op": "release"})
         async with self.lock:
             self._alive()
+            self._is_silent = False
             if self._running is not None:
                 await asyncio.to_thread(nics.unsilence, self.tenancy.namespace)
                 await self._running.thaw()
@@ -204,7 +206,9 @@ class Worker:
 
     async def _freeze(self, running: RunningWorker) -> None:
         await running.freeze()
-        await asyncio.to_thread(nics.silence, self.tenancy.namespace)
+        interface = self.tenancy.lease.nic_state.interface
+        await asyncio.to_thread(nics.silence, self.tenancy.namespace, interface)
+        self._is_silent = True
 
     @property
     def _freezes(self) -> bool:
