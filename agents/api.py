@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
@@ -13,6 +13,8 @@ from patchlight.agents.errors import AgentError, Conflict, Unauthorized
 from patchlight.agents.service import AgentService
 from patchlight.testbed import worker_api
 from patchlight.testbed.errors import PatchlightError
+
+_USUAL_LOG_BYTES, _MOST_LOG_BYTES = 64 * 1024, 1024 * 1024
 
 
 def make_app(service: AgentService, token: str | None = None) -> FastAPI:
@@ -46,9 +48,16 @@ def _routes(service: AgentService) -> APIRouter:
     async def status() -> worker_api.AgentStatus:
         return await service.status()
 
+    @routes.post("/drain")
+    async def drain() -> worker_api.AgentStatus:
+        return await service.drain()
+
     @routes.post("/workers", status_code=201)
-    async def create(spec: worker_api.WorkerSpec) -> worker_api.WorkerStatus:
-        return await service.create(spec)
+    async def create(spec: worker_api.WorkerSpec, response: Response) -> worker_api.WorkerStatus:
+        status, is_new = await service.create(spec)
+        if not is_new:
+            response.status_code = 200
+        return status
 
     @routes.get("/workers/{name}")
     async def worker(name: str) -> worker_api.WorkerStatus:
@@ -58,6 +67,14 @@ def _routes(service: AgentService) -> APIRouter:
     async def reports(name: str, after: Annotated[int, Query(ge=0)] = 0) -> worker_api.Reports:
         new = service.reports(name, after)
         return worker_api.Reports(reports=new, next=after + len(new))
+
+    @routes.get("/workers/{name}/log")
+    async def log(
+        name: str,
+        after: Annotated[int, Query(ge=0)] = 0,
+        limit: Annotated[int, Query(ge=4, le=_MOST_LOG_BYTES)] = _USUAL_LOG_BYTES,
+    ) -> worker_api.LogPart:
+        return await service.log(name, after, limit)
 
     @routes.post("/workers/{name}/start")
     async def start(name: str) -> worker_api.GateAnswer:
@@ -70,6 +87,10 @@ def _routes(service: AgentService) -> APIRouter:
     @routes.post("/workers/{name}/release")
     async def release(name: str) -> worker_api.GateAnswer:
         return worker_api.GateAnswer(iteration=await service.release(name))
+
+    @routes.post("/workers/{name}/stop-at")
+    async def stop_at(name: str, request: worker_api.StopAtRequest) -> worker_api.GateAnswer:
+        return worker_api.GateAnswer(iteration=await service.stop_at(name, request.iteration))
 
     @routes.delete("/workers/{name}")
     async def delete(name: str) -> worker_api.WorkerStatus:

@@ -21,6 +21,12 @@ class Unauthorized(AgentError):
     status = 401
 
 
+class Forbidden(AgentError):
+    """The lab does not allow what the worker asks for."""
+
+    status = 403
+
+
 class NotHere(AgentError):
     """This server has no such worker, GPU or NIC."""
 
@@ -44,6 +50,10 @@ class Conflict(AgentError):
 
 class NicError(AgentError):
     """A NIC could not be read, given away or taken back."""
+
+
+class NicGone(NicError):
+    """There is no such NIC, neither here nor where it was given."""
 
 
 class GpuError(AgentError):

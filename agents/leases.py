@@ -1,9 +1,13 @@
 """Who has which GPU and NIC, on record before anything is touched.
 
-A lease's file is written before the NIC moves and removed after it is back, so an agent that
-starts again, after whatever, knows what its predecessor had given away.
+A lease's file is written before the NIC moves, again when the worker has all that it needs, and
+again when it has ended and given everything back. So an agent that starts again, after
+whatever, knows what its predecessor had given away, which workers go on, and what became of
+those that ended. The file goes when the controller has no more use for the worker.
 """
 
+import contextlib
+import errno
 import json
 import logging
 import os
@@ -12,26 +16,44 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from patchlight.agents.errors import Conflict
+from patchlight.agents.errors import AgentError
 from patchlight.agents.nics import NicState
 from patchlight.agents.workers.contract import WorkerHandle
-from patchlight.testbed.worker_api import WorkerSpec
+from patchlight.testbed.worker_api import WorkerSpec, WorkerState
 
 _log = logging.getLogger("patchlight.agent")
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
-    """One worker's GPU and NIC, and the worker once it was launched.
+class Ended:
+    """What became of a worker."""
 
-    ``nic_state`` is how the NIC was before it was given.
+    state: WorkerState
+    iterations_done: int = 0
+    message: str = ""
+    exit_code: int | None = None
+    last_lines: tuple[str, ...] = ()
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One worker's GPU and NIC, and what is known of the worker.
+
+    ``nic_state`` is how the NIC was before it was given. ``created_at`` is Unix time. The worker
+    has been launched, and has its NIC, once there is a ``handle``; ``frozen`` says that it was
+    stopped while light moves. ``returned``: its GPU and NIC are back.
     """
 
     spec: WorkerSpec
     namespace: str
     nic_state: NicState
     runner: str
+    created_at: float
     handle: WorkerHandle | None = None
+    frozen: bool = False
+    ended: Ended | None = None
+    returned: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """For its file."""
@@ -40,47 +62,33 @@ class Lease:
             "namespace": self.namespace,
             "nic_state": self.nic_state.as_dict(),
             "runner": self.runner,
+            "created_at": self.created_at,
             "trace": asdict(self.handle) if self.handle else None,
+            "frozen": self.frozen,
+            "ended": asdict(self.ended) if self.ended else None,
+            "returned": self.returned,
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The lease that ``as_dict`` wrote."""
+        """The lease that ``as_dict`` wrote; one of an older agent has fewer keys."""
+        ended = data.get("ended")
         return cls(
             spec=WorkerSpec.model_validate(data["spec"]),
             namespace=data["namespace"],
             nic_state=NicState.from_dict(data["nic_state"]),
             runner=data["runner"],
+            created_at=float(data.get("created_at", 0.0)),
             handle=WorkerHandle(**data["trace"]) if data["trace"] else None,
+            frozen=bool(data.get("frozen")),
+            ended=_ended(ended) if ended else None,
+            returned=bool(data.get("returned")),
         )
 
 
-class Holders:
-    """Which worker holds which GPU and NIC. No I/O."""
-
-    def __init__(self) -> None:
-        self._holder: dict[tuple[str, str], str] = {}
-
-    def claim(self, worker: str, gpu: str | None, nic: str) -> None:
-        """Give the worker both or neither; ``Conflict`` names who has one of them."""
-        resources = [("NIC", nic), *([("GPU", gpu)] if gpu else [])]
-        for kind, name in resources:
-            if (kind, name) in self._holder:
-                raise Conflict(f"{kind} {name} is leased to worker {self._holder[kind, name]}")
-        for key in resources:
-            self._holder[key] = worker
-
-    def release(self, worker: str) -> None:
-        """Take back whatever the worker holds."""
-        self._holder = {key: who for key, who in self._holder.items() if who != worker}
-
-    def gpu(self, name: str) -> str | None:
-        """Who has this GPU."""
-        return self._holder.get(("GPU", name))
-
-    def nic(self, name: str) -> str | None:
-        """Who has this NIC."""
-        return self._holder.get(("NIC", name))
+def _ended(data: Mapping[str, Any]) -> Ended:
+    state, lines = WorkerState(data["state"]), tuple(data["last_lines"])
+    return Ended(**{**data, "state": state, "last_lines": lines})
 
 
 class LeaseBook:
@@ -91,14 +99,25 @@ class LeaseBook:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def write(self, lease: Lease) -> None:
-        """Put a lease on record; on return it survives a crash of the agent or the machine."""
+        """Put a lease on record; on return it survives a crash of the agent or the machine.
+
+        ``AgentError`` if it cannot be written; what was on record before then still is.
+        """
         path = self._path(lease.spec.id)
         fresh = path.with_suffix(".new")
-        with fresh.open("w", encoding="utf-8") as file:
-            json.dump(lease.as_dict(), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
+        try:
+            with fresh.open("w", encoding="utf-8") as file:
+                json.dump(lease.as_dict(), file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(fresh, path)
+        except OSError as exc:
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)
+            raise AgentError(
+                f"writing the lease of worker {lease.spec.id} to {path}: {exc.strerror}",
+                hint="make room on that disk" if exc.errno == errno.ENOSPC else None,
+            ) from exc
         self._sync()
 
     def end(self, worker: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,11 +19,14 @@ from typing import Any
 
 from pyroute2 import IPRoute, NetlinkError
 
-from patchlight.agents.errors import NicError
+from patchlight.agents.errors import NicError, NicGone
 from patchlight.testbed.linux import ethtool, namespaces
 from patchlight.testbed.linux.netlink import KernelRefused, Netlink
 from patchlight.testbed.linux.rate_limits import LimitNotKept, SavedLimit, restore_limit, save_limit
 
+GONE = "{} is gone: the server has no such interface any more"
+# A queue of 50 ms is usual; one may be seconds deep on a slow link.
+_QUEUE_S = 10.0
 _IFF_UP = 1
 _NUD_PERMANENT = 0x80
 _PROTO_KERNEL = 2
@@ -111,7 +115,7 @@ def give_nic(
 def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
     """Move the NIC from ``namespace`` to ``home`` if it is there, and put its state back.
 
-    Harmless again, and where the NIC never left. ``NicError`` if it is in neither.
+    Harmless again, and where the NIC never left. ``NicGone`` if it is in neither.
     """
 
     def fetch() -> None:
@@ -122,6 +126,55 @@ def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
     if namespace.exists():
         namespaces.inside(namespace, fetch)
     namespaces.inside(home, lambda: _restore(state))
+
+
+def silence(namespace: Path, interface: str) -> None:
+    """Let no packet leave a worker's namespace: what its kernel would still send is dropped.
+
+    Connections live on and send it again after ``unsilence``. On return the NIC's queue is empty;
+    ``NicError`` if that takes too long. Again is harmless.
+    """
+    _blackhole(namespace, "add", errno.EEXIST)
+    end = time.monotonic() + _QUEUE_S
+    while queued := namespaces.inside(namespace, lambda: _queued_packets(interface)):
+        if time.monotonic() > end:
+            raise NicError(f"{interface} still has {queued} packets to send after {_QUEUE_S:g} s")
+        time.sleep(0.002)
+
+
+def _queued_packets(interface: str) -> int:
+    with _netlink(interface, "reading the queue of") as ip:
+        queues = [message.get_attr("TCA_STATS") for message in ip.get_qdiscs(_index(ip, interface))]
+    return sum(queue["qlen"] for queue in queues if queue)
+
+
+def unsilence(namespace: Path) -> None:
+    """Let packets leave again; harmless where they do."""
+    _blackhole(namespace, "del", errno.ENOENT)
+
+
+def _blackhole(namespace: Path, command: str, already: int) -> None:
+    def switch() -> None:
+        with _netlink(namespace.name, "silencing") as ip:
+            try:
+                # After the rule for local addresses, before all others.
+                ip.rule(command, priority=1, action="FR_ACT_BLACKHOLE")
+            except NetlinkError as exc:
+                if exc.code != already:
+                    raise
+
+    namespaces.inside(namespace, switch)
+
+
+def problem_of(namespace: Path, interface: str) -> str:
+    """What is wrong with a NIC that should be in the namespace, in words; empty if nothing is."""
+    if not namespace.exists():
+        return GONE.format(interface)
+    try:
+        carrier = namespaces.inside(namespace, lambda: ethtool.settle_link(interface))
+    except OSError as exc:
+        return GONE.format(interface) if exc.errno == errno.ENODEV else f"{interface}: {exc}"
+    return "" if carrier else f"{interface} has no carrier"
 
 
 def is_in(namespace: Path, interface: str) -> bool:
@@ -227,7 +280,7 @@ def _restore(state: NicState, *, loopback_up: bool = False) -> None:
 def _index(ip: Any, interface: str) -> int:
     indices = ip.link_lookup(ifname=interface)
     if not indices:
-        raise NicError(
+        raise NicGone(
             f"there is no interface {interface} in this network namespace",
             hint="the lab file names a NIC's interface with 'interface:' where it differs from "
             "the NIC's name",

@@ -65,7 +65,7 @@ class Options:
 
 
 def run_agent(options: Options) -> None:
-    """Serve until SIGTERM or SIGINT; then stop the workers and take the NICs back.
+    """Serve until SIGTERM or SIGINT; the workers go on, and the next agent takes them over.
 
     Errors in the options, and whatever keeps the agent from starting, are raised.
     """

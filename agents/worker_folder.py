@@ -1,8 +1,13 @@
-"""A worker's folder: the state and reports that it writes, and its control socket."""
+"""A worker's folder: the state and reports that it writes, and its control socket.
+
+The worker may be anybody's program: what it puts there may be anything, and of any kind.
+"""
 
 import asyncio
 import json
+import logging
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +17,12 @@ from pydantic import ValidationError
 
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.workers.contract import ExitInfo
+from patchlight.testbed.linux.plain_files import open_plain
 from patchlight.testbed.worker_api import Report, WorkerState
+
+_LARGEST_STATE_BYTES = 64 * 1024
+_LONGEST_REPORT_BYTES = 16 * 1024
+_log = logging.getLogger("patchlight.agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +35,22 @@ class LastReport:
     starts: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why the agent ended a worker, and what state that leaves it in."""
+
+    state: WorkerState
+    message: str
+
+
+ON_REQUEST = Ending(WorkerState.STOPPED, "stopped on request")
+
+
 def read_state(directory: Path) -> LastReport:
     """The worker's last report of itself; "starting" before there is any."""
     try:
-        data = json.loads((directory / "state.json").read_text(encoding="utf-8"))
+        with open_plain(directory / "state.json") as file:
+            data = json.loads(file.read(_LARGEST_STATE_BYTES))
         return LastReport(
             WorkerState(data["state"]),
             int(data["iterations_done"]),
@@ -37,49 +59,89 @@ def read_state(directory: Path) -> LastReport:
         )
     except FileNotFoundError:
         return LastReport()
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
         return LastReport(message=f"the worker's state cannot be read: {exc}")
 
 
-def final_report(last: LastReport, exit_info: ExitInfo, stopping: bool) -> LastReport:
+def final_report(
+    last: LastReport, exit_info: ExitInfo, ending: Ending | None = None, *, foreign: bool = False
+) -> LastReport:
     """What became of a worker that has ended: its last report, unless its exit contradicts it.
 
-    A worker that ends without having reported how it failed is known by its exit code.
+    A worker that ends without having reported how it failed is known by its exit code. Of a
+    ``foreign`` program no reports are expected: exit code 0 is success.
     """
-    if stopping and last.state is not WorkerState.DONE:
-        return replace(last, state=WorkerState.STOPPED, message="stopped on request")
-    if exit_info.exit_code == 0 and last.state in (WorkerState.DONE, WorkerState.STOPPED):
+    if foreign and exit_info.exit_code == 0 and last.state is not WorkerState.STOPPED:
+        last = replace(last, state=WorkerState.DONE)
+    if exit_info.exit_code == 0 and last.state is WorkerState.DONE:
         return last
-    if last.state is WorkerState.FAILED:
+    if ending is not None:
+        return replace(last, state=ending.state, message=ending.message)
+    if exit_info.exit_code == 0 and last.state is WorkerState.STOPPED:
         return last
-    code = exit_info.exit_code
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    return replace(last, state=WorkerState.FAILED, message=f"the worker {how} while {last.state}")
+    if last.state is WorkerState.FAILED and last.message:
+        return last
+    while_what = "" if foreign else f" while {last.state}"
+    message = f"the worker {exit_info.in_words}{while_what}"
+    return replace(last, state=WorkerState.FAILED, message=message)
 
 
 class ReportReader:
-    """Reads a worker's reports as they are written, each line once."""
+    """Reads a worker's reports as they are written, each line once.
 
-    def __init__(self, directory: Path) -> None:
+    Lines of a ``foreign`` program that are no reports are passed over, and the log says so once.
+    """
+
+    def __init__(self, directory: Path, *, foreign: bool = False) -> None:
         self._path = directory / "reports.jsonl"
+        self._foreign = foreign
+        self._warned = False
         self._offset = 0
         self._reports: list[Report] = []
+
+    @property
+    def iterations_done(self) -> int:
+        """One more than the last iteration that was read."""
+        return self._reports[-1].index + 1 if self._reports else 0
 
     def after(self, count: int) -> list[Report]:
         """The reports after the first ``count``."""
         try:
-            with self._path.open("rb") as file:
+            with open_plain(self._path) as file:
                 file.seek(self._offset)
-                for line in file:
-                    if not line.endswith(b"\n"):
+                while line := file.readline(_LONGEST_REPORT_BYTES):
+                    if not line.endswith(b"\n") and len(line) < _LONGEST_REPORT_BYTES:
                         break  # still being written
-                    self._reports.append(Report.model_validate_json(line))
+                    self._take(line)
                     self._offset += len(line)
         except FileNotFoundError:
             pass
         except (OSError, ValidationError) as exc:
-            raise AgentError(f"reading the reports {self._path}: {exc}") from exc
+            if not self._foreign:
+                raise AgentError(f"reading the reports {self._path}: {exc}") from exc
+            self._warn(exc)
         return self._reports[count:]
+
+    def _take(self, line: bytes) -> None:
+        try:
+            self._reports.append(Report.model_validate_json(line))
+        except ValidationError as exc:
+            if not self._foreign:
+                raise
+            self._warn(exc)
+
+    def _warn(self, exc: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning("%s: not all of it are reports: %s", self._path, exc)
+
+
+def has_control(directory: Path) -> bool:
+    """Whether the worker has opened its control socket."""
+    try:
+        return stat.S_ISSOCK((directory / "control.sock").lstat().st_mode)
+    except OSError:
+        return False
 
 
 async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 5.0) -> int:
@@ -87,6 +149,8 @@ async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 
 
     ``Conflict`` if the worker is not up yet or refuses, ``AgentError`` if it does not answer.
     """
+    if not has_control(directory):
+        raise Conflict("the worker is not up yet", hint="wait until it is ready")
     # Through /proc, because a Unix socket's path may have only 107 characters.
     folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:
@@ -99,14 +163,14 @@ async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 
                 reply = json.loads(await reader.readline())
             finally:
                 writer.close()
+        if not reply.get("ok"):
+            raise Conflict(str(reply.get("error")), iteration=reply.get("iteration"))
+        return int(reply["iteration"])
     except (FileNotFoundError, ConnectionRefusedError) as exc:
         raise Conflict("the worker is not up yet", hint="wait until it is ready") from exc
-    except (OSError, TimeoutError, ValueError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise AgentError(
             f"telling the worker {request.get('op')}: {exc or 'it did not answer'}"
         ) from exc
     finally:
         os.close(folder)
-    if not reply.get("ok"):
-        raise Conflict(str(reply.get("error")), iteration=reply.get("iteration"))
-    return int(reply["iteration"])

@@ -5,10 +5,19 @@ that a controller understands agents that say more than it knows.
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, IPvAnyAddress, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    IPvAnyAddress,
+    Tag,
+    model_validator,
+)
 
+from patchlight.testbed.commands import AbsolutePath, CommandTask
 from patchlight.testbed.jobs import LARGEST_SEED, LONGEST_COMPUTE_S, MOST_ITERATIONS
 
 LARGEST_TASK_GRADIENT_BYTES = 2_000_000_000
@@ -37,22 +46,51 @@ class Neighbour(_Request):
     mac: Mac
 
 
-class WorkerTask(_Request):
-    """What to train. ``gradient_bytes`` are scaled already; ``compute_s`` is for this GPU.
+class SyntheticTask(_Request):
+    """Ring all-reduces of made-up gradients whose sums are checked.
 
+    ``gradient_bytes`` are scaled already; ``compute_s`` is for this GPU. A job that was stopped
+    before ``first_iteration`` goes on there, with as many workers as then or with others.
     ``window_bytes`` limits what a neighbour may send ahead, on links whose rate is scaled.
     """
 
+    trainer: Literal["synthetic"] = "synthetic"
     iterations: Annotated[int, Field(ge=1, le=MOST_ITERATIONS)]
     gradient_bytes: Annotated[int, Field(ge=1, le=LARGEST_TASK_GRADIENT_BYTES)]
     compute_s: Annotated[float, Field(ge=0, le=LONGEST_COMPUTE_S, allow_inf_nan=False)]
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
     device: Literal["auto", "sleep"] = "auto"
     window_bytes: Annotated[int, Field(ge=4096)] | None = None
+    first_iteration: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _begins_before_its_end(self) -> Self:
+        if self.first_iteration >= self.iterations:
+            raise ValueError(
+                f"first_iteration {self.first_iteration} is not one of {self.iterations} iterations"
+            )
+        return self
+
+
+def _trainer_of(task: Any) -> str:
+    if isinstance(task, dict):
+        return str(task.get("trainer", "synthetic"))
+    return str(getattr(task, "trainer", ""))
+
+
+# A further trainer is one more class here, and its program in ``agents/programs.py``.
+Task = Annotated[
+    Annotated[SyntheticTask, Tag("synthetic")] | Annotated[CommandTask, Tag("command")],
+    Discriminator(_trainer_of),
+]
+"""A task without ``trainer`` is a synthetic one."""
 
 
 class WorkerSpec(_Request):
-    """One worker: its place in the ring, and the GPU and NIC it gets."""
+    """One worker: its place in the ring, the GPU and NIC it gets, and what it runs.
+
+    ``checkpoint`` is a folder of the server that outlives the worker, for what the program saves.
+    """
 
     id: Name
     job: Name
@@ -61,7 +99,8 @@ class WorkerSpec(_Request):
     nic: str
     ring: Annotated[list[RingMember], Field(min_length=1)]
     neighbours: list[Neighbour] = []
-    task: WorkerTask
+    checkpoint: AbsolutePath | None = None
+    task: Task
 
     @model_validator(mode="after")
     def _ring_fits(self) -> Self:
@@ -94,7 +133,8 @@ class WorkerStatus(BaseModel):
     """What is known of a worker now. ``last_lines`` are the end of its output.
 
     ``restarts`` counts how often its training began anew in the same worker. An agent starts none
-    twice: it was somebody else, a container engine maybe.
+    twice: it was somebody else, a container engine maybe. ``holds_by``: whether a hold waits for
+    the program's next iteration (``protocol``), or stops its processes and packets (``freeze``).
     """
 
     id: str
@@ -108,17 +148,21 @@ class WorkerStatus(BaseModel):
     gpu: str | None = None
     nic: str | None = None
     restarts: int = 0
+    holds_by: Literal["protocol", "freeze"] | None = None
 
 
 class Report(BaseModel):
-    """One iteration of one worker. Times in seconds, ``finished_at`` in Unix time."""
+    """One iteration of one worker. Times in seconds, ``finished_at`` in Unix time.
 
-    index: int
-    finished_at: float
-    compute_s: float
-    communication_s: float
-    sent_bytes: int
-    check: str
+    Somebody else's program may leave out what it does not know.
+    """
+
+    index: Annotated[int, Field(ge=0)]
+    finished_at: Annotated[float, Field(allow_inf_nan=False)]
+    compute_s: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    communication_s: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    sent_bytes: int = 0
+    check: str = ""
     device: str = ""
 
 
@@ -135,6 +179,23 @@ class HoldRequest(_Request):
     iteration: Annotated[int, Field(ge=0)]
 
 
+class StopAtRequest(_Request):
+    """End, as ``stopped``, just before the all-reduce of this iteration."""
+
+    iteration: Annotated[int, Field(ge=0)]
+
+
+class LogPart(BaseModel):
+    """Part of a worker's output, from byte ``offset`` on; ask after ``next`` next time.
+
+    ``offset`` is later than the byte asked after where the output before it is not kept any more.
+    """
+
+    offset: int
+    text: str
+    next: int
+
+
 class GateAnswer(BaseModel):
     """``iteration``: the one whose all-reduce has not begun yet."""
 
@@ -142,7 +203,7 @@ class GateAnswer(BaseModel):
 
 
 class GpuStatus(BaseModel):
-    """One GPU; ``utilization`` is 0…1 over the last second."""
+    """One GPU; ``utilization`` is 0…1 over the last second. ``problem``: why it cannot be used."""
 
     name: str
     model: str
@@ -150,15 +211,17 @@ class GpuStatus(BaseModel):
     utilization: float
     busy_s: float
     worker: str | None = None
+    problem: str = ""
 
 
 class NicStatus(BaseModel):
-    """One NIC of the server."""
+    """One NIC of the server. ``problem``: that it is gone or has no carrier, in words."""
 
     name: str
     address: str
     state: Literal["idle", "leased"]
     worker: str | None = None
+    problem: str = ""
 
 
 class AgentStatus(BaseModel):

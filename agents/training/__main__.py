@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
-import threading
 import traceback
 from pathlib import Path
 from types import FrameType
 
 from .compute import open_device
-from .control import ControlServer, Gate, Journal
+from .control import ControlServer, Gate, Journal, StoppedAt
 from .task import TrainingError, read_task
 from .trainer import train
 
@@ -25,18 +23,18 @@ def main() -> int:
     """Run the worker; 0 when it is done or was told to stop, 1 when it failed."""
     parser = argparse.ArgumentParser(prog="patchlight.agents.training", description=__doc__)
     parser.add_argument("--task", type=Path, required=True, help="the task file")
-    parser.add_argument(
-        "--lifeline", action="store_true", help="end as soon as standard input is closed"
-    )
     arguments = parser.parse_args()
-    if arguments.lifeline:
-        threading.Thread(target=_end_with_agent, daemon=True).start()
     signal.signal(signal.SIGTERM, _stop)
     directory = arguments.task.resolve().parent
     journal = Journal(directory)
     try:
         task = read_task(arguments.task)
-        gate = Gate(task.iterations, lambda state, _iteration: journal.state(state))
+        journal.goes_on_at(task.first_iteration)
+        gate = Gate(
+            task.iterations,
+            lambda state, _iteration: journal.state(state),
+            first=task.first_iteration,
+        )
         ControlServer(directory, gate)
         device = open_device(task)
         try:
@@ -45,6 +43,9 @@ def main() -> int:
             device.close()
     except Stopped:
         journal.state("stopped", "told to stop")
+        return 0
+    except StoppedAt as told:
+        journal.state("stopped", str(told))
         return 0
     except TrainingError as exc:
         journal.state("failed", str(exc))
@@ -60,13 +61,6 @@ def main() -> int:
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:
     raise Stopped
-
-
-def _end_with_agent() -> None:
-    # The agent holds the other end; a kill -9 of it closes that too.
-    while os.read(0, 64):
-        pass
-    os._exit(113)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """What passes between a worker and its agent: its state, reports, and orders.
 
 Orders are JSON lines on the control socket: ``{"op": "start"}``,
-``{"op": "hold", "iteration": k}``, ``{"op": "release"}``, ``{"op": "status"}`` and
-``{"op": "stop"}``; each is answered with one line, ``{"ok": true, "iteration": …}`` or
-``{"ok": false, "error": …, "iteration": …}``.
+``{"op": "hold", "iteration": k}``, ``{"op": "release"}``, ``{"op": "stop-at", "iteration": k}``,
+``{"op": "status"}`` and ``{"op": "stop"}``; each is answered with one line,
+``{"ok": true, "iteration": …}`` or ``{"ok": false, "error": …, "iteration": …}``.
+
+Programs that are not ours may use this module too: it needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -24,21 +26,35 @@ class Passed(TrainingError):
     """The iteration to hold at has already gone through the gate."""
 
 
+class StoppedAt(Exception):
+    """The worker was told to end just before the all-reduce of ``iteration``."""
+
+    def __init__(self, iteration: int) -> None:
+        super().__init__(f"stopped before the all-reduce of iteration {iteration}, as told")
+        self.iteration = iteration
+
+
 class Gate:
     """One worker's gate. The trainer passes it once an iteration; the control socket holds it.
 
     A worker that is held has computed its gradient and has not sent a byte of it. Every
     worker that reached iteration k has received all of iteration k−1, so when all workers of
     a ring are held at the same k, no payload is on the network.
+
+    ``iterations`` counts from 0, also where training goes on at ``first``; ``None``: nobody knows.
+    ``changed`` is called with the new state and the iteration.
     """
 
-    def __init__(self, iterations: int, changed: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, iterations: int | None, changed: Callable[[str, int], None], first: int = 0
+    ) -> None:
         self._iterations = iterations
         self._changed = changed
         self._condition = threading.Condition()
         self._started = False
-        self._next = 0
+        self._next = first
         self._hold_at: int | None = None
+        self._stop_at: int | None = None
 
     @property
     def iteration(self) -> int:
@@ -57,23 +73,38 @@ class Gate:
         ``Passed`` if that all-reduce has begun, or will never come.
         """
         with self._condition:
-            if iteration < self._next:
-                raise Passed(
-                    f"iteration {iteration} is past: the next all-reduce is that of {self._next}"
-                )
-            if iteration >= self._iterations:
-                raise Passed(
-                    f"iteration {iteration} will not come: the job has {self._iterations}, the "
-                    f"next all-reduce is that of {self._next}"
-                )
+            self._check_ahead(iteration)
             self._hold_at = iteration
             self._condition.notify_all()
             return self._next
 
-    def release(self) -> int:
-        """Go on, or forget a hold that has not come yet; gives the iteration it is at."""
+    def stop_at(self, iteration: int) -> int:
+        """End just before the all-reduce of ``iteration``; gives the iteration it is at.
+
+        Told to all workers of a ring while they are held there, it ends them with nothing on the
+        network. ``Passed`` as ``hold``.
+        """
         with self._condition:
-            self._hold_at = None
+            self._check_ahead(iteration)
+            self._stop_at = iteration
+            self._condition.notify_all()
+            return self._next
+
+    def _check_ahead(self, iteration: int) -> None:
+        if iteration < self._next:
+            raise Passed(
+                f"iteration {iteration} is past: the next all-reduce is that of {self._next}"
+            )
+        if self._iterations is not None and iteration >= self._iterations:
+            raise Passed(
+                f"iteration {iteration} will not come: the job has {self._iterations}, the "
+                f"next all-reduce is that of {self._next}"
+            )
+
+    def release(self) -> int:
+        """Go on, or forget a hold or an end that has not come yet; gives the iteration it is at."""
+        with self._condition:
+            self._hold_at = self._stop_at = None
             self._condition.notify_all()
             return self._next
 
@@ -87,16 +118,19 @@ class Gate:
     def pass_through(self, iteration: int, held: Callable[[bool], None] = lambda _: None) -> None:
         """Return when the all-reduce of ``iteration`` may begin.
 
-        ``held`` is told when that has to be waited for, and when no longer.
+        ``held`` is told when that has to be waited for, and when no longer. ``StoppedAt`` if the
+        worker is to end here.
         """
         with self._condition:
             waited = False
-            while self._hold_at == iteration:
+            while self._hold_at == iteration and self._stop_at != iteration:
                 if not waited:
                     waited = True
                     held(True)
                     self._changed("held", iteration)
                 self._condition.wait(0.5)
+            if self._stop_at == iteration:
+                raise StoppedAt(iteration)
             self._next = iteration + 1
         if waited:
             held(False)
@@ -114,6 +148,10 @@ class Journal:
         self._state: dict[str, Any] = {"state": "starting", "iterations_done": 0, "message": ""}
         self._write({"starts": starts})
         self._reports = (directory / "reports.jsonl").open("a", encoding="utf-8")
+
+    def goes_on_at(self, iteration: int) -> None:
+        """So many iterations were done before this worker began."""
+        self._write({"iterations_done": iteration})
 
     def state(self, state: str, message: str = "") -> None:
         """The worker's state from now on."""
@@ -159,10 +197,13 @@ class ControlServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
     def __init__(self, directory: Path, gate: Gate) -> None:
         self._gate = gate
-        # A relative name: a Unix socket's path may have only 107 characters.
-        os.chdir(directory)
-        Path("control.sock").unlink(missing_ok=True)
-        super().__init__("control.sock", _Handler)
+        (directory / "control.sock").unlink(missing_ok=True)
+        # Through /proc, because a Unix socket's path may have only 107 characters.
+        folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+        try:
+            super().__init__(f"/proc/self/fd/{folder}/control.sock", _Handler)
+        finally:
+            os.close(folder)
         threading.Thread(
             target=self.serve_forever, kwargs={"poll_interval": 5}, daemon=True
         ).start()
@@ -178,6 +219,8 @@ class ControlServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
                 self._gate.hold(int(request["iteration"]))
             elif operation == "release":
                 self._gate.release()
+            elif operation == "stop-at":
+                self._gate.stop_at(int(request["iteration"]))
             elif operation == "stop":
                 os.kill(os.getpid(), signal.SIGTERM)
             elif operation != "status":

@@ -28,7 +28,8 @@ class TrainingTask:
     ``gpu_socket`` is an emulated GPU's Unix socket, if the worker has such a GPU;
     ``device`` is ``"auto"`` or ``"sleep"`` (compute nothing, only let the time pass);
     ``deadline_s`` is how long the peers may take to come up; ``window_bytes`` is how much a
-    neighbour may send ahead (``None``: as the kernel sees fit).
+    neighbour may send ahead (``None``: as the kernel sees fit). Iterations before
+    ``first_iteration`` were done by workers before this one.
     """
 
     id: str
@@ -43,6 +44,7 @@ class TrainingTask:
     device: str = "auto"
     deadline_s: float = 60.0
     window_bytes: int | None = None
+    first_iteration: int = 0
 
     @property
     def elements(self) -> int:
@@ -70,6 +72,8 @@ class TrainingTask:
             raise TrainingError(f"rank {task.rank} is not in a ring of {len(members)}")
         if task.iterations < 1 or task.gradient_bytes < 1 or task.compute_s < 0:
             raise TrainingError("iterations and gradient_bytes must be positive, compute_s not < 0")
+        if not 0 <= task.first_iteration < task.iterations:
+            raise TrainingError(f"first_iteration must be one of {task.iterations} iterations")
         return task
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from .allreduce import Array, ring_all_reduce
 from .compute import Device
-from .control import Gate, Journal
+from .control import Gate, Journal, StoppedAt
 from .ring import Neighbours, join_ring
 from .task import TrainingError, TrainingTask
 
@@ -56,7 +56,8 @@ def check_sum(got: Array, expected: Array, iteration: int) -> None:
 def train(task: TrainingTask, device: Device, gate: Gate, journal: Journal) -> None:
     """Join the ring, wait for the start, and train to the end.
 
-    ``TrainingError`` if a neighbour is lost, a sum is wrong or the GPU refuses.
+    ``TrainingError`` if a neighbour is lost, a sum is wrong or the GPU refuses; ``StoppedAt`` if
+    it is told to end sooner.
     """
     size = len(task.ring)
     neighbours: Neighbours | None = join_ring(task) if size > 1 else None
@@ -67,7 +68,8 @@ def train(task: TrainingTask, device: Device, gate: Gate, journal: Journal) -> N
 
     journal.state("ready")
     gate.wait_for_start()
-    for iteration in range(task.iterations):
+    told: StoppedAt | None = None
+    for iteration in range(task.first_iteration, task.iterations):
         began = time.monotonic()
         # The synthetic gradient and its true sum are made while the GPU "computes" them.
         device.begin(task.compute_s)
@@ -75,7 +77,11 @@ def train(task: TrainingTask, device: Device, gate: Gate, journal: Journal) -> N
         expected = true_sum(task.seed, size, iteration, task.elements)
         device.finish()
         report = {"index": iteration, "compute_s": time.monotonic() - began, "sent_bytes": 0}
-        gate.pass_through(iteration, on_hold)
+        try:
+            gate.pass_through(iteration, on_hold)
+        except StoppedAt as end:
+            told = end
+            break
         began = time.monotonic()
         if neighbours is not None:
             report["sent_bytes"] = ring_all_reduce(array, task.rank, size, neighbours, iteration)
@@ -85,3 +91,5 @@ def train(task: TrainingTask, device: Device, gate: Gate, journal: Journal) -> N
     if neighbours is not None:
         neighbours.drain(task.deadline_s)
         neighbours.close()
+    if told is not None:
+        raise told

@@ -1,17 +1,11 @@
 """What a runner of workers does: processes and containers alike."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from patchlight import agents
-
-TRAINING = Path(agents.__file__).absolute().parent / "training"
-
-# One worker is one GPU's process; threads of a linear algebra library would fight.
-ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+from patchlight.testbed.worker_api import WorkerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,29 +13,20 @@ class WorkerLaunch:
     """One worker to launch.
 
     ``directory`` is the worker's own folder; ``namespace`` is the name its network namespace
-    is to be kept under. ``task`` is the training task without ``gpu_socket``, which depends on
-    where the runner puts the socket.
+    is to be kept under, and ``interface`` what its NIC will be called in there.
     """
 
-    lab: str
-    server: str
-    worker: str
-    job: str
+    spec: WorkerSpec
     directory: Path
     namespace: str
-    task: Mapping[str, Any]
+    interface: str
     gpu_socket: Path | None = None
     gpu_uuid: str | None = None
-
-    def write_task(self, gpu_socket: str | None) -> None:
-        """Put the task file into the worker's folder."""
-        text = json.dumps({**self.task, "gpu_socket": gpu_socket})
-        (self.directory / "task.json").write_text(text, encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerHandle:
-    """What is left of a worker when its agent has died: enough to find it and end it.
+    """Enough to find a worker again, for an agent that did not start it.
 
     ``pid`` with ``started`` (clock ticks since boot, so that a reused number is told apart),
     or ``container``.
@@ -54,31 +39,47 @@ class WorkerHandle:
 
 @dataclass(frozen=True, slots=True)
 class ExitInfo:
-    """How a worker ended; a negative code is the signal that killed it."""
+    """How a worker ended; an exit code above 128 may be 128 + the signal that ended it."""
 
     exit_code: int
     last_lines: tuple[str, ...] = field(default=())
 
+    @property
+    def in_words(self) -> str:
+        """The exit code as part of a sentence."""
+        killed = 128 < self.exit_code < 128 + 65
+        signal = f" (killed by signal {self.exit_code - 128})" if killed else ""
+        return f"ended with exit code {self.exit_code}{signal}"
+
 
 class RunningWorker(Protocol):
-    """A worker that was launched."""
+    """A worker that was launched, by this agent or one before it."""
 
     @property
     def handle(self) -> WorkerHandle:
         """How to find it again."""
 
     async def ended(self) -> ExitInfo:
-        """Wait for its end. To be awaited once."""
+        """Wait for its end; at once if it has ended already. To be awaited once."""
 
     async def stop(self, grace_s: float) -> None:
-        """Ask it to end, and kill it after ``grace_s``. Harmless when it has ended."""
+        """Tell it to end, and kill it after ``grace_s``. Harmless when it has ended."""
+
+    async def freeze(self) -> None:
+        """Stop all its processes where they are; again is harmless."""
+
+    async def thaw(self) -> None:
+        """Let them go on; harmless where they do."""
 
     async def dispose(self) -> None:
-        """Remove what is left of it (not its folder, not its namespace). Idempotent."""
+        """Remove what is left of it, what it forked too (not its folder). Idempotent."""
 
 
 class Runner(Protocol):
-    """Launches workers: a network namespace, kept under a name, with training code in it."""
+    """Launches workers: a network namespace, kept under a name, with a program in it.
+
+    Workers outlive the runner.
+    """
 
     name: str
 
@@ -88,18 +89,13 @@ class Runner(Protocol):
     async def launch(self, launch: WorkerLaunch) -> RunningWorker:
         """Start the worker; on return its namespace is kept. ``LaunchError`` leaves nothing."""
 
-    async def end_leftover(self, handle: WorkerHandle) -> None:
-        """End and remove a worker of an agent that died. Harmless if it is gone."""
+    async def adopt(self, handle: WorkerHandle, namespace: str, directory: Path) -> RunningWorker:
+        """The worker that an earlier agent launched, alive or ended."""
 
-    async def sweep(self) -> None:
-        """Remove workers of this server that no lease knows of, if there can be any."""
+    async def sweep(self, known: Container[str | None]) -> None:
+        """Remove containers of this server that are not ``known``, if there can be any."""
         return
 
     async def close(self) -> None:
-        """Let go of what ``open`` took, if it took anything."""
+        """Let go of what ``open`` took, if it took anything; workers go on."""
         return
-
-
-def last_lines(text: str, count: int = 20) -> tuple[str, ...]:
-    """The last lines of a worker's output."""
-    return tuple(line.rstrip() for line in text.splitlines()[-count:])

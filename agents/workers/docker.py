@@ -5,36 +5,36 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
-from docker.types import DeviceRequest, LogConfig
+from docker.types import DeviceRequest, LogConfig, Mount
 
 from patchlight.agents.errors import LaunchError
-from patchlight.agents.workers.contract import (
-    ENVIRONMENT,
+from patchlight.agents.workers import keeper, output
+from patchlight.agents.workers.contract import ExitInfo, RunningWorker, WorkerHandle, WorkerLaunch
+from patchlight.agents.workers.programs import (
     TRAINING,
-    ExitInfo,
-    RunningWorker,
-    WorkerHandle,
-    WorkerLaunch,
-    last_lines,
+    TRAINING_IN_PATH,
+    Places,
+    Program,
+    program_of,
 )
+from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import deploy_file, namespaces
 from patchlight.testbed.linux.scheduling import favour_like_this_process
-
-if TYPE_CHECKING:
-    from docker.models.containers import Container
 
 T = TypeVar("T")
 
 _CODE = "/opt/patchlight"
 _FOLDER = "/run/worker"
 _GPU_SOCKET = "/run/gpu.sock"
+_CHECKPOINT = "/run/checkpoint"
 _MIB = 1024 * 1024
 # The engine says no, or is not there: requests' errors are OSErrors.
 _REFUSED = (DockerException, OSError)
@@ -65,105 +65,104 @@ class DockerRunner:
                 hint=f"start one: sudo bash {deploy_file('docker-engine.sh')} start; or run the "
                 "agent with --workers process",
             ) from exc
-        self._check_image()
+        self._check_image(self._image)
 
-    def _check_image(self) -> None:
+    def _check_image(self, image: str) -> None:
         try:
-            self._client.images.get(self._image)
+            self._client.images.get(image)
         except ImageNotFound as exc:
+            ours = f"build it: sudo bash {deploy_file('worker-image.sh')}"
             raise LaunchError(
-                f"the Docker engine has no image {self._image}",
-                hint=f"build it: sudo bash {deploy_file('worker-image.sh')}",
+                f"the Docker engine has no image {image}",
+                hint=ours if image == self._image else f"on this server: docker pull {image}",
             ) from exc
 
     async def launch(self, launch: WorkerLaunch) -> RunningWorker:
         """Create and start the container, and keep its network namespace."""
-        return _DockerWorker(await asyncio.to_thread(self._launch, launch))
+        container = await asyncio.to_thread(self._launch, launch)
+        return _DockerWorker(self._client.api, container, launch.directory)
 
-    def _launch(self, launch: WorkerLaunch) -> Container:
-        launch.write_task(_GPU_SOCKET if launch.gpu_socket else None)
+    def _launch(self, launch: WorkerLaunch) -> str:
+        worker, task = launch.spec.id, launch.spec.task
+        image = (isinstance(task, CommandTask) and task.image) or self._image
         try:
-            container: Container = self._client.containers.create(**self._settings(launch))
+            container = self._client.containers.create(image, **self._settings(launch))
         except ImageNotFound:
-            self._check_image()
+            self._check_image(image)
             raise
         except _REFUSED as exc:
-            raise LaunchError(f"creating the container of worker {launch.worker}: {exc}") from exc
+            raise LaunchError(f"creating the container of worker {worker}: {exc}") from exc
         try:
             container.start()
             container.reload()
             pid = container.attrs["State"]["Pid"]
             if not pid:
-                raise LaunchError(
-                    f"worker {launch.worker} ended at once: {' | '.join(_log_tail(container))}"
-                )
+                last = output.last_lines(launch.directory / keeper.OUTPUT)
+                raise LaunchError(f"worker {worker} ended at once: {' | '.join(last)}")
             favour_like_this_process(pid)
             namespaces.keep(launch.namespace, pid)
         except (*_REFUSED, PatchlightError) as exc:
-            _remove(container)
+            _remove(self._client.api, container.id)
             if isinstance(exc, PatchlightError):
                 raise
-            raise LaunchError(f"starting the container of worker {launch.worker}: {exc}") from exc
-        return container
+            no_shell = f"image {image} must have a POSIX 'sh'; nothing else is asked of it"
+            raise LaunchError(
+                f"starting the container of worker {worker}: {exc}",
+                hint=no_shell if '"sh"' in str(exc) else None,
+            ) from exc
+        return str(container.id)
 
     def _settings(self, launch: WorkerLaunch) -> dict[str, Any]:
-        mounts = {
-            str(TRAINING): {"bind": f"{_CODE}/patchlight/agents/training", "mode": "ro"},
-            str(launch.directory): {"bind": _FOLDER, "mode": "rw"},
-        }
-        if launch.gpu_socket is not None:
-            mounts[str(launch.gpu_socket)] = {"bind": _GPU_SOCKET, "mode": "rw"}
+        spec, task = launch.spec, launch.spec.task
+        program = program_of(launch, _places(launch))
+        if program.gated:
+            keeper.make_gate(launch.directory)
         settings: dict[str, Any] = {
-            "image": self._image,
             "name": launch.namespace,
-            "command": f"python3 -m patchlight.agents.training --task {_FOLDER}/task.json".split(),
-            "labels": {
-                **self._labels,
-                "patchlight.worker": launch.worker,
-                "patchlight.job": launch.job,
-            },
-            "environment": {**ENVIRONMENT, "PYTHONPATH": _CODE, "PYTHONDONTWRITEBYTECODE": "1"},
-            "volumes": mounts,
+            "entrypoint": ["sh"],
+            "command": _kept(program)[1:],
+            "labels": {**self._labels, "patchlight.worker": spec.id, "patchlight.job": spec.job},
+            "environment": {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp", **program.environment},
+            "mounts": _mounts(launch),
+            "user": "0:0",  # who owns the worker's folder; without capabilities that is all it can
             "network_mode": "none",
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges"],
             "read_only": True,
-            "tmpfs": {"/tmp": "size=64m"},
-            "pids_limit": 256,
-            "mem_limit": 1024 * _MIB + 8 * int(launch.task["gradient_bytes"]),
-            "log_config": LogConfig(type="json-file", config={"max-size": "1m", "max-file": "1"}),
-            "working_dir": _FOLDER,
+            "log_config": LogConfig(type="none"),  # the output is in the worker's folder
+            "working_dir": program.directory,
         }
-        if launch.gpu_uuid is not None:
-            # By UUID: indices differ inside. PyTorch wants far more memory than the gradient.
+        match task:
+            case CommandTask():
+                settings |= {"tmpfs": {"/tmp": "size=1g"}, "pids_limit": 4096}
+                if task.shared_memory_bytes is not None:
+                    settings["shm_size"] = task.shared_memory_bytes
+            case _:
+                settings |= {"tmpfs": {"/tmp": "size=64m"}, "pids_limit": 256}
+                # PyTorch on a GPU wants far more memory than the gradient.
+                if launch.gpu_uuid is None:
+                    settings["mem_limit"] = 1024 * _MIB + 8 * task.gradient_bytes
+        if launch.gpu_uuid is not None:  # by UUID: indices differ inside
             settings["device_requests"] = [
                 DeviceRequest(device_ids=[launch.gpu_uuid], capabilities=[["gpu"]])
             ]
-            del settings["mem_limit"]
         return settings
 
-    async def end_leftover(self, handle: WorkerHandle) -> None:
-        """Kill and remove the container of that id."""
-        if handle.container is not None:
-            await asyncio.to_thread(self._remove_id, handle.container)
+    async def adopt(self, handle: WorkerHandle, namespace: str, directory: Path) -> RunningWorker:
+        """The container of that id, running, ended or removed."""
+        assert handle.container is not None
+        return _DockerWorker(self._client.api, handle.container, directory)
 
-    def _remove_id(self, container: str) -> None:
-        try:
-            _remove(self._client.containers.get(container))
-        except NotFound:
-            return
+    async def sweep(self, known: Container[str | None]) -> None:
+        """Remove containers with this lab's and server's labels whose id is not ``known``."""
+        await asyncio.to_thread(self._sweep, known)
 
-    async def sweep(self) -> None:
-        """Remove containers that carry this lab's and server's labels."""
-        await asyncio.to_thread(self._sweep)
-
-    def _sweep(self) -> None:
+    def _sweep(self, known: Container[str | None]) -> None:
         labels = [f"{key}={value}" for key, value in self._labels.items()]
-        leftovers = self._client.containers.list(
-            all=True, filters={"label": labels}, ignore_removed=True
-        )
+        leftovers = self._client.api.containers(all=True, filters={"label": labels})
         for container in leftovers:
-            _remove(container)
+            if container["Id"] not in known:
+                _remove(self._client.api, container["Id"])
 
     async def close(self) -> None:
         """Close the connection to the engine."""
@@ -171,59 +170,105 @@ class DockerRunner:
             await asyncio.to_thread(self._client.close)
 
 
+def _places(launch: WorkerLaunch) -> Places:
+    return Places(
+        folder=_FOLDER,
+        code=_CODE,
+        python="python3",
+        gpu_socket=_GPU_SOCKET if launch.gpu_socket else None,
+        checkpoint=_CHECKPOINT if launch.spec.checkpoint else None,
+    )
+
+
+def _kept(program: Program) -> list[str]:
+    return keeper.kept(program.command, _FOLDER, gated=program.gated, waited_for=True)
+
+
+def _mounts(launch: WorkerLaunch) -> list[Mount]:
+    """All that the container sees of the server."""
+    task = launch.spec.task
+    mounts = [
+        Mount(f"{_CODE}/{TRAINING_IN_PATH}", str(TRAINING), type="bind", read_only=True),
+        Mount(_FOLDER, str(launch.directory), type="bind"),
+    ]
+    if launch.gpu_socket is not None:
+        mounts.append(Mount(_GPU_SOCKET, str(launch.gpu_socket), type="bind"))
+    if launch.spec.checkpoint is not None:
+        mounts.append(Mount(_CHECKPOINT, launch.spec.checkpoint, type="bind"))
+    if isinstance(task, CommandTask):
+        mounts += [
+            Mount(mount.target, mount.source, type="bind", read_only=mount.read_only)
+            for mount in task.mounts
+        ]
+    return mounts
+
+
 class _DockerWorker:
     """One container."""
 
-    def __init__(self, container: Container) -> None:
-        self._container = container
+    def __init__(self, engine: Any, container: str, directory: Path) -> None:
+        self._engine, self._container = engine, container
+        self._directory = directory
 
     @property
     def handle(self) -> WorkerHandle:
-        return WorkerHandle(container=self._container.id)
+        return WorkerHandle(container=self._container)
 
     async def ended(self) -> ExitInfo:
         return await _in_own_thread(self._wait)
 
     def _wait(self) -> ExitInfo:
         try:
-            code = int(self._container.wait(timeout=None)["StatusCode"])
+            code = int(self._engine.wait(self._container, timeout=None)["StatusCode"])
         except NotFound:
             return ExitInfo(137, ("the container was removed by somebody else",))
         except _REFUSED as exc:
             return ExitInfo(255, (f"the Docker engine was lost: {exc}",))
-        return ExitInfo(code, _log_tail(self._container))
+        return ExitInfo(code, output.last_lines(self._directory / keeper.OUTPUT))
 
     async def stop(self, grace_s: float) -> None:
         await asyncio.to_thread(self._stop, grace_s)
 
     def _stop(self, grace_s: float) -> None:
+        self._switch(self._engine.unpause)  # a paused one hears nothing
         try:
-            self._container.stop(timeout=round(grace_s))
+            self._engine.stop(self._container, timeout=round(grace_s))
         except NotFound:
             return
         except _REFUSED as exc:
-            raise LaunchError(f"stopping the container {self._container.name}: {exc}") from exc
+            raise LaunchError(f"stopping the container {self._container[:12]}: {exc}") from exc
+
+    async def freeze(self) -> None:
+        await asyncio.to_thread(self._switch, self._engine.pause)
+
+    async def thaw(self) -> None:
+        await asyncio.to_thread(self._switch, self._engine.unpause)
+
+    def _switch(self, pause: Callable[[str], None]) -> None:
+        try:
+            pause(self._container)
+        except APIError as exc:
+            if "is already paused" in str(exc) or "is not paused" in str(exc):
+                return
+            if isinstance(exc, NotFound) or "is not running" in str(exc):
+                return  # it has ended: whoever waits for that says so
+            raise LaunchError(f"pausing the container {self._container[:12]}: {exc}") from exc
+        except _REFUSED as exc:
+            raise LaunchError(f"pausing the container {self._container[:12]}: {exc}") from exc
 
     async def dispose(self) -> None:
-        await asyncio.to_thread(_remove, self._container)
+        await asyncio.to_thread(_remove, self._engine, self._container)
 
 
-def _remove(container: Container) -> None:
+def _remove(engine: Any, container: str) -> None:
     try:
-        container.remove(force=True, v=True)
+        engine.remove_container(container, force=True, v=True)
     except NotFound:
         return
     except _REFUSED as exc:
         if isinstance(exc, APIError) and exc.status_code == 409:
             return  # its removal is under way already
-        raise LaunchError(f"removing the container {container.name}: {exc}") from exc
-
-
-def _log_tail(container: Container) -> tuple[str, ...]:
-    try:
-        return last_lines(container.logs(tail=20).decode(errors="replace"))
-    except _REFUSED:
-        return ()
+        raise LaunchError(f"removing the container {container[:12]}: {exc}") from exc
 
 
 async def _in_own_thread(function: Callable[[], T]) -> T:

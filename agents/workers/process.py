@@ -3,160 +3,176 @@
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-from patchlight.agents.errors import LaunchError
+from patchlight.agents.errors import BadRequest, LaunchError
+from patchlight.agents.workers import keeper, output
 from patchlight.agents.workers.contract import (
-    ENVIRONMENT,
-    TRAINING,
     ExitInfo,
     Runner,
     RunningWorker,
     WorkerHandle,
     WorkerLaunch,
-    last_lines,
 )
-from patchlight.testbed.linux import namespaces
-
-_OUTPUT_TAIL = 16 * 1024
+from patchlight.agents.workers.programs import (
+    TRAINING,
+    TRAINING_IN_PATH,
+    Places,
+    Program,
+    program_of,
+)
+from patchlight.testbed.commands import CommandTask
+from patchlight.testbed.linux import namespace_processes, namespaces
+from patchlight.testbed.linux.processes import process_start
 
 
 class ProcessRunner(Runner):
-    """Runs workers with this Python. They end when the agent does, even by ``kill -9``.
-
-    So there are none without a lease to sweep away.
-    """
+    """Runs workers as children of this process that go on when it ends."""
 
     name = "process"
 
     async def open(self) -> None:
-        """Workers need ``nsenter`` and root."""
-        if shutil.which("nsenter") is None:
-            raise LaunchError(
-                "workers as processes need nsenter, which is not installed",
-                hint="apt-get install util-linux",
-            )
+        """Workers need root."""
         if os.geteuid() != 0:
             raise LaunchError(
                 "workers need network namespaces, and those need root", hint="run the agent as root"
             )
 
     async def launch(self, launch: WorkerLaunch) -> RunningWorker:
-        """Make the namespace and start Python in it."""
-        process = await asyncio.to_thread(self._launch, launch)
-        return _ProcessWorker(process, launch.directory / "output.log")
+        """Make the namespace and start the program's keeper in it."""
+        _refuse_containers_things(launch)
+        child = await asyncio.to_thread(self._launch, launch)
+        handle = WorkerHandle(pid=child.pid, started=process_start(child.pid))
+        return _ProcessWorker(handle, launch.namespace, launch.directory, child)
 
     def _launch(self, launch: WorkerLaunch) -> subprocess.Popen[bytes]:
-        launch.write_task(str(launch.gpu_socket) if launch.gpu_socket else None)
-        namespace = namespaces.create(launch.namespace)
-        command = ["nsenter", f"--net={namespace}", "--", sys.executable, "-s"]
-        command += ["-m", "patchlight.agents.training", "--lifeline"]
-        command += ["--task", str(launch.directory / "task.json")]
+        folder = launch.directory
+        code = folder / "python" / TRAINING_IN_PATH
+        code.parent.mkdir(parents=True)
+        code.symlink_to(TRAINING)
+        places = Places(
+            folder=str(folder),
+            code=str(folder / "python"),
+            python=sys.executable,
+            gpu_socket=str(launch.gpu_socket) if launch.gpu_socket else None,
+            checkpoint=launch.spec.checkpoint,
+        )
+        program = program_of(launch, places)
+        if program.gated:
+            keeper.make_gate(folder)
+        namespaces.create(launch.namespace)
         try:
-            with (launch.directory / "output.log").open("ab") as output:
-                return subprocess.Popen(
-                    command,
-                    cwd=launch.directory,
-                    env=_environment(launch),
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C is for the agent, which stops its workers
-                )
+            # A process begins in the namespace of the thread that makes it.
+            with namespaces.entered(namespaces.namespace_path(launch.namespace)):
+                return _start(program, folder)
         except OSError as exc:
             namespaces.delete(launch.namespace)
-            raise LaunchError(f"starting worker {launch.worker}: {exc}") from exc
+            raise LaunchError(f"starting worker {launch.spec.id}: {exc}") from exc
 
-    async def end_leftover(self, handle: WorkerHandle) -> None:
-        """Kill the process if it is still the one that was started."""
-        if handle.pid is not None and handle.started is not None:
-            await asyncio.to_thread(_kill_leftover, handle.pid, handle.started)
+    async def adopt(self, handle: WorkerHandle, namespace: str, directory: Path) -> RunningWorker:
+        """The keeper of that number, unless it has become somebody else's."""
+        return _ProcessWorker(handle, namespace, directory)
+
+
+def _start(program: Program, folder: Path) -> subprocess.Popen[bytes]:
+    keep = {name: os.environ[name] for name in ("PATH", "LANG", "HOME") if name in os.environ}
+    return subprocess.Popen(
+        keeper.kept(program.command, str(folder), gated=program.gated, waited_for=False),
+        cwd=program.directory,
+        env={**keep, **program.environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the agent alone
+    )
+
+
+def _refuse_containers_things(launch: WorkerLaunch) -> None:
+    task = launch.spec.task
+    if isinstance(task, CommandTask) and (task.image or task.mounts):
+        what = f"the image {task.image}" if task.image else "mounts"
+        raise BadRequest(
+            f"worker {launch.spec.id} asks for {what}, but this agent runs workers as processes",
+            hint="run the agent with --workers docker, or leave image and mounts out: the program "
+            "then sees the server's own files",
+        )
 
 
 class _ProcessWorker:
-    """One worker process. The agent holds its standard input: that is its lifeline."""
+    """One worker's keeper, and what runs in its namespace."""
 
-    def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
-        self._process = process
-        self._output = output
-        self._started = _start_time(process.pid)
+    def __init__(
+        self,
+        handle: WorkerHandle,
+        namespace: str,
+        directory: Path,
+        child: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        self._handle, self._namespace, self._directory = handle, namespace, directory
+        self._child = child
         self._gone = asyncio.Event()
-        self._descriptor = os.pidfd_open(process.pid)
-        asyncio.get_running_loop().add_reader(self._descriptor, self._on_exit)
+        self._descriptor = _pidfd(handle)
+        if self._descriptor is None:
+            self._reap()
+        else:
+            asyncio.get_running_loop().add_reader(self._descriptor, self._on_exit)
 
     def _on_exit(self) -> None:
+        assert self._descriptor is not None
         asyncio.get_running_loop().remove_reader(self._descriptor)
         os.close(self._descriptor)
-        self._process.wait()
+        self._descriptor = None
+        self._reap()
+
+    def _reap(self) -> None:
+        if self._child is not None:
+            self._child.wait()
         self._gone.set()
 
     @property
     def handle(self) -> WorkerHandle:
-        return WorkerHandle(pid=self._process.pid, started=self._started)
+        return self._handle
 
     async def ended(self) -> ExitInfo:
         await self._gone.wait()
-        lines = await asyncio.to_thread(_tail, self._output)
-        return ExitInfo(self._process.returncode, lines)
+        code = keeper.exit_code(self._directory)
+        lines = await asyncio.to_thread(output.last_lines, self._directory / keeper.OUTPUT)
+        return ExitInfo(code, lines)
 
     async def stop(self, grace_s: float) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        try:
+        if self._descriptor is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, signal.SIGTERM)
+            await self.thaw()
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._gone.wait()
-        except TimeoutError:
-            self._process.kill()
-            await self._gone.wait()
+        await self.dispose()
+        await self._gone.wait()
+
+    async def freeze(self) -> None:
+        await asyncio.to_thread(namespace_processes.stop_all, self._namespace)
+
+    async def thaw(self) -> None:
+        await asyncio.to_thread(namespace_processes.continue_all, self._namespace)
 
     async def dispose(self) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        await asyncio.to_thread(namespace_processes.end_all, self._namespace)
 
 
-def _environment(launch: WorkerLaunch) -> dict[str, str]:
-    keep = {name: os.environ[name] for name in ("PATH", "LANG", "HOME") if name in os.environ}
-    return {
-        **keep,
-        **ENVIRONMENT,
-        "PYTHONPATH": str(TRAINING.parents[2]),
-        **({"CUDA_VISIBLE_DEVICES": launch.gpu_uuid} if launch.gpu_uuid else {}),
-    }
-
-
-def _start_time(pid: int) -> int | None:
-    """Clock ticks from boot to the start of the process (proc(5), stat field 22)."""
-    fields = _stat(pid)
-    return int(fields[19]) if fields else None
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the program's name; none if the process is gone."""
+def _pidfd(handle: WorkerHandle) -> int | None:
+    """A descriptor that tells when the process ends; ``None`` if it has."""
+    if handle.pid is None or handle.started is None:
+        return None
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return text.rpartition(")")[2].split()
-
-
-def _kill_leftover(pid: int, started: int) -> None:
-    deadline = time.monotonic() + 5
-    while _start_time(pid) == started and time.monotonic() < deadline:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        if _stat(pid)[:1] in ([], ["Z"]):
-            return
-        time.sleep(0.01)
-
-
-def _tail(path: Path) -> tuple[str, ...]:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _OUTPUT_TAIL))
-            return last_lines(file.read().decode(errors="replace"))
-    except OSError:
-        return ()
+        descriptor = os.pidfd_open(handle.pid)
+    except ProcessLookupError:
+        return None
+    # Looked at once the number cannot be given to another process any more.
+    if process_start(handle.pid) != handle.started:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from pydantic import ValidationError
+
 from patchlight.controller.jobs.cluster_view import graph_of
 from patchlight.controller.jobs.policy_set import PolicyChoice
-from patchlight.controller.jobs.running_job import scaled_gradient_bytes
+from patchlight.controller.jobs.running_job import command_task, scaled_gradient_bytes
 from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import nearest
@@ -97,8 +99,19 @@ def _check_models(lab: Lab, spec: JobSpec) -> None:
                 )
 
 
+def _check_command(spec: JobSpec) -> None:
+    try:
+        command_task(spec)
+    except ValidationError as error:
+        where = "; ".join(
+            f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
+        )
+        raise BadInput(f"job {spec.name}: {where}") from error
+
+
 def _check_memory(lab: Lab, spec: JobSpec) -> None:
     if spec.trainer == "command":
+        _check_command(spec)
         return
     scaled = scaled_gradient_bytes(spec.gradient_bytes, lab)
     if scaled > LARGEST_TASK_GRADIENT_BYTES:

@@ -192,6 +192,8 @@ class Gangs:
         if gang.ends_because and not gang.again:
             self._table.end([job.id], JobState.STOPPED, gang.ends_because)
         try:
+            if gang.again:
+                await job.hold_for_good()
             for message in await job.give_back():
                 self._store.add_event(time.time(), "worker-left-behind", {"message": message})
         finally:

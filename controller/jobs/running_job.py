@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
 from patchlight.controller.fleet import AgentClient, AgentError, AgentSilent, Fleet
+from patchlight.testbed.commands import CommandTask, Mount
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab import Host, Lab
@@ -17,16 +18,18 @@ from patchlight.testbed.worker_api import (
     Neighbour,
     Report,
     RingMember,
+    SyntheticTask,
+    Task,
     WorkerSpec,
     WorkerState,
     WorkerStatus,
-    WorkerTask,
 )
 
 # Each worker has a network namespace of its own, so one port serves every ring.
 RING_PORT = 29500
 _PREPARE_DEADLINE_S = 90.0
 _POLL_S = 0.2
+_LAST_HOLD_S = 30.0
 # So long an agent may be silent, restarted maybe, before its workers count as lost.
 LOST_AFTER_S = 60.0
 _FULL_WINDOW_BYTES = 8 * 2**20
@@ -132,7 +135,9 @@ class RunningJob:
     def assign(self, lab: Lab, fleet: Fleet, reports: Mapping[int, int] | None = None) -> None:
         """Say which workers it has, or is to have, and how many reports of each rank are known."""
         seen = reports or {}
-        specs = worker_specs(self.id, self.spec, self.hosts, lab, self.attempt)
+        specs = worker_specs(
+            self.id, self.spec, self.hosts, lab, self.attempt, self.first_iteration
+        )
         self.workers = [
             Worker(
                 spec,
@@ -237,6 +242,12 @@ class RunningJob:
             await asyncio.sleep(_POLL_S / 8)
         return False
 
+    async def hold_for_good(self) -> None:
+        """Pause it at an iteration that all ranks have come to, to begin there again."""
+        with contextlib.suppress(PatchlightError):
+            await self.hold(_LAST_HOLD_S)
+            await run_all(self._collect(worker) for worker in self.workers)
+
     async def release(self) -> None:
         """Let held workers go on; a worker that ended meanwhile is no error."""
         await asyncio.gather(
@@ -254,7 +265,12 @@ class RunningJob:
 
 
 def worker_specs(
-    job_id: str, spec: JobSpec, hosts: Sequence[Host], lab: Lab, attempt: int = 0
+    job_id: str,
+    spec: JobSpec,
+    hosts: Sequence[Host],
+    lab: Lab,
+    attempt: int = 0,
+    first_iteration: int = 0,
 ) -> list[WorkerSpec]:
     """What the agents are asked for, one for each rank; ``JobFailed`` if they cannot take it."""
     # Workers of another attempt are others: one that is left behind is not taken for them.
@@ -274,7 +290,8 @@ def worker_specs(
                 nic=host.nic.name,
                 ring=ring,
                 neighbours=[n for n in neighbours if n.address != host.nic.address],
-                task=_task(spec, host, lab),
+                checkpoint=spec.checkpoint,
+                task=_task(spec, host, lab, first_iteration),
             )
             for rank, host in enumerate(hosts)
         ]
@@ -282,15 +299,30 @@ def worker_specs(
         raise JobFailed(f"job {spec.name}: no agent would take it: {error}") from error
 
 
-def _task(spec: JobSpec, host: Host, lab: Lab) -> WorkerTask:
+def _task(spec: JobSpec, host: Host, lab: Lab, first_iteration: int) -> Task:
     if spec.trainer == "command":
-        raise JobFailed(f"job {spec.name}: the agents here run synthetic jobs only")
-    return WorkerTask(
+        return command_task(spec)
+    return SyntheticTask(
         iterations=spec.iterations,
         gradient_bytes=scaled_gradient_bytes(spec.gradient_bytes, lab),
         window_bytes=scaled_window_bytes(lab),
         compute_s=spec.compute_s[host.gpu.model] if host.gpu else 0.0,
         seed=spec.seed,
+        first_iteration=first_iteration,
+    )
+
+
+def command_task(spec: JobSpec) -> CommandTask:
+    """What a command job asks of an agent; ``pydantic.ValidationError`` if none would take it."""
+    return CommandTask(
+        trainer="command",
+        command=list(spec.command),
+        image=spec.image,
+        environment=dict(spec.environment),
+        mounts=[Mount(**asdict(mount)) for mount in spec.mounts],
+        shared_memory_bytes=spec.shared_memory_bytes,
+        working_directory=spec.working_directory,
+        hold=spec.hold,
     )
 
 

@@ -22,6 +22,7 @@ from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.plan import fabric_namespace, namespace_prefix
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import docker_engine, namespaces
+from patchlight.testbed.linux.namespace_processes import is_in
 from patchlight.testbed.linux.processes import ancestors, environment, process_ids
 
 _PIDFD_GETFD = 438  # the same number on every architecture
@@ -49,6 +50,9 @@ def remove_lab(lab: str) -> bool:
     state = _recorded(lab)
     if state is None:
         return False
+    # First, because processes of a container that is paused cannot be ended; and again below,
+    # because an agent may be making one now.
+    _remove_containers(lab, state.docker)
     # After a reboot the kernel holds nothing of ours, but Docker keeps its containers.
     if state.is_of_this_boot:
         present = _present_namespaces(state)
@@ -56,7 +60,7 @@ def remove_lab(lab: str) -> bool:
         _end_processes(state, set(present.values()))
     _remove_containers(lab, state.docker)
     if state.is_of_this_boot:
-        # Looked up again: a dying agent takes the namespaces of its workers away itself.
+        # Looked up again: an agent may have made one for a worker since.
         _end_namespaces(lab, _present_namespaces(state))
     shutil.rmtree(directory, ignore_errors=True)
     if directory.exists():
@@ -176,15 +180,8 @@ def _lab_processes(state: states.LabState, inodes: set[int]) -> Iterable[int]:
     recorded = {p.pid for p in state.processes if states.is_running(p)}
     mark = f"{states.MARK}={state.run_dir}"
     for pid in set(process_ids()) - ancestors():  # ``down`` never ends who asked for it
-        if pid in recorded or _is_in(pid, inodes) or mark in environment(pid):
+        if pid in recorded or is_in(pid, inodes) or mark in environment(pid):
             yield pid
-
-
-def _is_in(pid: int, inodes: set[int]) -> bool:
-    # The link reads "net:[4026532281]"; a kernel thread and a zombie have none.
-    with suppress(OSError):
-        return int(os.readlink(f"/proc/{pid}/ns/net")[5:-1]) in inodes
-    return False
 
 
 def _kill(pid: int, number: signal.Signals) -> None:

@@ -56,7 +56,7 @@ def agent() -> None:
     "--token-file", type=click.Path(path_type=Path), help="The token that clients must send."
 )
 def run(**options: Any) -> None:
-    """Serve one server until SIGTERM; then stop its workers and take its NICs back."""
+    """Serve one server until SIGTERM; its workers go on, and the next agent takes them over."""
     from patchlight.agents.run import Options, run_agent
 
     again = "patchlight agent run --lab {lab} --server {server} …".format_map(options)

@@ -10,6 +10,12 @@ import pytest
 from tests.support.agent_bench import Bench
 
 
+@pytest.fixture(params=["process", pytest.param("docker", marks=pytest.mark.docker)])
+def runner(request: pytest.FixtureRequest) -> str:
+    """What a worker is: each test with it runs with both."""
+    return str(request.param)
+
+
 @pytest.fixture
 def make_bench() -> Iterator[Callable[[int], Bench]]:
     """Builds a bench with so many servers; clears it away afterwards."""

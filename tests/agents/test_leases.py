@@ -1,14 +1,13 @@
-"""Leases: on record before anything moves, one holder at a time."""
+"""Leases: on record before anything moves, and what is said of a worker at its end."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from patchlight.agents.errors import Conflict
-from patchlight.agents.leases import Holders, Lease, LeaseBook
+from patchlight.agents.leases import Ended, Lease, LeaseBook
 from patchlight.agents.nics import NicState
-from patchlight.agents.worker_folder import LastReport, final_report
+from patchlight.agents.worker_folder import ON_REQUEST, Ending, LastReport, final_report
 from patchlight.agents.workers.contract import ExitInfo, WorkerHandle
 from patchlight.testbed.linux.rate_limits import SavedLimit
 from patchlight.testbed.worker_api import WorkerSpec, WorkerState
@@ -39,13 +38,16 @@ def lease(worker: str) -> Lease:
         tx_checksum=False,
         sysctls={"arp_ignore": "1"},
     )
-    return Lease(spec, f"pl.lab.server1.w-{worker}", state, "process")
+    return Lease(spec, f"pl.lab.server1.w-{worker}", state, "process", 1.5)
 
 
 def test_a_lease_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     book = LeaseBook(tmp_path / "leases")
     first = lease("a")
-    second = replace(lease("b"), handle=WorkerHandle(pid=17, started=12345))
+    ended = Ended(WorkerState.FAILED, 3, "lost rank 1", 1, ("the", "end"), 2)
+    second = replace(
+        lease("b"), handle=WorkerHandle(pid=17, started=12345), ended=ended, returned=True
+    )
     for one in (second, first):
         book.write(one)
     assert LeaseBook(tmp_path / "leases").read() == [first, second]
@@ -71,41 +73,51 @@ def test_a_lease_that_cannot_be_read_is_set_aside_and_the_others_count(
     assert caplog.text == ""
 
 
-def test_a_gpu_and_its_nic_have_one_holder() -> None:
-    holders = Holders()
-    holders.claim("a", "gpu0", "nic0")
-    with pytest.raises(Conflict, match="NIC nic0 is leased to worker a"):
-        holders.claim("b", "gpu1", "nic0")
-    with pytest.raises(Conflict, match="GPU gpu0 is leased to worker a"):
-        holders.claim("b", "gpu0", "nic1")
-    assert (holders.gpu("gpu0"), holders.nic("nic0")) == ("a", "a")
-    assert (holders.gpu("gpu1"), holders.nic("nic1")) == (None, None)
-    holders.claim("c", None, "nic1")
-    holders.release("a")
-    holders.claim("b", "gpu0", "nic0")
-    assert holders.nic("nic1") == "c"
-
-
 HALFWAY = LastReport(WorkerState.RUNNING, 2)
+GONE = Ending(WorkerState.FAILED, "its NIC is gone")
 
 
 @pytest.mark.parametrize(
-    ("last", "code", "stopping", "state", "message"),
+    ("last", "code", "ending", "state", "message"),
     [
-        (LastReport(WorkerState.DONE, 5), 0, False, WorkerState.DONE, ""),
-        (LastReport(WorkerState.DONE, 5), 0, True, WorkerState.DONE, ""),
-        (LastReport(WorkerState.STOPPED, 2, "told"), 0, False, WorkerState.STOPPED, "told"),
-        (HALFWAY, -9, True, WorkerState.STOPPED, "on request"),
-        (HALFWAY, -9, False, WorkerState.FAILED, "killed by signal 9"),
-        (HALFWAY, 0, False, WorkerState.FAILED, "exit code 0 while running"),
-        (LastReport(WorkerState.FAILED, 2, "lost"), 1, False, WorkerState.FAILED, "lost"),
-        (LastReport(WorkerState.DONE, 5), 1, False, WorkerState.FAILED, "exit code 1"),
+        (LastReport(WorkerState.DONE, 5), 0, None, WorkerState.DONE, ""),
+        (LastReport(WorkerState.DONE, 5), 0, ON_REQUEST, WorkerState.DONE, ""),
+        (LastReport(WorkerState.STOPPED, 2, "told"), 0, None, WorkerState.STOPPED, "told"),
+        (HALFWAY, 137, ON_REQUEST, WorkerState.STOPPED, "on request"),
+        (HALFWAY, 137, GONE, WorkerState.FAILED, "its NIC is gone"),
+        (HALFWAY, 137, None, WorkerState.FAILED, "killed by signal 9"),
+        (HALFWAY, 0, None, WorkerState.FAILED, "exit code 0 while running"),
+        (LastReport(WorkerState.FAILED, 2, "lost"), 1, None, WorkerState.FAILED, "lost"),
+        (LastReport(WorkerState.DONE, 5), 1, None, WorkerState.FAILED, "exit code 1"),
     ],
 )
 def test_what_became_of_a_worker(
-    last: LastReport, code: int, stopping: bool, state: WorkerState, message: str
+    last: LastReport, code: int, ending: Ending | None, state: WorkerState, message: str
 ) -> None:
-    result = final_report(last, ExitInfo(code), stopping)
+    result = final_report(last, ExitInfo(code), ending)
     assert result.state is state
     assert message in result.message
     assert result.iterations_done == last.iterations_done
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "state", "message"),
+    [
+        (LastReport(), 0, WorkerState.DONE, ""),
+        (HALFWAY, 0, WorkerState.DONE, ""),
+        (LastReport(WorkerState.STOPPED, 2, "told"), 0, WorkerState.STOPPED, "told"),
+        (LastReport(), 7, WorkerState.FAILED, "the worker ended with exit code 7"),
+        (
+            LastReport(),
+            139,
+            WorkerState.FAILED,
+            "the worker ended with exit code 139 (killed by signal 11)",
+        ),
+        (LastReport(WorkerState.FAILED, 2, "no data"), 1, WorkerState.FAILED, "no data"),
+    ],
+)
+def test_what_became_of_a_program_that_is_not_ours(
+    last: LastReport, code: int, state: WorkerState, message: str
+) -> None:
+    result = final_report(last, ExitInfo(code), foreign=True)
+    assert (result.state, result.message) == (state, message)

@@ -15,6 +15,7 @@ import pytest
 
 from patchlight.testbed.lab import Gpu, Lab, Nic, Server
 from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.linux import namespace_processes
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +63,7 @@ class Agent:
         return False
 
     def stop(self) -> None:
+        """As an operator or an upgrade does."""
         assert self.process is not None
         self.process.terminate()
         assert self.process.wait(20) == 0, self.log.read_text()
@@ -148,6 +150,11 @@ class Bench:
         self.agents.append(agent)
         return agent
 
+    def command(self, rank: int, ranks: int, *command: str, **task: Any) -> dict[str, Any]:
+        """The same for a worker that runs somebody's own program."""
+        task = {"trainer": "command", "command": list(command), **task}
+        return {**self.spec(rank, ranks), "task": task}
+
     def spec(self, rank: int, ranks: int, **task: Any) -> dict[str, Any]:
         """What to post for one worker of a job over the first ``ranks`` servers."""
         return {
@@ -182,6 +189,7 @@ class Bench:
     def clear(self) -> None:
         for agent in self.agents:
             if agent.process is not None and agent.process.poll() is None:
+                agent.client.post("/drain")
                 agent.process.terminate()
         for agent in self.agents:
             if agent.process is not None:
@@ -192,6 +200,7 @@ class Bench:
             self.gpus.wait(10)
         left = [path.name for path in Path("/run/netns").glob(f"pl.{self.name}.*")]
         for name in left:
+            namespace_processes.end_all(name)
             ip("netns", "del", name)
         kept = {self.namespace(d) for d in ("fabric", *(s.name for s in self.lab.servers))}
         assert set(left) <= kept, f"workers' namespaces were left behind: {set(left) - kept}"

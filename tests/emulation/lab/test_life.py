@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from patchlight import EmulatedLab
@@ -164,6 +165,36 @@ def test_down_removes_the_containers_of_its_lab_alone(
     assert made[other] in there
     subprocess.run(["docker", "rm", made[other]], check=True, capture_output=True)
     subprocess.run(["docker", "rmi", image], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("workers", ["process", pytest.param("docker", marks=pytest.mark.docker)])
+def test_down_ends_frozen_workers_whose_agents_are_dead(
+    two_tors: Path, new_name: Callable[[], str], workers: str
+) -> None:
+    name = new_name()
+    with EmulatedLab.from_file(
+        two_tors, 1000, name=name, controller=False, agents=True, workers=workers, fabric="bridge"
+    ) as lab:
+        agent = httpx.Client(
+            transport=httpx.HTTPTransport(uds=f"{lab.run_dir}/agents/server2.sock"),
+            base_url="http://agent/v1",
+            timeout=30,
+        )
+        spec = {
+            **{"id": "w", "job": "j", "rank": 0, "nic": "nic0"},
+            "ring": [{"rank": 0, "address": "192.168.10.13", "port": 29500}],
+            "task": {
+                "trainer": "command",
+                "command": ["sh", "-c", "setsid sleep 1000 & while :; do sleep 0.01; done"],
+            },
+        }
+        with agent:
+            assert agent.post("/workers", json=spec).status_code == 201
+            assert agent.post("/workers/w/start").status_code == 200
+            assert agent.post("/workers/w/hold", json={"iteration": 1}).status_code == 200
+        for process in lab.state.processes:
+            os.kill(process.pid, signal.SIGKILL)
+    assert left_of(name) == []
 
 
 def test_a_reused_process_number_is_not_ours(new_name: Callable[[], str]) -> None:

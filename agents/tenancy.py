@@ -1,0 +1,171 @@
+"""What one worker has of its server: a GPU, a NIC, a network namespace, a folder.
+
+Taken all at once, on record before each step, and given back whatever has happened meanwhile.
+"""
+
+import asyncio
+import logging
+import shutil
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from patchlight.agents import nics
+from patchlight.agents.errors import AgentError, Conflict, NicError, NicGone
+from patchlight.agents.gpus import GpuBackend
+from patchlight.agents.leases import Lease, LeaseBook
+from patchlight.agents.workers.contract import Runner, RunningWorker, WorkerLaunch
+from patchlight.testbed.lab import Lab, Nic, Server
+from patchlight.testbed.linux import namespace_processes, namespaces
+from patchlight.testbed.worker_api import WorkerSpec
+
+_log = logging.getLogger("patchlight.agent")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What the workers of one server share. ``home`` is the namespace that NICs come from."""
+
+    lab: Lab
+    server: Server
+    runner: Runner
+    gpus: GpuBackend
+    book: LeaseBook
+    home: Path
+    folders: Path
+
+
+class Tenancy:
+    """One worker's part of the server. ``lease`` is what is on record of it, if anything is."""
+
+    def __init__(self, site: Site, spec: WorkerSpec, lease: Lease | None = None) -> None:
+        self._site, self._spec, self._lease = site, spec, lease
+        self.folder = site.folders / spec.id
+
+    @property
+    def lease(self) -> Lease:
+        """What is on record; ``Conflict`` before anything is."""
+        if self._lease is None:
+            raise Conflict(f"worker {self._spec.id} is not up yet", hint="wait until it is ready")
+        return self._lease
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether the worker got all that it needs."""
+        return self._lease is not None and self._lease.handle is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether GPU and NIC are back."""
+        return self._lease is not None and self._lease.returned
+
+    @property
+    def namespace(self) -> Path:
+        """The worker's network namespace."""
+        return namespaces.namespace_path(self.lease.namespace)
+
+    @property
+    def nic_problem(self) -> str:
+        """What is wrong with its NIC now, in words; empty if nothing is."""
+        return nics.problem_of(self.namespace, self.lease.nic_state.interface)
+
+    async def begin(self, nic: Nic) -> RunningWorker:
+        """Lease, launch, move the NIC in. After an error there may be something to ``end``."""
+        try:
+            return await self._begin(nic)
+        except OSError as exc:
+            what = f" {exc.filename}" if exc.filename else ""
+            raise AgentError(f"launching worker {self._spec.id}: {exc.strerror}{what}") from exc
+
+    async def _begin(self, nic: Nic) -> RunningWorker:
+        spec, site = self._spec, self._site
+        interface = nic.interface or nic.name
+        name = f"pl.{site.lab.name}.{site.server.name}.w-{spec.id}"
+        before = await asyncio.to_thread(
+            namespaces.inside, site.home, lambda: nics.read_nic(interface)
+        )
+        self._write(Lease(spec, name, before, site.runner.name, time.time()))
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(mode=0o700, parents=True)
+        running = await site.runner.launch(
+            WorkerLaunch(
+                spec=spec,
+                directory=self.folder,
+                namespace=name,
+                interface=interface,
+                gpu_socket=site.gpus.socket_of(spec.gpu) if spec.gpu else None,
+                gpu_uuid=site.gpus.uuid_of(spec.gpu) if spec.gpu else None,
+            )
+        )
+
+        def give() -> None:
+            nics.give_nic(
+                interface,
+                namespaces.namespace_path(name),
+                before,
+                address=str(nic.address),
+                prefix=site.lab.network.prefixlen,
+                mac=nic.mac,
+                neighbours=[(str(n.address), n.mac) for n in spec.neighbours],
+            )
+
+        try:
+            await asyncio.to_thread(namespaces.inside, site.home, give)
+            self.record(handle=running.handle)
+        except BaseException:
+            await running.dispose()
+            raise
+        return running
+
+    async def end(self, running: RunningWorker | None) -> str:
+        """Take back all that the worker had; it is dead, or dies now.
+
+        What was lost of it, in words. An error if something could not be taken back: it stays
+        leased then, because nobody else may get it in the state it is in.
+        """
+        try:
+            if running is not None:
+                await running.dispose()
+        finally:  # a container that will not go is no reason to leave it the NIC
+            lost = await asyncio.to_thread(self._take_back) if self._lease is not None else ""
+        return lost
+
+    def _take_back(self) -> str:
+        lease, namespace = self.lease, self.namespace
+        lost = ""
+        namespace_processes.end_all(lease.namespace)
+        try:
+            nics.take_nic_back(lease.nic_state, namespace, self._site.home)
+        except NicGone:
+            lost = nics.GONE.format(lease.nic_state.interface)
+            _log.error("worker %s: %s", self._spec.id, lost)
+        except NicError:
+            # A namespace that still has the NIC is kept: a virtual one would die with it.
+            if not nics.is_in(namespace, lease.nic_state.interface):
+                namespaces.delete(lease.namespace)
+            raise
+        namespaces.delete(lease.namespace)
+        return lost
+
+    def record(self, **changes: Any) -> None:
+        """Put changes of the lease on record."""
+        self._write(replace(self.lease, **changes))
+
+    def note(self, **changes: Any) -> None:
+        """The same, but what cannot be written is known to this agent all the same."""
+        try:
+            self.record(**changes)
+        except AgentError as exc:
+            _log.error("%s", exc)
+            self._lease = replace(self.lease, **changes)
+
+    def _write(self, lease: Lease) -> None:
+        self._site.book.write(lease)
+        self._lease = lease
+
+    def forget(self) -> None:
+        """Remove what is on record, and the folder."""
+        self._site.book.end(self._spec.id)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._lease = None

@@ -1,0 +1,314 @@
+"""One worker: how it is, what it is told, and its end, however that comes.
+
+A worker outlives its agent. What an agent has to know of it is in the lease and in the worker's
+folder, so that the next one takes it over where the last one left it.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+
+from patchlight.agents import nics
+from patchlight.agents.errors import AgentError, Conflict, GpuError
+from patchlight.agents.leases import Ended, Lease
+from patchlight.agents.tenancy import Site, Tenancy
+from patchlight.agents.worker_folder import (
+    ON_REQUEST,
+    Ending,
+    LastReport,
+    ReportReader,
+    final_report,
+    has_control,
+    read_state,
+    tell,
+)
+from patchlight.agents.workers import keeper, output
+from patchlight.agents.workers.contract import ExitInfo, RunningWorker
+from patchlight.testbed.commands import CommandTask
+from patchlight.testbed.errors import in_words
+from patchlight.testbed.lab import Nic
+from patchlight.testbed.worker_api import LogPart, WorkerSpec, WorkerState, WorkerStatus
+
+UNSTARTED_S = 600.0
+"""A worker that is not told to start for so long is ended: nobody knows of it any more."""
+
+_GRACE_S = 2.0
+_START_S = 5.0
+# A GPU that does not answer so many times in a row has fallen off.
+_GPU_MISSES = 3
+_log = logging.getLogger("patchlight.agent")
+
+
+class Worker:
+    """One worker that the agent knows of, alive or ended. ``lock`` is for who changes its life."""
+
+    def __init__(self, site: Site, spec: WorkerSpec, lease: Lease | None = None) -> None:
+        self.spec = spec
+        self.lock = asyncio.Lock()
+        self.tenancy = Tenancy(site, spec, lease)
+        self._folder = self.tenancy.folder
+        self._command = spec.task if isinstance(spec.task, CommandTask) else None
+        self.reports = ReportReader(self._folder, foreign=self._command is not None)
+        self._runner, self._gpus = site.runner, site.gpus
+        self._gpu_misses = 0
+        self._is_silent = False
+        self._running: RunningWorker | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._ending: Ending | None = None
+        self._ended: Ended | None = lease.ended if lease else None
+
+    async def launch(self, nic: Nic) -> None:
+        """Give it all that it needs, and watch it from then on."""
+        self._running = await self.tenancy.begin(nic)
+        self._watching = asyncio.create_task(self._watch())
+
+    async def abandon(self, why: str) -> bool:
+        """Clear up after a launch that failed or was cut short; whether nothing is left of it.
+
+        What cannot be cleared up stays on show.
+        """
+        try:
+            await self.tenancy.end(None)
+        except Exception as exc:
+            self._conclude(LastReport(WorkerState.FAILED, 0, f"{why}; {in_words(exc)}"))
+            return False
+        self.tenancy.forget()
+        return True
+
+    async def adopt(self) -> None:
+        """Take over what an earlier agent left: watch the worker, or say what became of it."""
+        lease = self.tenancy.lease
+        if lease.handle is None:
+            raise ValueError(f"worker {self.spec.id} was never launched: abandon it")
+        if lease.ended is not None:
+            if not lease.returned:
+                await self._give_back()
+        elif lease.runner != self._runner.name:
+            self._ending = Ending(
+                WorkerState.FAILED,
+                f"the agent was started again with --workers {self._runner.name}, and ended this "
+                f"{lease.runner} worker",
+            )
+            await self._follow(ExitInfo(137))
+        else:
+            self._running = await self._runner.adopt(lease.handle, lease.namespace, self._folder)
+            self._watching = asyncio.create_task(self._watch())
+            if lease.frozen:  # the agent may have died halfway
+                await self._freeze(self._running)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, and given everything back."""
+        return self._ended is not None and self.tenancy.is_over
+
+    def status(self) -> WorkerStatus:
+        """What is known of it now."""
+        ended = self._ended
+        if ended is None:
+            last = self._present()
+            ended = Ended(last.state, last.iterations_done, last.message, restarts=last.starts - 1)
+        return WorkerStatus(
+            id=self.spec.id,
+            job=self.spec.job,
+            rank=self.spec.rank,
+            state=ended.state,
+            exit_code=ended.exit_code,
+            message=ended.message,
+            last_lines=list(ended.last_lines),
+            iterations_done=ended.iterations_done,
+            gpu=self.spec.gpu,
+            nic=self.spec.nic,
+            restarts=ended.restarts,
+            holds_by="freeze" if self._freezes else "protocol",
+        )
+
+    def _present(self) -> LastReport:
+        last = self._last_report()
+        if not self.tenancy.is_launched:
+            return replace(last, state=WorkerState.STARTING)
+        if self._is_silent:
+            return replace(last, state=WorkerState.HELD)
+        if last.state.is_final:  # until its NIC and GPU are back, the worker is not over
+            return replace(last, state=WorkerState.RUNNING, message="ending")
+        return last
+
+    def _last_report(self) -> LastReport:
+        last = read_state(self._folder)
+        if self._command is None:
+            return last
+        self.reports.after(0)
+        done = max(last.iterations_done, self.reports.iterations_done)
+        state = last.state
+        if not (self._folder / keeper.STARTED).exists():
+            state = WorkerState.READY
+        elif state in (WorkerState.STARTING, WorkerState.READY):
+            state = WorkerState.RUNNING
+        return replace(last, iterations_done=done, state=state)
+
+    def log(self, after: int, limit: int) -> LogPart:
+        """Part of its output."""
+        return output.read(self._folder / keeper.OUTPUT, after, limit)
+
+    async def start(self) -> int:
+        """Let it train; again is harmless. Gives the iteration it is at."""
+        status = self._alive()
+        if status.state is WorkerState.STARTING:
+            raise Conflict(f"worker {self.spec.id} is not ready yet", hint="wait until it is ready")
+        if self._command is None:
+            return await tell(self._folder, {"op": "start"})
+        if self.tenancy.lease.frozen:
+            raise Conflict(f"worker {self.spec.id} is held", hint="release it first")
+        deadline = time.monotonic() + _START_S
+        while not keeper.open_gate(self._folder):
+            self._alive()
+            if time.monotonic() > deadline:
+                raise AgentError(f"worker {self.spec.id} does not start: nobody is at its gate")
+            await asyncio.sleep(0.01)
+        return status.iterations_done
+
+    async def hold(self, iteration: int) -> int:
+        """Hold it just before the all-reduce of ``iteration``; one that is frozen, at once."""
+        status = self._alive()
+        if not self._freezes:
+            return await tell(self._folder, {"op": "hold", "iteration": iteration})
+        async with self.lock:
+            self._alive()
+            if self._running is None:
+                raise Conflict(f"worker {self.spec.id} is not up yet")
+            self.tenancy.record(frozen=True)
+            await self._freeze(self._running)
+        return status.iterations_done
+
+    async def release(self) -> int:
+        """Let it go on."""
+        status = self._alive()
+        if not self.tenancy.lease.frozen:
+            return 0 if self._freezes else await tell(self._folder, {"op": "release"})
+        async with self.lock:
+            self._alive()
+            self._is_silent = False
+            if self._running is not None:
+                await asyncio.to_thread(nics.unsilence, self.tenancy.namespace)
+                await self._running.thaw()
+            self.tenancy.note(frozen=False)
+        return status.iterations_done
+
+    async def stop_at(self, iteration: int) -> int:
+        """Have it end, as stopped, just before the all-reduce of ``iteration``."""
+        self._alive()
+        if self._freezes:
+            raise Conflict(
+                f"worker {self.spec.id} does not speak the control protocol",
+                hint="delete it: what counts is the checkpoint that it wrote itself",
+            )
+        return await tell(self._folder, {"op": "stop-at", "iteration": iteration})
+
+    async def _freeze(self, running: RunningWorker) -> None:
+        await running.freeze()
+        interface = self.tenancy.lease.nic_state.interface
+        await asyncio.to_thread(nics.silence, self.tenancy.namespace, interface)
+        self._is_silent = True
+
+    @property
+    def _freezes(self) -> bool:
+        if self._command is None or self._command.hold == "protocol":
+            return False
+        return self._command.hold == "freeze" or not has_control(self._folder)
+
+    def _alive(self) -> WorkerStatus:
+        status = self.status()
+        if status.state.is_final:
+            raise Conflict(
+                f"worker {self.spec.id} is {status.state}: {status.message or 'nothing to do'}",
+                iteration=status.iterations_done,
+            )
+        return status
+
+    async def look(self, now: float) -> Ending | None:
+        """Why it has to be ended, if it has; ``now`` in Unix time."""
+        if self._ended is not None or self.lock.locked() or not self.tenancy.is_launched:
+            return None
+        lease = self.tenancy.lease
+        await asyncio.to_thread(output.bound, self._folder / keeper.OUTPUT)
+        unstarted = self.status().state in (WorkerState.STARTING, WorkerState.READY)
+        if unstarted and now - lease.created_at > UNSTARTED_S:
+            return Ending(
+                WorkerState.FAILED,
+                f"it was not told to start within {UNSTARTED_S:g} s: its controller is gone",
+            )
+        problem = await asyncio.to_thread(lambda: self.tenancy.nic_problem)
+        if problem == nics.GONE.format(lease.nic_state.interface):
+            return Ending(WorkerState.FAILED, problem)
+        return await self._look_at_gpu()
+
+    async def _look_at_gpu(self) -> Ending | None:
+        if self.spec.gpu is None:
+            return None
+        try:
+            await self._gpus.read(self.spec.gpu)
+        except GpuError as exc:
+            self._gpu_misses += 1
+            if self._gpu_misses == _GPU_MISSES:
+                return Ending(WorkerState.FAILED, f"its GPU is gone: {exc.message}")
+        else:
+            self._gpu_misses = 0
+        return None
+
+    async def end(self, ending: Ending = ON_REQUEST) -> None:
+        """End it, if it has not, and take its NIC and GPU back; an error if that fails."""
+        self._ending = self._ending or ending
+        async with self.lock:
+            if self._running is not None and self._ended is None:
+                await self._running.stop(_GRACE_S)
+            if self._watching is not None:
+                await self._watching
+            if not self.tenancy.is_over:  # try once more
+                await self._give_back()
+
+    async def _give_back(self) -> None:
+        await self.tenancy.end(self._running)
+        self.tenancy.note(returned=True)
+
+    async def let_go(self) -> None:
+        """Watch it no longer, because the agent ends; it goes on."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
+
+    async def _watch(self) -> None:
+        """Wait for the worker's end, however it comes, and clear up after it."""
+        assert self._running is not None
+        await self._follow(await self._running.ended())
+
+    async def _follow(self, exit_info: ExitInfo) -> None:
+        foreign = self._command is not None
+        last = final_report(self._last_report(), exit_info, self._ending, foreign=foreign)
+        await self._clear_up(last, exit_info)
+
+    async def _clear_up(self, last: LastReport, exit_info: ExitInfo) -> None:
+        try:
+            lost = await self.tenancy.end(self._running)
+        except Exception as exc:
+            message = f"{last.message}; {in_words(exc)}".removeprefix("; ")
+            last = replace(last, state=WorkerState.FAILED, message=message)
+            self._conclude(last, exit_info)
+            return
+        if lost and lost not in last.message:
+            last = replace(last, message=f"{last.message}; {lost}".removeprefix("; "))
+        self._conclude(last, exit_info, returned=True)
+
+    def _conclude(
+        self, last: LastReport, exit_info: ExitInfo | None = None, *, returned: bool = False
+    ) -> None:
+        if not returned:
+            _log.error("worker %s: %s", self.spec.id, last.message)
+        self._ended = Ended(
+            state=last.state,
+            iterations_done=last.iterations_done,
+            message=last.message,
+            exit_code=exit_info.exit_code if exit_info else None,
+            last_lines=exit_info.last_lines if exit_info else (),
+            restarts=last.starts - 1,
+        )
+        self.tenancy.note(ended=self._ended, returned=returned, frozen=False)

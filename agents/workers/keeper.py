@@ -1,0 +1,79 @@
+"""The shell that a worker's program runs under: it keeps its output, waits for the start, and
+leaves its exit code where an agent that is not its parent finds it.
+
+Nothing but a POSIX ``sh`` and its built-in commands, because that is all that every image has.
+The worker's folder has, while there is a use for them: ``output.log``; ``start``, a pipe that a
+gated program waits at; ``started``, once it was let go; ``exit``, its exit code (128 + number
+if a signal ended it).
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+START, STARTED, EXIT, OUTPUT = "start", "started", "exit", "output.log"
+
+# SIGTERM is passed on to the whole process group. A shell's ``wait`` is interrupted by it and
+# has to be called again; 127 then means that the first call had the true exit code already.
+_KEEPER = """
+folder=$1 mode=$2
+shift 2
+exec </dev/null >>"$folder/output.log" 2>&1
+if [ "$mode" = direct ]; then exec "$@"; fi
+if [ "$mode" = gated ]; then
+    trap 'exit 143' TERM
+    read -r go <"$folder/start" || exit 125
+    true >"$folder/started" || exit 125
+fi
+told=
+trap 'trap "" TERM; told=yes; kill -TERM 0' TERM
+"$@" &
+program=$! code=
+while :; do
+    told=
+    wait "$program"
+    next=$?
+    if [ "$next" = 127 ] && [ -n "$code" ]; then break; fi
+    code=$next
+    [ -n "$told" ] || break
+done
+echo "$code" >"$folder/exit"
+exit "$code"
+"""
+
+
+def kept(program: Sequence[str], folder: str, *, gated: bool, waited_for: bool) -> list[str]:
+    """The command that runs ``program`` under the keeper; ``folder`` as the worker sees it.
+
+    ``gated``: not before the start. ``waited_for``: somebody else learns the exit code, so that
+    a program without a gate may take the keeper's place.
+    """
+    mode = "gated" if gated else "direct" if waited_for else "kept"
+    return ["sh", "-c", _KEEPER, "patchlight-keeper", folder, mode, *program]
+
+
+def make_gate(folder: Path) -> None:
+    """The pipe that a gated program waits at."""
+    os.mkfifo(folder / START, 0o600)
+
+
+def open_gate(folder: Path) -> bool:
+    """Let the program go; whether it has gone already, or anybody was there to be let go."""
+    if (folder / STARTED).exists():
+        return True
+    try:
+        pipe = os.open(folder / START, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:  # nobody waits there yet, or any more
+        return False
+    with os.fdopen(pipe, "wb") as opened:
+        opened.write(b"go\n")
+    return True
+
+
+def exit_code(folder: Path) -> int:
+    """What the program ended with; 137 (killed) if its keeper could not say any more."""
+    try:
+        text = (folder / EXIT).read_text(encoding="ascii")
+        return int(text) if text.endswith("\n") else 137
+    except (OSError, ValueError):
+        return 137

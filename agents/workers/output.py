@@ -1,0 +1,71 @@
+"""A worker's output: bounded on the disk, and read in parts by byte offset."""
+
+import os
+from pathlib import Path
+
+from patchlight.agents.errors import AgentError
+from patchlight.testbed.linux import sparse_files
+from patchlight.testbed.linux.plain_files import open_plain
+from patchlight.testbed.worker_api import LogPart
+
+MOST_KEPT_BYTES = 64 * 2**20
+"""Of a longer output the beginning is dropped, down to half of this."""
+
+_TAIL_BYTES = 16 * 1024
+
+
+def bound(path: Path) -> None:
+    """Drop the beginning of an output that has become too long. Harmless if there is none."""
+    try:
+        if path.lstat().st_size <= MOST_KEPT_BYTES:
+            return
+        with open_plain(path, change=True) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size - sparse_files.first_kept(file.fileno()) > MOST_KEPT_BYTES:
+                sparse_files.give_back(file.fileno(), size - MOST_KEPT_BYTES // 2)
+    except FileNotFoundError:
+        return
+
+
+def read(path: Path, after: int, limit: int) -> LogPart:
+    """At most ``limit`` bytes after the first ``after``, as text; nothing before it began.
+
+    A character at the end that is only half there comes with the next part.
+    """
+    try:
+        with open_plain(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            offset = min(max(after, sparse_files.first_kept(file.fileno())), size)
+            data = os.pread(file.fileno(), limit, offset)
+    except FileNotFoundError:
+        return LogPart(offset=after, text="", next=after)
+    except OSError as exc:
+        raise AgentError(f"reading the output {path}: {exc.strerror}") from exc
+    if len(data) > 3:
+        data = data[: len(data) - _begun_character(data)]
+    text = data.decode(errors="replace")
+    if offset > after:
+        text = f"[{offset - after} bytes of output are not kept any more]\n{text}"
+    return LogPart(offset=offset, text=text, next=offset + len(data))
+
+
+def _begun_character(data: bytes) -> int:
+    """How many bytes at the end begin a UTF-8 character that is not complete."""
+    for count in (1, 2, 3):
+        first = data[-count]
+        if first & 0xC0 == 0x80:
+            continue  # inside a character
+        length = 2 if first >> 5 == 0b110 else 3 if first >> 4 == 0b1110 else 4
+        return count if first >= 0xC0 and count < length else 0
+    return 0
+
+
+def last_lines(path: Path, count: int = 20) -> tuple[str, ...]:
+    """The last lines of the output; none if it cannot be read."""
+    try:
+        with open_plain(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            data = os.pread(file.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+    except OSError:
+        return ()
+    return tuple(line.rstrip() for line in data.decode(errors="replace").splitlines()[-count:])

@@ -1,0 +1,19 @@
+"""Opening files that somebody else may have put there: never a link, a pipe or a device."""
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+def open_plain(path: Path, *, change: bool = False) -> BinaryIO:
+    """Open a plain file to be read, or changed in place; ``OSError`` for anything else.
+
+    A link could lead anywhere on the machine, and a pipe could make the reader wait for ever.
+    """
+    flags = os.O_RDWR if change else os.O_RDONLY
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is no plain file")
+    return os.fdopen(descriptor, "r+b" if change else "rb")

@@ -1,0 +1,198 @@
+"""Workers outlive their agent: the next one takes them over, or says what became of them."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from patchlight.testbed.linux.processes import process_start
+from tests.support.agent_bench import Agent, Bench, ip
+from tests.support.waiting import ask, wait_until
+from tests.support.worker_jobs import (
+    everything_is_back,
+    processes_of,
+    run_job,
+    start_all,
+    training_pid,
+    until_done,
+)
+
+pytestmark = pytest.mark.root
+
+MakeBench = Callable[[int], Bench]
+
+
+def edit_lease(agent: Agent, worker: str, **changes: Any) -> None:
+    """Make the lease what an agent that died at another moment would have left."""
+    path = agent.bench.directory / f"state-{agent.server}" / "leases" / f"{worker}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def iterations_done(agent: Agent, worker: str) -> int:
+    return int(agent.worker(worker)["iterations_done"])
+
+
+@pytest.mark.parametrize("end_agent", [Agent.kill, Agent.stop])
+def test_workers_train_on_without_their_agent_and_are_taken_over(
+    make_bench: MakeBench, runner: str, end_agent: Callable[[Agent], None]
+) -> None:
+    bench = make_bench(2)
+    agents = run_job(bench, runner, 2, iterations=10_000, compute_s=0.02)
+    start_all(agents)
+    wait_until(lambda: iterations_done(agents[0], "job-0") >= 2, "two iterations")
+    pid = training_pid(bench, "job-0")
+    end_agent(agents[0])
+    before = iterations_done(agents[1], "job-1")
+    wait_until(lambda: iterations_done(agents[1], "job-1") >= before + 3, "three iterations more")
+    agents[0].start()
+    assert training_pid(bench, "job-0") == pid
+    assert agents[0].worker("job-0")["state"] == "running"
+    assert not agents[0].nic_is_home()
+    overview = agents[0].client.get("/status").json()
+    assert overview["nics"][0]["worker"] == overview["gpus"][0]["worker"] == "job-0"
+    at = iterations_done(agents[0], "job-0") + 50
+    for rank, agent in enumerate(agents):
+        answer = agent.client.post(f"/workers/job-{rank}/hold", json={"iteration": at})
+        assert answer.status_code == 200, answer.text
+    for rank, agent in enumerate(agents):
+        assert agent.until_state(f"job-{rank}", "held")["iterations_done"] == at
+    for rank, agent in enumerate(agents):
+        assert agent.client.post(f"/workers/job-{rank}/release").status_code == 200
+    wait_until(lambda: iterations_done(agents[0], "job-0") > at, "it to go on")
+    reports = agents[0].client.get("/workers/job-0/reports").json()["reports"]
+    assert [report["index"] for report in reports] == list(range(len(reports)))
+    ended = agents[0].client.delete("/workers/job-0").json()
+    assert (ended["state"], ended["restarts"]) == ("stopped", 0)
+    assert everything_is_back(agents[0], "job-0")
+
+
+def test_one_that_was_ready_is_started_by_the_next_agent(make_bench: MakeBench) -> None:
+    (agent,) = run_job(make_bench(1), "process", 1, iterations=2)
+    agent.kill()
+    agent.start()
+    agent.until_state("job-0", "ready")
+    start_all([agent])
+    until_done([agent])
+
+
+@pytest.mark.parametrize(
+    ("how", "state", "code"), [("trains to its end", "done", 0), ("is killed", "failed", 137)]
+)
+def test_what_became_of_a_worker_without_an_agent_is_found_out(
+    make_bench: MakeBench, runner: str, how: str, state: str, code: int
+) -> None:
+    bench = make_bench(1)
+    (agent,) = run_job(bench, runner, 1, iterations=2 if state == "done" else 10_000)
+    pid = training_pid(bench, "job-0")
+    folder = bench.directory / "state-server1" / "workers" / "job-0"
+    agent.kill()
+    ask(folder / "control.sock", {"op": "start"})
+    if how == "is killed":
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: process_start(pid) is None, "the worker to end")
+    agent.start()
+    assert agent.until_state("job-0", state)["exit_code"] == code
+    assert everything_is_back(agent, "job-0")
+    if how == "is killed":
+        assert "killed by signal 9" in agent.worker("job-0")["message"]
+        return
+    agent.stop()
+    agent.start()  # and the agent after that one knows it, too
+    assert agent.worker("job-0")["iterations_done"] == 2
+    reports = agent.client.get("/workers/job-0/reports").json()["reports"]
+    assert [report["index"] for report in reports] == [0, 1]
+    assert agent.client.delete("/workers/job-0").json()["state"] == "done"
+    assert agent.client.get("/workers/job-0").status_code == 404
+
+
+def test_a_worker_that_was_not_quite_launched_is_taken_back(
+    make_bench: MakeBench, runner: str
+) -> None:
+    bench = make_bench(1)
+    (agent,) = run_job(bench, runner, 1)
+    pid = training_pid(bench, "job-0")
+    agent.kill()
+    edit_lease(agent, "job-0", trace=None)
+    agent.start()
+    assert agent.client.get("/workers/job-0").status_code == 404
+    assert process_start(pid) is None
+    assert everything_is_back(agent, "job-0")
+    assert agent.client.post("/workers", json=bench.spec(0, 1)).status_code == 201
+
+
+def test_a_worker_that_nobody_starts_is_ended(make_bench: MakeBench) -> None:
+    bench = make_bench(2)
+    agents = run_job(bench, "process", 2, iterations=10_000)
+    start_all(agents[:1])
+    for rank, agent in enumerate(agents):
+        agent.kill()
+        edit_lease(agent, f"job-{rank}", created_at=1.0)
+        agent.start()
+    ended = agents[1].until_state("job-1", "failed")
+    assert "not told to start within 600 s" in ended["message"]
+    assert everything_is_back(agents[1], "job-1")
+    # The other one was started: however old it is, it only fails for want of its neighbour.
+    assert "lost rank 1" in agents[0].until_state("job-0", "failed")["message"]
+
+
+def test_the_same_spec_again_makes_no_second_worker(make_bench: MakeBench) -> None:
+    bench = make_bench(1)
+    (agent,) = run_job(bench, "process", 1, iterations=1)
+    pid = training_pid(bench, "job-0")
+    again = agent.client.post("/workers", json=bench.spec(0, 1, iterations=1))
+    assert (again.status_code, again.json()["state"]) == (200, "ready")
+    assert training_pid(bench, "job-0") == pid
+    other = agent.client.post("/workers", json=bench.spec(0, 1, iterations=2))
+    assert other.status_code == 409
+    assert "with another spec" in other.json()["error"]
+    start_all([agent])
+    until_done([agent])
+    again = agent.client.post("/workers", json=bench.spec(0, 1, iterations=1))
+    assert (again.status_code, again.json()["state"]) == (200, "done")
+
+
+def test_draining_ends_every_worker(make_bench: MakeBench) -> None:
+    bench = make_bench(1)
+    (agent,) = run_job(bench, "process", 1, iterations=10_000)
+    start_all([agent])
+    drained = agent.client.post("/drain")
+    assert (drained.status_code, drained.json()["workers"]) == (200, [])
+    assert everything_is_back(agent, "job-0")
+
+
+def test_what_a_program_forked_ends_with_it(make_bench: MakeBench, runner: str) -> None:
+    bench = make_bench(1)
+    agent = bench.agent("server1", runner).start()
+    program = "for i in 1 2 3 4 5; do setsid sleep 1000 & done; exit 3"
+    agent.client.post("/workers", json=bench.command(0, 1, "sh", "-c", program))
+    start_all([agent])
+    ended = agent.until_state("job-0", "failed")
+    assert (ended["exit_code"], ended["message"]) == (3, "the worker ended with exit code 3")
+    assert everything_is_back(agent, "job-0")
+    left = [pid for pid in os.listdir("/proc") if pid.isdigit() and is_sleeping(pid)]
+    assert left == []
+
+
+def is_sleeping(pid: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read() == b"sleep\x001000\x00"
+    except OSError:
+        return False
+
+
+def test_a_worker_whose_keeper_was_killed_does_not_linger(make_bench: MakeBench) -> None:
+    bench = make_bench(1)
+    (agent,) = run_job(bench, "process", 1, iterations=10_000)
+    program = training_pid(bench, "job-0")
+    space = bench.namespace("server1.w-job-0")
+    (keeper,) = set(map(int, ip("netns", "pids", space).split())) - set(
+        processes_of(bench, "job-0")
+    )
+    os.kill(keeper, signal.SIGKILL)
+    assert agent.until_state("job-0", "failed")["exit_code"] == 137
+    assert process_start(program) is None
+    assert everything_is_back(agent, "job-0")

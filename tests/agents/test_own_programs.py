@@ -1,0 +1,256 @@
+"""Programs that are not ours as workers: what they find, when they run, how they are held."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.agent_bench import NETWORK, ROOT, Agent, Bench, ip
+from tests.support.waiting import wait_until
+from tests.support.worker_jobs import everything_is_back
+
+pytestmark = pytest.mark.root
+
+MakeBench = Callable[[int], Bench]
+
+# Tells what it finds, and reports two iterations; between them is what is no report.
+TELL = """
+import json, os, sys
+print(json.dumps(dict(os.environ)), flush=True)
+print(os.getcwd(), sys.argv[1:])
+with open(os.environ["PATCHLIGHT_REPORTS"], "w") as reports:
+    reports.write('{"index": 0, "finished_at": 1.5}\\nnot JSON\\n{"index": 1, "finished_at": 2}\\n')
+sys.exit(int(sys.argv[1]))
+"""
+
+SEND = """
+import socket
+with socket.create_connection(("ADDRESS", 5001)) as peer:
+    for _ in range(COUNT):
+        peer.sendall(bytes(10_000))
+    peer.shutdown(socket.SHUT_WR)
+    assert peer.recv(1) == b""
+"""
+RECEIVE = """
+import socket
+listener = socket.create_server(("", 5001))
+print("listening", flush=True)
+peer, _ = listener.accept()
+received = 0
+while data := peer.recv(1 << 16):
+    received += len(data)
+print(received)
+"""
+
+
+def python(runner: str) -> str:
+    return sys.executable if runner == "process" else "python3"
+
+
+def tell(agent: Agent, what: str, **body: Any) -> dict[str, Any]:
+    answer = agent.client.post(f"/workers/job-0/{what}", json=body)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def log(agent: Agent) -> str:
+    return str(agent.client.get("/workers/job-0/log").json()["text"])
+
+
+def test_a_program_finds_its_peers_and_begins_when_it_is_told(
+    make_bench: MakeBench, runner: str
+) -> None:
+    bench = make_bench(1)
+    agent = bench.agent("server1", runner).start()
+    spec = bench.command(
+        0, 2, python(runner), "-c", TELL, "3", environment={"MINE": "a b", "PYTHONPATH": "/mine"}
+    )
+    assert agent.client.post("/workers", json=spec).status_code == 201
+    assert agent.worker("job-0")["state"] == "ready"
+    assert log(agent) == ""
+    tell(agent, "start")
+    tell(agent, "start")
+    ended = agent.until_state("job-0", "failed")
+    assert (ended["exit_code"], ended["iterations_done"]) == (3, 2)
+    assert ended["message"] == "the worker ended with exit code 3"
+    written = log(agent)
+    found, where = written.splitlines()
+    assert ended["last_lines"] == [found, where]
+    environment = json.loads(found)
+    expected = {
+        **{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+        **{"GROUP_RANK": "0", "MASTER_ADDR": f"{NETWORK}.11", "MASTER_PORT": "29500"},
+        **{"NCCL_SOCKET_IFNAME": "nic0", "GLOO_SOCKET_IFNAME": "nic0"},
+        **{"PATCHLIGHT_JOB": "job", "PATCHLIGHT_RANK": "0", "MINE": "a b"},
+        "PATCHLIGHT_PEERS": f"{NETWORK}.11,{NETWORK}.12",
+    }
+    assert expected.items() <= environment.items()
+    assert environment["PYTHONPATH"].startswith("/mine:")
+    assert where.endswith("['3']")
+    reports = agent.client.get("/workers/job-0/reports").json()["reports"]
+    assert [report["index"] for report in reports] == [0, 1]
+    part = agent.client.get("/workers/job-0/log?after=2&limit=4").json()
+    assert (part["text"], part["next"]) == (written[2:6], 6)
+    assert everything_is_back(agent, "job-0")
+
+
+@contextmanager
+def receiver(bench: Bench) -> Iterator[subprocess.Popen[str]]:
+    """Takes a connection in the fabric, and prints how many bytes came over it."""
+    space = ["ip", "netns", "exec", bench.namespace("fabric")]
+    with subprocess.Popen(
+        [*space, sys.executable, "-c", RECEIVE], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "listening\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def frames_sent(bench: Bench) -> int:
+    """How many frames the fabric got from server1's NIC."""
+    (port,) = json.loads(
+        ip("-n", bench.namespace("fabric"), "-s", "-j", "link", "show", "server1-1")
+    )
+    return int(port["stats64"]["rx"]["packets"])
+
+
+def test_a_program_that_knows_no_protocol_is_frozen(make_bench: MakeBench, runner: str) -> None:
+    bench = make_bench(1)
+    agent = bench.agent("server1", runner).start()
+    count = 800
+    program = SEND.replace("ADDRESS", f"{NETWORK}.1").replace("COUNT", str(count))
+    with receiver(bench) as receiving:
+        spec = bench.command(0, 1, python(runner), "-c", program)
+        assert agent.client.post("/workers", json=spec).status_code == 201
+        tell(agent, "start")
+        begun = frames_sent(bench)
+        wait_until(lambda: frames_sent(bench) > begun + 20, "it to send")
+        tell(agent, "hold", iteration=1)
+        assert (held := agent.worker("job-0"))["state"] == "held", held
+        assert held["holds_by"] == "freeze"
+        before = frames_sent(bench)
+        # The next agent finds it so, and it has sent nothing meanwhile.
+        agent.kill()
+        agent.start()
+        assert agent.worker("job-0")["state"] == "held"
+        assert frames_sent(bench) == before
+        refused = agent.client.post("/workers/job-0/stop-at", json={"iteration": 1})
+        assert refused.status_code == 409
+        assert "does not speak the control protocol" in refused.json()["error"]
+        tell(agent, "release")
+        assert receiving.stdout is not None
+        assert int(receiving.stdout.readline()) == count * 10_000
+        agent.until_state("job-0", "done")
+
+
+def test_the_pages_example_is_held_and_ends_where_it_is_told(
+    make_bench: MakeBench, runner: str
+) -> None:
+    page = (ROOT / "docs" / "own-programs.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    bench = make_bench(1)
+    agent = bench.agent("server1", runner).start()
+    spec = bench.command(
+        0, 1, python(runner), "-c", example, environment={"ITERATIONS": "10000"}, hold="protocol"
+    )
+    assert agent.client.post("/workers", json=spec).status_code == 201
+    tell(agent, "start")
+    wait_until(lambda: agent.worker("job-0")["iterations_done"] >= 2, "two iterations")
+    at = agent.worker("job-0")["iterations_done"] + 10
+    tell(agent, "hold", iteration=at)
+    held = agent.until_state("job-0", "held")
+    assert (held["iterations_done"], held["holds_by"]) == (at, "protocol")
+    late = agent.client.post("/workers/job-0/hold", json={"iteration": 1})
+    assert (late.status_code, late.json()["iteration"]) == (409, at)
+    tell(agent, "stop-at", iteration=at)
+    ended = agent.until_state("job-0", "stopped")
+    assert (ended["exit_code"], ended["iterations_done"]) == (0, at)
+
+
+def test_processes_have_neither_images_nor_mounts(make_bench: MakeBench, tmp_path: Path) -> None:
+    bench = make_bench(1)
+    agent = bench.agent("server1").start()
+    mount = {"source": str(tmp_path), "target": "/data"}
+    for asked, words in (
+        ({"image": "busybox"}, "the image busybox"),
+        ({"mounts": [mount]}, "mounts"),
+    ):
+        answer = agent.client.post("/workers", json=bench.command(0, 1, "true", **asked))
+        assert answer.status_code == 422
+        assert f"asks for {words}, but" in answer.json()["error"]
+    taken = bench.command(0, 1, "true", environment={"RANK": "7"})
+    answer = agent.client.post("/workers", json=taken)
+    assert "RANK cannot be given: Patchlight sets it for each rank" in answer.json()["error"]
+    nowhere = {**bench.command(0, 1, "true"), "checkpoint": str(tmp_path / "none")}
+    assert "this server has not" in agent.client.post("/workers", json=nowhere).json()["error"]
+    assert everything_is_back(agent, "job-0")
+
+
+@pytest.mark.docker
+def test_what_a_container_is_given(make_bench: MakeBench, docker_host: str, tmp_path: Path) -> None:
+    bench = make_bench(1)
+    agent = bench.agent("server1", "docker").start()
+    data, saved = tmp_path / "data", tmp_path / "saved"
+    data.mkdir()
+    saved.mkdir()
+    (data / "input").write_text("read me")
+    program = (
+        "cat /data/input; echo no 2>/dev/null >/data/x || echo kept; df -k /dev/shm | tail -1; "
+        "pwd; "
+        'echo well > "$PATCHLIGHT_CHECKPOINT/model"'
+    )
+    asked = {
+        "mounts": [{"source": str(data), "target": "/data"}],
+        "shared_memory_bytes": 2**23,
+        "working_directory": "/tmp",
+    }
+    spec = {**bench.command(0, 1, "sh", "-c", program, **asked), "checkpoint": str(saved)}
+    assert agent.client.post("/workers", json=spec).status_code == 201
+    tell(agent, "start")
+    agent.until_state("job-0", "done")
+    words = log(agent).split()
+    assert words[:3] == ["read", "mekept", "shm"]
+    assert words[3] == "8192"
+    assert words[-1] == "/tmp"
+    assert (saved / "model").read_text() == "well\n"
+
+
+@pytest.mark.docker
+def test_images_that_are_of_no_use_are_named(
+    make_bench: MakeBench, docker_host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", docker_host)
+    bench = make_bench(1)
+    agent = bench.agent("server1", "docker").start()
+    missing = bench.command(0, 1, "true", image="patchlight.example/none:1")
+    answer = agent.client.post("/workers", json=missing).json()
+    assert "no image patchlight.example/none:1" in answer["error"]
+    assert answer["hint"] == "on this server: docker pull patchlight.example/none:1"
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("empty"))
+    image = (
+        subprocess.run(
+            ["docker", "import", "-"], input=archive.getvalue(), check=True, capture_output=True
+        )
+        .stdout.decode()
+        .strip()
+    )
+    try:
+        empty = bench.command(0, 1, "true", image=image)
+        answer = agent.client.post("/workers", json=empty).json()
+        assert "must have a POSIX 'sh'" in answer["hint"]
+    finally:
+        subprocess.run(["docker", "rmi", image], check=True, capture_output=True)
+    assert everything_is_back(agent, "job-0")
