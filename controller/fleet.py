@@ -137,8 +137,8 @@ class AgentClient:
 
     async def create_worker(self, spec: WorkerSpec) -> WorkerStatus:
         """Lease the GPU and the NIC and start a worker with them."""
-        # Only what was set: an agent may know fewer optional keys than this controller.
-        body = spec.model_dump(mode="json", exclude_unset=True)
+        # Only what is not the default: an agent may know fewer optional keys than this controller.
+        body = spec.model_dump(mode="json", exclude_defaults=True)
         return await self._ask(WorkerStatus, "POST", "/workers", body=body, twice_is_once=False)
 
     async def worker(self, worker_id: str) -> WorkerStatus:

@@ -42,7 +42,7 @@ def test_what_goes_over_the_wire_for_a_worker() -> None:
     hosts = [ofc2022.host("gpu1"), ofc2022.host("gpu2")]
     spec = JobSpec("job", 3, 4_000_000, {"Titan V": 0.2, "Tesla M40": 0.4}, seed=7)
     first, _ = worker_specs("job-1", spec, hosts, ofc2022)
-    assert first.model_dump(mode="json", exclude_unset=True) == {
+    assert first.model_dump(mode="json", exclude_defaults=True) == {
         "id": "job-1-0",
         "job": "job-1",
         "rank": 0,
