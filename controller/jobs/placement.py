@@ -101,11 +101,17 @@ class Placement:
         return workers
 
     async def rewire(
-        self, topology: str, groups: HostsOfJobs, running: HostsOfJobs, why: str
+        self,
+        topology: str,
+        groups: HostsOfJobs,
+        running: HostsOfJobs,
+        why: str,
+        jobs: Sequence[str],
     ) -> Reconfiguration:
-        """Change the circuits as the topology policy of that name has it for these jobs.
+        """Change the circuits as the topology policy of that name has it for these groups.
 
         ``running`` are all jobs that have hosts, also those whose circuits nobody asks about.
+        ``jobs`` are those of the groups for which it is done now: a fault counts as on them.
         """
         policy = self._policies.topology(topology)
         locked, failed = await self._circuits.closed_ports()
@@ -115,7 +121,7 @@ class Placement:
             cluster = WiredLab(self._lab, maps)
             view = cluster.view(time.time(), running, unseen, (), locked, failed)
             gpus = [[cluster.numbers[name] for name in hosts] for hosts in groups.values()]
-            return policy.circuits(view, gpus)
+            return policy.circuits(view, gpus, tuple(jobs))
 
         # A change plans in the event loop, and a policy may take until its deadline: so it is asked
         # first. Its answer holds if the maps are still those.

@@ -122,7 +122,7 @@ class Scheduler:
         for job_id in job_ids:
             if job_id not in self._table.running:
                 raise BadInput(f"job {job_id} is not running: {self.job(job_id).state}")
-        return await self._rewire("regroup", job_ids, f"regroup {', '.join(job_ids)}")
+        return await self._rewire("regroup", job_ids, job_ids)
 
     # -- the life of gangs -----------------------------------------------------------------
 
@@ -256,16 +256,20 @@ class Scheduler:
         for job_id in gang.ids:
             self._table.move(job_id, JobState.RECONFIGURING)
         job_ids = [job_id for g in (gang, *same) for job_id in g.ids]
-        what = "regroup" if gang.topology == "regroup" else f"{gang.topology} for"
-        change = await self._rewire(gang.topology, job_ids, f"{what} {', '.join(gang.ids)}")
+        change = await self._rewire(gang.topology, job_ids, gang.ids)
         if change.state != "committed":
             raise JobFailed(
                 f"the circuits could not be switched ({change.state}): {change.message}"
             )
 
-    async def _rewire(self, topology: str, job_ids: Sequence[str], why: str) -> Reconfiguration:
+    async def _rewire(
+        self, topology: str, job_ids: Sequence[str], because_of: Sequence[str]
+    ) -> Reconfiguration:
+        """Change the circuits for these jobs, ``because_of`` some of them."""
+        what = topology if topology == "regroup" else f"{topology} for"
         groups, running = self._hosts_of(job_ids), self._hosts_of(self._table.running)
-        return await self._placement.rewire(topology, groups, running, why)
+        why = f"{what} {', '.join(because_of)}"
+        return await self._placement.rewire(topology, groups, running, why, because_of)
 
     async def _see_through(self, job: RunningJob) -> None:
         try:
@@ -285,12 +289,13 @@ class Scheduler:
     def _note_fault(self, fault: Fault) -> None:
         _log.warning("%s", fault)
         self.policy_faults[fault.kind, fault.policy] += 1
-        if (status := self._table.find(fault.job)) is not None:
-            self._table.keep(replace(status, policy_faults=status.policy_faults + 1))
+        for job_id in fault.jobs:
+            if (status := self._table.find(job_id)) is not None:
+                self._table.keep(replace(status, policy_faults=status.policy_faults + 1))
         record = {
             "policy": fault.policy,
             "policy_kind": fault.kind,
-            "job": fault.job,
+            "job": ", ".join(fault.jobs),
             "message": str(fault),
         }
         self._store.add_event(time.time(), "policy-fault", record)
