@@ -13,6 +13,7 @@ from patchlight.agents.errors import AgentError, Conflict, Unauthorized
 from patchlight.agents.service import AgentService
 from patchlight.testbed import worker_api
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.mistakes import joined, mistake_in_words
 
 
 def make_app(service: AgentService, token: str | None = None) -> FastAPI:
@@ -88,10 +89,5 @@ async def _on_error(_request: Request, exc: Exception) -> JSONResponse:
 
 async def _on_invalid(_request: Request, exc: Exception) -> JSONResponse:
     assert isinstance(exc, RequestValidationError)
-    mistakes = [
-        f"{'.'.join(str(part) for part in error['loc'][1:]) or 'body'}: {error['msg']}"
-        for error in exc.errors()
-    ]
-    return JSONResponse(
-        {"error": f"the request is not valid: {'; '.join(mistakes)}", "hint": None}, 422
-    )
+    words = joined(mistake_in_words(m, m["loc"][1:], "body") for m in exc.errors())
+    return JSONResponse({"error": f"the request is not valid: {words}", "hint": None}, 422)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.workers.contract import ExitInfo
+from patchlight.testbed.mistakes import mistakes_in_words
 from patchlight.testbed.worker_api import Report, WorkerState
 
 
@@ -78,7 +79,8 @@ class ReportReader:
         except FileNotFoundError:
             pass
         except (OSError, ValidationError) as exc:
-            raise AgentError(f"reading the reports {self._path}: {exc}") from exc
+            why = mistakes_in_words(exc) if isinstance(exc, ValidationError) else exc
+            raise AgentError(f"reading the reports {self._path}: {why}") from exc
         return self._reports[count:]
 
 

@@ -1,7 +1,6 @@
 """How the API answers: JSON that any client can read, and refusals in words with what to do."""
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from patchlight.controller.changes.record import Refused
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
+from patchlight.testbed.mistakes import joined, mistake_in_words
 
 
 class Answered(JSONResponse):
@@ -52,15 +52,9 @@ async def explain(_: Request, error: Exception) -> JSONResponse:
 async def explain_request(_: Request, error: Exception) -> JSONResponse:
     """A request that is not what the route takes: every field that is wrong, and how."""
     assert isinstance(error, RequestValidationError)
-    mistakes = list(map(_in_words, error.errors()))
-    more = [f"and {len(mistakes) - 10} more"] if len(mistakes) > 10 else []
-    words = "; ".join([*mistakes[:10], *more])
+    # Of where it stands, the first is the body, the path or the query.
+    words = joined(mistake_in_words(m, m["loc"][1:], "request") for m in error.errors())
     return Answered({"error": f"the controller does not take that: {words}", "hint": None}, 422)
-
-
-def _in_words(mistake: Mapping[str, Any]) -> str:
-    place = ".".join(str(part) for part in mistake["loc"][1:]) or "request"
-    return f"{place}: {str(mistake['msg']).removeprefix('Value error, ')}"
 
 
 async def explain_http(request: Request, error: Exception) -> JSONResponse:

@@ -15,6 +15,7 @@ from patchlight.controller.fleet import AgentClient, AgentError, Fleet
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab import Host, Lab
+from patchlight.testbed.mistakes import mistakes_in_words
 from patchlight.testbed.worker_api import (
     Neighbour,
     Report,
@@ -237,7 +238,9 @@ def worker_specs(job_id: str, spec: JobSpec, hosts: Sequence[Host], lab: Lab) ->
             for rank, host in enumerate(hosts)
         ]
     except ValidationError as error:
-        raise JobFailed(f"job {spec.name}: no agent would take it: {error}") from error
+        raise JobFailed(
+            f"job {spec.name}: no agent would take it: {mistakes_in_words(error)}"
+        ) from error
 
 
 def scaled_gradient_bytes(spec: JobSpec, lab: Lab) -> int:
