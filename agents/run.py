@@ -121,6 +121,7 @@ def _only_agent(state: Path) -> Iterator[None]:
     """Hold the state folder: two agents would take each other's NICs back."""
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (state / "lock").touch(mode=0o600)  # whoever could open it could hold it
         lock = (state / "lock").open("w")
     except OSError as exc:
         raise PatchlightError(f"opening the state folder {state}: {exc.strerror}") from exc

@@ -298,8 +298,9 @@ class BorrowedNic:
         path = (
             self.run_dir / "borrowed" / f"{self._nic.host.server.name}.{self._nic.end.name}.{kind}"
         )
-        path.parent.mkdir(exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        # Whoever could open it could hold the lock.
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
