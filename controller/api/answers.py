@@ -31,8 +31,16 @@ class Answered(JSONResponse):
 
 def new_app(title: str) -> FastAPI:
     """An application without routes that answers so."""
-    # A redirect would lead a client away from the words on what was wrong.
-    app = FastAPI(title=title, version="1", default_response_class=Answered, redirect_slashes=False)
+    app = FastAPI(
+        title=title,
+        version="1",
+        default_response_class=Answered,
+        # A redirect would lead a client away from the words on what was wrong.
+        redirect_slashes=False,
+        # These pages run programs from other machines, and in a browser those may ask for changes.
+        docs_url=None,
+        redoc_url=None,
+    )
     app.exception_handler(PatchlightError)(explain)
     app.exception_handler(RequestValidationError)(explain_request)
     app.exception_handler(HTTPException)(explain_http)
@@ -63,5 +71,5 @@ async def explain_http(request: Request, error: Exception) -> JSONResponse:
     words, hint = str(error.detail), None
     if error.status_code in (404, 405):
         words = f"there is no {request.method} {request.url.path[:200]}"
-        hint = "is the client of the same version as the controller? /docs has all routes"
+        hint = "is the client of the same version as the controller? /openapi.json has all routes"
     return Answered({"error": words, "hint": hint}, error.status_code, error.headers)
