@@ -15,12 +15,6 @@ class BadRequest(AgentError):
     status = 422
 
 
-class Unauthorized(AgentError):
-    """The request carries no token, or a wrong one."""
-
-    status = 401
-
-
 class NotHere(AgentError):
     """This server has no such worker, GPU or NIC."""
 
