@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.fields import short
+from patchlight.testbed.files.issues import short
 from patchlight.testbed.mistakes import joined, mistake_in_words
 
 MOST_ITERATIONS = 10_000_000

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from patchlight.testbed.files.fields import short
+from patchlight.testbed.files.issues import short
 
 _MOST = 10
 _LONGEST_PLACE = 80

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, IPvAnyAddress, model_validator
 
-from patchlight.testbed.files.fields import short
+from patchlight.testbed.files.issues import short
 from patchlight.testbed.jobs import LARGEST_SEED, LONGEST_COMPUTE_S, MOST_ITERATIONS, MOST_WORKERS
 
 LARGEST_TASK_GRADIENT_BYTES = 2_000_000_000

@@ -222,3 +222,19 @@ async def at_work(policies: PolicyChoice) -> AsyncIterator[Cluster]:
         for task in tasks:
             task.cancel()
         cluster.store.close()
+
+
+def job(name: str, *hosts: str, workers: int = 0) -> JobSpec:
+    return JobSpec(name, 5, 4_000_000, COMPUTE, workers=workers, hosts=hosts)
+
+
+async def submit_running(cluster: Cluster, *specs: JobSpec, topology: str = "keep") -> list[str]:
+    job_ids = cluster.submit(*specs, topology=topology)
+    for job_id in job_ids:
+        await cluster.until_state(job_id, JobState.RUNNING)
+    return job_ids
+
+
+async def finish(cluster: Cluster, job_id: str) -> None:
+    cluster.fleet.put(job_id, WorkerState.DONE)
+    await cluster.until_state(job_id, JobState.DONE)
