@@ -1,18 +1,20 @@
 """The agent's HTTP API, version 1 (JSON)."""
 
 import hmac
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
-from patchlight.agents.errors import AgentError, Conflict, Unauthorized
+from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.service import AgentService
 from patchlight.testbed import worker_api
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.mistakes import joined, mistake_in_words
 
 _USUAL_LOG_BYTES, _MOST_LOG_BYTES = 64 * 1024, 1024 * 1024
 
@@ -25,19 +27,23 @@ def make_app(service: AgentService, token: str | None = None) -> FastAPI:
         yield
         await service.close()
 
-    def check_token(request: Request) -> None:
-        given = request.headers.get("authorization", "")
-        if token is not None and not hmac.compare_digest(
-            given.encode(), f"Bearer {token}".encode()
-        ):
-            raise Unauthorized(
-                "this agent asks for a token", hint="send it as 'Authorization: Bearer …'"
-            )
+    # No redirects, and no description of the API: neither asks for the token first.
+    app = FastAPI(title="Patchlight agent", lifespan=life, openapi_url=None, redirect_slashes=False)
 
-    app = FastAPI(title="Patchlight agent", lifespan=life, docs_url=None, redoc_url=None)
-    app.include_router(_routes(service), prefix="/v1", dependencies=[Depends(check_token)])
+    @app.middleware("http")
+    async def check_token(
+        request: Request, answer: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
+        given = request.headers.get("authorization", "").encode()
+        if token is None or hmac.compare_digest(given, f"Bearer {token}".encode()):
+            return await answer(request)
+        hint = "send it as 'Authorization: Bearer …'"
+        return JSONResponse({"error": "this agent asks for a token", "hint": hint}, 401)
+
+    app.include_router(_routes(service), prefix="/v1")
     app.add_exception_handler(PatchlightError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
     return app
 
 
@@ -109,10 +115,14 @@ async def _on_error(_request: Request, exc: Exception) -> JSONResponse:
 
 async def _on_invalid(_request: Request, exc: Exception) -> JSONResponse:
     assert isinstance(exc, RequestValidationError)
-    mistakes = [
-        f"{'.'.join(str(part) for part in error['loc'][1:]) or 'body'}: {error['msg']}"
-        for error in exc.errors()
-    ]
-    return JSONResponse(
-        {"error": f"the request is not valid: {'; '.join(mistakes)}", "hint": None}, 422
-    )
+    words = joined(mistake_in_words(m, m["loc"][1:], "body") for m in exc.errors())
+    return JSONResponse({"error": f"the request is not valid: {words}", "hint": None}, 422)
+
+
+async def _on_http(request: Request, exc: Exception) -> JSONResponse:
+    assert isinstance(exc, HTTPException)
+    words, hint = str(exc.detail), None
+    if exc.status_code in (404, 405):
+        words = f"there is no {request.method} {request.url.path[:200]}"
+        hint = "is the agent of the same version as the controller?"
+    return JSONResponse({"error": words, "hint": hint}, exc.status_code, exc.headers)

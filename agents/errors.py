@@ -15,12 +15,6 @@ class BadRequest(AgentError):
     status = 422
 
 
-class Unauthorized(AgentError):
-    """The request carries no token, or a wrong one."""
-
-    status = 401
-
-
 class Forbidden(AgentError):
     """The lab does not allow what the worker asks for."""
 

@@ -19,6 +19,7 @@ from typing import Any, Self
 from patchlight.agents.errors import AgentError
 from patchlight.agents.nics import NicState
 from patchlight.agents.workers.contract import WorkerHandle
+from patchlight.testbed.linux.private_folder import private_folder
 from patchlight.testbed.worker_api import WorkerSpec, WorkerState
 
 _log = logging.getLogger("patchlight.agent")
@@ -92,11 +93,11 @@ def _ended(data: Mapping[str, Any]) -> Ended:
 
 
 class LeaseBook:
-    """The leases on disk, one file each."""
+    """The leases on disk, one file each; ``PatchlightError`` if others can put files there."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(directory)
 
     def write(self, lease: Lease) -> None:
         """Put a lease on record; on return it survives a crash of the agent or the machine.

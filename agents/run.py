@@ -18,6 +18,7 @@ from patchlight.agents.errors import AgentError
 from patchlight.agents.workers.contract import Runner
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Server
+from patchlight.testbed.linux.private_folder import private_folder
 from patchlight.testbed.linux.sockets import bind_unix, listen, split_address
 
 _MAKE_TOKEN = "(umask 077; openssl rand -hex 32 > FILE)"
@@ -118,9 +119,14 @@ async def _serve(app: Any, listener: socket.socket) -> None:
 
 @contextlib.contextmanager
 def _only_agent(state: Path) -> Iterator[None]:
-    """Hold the state folder: two agents would take each other's NICs back."""
+    """Hold the state folder: two agents would take each other's NICs back.
+
+    ``PatchlightError`` if others can put files into it.
+    """
     try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # As root it ends the processes, and removes the namespaces, that its records name.
+        private_folder(state)
+        (state / "lock").touch(mode=0o600)  # whoever could open it could hold it
         lock = (state / "lock").open("w")
     except OSError as exc:
         raise PatchlightError(f"opening the state folder {state}: {exc.strerror}") from exc

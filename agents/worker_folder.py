@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.workers.contract import ExitInfo
 from patchlight.testbed.linux.plain_files import open_plain
+from patchlight.testbed.mistakes import mistakes_in_words
 from patchlight.testbed.worker_api import Report, WorkerState
 
 _LARGEST_STATE_BYTES = 64 * 1024
@@ -118,7 +119,8 @@ class ReportReader:
             pass
         except (OSError, ValidationError) as exc:
             if not self._foreign:
-                raise AgentError(f"reading the reports {self._path}: {exc}") from exc
+                why = mistakes_in_words(exc) if isinstance(exc, ValidationError) else exc
+                raise AgentError(f"reading the reports {self._path}: {why}") from exc
             self._warn(exc)
         return self._reports[count:]
 

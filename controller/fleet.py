@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab import Lab
+from patchlight.testbed.mistakes import mistakes_in_words
 from patchlight.testbed.worker_api import (
     AgentStatus,
     HoldRequest,
@@ -127,7 +128,7 @@ class AgentClient:
         except ValidationError as error:
             raise AgentError(
                 f"the agent of {self.server} answered {method} {path} with what is no "
-                f"{answer.__name__}: {error}",
+                f"{answer.__name__}: {mistakes_in_words(error)}",
                 hint="is it of the same version as the controller?",
             ) from error
 

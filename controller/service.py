@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
+from collections.abc import Callable
 
 from patchlight.controller.api.app import create_app
 from patchlight.controller.api.listening import api_host_names, listening_for_api
@@ -13,24 +15,28 @@ from patchlight.testbed.lab import Lab
 from patchlight.testbed.linux.http_server import http_server
 
 
-def serve(lab: Lab, settings: Settings) -> None:
-    """Run a controller until it is told to stop; its log goes to standard error."""
+def serve(lab: Lab, settings: Settings, on_ready: Callable[[], None]) -> None:
+    """Run a controller until it is told to stop; its log goes to standard error.
+
+    ``on_ready`` is called once it serves. ``BadInput`` or ``PatchlightError`` before that for what
+    it cannot be run with; an address that is refused leaves no trace.
+    """
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.INFO, format=form)
     for chatty in ("httpx", "httpcore"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    asyncio.run(_run(Controller(lab, settings)))
+    with listening_for_api(settings.api) as api:
+        asyncio.run(_run(Controller(lab, settings), api, on_ready))
 
 
-async def _run(controller: Controller) -> None:
+async def _run(controller: Controller, api: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serve until SIGTERM or Ctrl-C. Circuits and flow entries outlive the controller."""
-    address = controller.settings.api
-    server = http_server(create_app(controller), hosts=api_host_names(address), lifespan="off")
+    hosts = api_host_names(controller.settings.api)
+    server = http_server(create_app(controller), hosts=hosts, lifespan="off")
     told_to_stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, told_to_stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        api = stack.enter_context(listening_for_api(address))
         stack.callback(controller.store.close)
         stack.push_async_callback(controller.fleet.close)
         holder = f"{CONTROLLER} {controller.lab.name}"
@@ -55,6 +61,7 @@ async def _run(controller: Controller) -> None:
         controller.background.start("device watch", controller.device_watch.run)
         serving = asyncio.create_task(server.serve(sockets=[api]), name="api")
         stopping = asyncio.create_task(told_to_stop.wait(), name="stop")
+        on_ready()
         try:
             # Without its API a controller cannot be asked or told anything: that ends it. Its
             # parts begin again by themselves.

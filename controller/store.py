@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from patchlight.controller.database import ADD_EVENT, Database
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.linux.private_folder import private_folder
 
 _SAVE_COMMITTED = "INSERT OR REPLACE INTO committed VALUES (?, ?)"
 _SAVE_BASELINE = "INSERT OR REPLACE INTO baselines VALUES (?, ?, ?, ?, ?)"
@@ -197,7 +198,7 @@ def open_store(state_dir: Path) -> Store:
     """The journal in a directory, which is made if it is not there; for its owner alone."""
     path = state_dir / "controller.db"
     try:
-        state_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
+        private_folder(state_dir, 0o750)
         path.touch(mode=0o600)
         # SQLite gives the files beside it the mode of this one when it makes them.
         for each in (path, *state_dir.glob("controller.db-*")):

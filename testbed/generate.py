@@ -25,13 +25,8 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
-from patchlight.testbed.labfile.schema import (
-    FABRICS,
-    LAB_NAME,
-    MODEL,
-    MOST_CIRCUIT_PORTS,
-    MOST_PACKET_PORTS,
-)
+from patchlight.testbed.labfile.schema import FABRICS
+from patchlight.testbed.labfile.values import LAB_NAME, MODEL, MOST_CIRCUIT_PORTS, MOST_PACKET_PORTS
 from patchlight.testbed.portmap import PortMap
 
 _FIRST = int(IPv4Address("10.0.0.0"))

@@ -1,13 +1,16 @@
 """A training job as a value: what the user asks for, and what became of it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, FailFast, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.files.issues import short
+from patchlight.testbed.mistakes import joined, mistake_in_words
 
 MOST_ITERATIONS = 10_000_000
 MOST_JOBS = 1000
@@ -68,6 +71,15 @@ class Mount:
     read_only: bool = True
 
 
+def _name(text: str) -> str:
+    if re.fullmatch(JOB_NAME, text):
+        return text
+    raise ValueError(
+        f"{short(text)!r}: expected letters, digits, '_', '.' and '-', a letter or digit first, "
+        "and 41 characters at most"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class JobSpec:
     """Synchronous data-parallel training: what runs, on what, and how it is to be treated.
@@ -95,7 +107,7 @@ class JobSpec:
         extra="forbid", revalidate_instances="always"
     )
 
-    name: Annotated[str, Field(pattern=JOB_NAME)]
+    name: Annotated[str, AfterValidator(_name), Field(json_schema_extra={"pattern": JOB_NAME})]
     iterations: Annotated[int, Field(ge=0, le=MOST_ITERATIONS)] = 0
     gradient_bytes: Annotated[int, Field(ge=0, le=LARGEST_GRADIENT_BYTES)] = 0
     compute_s: Annotated[
@@ -212,8 +224,7 @@ def checked_specs(given: object) -> list[JobSpec]:
     try:
         specs = _SPECS.validate_python(given)
     except ValidationError as error:
-        mistakes = [_in_words(given, each["loc"], each["msg"]) for each in error.errors()]
-        raise BadInput("; ".join(mistakes)) from error
+        raise BadInput(joined(_in_words(given, each) for each in error.errors())) from error
     if mistakes := [f"job {spec.name}: {each}" for spec in specs for each in contradictions(spec)]:
         raise BadInput("; ".join(mistakes))
     return specs
@@ -247,11 +258,10 @@ def contradictions(spec: JobSpec) -> list[str]:
     return found
 
 
-def _in_words(given: Any, place: tuple[int | str, ...], message: str) -> str:
-    if not place:
-        return f"jobs: {message}"
-    number, *rest = place
+def _in_words(given: Any, mistake: Mapping[str, Any]) -> str:
+    if not mistake["loc"]:
+        return mistake_in_words(mistake, (), "jobs")
+    number, *place = mistake["loc"]
     spec = given[number]
     name = spec.get("name") if isinstance(spec, Mapping) else getattr(spec, "name", None)
-    called = f"job {str(name or number)[:40]}"
-    return ": ".join([called, *([".".join(map(str, rest))[:80]] if rest else []), message])
+    return f"job {str(name or number)[:40]}: {mistake_in_words(mistake, place)}"

@@ -11,6 +11,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Discriminator,
+    FailFast,
     Field,
     IPvAnyAddress,
     Tag,
@@ -18,7 +19,8 @@ from pydantic import (
 )
 
 from patchlight.testbed.commands import AbsolutePath, CommandTask
-from patchlight.testbed.jobs import LARGEST_SEED, LONGEST_COMPUTE_S, MOST_ITERATIONS
+from patchlight.testbed.files.issues import short
+from patchlight.testbed.jobs import LARGEST_SEED, LONGEST_COMPUTE_S, MOST_ITERATIONS, MOST_WORKERS
 
 LARGEST_TASK_GRADIENT_BYTES = 2_000_000_000
 """A worker holds some four times its gradient in memory."""
@@ -97,8 +99,9 @@ class WorkerSpec(_Request):
     rank: Annotated[int, Field(ge=0)]
     gpu: str | None = None
     nic: str
-    ring: Annotated[list[RingMember], Field(min_length=1)]
-    neighbours: list[Neighbour] = []
+    # A list ends at its first mistake: a report on each of a million takes minutes.
+    ring: Annotated[list[RingMember], FailFast(), Field(min_length=1, max_length=MOST_WORKERS)]
+    neighbours: Annotated[list[Neighbour], FailFast(), Field(max_length=MOST_WORKERS)] = []
     checkpoint: AbsolutePath | None = None
     task: Task
 
@@ -106,7 +109,8 @@ class WorkerSpec(_Request):
     def _ring_fits(self) -> Self:
         ranks = sorted(member.rank for member in self.ring)
         if ranks != list(range(len(ranks))):
-            raise ValueError(f"the ring must have ranks 0…n−1, once each: got {ranks}")
+            got = short(", ".join(map(str, ranks[:30])))
+            raise ValueError(f"the ring must have ranks 0…n−1, once each: got {got}")
         if self.rank >= len(ranks):
             raise ValueError(f"rank {self.rank} is not in a ring of {len(ranks)}")
         return self

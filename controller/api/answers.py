@@ -1,7 +1,6 @@
 """How the API answers: JSON that any client can read, and refusals in words with what to do."""
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from patchlight.controller.changes.record import Refused
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
+from patchlight.testbed.mistakes import joined, mistake_in_words
 
 
 class Answered(JSONResponse):
@@ -31,8 +31,16 @@ class Answered(JSONResponse):
 
 def new_app(title: str) -> FastAPI:
     """An application without routes that answers so."""
-    # A redirect would lead a client away from the words on what was wrong.
-    app = FastAPI(title=title, version="1", default_response_class=Answered, redirect_slashes=False)
+    app = FastAPI(
+        title=title,
+        version="1",
+        default_response_class=Answered,
+        # A redirect would lead a client away from the words on what was wrong.
+        redirect_slashes=False,
+        # These pages run programs from other machines, and in a browser those may ask for changes.
+        docs_url=None,
+        redoc_url=None,
+    )
     app.exception_handler(PatchlightError)(explain)
     app.exception_handler(RequestValidationError)(explain_request)
     app.exception_handler(HTTPException)(explain_http)
@@ -52,15 +60,9 @@ async def explain(_: Request, error: Exception) -> JSONResponse:
 async def explain_request(_: Request, error: Exception) -> JSONResponse:
     """A request that is not what the route takes: every field that is wrong, and how."""
     assert isinstance(error, RequestValidationError)
-    mistakes = list(map(_in_words, error.errors()))
-    more = [f"and {len(mistakes) - 10} more"] if len(mistakes) > 10 else []
-    words = "; ".join([*mistakes[:10], *more])
+    # Of where it stands, the first is the body, the path or the query.
+    words = joined(mistake_in_words(m, m["loc"][1:], "request") for m in error.errors())
     return Answered({"error": f"the controller does not take that: {words}", "hint": None}, 422)
-
-
-def _in_words(mistake: Mapping[str, Any]) -> str:
-    place = ".".join(str(part) for part in mistake["loc"][1:]) or "request"
-    return f"{place}: {str(mistake['msg']).removeprefix('Value error, ')}"
 
 
 async def explain_http(request: Request, error: Exception) -> JSONResponse:
@@ -69,5 +71,5 @@ async def explain_http(request: Request, error: Exception) -> JSONResponse:
     words, hint = str(error.detail), None
     if error.status_code in (404, 405):
         words = f"there is no {request.method} {request.url.path[:200]}"
-        hint = "is the client of the same version as the controller? /docs has all routes"
+        hint = "is the client of the same version as the controller? /openapi.json has all routes"
     return Answered({"error": words, "hint": hint}, error.status_code, error.headers)

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from patchlight.testbed.jobs import JobSpec, checked_specs
-from patchlight.testbed.labfile.schema import MOST_CIRCUIT_PORTS
+from patchlight.testbed.labfile.values import MOST_CIRCUIT_PORTS
 
 PAGE = 100
 """How many rows a list gives where nothing else was said."""

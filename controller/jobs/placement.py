@@ -192,13 +192,19 @@ class Placement:
         return workers
 
     async def rewire(
-        self, topology: str, groups: HostsOfJobs, running: HostsOfJobs, why: str
+        self,
+        topology: str,
+        groups: HostsOfJobs,
+        running: HostsOfJobs,
+        why: str,
+        jobs: Sequence[str],
     ) -> tuple[Reconfiguration, Decision | None]:
-        """Change the circuits as the topology policy of that name has it for these jobs.
+        """Change the circuits as the topology policy of that name has it for these groups.
 
         ``running`` are all jobs that have hosts, also those whose circuits nobody asks about.
+        ``jobs`` are those of the groups for which it is done now: a fault counts as on them.
         """
-        wish = await self._wish(topology, groups, running)
+        wish = await self._wish(topology, groups, running, jobs)
         return await self._transactions.change(wish.decide, why), wish.decision
 
     async def preview(
@@ -206,11 +212,11 @@ class Placement:
     ) -> tuple[Plan, list[str]]:
         """What ``rewire`` would change now, and what speaks against it."""
         return await self._transactions.preview(
-            (await self._wish(topology, groups, running)).decide
+            (await self._wish(topology, groups, running, tuple(groups))).decide
         )
 
     async def _wish(
-        self, topology: str, groups: HostsOfJobs, running: HostsOfJobs
+        self, topology: str, groups: HostsOfJobs, running: HostsOfJobs, jobs: Sequence[str]
     ) -> _WishedCircuits:
         policy = self._policies.topology(topology)
         locked, failed = await self._circuits.closed_ports()
@@ -223,7 +229,7 @@ class Placement:
             return decided(
                 "topology",
                 policy.name,
-                partial(policy.circuits, view, gpus),
+                partial(policy.circuits, view, gpus, tuple(jobs)),
                 partial(seen, view, groups=gpus),
             )
 

@@ -14,6 +14,7 @@ from patchlight.testbed.commands import CommandTask, Mount
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab import Host, Lab
+from patchlight.testbed.mistakes import mistakes_in_words
 from patchlight.testbed.worker_api import (
     Neighbour,
     Report,
@@ -296,7 +297,9 @@ def worker_specs(
             for rank, host in enumerate(hosts)
         ]
     except ValidationError as error:
-        raise JobFailed(f"job {spec.name}: no agent would take it: {error}") from error
+        raise JobFailed(
+            f"job {spec.name}: no agent would take it: {mistakes_in_words(error)}"
+        ) from error
 
 
 def _task(spec: JobSpec, host: Host, lab: Lab, first_iteration: int) -> Task:

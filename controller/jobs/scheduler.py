@@ -308,7 +308,7 @@ class Scheduler:
         """Bring running jobs under one packet switch each, while they run."""
         for job_id in job_ids:
             self._check_runs(job_id)
-        return await self._rewire("regroup", job_ids, f"regroup {', '.join(job_ids)}", job_ids)
+        return await self._rewire("regroup", job_ids, job_ids)
 
     async def preview_regroup(self, job_ids: Sequence[str]) -> tuple[Plan, list[str]]:
         """What ``regroup`` would change now, and what speaks against it."""
@@ -376,23 +376,23 @@ class Scheduler:
             self._table.move(job_id, JobState.RECONFIGURING)
         running = self._table.running
         job_ids = [job_id for g in (gang, *same) for job_id in g.ids if job_id in running]
-        what = "regroup" if gang.topology == "regroup" else f"{gang.topology} for"
-        why = f"{what} {', '.join(gang.ids)}"
-        change = await self._rewire(gang.topology, job_ids, why, gang.ids)
+        change = await self._rewire(gang.topology, job_ids, gang.ids)
         if change.state != "committed":
             raise JobFailed(
                 f"the circuits could not be switched ({change.state}): {change.message}"
             )
 
     async def _rewire(
-        self, topology: str, job_ids: Sequence[str], why: str, decided_of: Sequence[str] = ()
+        self, topology: str, job_ids: Sequence[str], because_of: Sequence[str]
     ) -> Reconfiguration:
-        """Light circuits for these jobs; the decision is kept with those in ``decided_of``."""
+        """Light circuits for these jobs, ``because_of`` some: with those the decision is kept."""
+        what = topology if topology == "regroup" else f"{topology} for"
+        why = f"{what} {', '.join(because_of)}"
         groups, running = self._hosts_of(job_ids), self._hosts_of(self._table.running)
-        change, decision = await self._placement.rewire(topology, groups, running, why)
+        change, decision = await self._placement.rewire(topology, groups, running, why, because_of)
         if decision is not None:
             record = {**decision.record, "reconfiguration": change.id}
-            for job_id in decided_of:
+            for job_id in because_of:
                 self._table.ledger.add_decision(job_id, time.time(), record)
         return change
 
@@ -406,12 +406,13 @@ class Scheduler:
     def _note_fault(self, fault: Fault) -> None:
         _log.warning("%s", fault)
         self.policy_faults[fault.kind, fault.policy] += 1
-        if (status := self._table.find(fault.job)) is not None:
-            self._table.keep(replace(status, policy_faults=status.policy_faults + 1))
+        for job_id in fault.jobs:
+            if (status := self._table.find(job_id)) is not None:
+                self._table.keep(replace(status, policy_faults=status.policy_faults + 1))
         record = {
             "policy": fault.policy,
             "policy_kind": fault.kind,
-            "job": fault.job,
+            "job": ", ".join(fault.jobs),
             "message": str(fault),
         }
         self._store.add_event(time.time(), "policy-fault", record)

@@ -1,4 +1,4 @@
-"""Keeps the speaker process running: starts it, reads its log, starts it again if it dies."""
+"""One life of the speaker process: started, waited for as long as it works, its log read, ended."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.linux.processes import processor_ticks
+from patchlight.testbed.progress import Progress
 
 LOG = logging.getLogger("patchlight.speaker")
 
-_READY_WITHIN_S = 30.0
+_QUIET_S = 30.0  # an engine takes its time on a busy machine; one that does nothing is stuck
+_LOOK_EVERY_S = 0.5
 _STOPS_WITHIN_S = 5.0
 _LINES_KEPT = 20
 
@@ -64,11 +67,16 @@ class SpeakerProcess:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._lines_read = 0
         self._log = asyncio.create_task(self._read_log())
 
     @classmethod
-    async def start(cls, command: Sequence[str]) -> SpeakerProcess:
-        """Start it and wait until it serves; ``SpeakerFailed`` with its own words otherwise."""
+    async def start(cls, command: Sequence[str], quiet_s: float = _QUIET_S) -> SpeakerProcess:
+        """Start it and wait until it serves; ``SpeakerFailed`` with its own words otherwise.
+
+        It may take as long as it works: given up is one that for ``quiet_s`` seconds neither used
+        the processor nor wrote anything.
+        """
         # Its standard input ends when this process does, however that ends; so does it.
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -77,22 +85,32 @@ class SpeakerProcess:
             stderr=asyncio.subprocess.PIPE,
         )
         child = cls(process)
-        assert process.stdout is not None
         try:
-            async with asyncio.timeout(_READY_WITHIN_S):
-                ready = await process.stdout.readline()
-        except TimeoutError:
-            await child.stop()
-            raise SpeakerFailed(
-                f"the OpenFlow speaker was not ready within {_READY_WITHIN_S:g} s",
-                hint="\n".join(child._lines) or "it said nothing",
-            ) from None
+            serves = await child._serves(quiet_s)
         except BaseException:
             await child.stop()
             raise
-        if not ready:
+        if not serves:
             raise await child.ended()
         return child
+
+    async def _serves(self, quiet_s: float) -> bool:
+        """Wait until it serves; false if it ended instead. ``SpeakerFailed`` if it is stuck."""
+        assert self._process.stdout is not None
+        progress = Progress(lambda: (processor_ticks(self.pid), self._lines_read))
+        ready = asyncio.ensure_future(self._process.stdout.readline())
+        try:
+            while not (await asyncio.wait({ready}, timeout=_LOOK_EVERY_S))[0]:
+                if progress.quiet_s() > quiet_s:
+                    raise SpeakerFailed(
+                        f"the OpenFlow speaker does not serve, and did nothing for {quiet_s:g} s",
+                        hint="\n".join(self._lines) or "it said nothing",
+                    )
+                if (took_s := progress.to_tell()) is not None:
+                    LOG.info("still starting the OpenFlow speaker after %.0f s", took_s)
+            return bool(ready.result())
+        finally:
+            ready.cancel()
 
     @property
     def pid(self) -> int:
@@ -133,4 +151,5 @@ class SpeakerProcess:
         while line := await self._process.stderr.readline():
             text = line.decode(errors="replace").rstrip()
             self._lines.append(text)
+            self._lines_read += 1
             LOG.warning("%s", text)

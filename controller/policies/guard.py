@@ -39,16 +39,16 @@ P = TypeVar("P")
 
 
 class Fault(NamedTuple):
-    """A policy failed: which one, on which job (if on one), and how."""
+    """A policy failed: which one, on which jobs (if on any), and how."""
 
     kind: PolicyKind
     policy: str
-    job: str
+    jobs: tuple[str, ...]
     reason: str
     overruled: bool = True
 
     def __str__(self) -> str:
-        about = f" on {self.job}" if self.job else ""
+        about = f" on {', '.join(self.jobs)}" if self.jobs else ""
         then = "; the default decided" if self.overruled else ""
         return f"{self.kind} policy {self.policy}{about}: {self.reason}{then}"
 
@@ -123,8 +123,8 @@ class _Guard(Generic[P]):
         self._elsewhere = policy if isinstance(policy, Elsewhere) else None
         self._refusals = refusals
 
-    def _decide(self, job: str, arguments: tuple[Any, ...]) -> Any:
-        """The checked answer; after a fault, which is reported, that of the default."""
+    def _decide(self, jobs: tuple[str, ...], arguments: tuple[Any, ...]) -> Any:
+        """The checked answer about ``jobs``; after a fault, which is reported, the default's."""
         name = METHODS[self.kind]
         try:
             if self._elsewhere is not None:
@@ -137,7 +137,7 @@ class _Guard(Generic[P]):
             took_s = perf_counter() - began
             if took_s > self._deadline_s:
                 late = f"it took {took_s:.1f} s, more than {self._deadline_s:g} s"
-                self._report(Fault(self.kind, self.name, job, late, overruled=False))
+                self._report(Fault(self.kind, self.name, jobs, late, overruled=False))
             return answer
         except self._refusals:
             raise
@@ -149,7 +149,7 @@ class _Guard(Generic[P]):
             reason = "it raised KeyboardInterrupt"
         except BaseException as error:  # SystemExit and the like: nothing of it may end others.
             reason = f"it raised {raised(error)}"
-        self._report(Fault(self.kind, self.name, job, reason))
+        self._report(Fault(self.kind, self.name, jobs, reason))
         return getattr(self.default, name)(*arguments)
 
 
@@ -183,7 +183,7 @@ class GuardedPartition(_Guard[PartitionPolicy]):
     kind: PolicyKind = "partition"
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
-        degree: int = self._decide(job.name, (cluster, job, legal))
+        degree: int = self._decide((job.name,), (cluster, job, legal))
         return degree
 
 
@@ -193,7 +193,7 @@ class GuardedPlacement(_Guard[PlacementPolicy]):
     kind: PolicyKind = "placement"
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
-        gpus: list[int] | None = self._decide(job.name, (cluster, job, workers))
+        gpus: list[int] | None = self._decide((job.name,), (cluster, job, workers))
         return gpus
 
 
@@ -203,7 +203,7 @@ class GuardedOrder(_Guard[OrderPolicy]):
     kind: PolicyKind = "order"
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
-        number: float = self._decide(job.name, (cluster, job, progress))
+        number: float = self._decide((job.name,), (cluster, job, progress))
         return number
 
 
@@ -213,9 +213,10 @@ class GuardedTopology(_Guard[TopologyPolicy]):
     kind: PolicyKind = "topology"
 
     def circuits(
-        self, cluster: ClusterView, groups: Sequence[Sequence[int]]
+        self, cluster: ClusterView, groups: Sequence[Sequence[int]], jobs: tuple[str, ...] = ()
     ) -> Mapping[str, PortMap]:
-        maps: dict[str, PortMap] = self._decide("", (cluster, groups))
+        """``jobs`` are those on whose behalf it is asked: faults are reported as on them."""
+        maps: dict[str, PortMap] = self._decide(jobs, (cluster, groups))
         return maps
 
 

@@ -2,7 +2,8 @@
 
 ``/run/patchlight/<lab>/state.json`` names every namespace and process of a lab. It is written
 first and kept up while the lab is built, so whatever dies at whatever moment, the next
-``down`` or ``up`` knows what to look for.
+``down`` or ``up`` knows what to look for. Of what is in that folder, ``lab.yaml`` and ``hosts``
+alone are for every user of the machine.
 """
 
 import fcntl
@@ -78,6 +79,7 @@ class LabState:
         path = self.run_dir / "state.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_suffix(".new")
+        new.touch(mode=0o600)
         new.write_text(json.dumps(asdict(self)))
         new.replace(path)
 
@@ -113,6 +115,10 @@ def read_state(lab: str) -> LabState | None:
         text = path.read_text()
     except FileNotFoundError:
         return None
+    except PermissionError as error:
+        raise PatchlightError(
+            f"reading {path}: it is for root alone", hint="Run the command with sudo."
+        ) from error
     try:
         data = json.loads(text)
         processes = [ProcessRecord(**item) for item in data.pop("processes")]
@@ -155,7 +161,7 @@ def _locked(path: Path, lab: str) -> int:
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             continue  # whoever held another lock has just removed the directory
         try:

@@ -46,7 +46,7 @@ class OpenVSwitch:
 
     def start(self, start: Callable[[Sequence[Service]], None]) -> None:
         """Have ``start`` start the database and the switch daemon, each until it answers."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         database = self.directory / "conf.db"
         self._tool(["ovsdb-tool", "create", str(database), str(_schema())])
         socket = self.directory / "db.sock"

@@ -20,6 +20,7 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.namespaces import entered
 from patchlight.testbed.linux.processes import process_start, session_processor_ticks
 from patchlight.testbed.linux.scheduling import favour
+from patchlight.testbed.progress import Progress
 
 _LAST_LINES = 15
 
@@ -45,43 +46,13 @@ class Service:
     abrupt: bool = False
 
 
-# How often one looks whether a process works, and how often the user hears that it still does.
-_LOOK_S = 1.0
-_TELL_S = 5.0
-
-
-class _Progress:
-    """Whether something goes on: ``sign`` is anything that changes when it does."""
-
-    def __init__(self, sign: Callable[[], object]) -> None:
-        self._sign, self._last = sign, sign()
-        self.began = self._changed = self._looked = self._told = time.monotonic()
-
-    def quiet_s(self) -> float:
-        """For how many seconds nothing has changed."""
-        now = time.monotonic()
-        if now - self._looked >= _LOOK_S:
-            self._looked = now
-            if (sign := self._sign()) != self._last:
-                self._last, self._changed = sign, now
-        return now - self._changed
-
-    def to_tell(self) -> float | None:
-        """How many seconds it has taken, whenever it is time to say so."""
-        now = time.monotonic()
-        if now - self._told < _TELL_S:
-            return None
-        self._told = now
-        return now - self.began
-
-
 @dataclass(slots=True)
 class _Starting:
     """A service that is not ready yet."""
 
     service: Service
     process: subprocess.Popen[bytes]
-    progress: _Progress
+    progress: Progress
 
 
 class Supervisor:
@@ -113,7 +84,7 @@ class Supervisor:
             record = ProcessRecord(service.name, pid, started, str(log), service.abrupt)
             self._state.processes.append(record)
             self._state.save()
-            progress = _Progress(partial(_work_of, pid, log))
+            progress = Progress(partial(_work_of, pid, log))
             self._starting.append(_Starting(service, process, progress))
 
     def log_path(self, name: str) -> Path:
@@ -157,7 +128,7 @@ class Supervisor:
         ``DidNotStart`` if for ``quiet_s`` seconds there are not more of them.
         """
         done = count()
-        progress = _Progress(lambda: done)
+        progress = Progress(lambda: done)
         while done < total:
             if progress.quiet_s() > quiet_s:
                 why = f"{done} of {total} {what}, and no more in {quiet_s:g} s"

@@ -191,7 +191,7 @@ class LabServices:
     def _circuit_switches(self) -> Iterator[Service]:
         directory = self._run_dir / "optical"
         for switch in self._lab.circuit_switches:
-            directory.mkdir(exist_ok=True)
+            directory.mkdir(mode=0o700, exist_ok=True)
             ready_file = directory / f"{switch.name}.address"
             options = {
                 "--ocs": switch.name,
@@ -226,7 +226,7 @@ class LabServices:
         for server in self._lab.servers:
             assert server.management is not None
             path = Path(server.management.removeprefix("unix:"))
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             options = {
                 "--server": server.name,
                 "--listen": server.management,

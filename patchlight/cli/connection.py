@@ -15,7 +15,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.lab_api import UNIX, LabIdentity, api_address
 from patchlight.testbed.labfile.reader import builtin_labs, find_lab, parse_lab, read_lab
-from patchlight.testbed.labfile.schema import HOST_PORT
+from patchlight.testbed.labfile.values import HOST_PORT
 from patchlight.testbed.linux.sockets import unix_socket_answers
 
 RUN_ROOT = Path("/run/patchlight")

@@ -111,11 +111,8 @@ def run(
         lab_file=lab_file,
         **options,
     )
-    say(
-        f"controller of {lab.name}: API on {settings.api}, OpenFlow on {settings.openflow}",
-        err=True,
-    )
-    serve(lab, settings)
+    where = f"API on {settings.api}, OpenFlow on {settings.openflow}"
+    serve(lab, settings, lambda: say(f"controller of {lab.name}: {where}", err=True))
 
 
 def _reach(ocs: dict[str, Any]) -> Coloured:

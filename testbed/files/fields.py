@@ -1,4 +1,4 @@
-"""What may stand in a file, declared once: for reading, with positions, and for JSON Schema.
+"""What values may stand in a file, declared once: for reading, with positions, and for JSON Schema.
 
 A *field type* reads one YAML node into a value with its position, or notes what is wrong with
 it. Text, numbers and names are told apart here and not by YAML's own guesses, so ``on``, ``010``
@@ -15,68 +15,19 @@ from typing import Any
 import yaml
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import FileIssues, Located, nearest
+from patchlight.testbed.files.issues import FileIssues, Located, nearest, short, stands_twice
+from patchlight.testbed.files.nodes import (
+    NUMBER,
+    PLAIN_TAGS,
+    WHOLE,
+    describe,
+    is_bare_text,
+    is_plain,
+    locate,
+)
 from patchlight.testbed.units import Units, pattern
 
-
-class Fields(dict[str, Located[Any]]):
-    """The keys of a group that could be read; ``broken`` are those that not all could be of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.broken: set[str] = set()
-
-
-_NOTHING = re.compile(r"|~|null|Null|NULL")
-_YES_NO = re.compile(r"true|True|TRUE|false|False|FALSE")
-_WHOLE = re.compile(r"[+-]?[0-9]+|0x[0-9a-fA-F]+|0o[0-7]+")
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:_[0-9]{3})+")
-_PLAIN_TAGS = frozenset({"", "!", *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))})
-_NO_BARE_TEXT = re.compile("|".join(p.pattern for p in (_NOTHING, _YES_NO, _WHOLE, _NUMBER)))
-
-
-def locate(node: yaml.Node, value: Any = None) -> Located[Any]:
-    """``value`` at the position of ``node``, counted from 1 as editors do."""
-    mark = node.start_mark
-    return Located(value, mark.line + 1, mark.column + 1)
-
-
-def describe(node: yaml.Node) -> str:
-    """What stands there, in the user's words: ``the number 5``, ``a list``, ``nothing``."""
-    if node.tag not in _PLAIN_TAGS:
-        return f"the YAML tag {short(node.tag.replace('tag:yaml.org,2002:', '!!'))}"
-    if isinstance(node, yaml.MappingNode):
-        return "a group of keys"
-    if isinstance(node, yaml.SequenceNode):
-        return "a list"
-    text = str(node.value)
-    if is_plain(node) and not is_bare_text(text):
-        if _NOTHING.fullmatch(text):
-            return "nothing"
-        return text.lower() if _YES_NO.fullmatch(text) else f"the number {short(text)}"
-    return f"the text {short(text)!r}"
-
-
-def is_bare_text(text: str) -> bool:
-    """Whether ``text`` without quotes is read as text, not as a number, yes or no, or nothing."""
-    return not _NO_BARE_TEXT.fullmatch(text)
-
-
-def is_plain(node: yaml.Node) -> bool:
-    """Whether a scalar stands there without quotes and without a tag."""
-    scalar = isinstance(node, yaml.ScalarNode) and not node.style
-    return scalar and node.tag in _PLAIN_TAGS
-
-
-def short(text: str) -> str:
-    """``text``, cut so that a message stays one readable line."""
-    return text if len(text) <= 60 else f"{text[:57]}…"
-
-
-def stands_twice(key: str, line: int) -> str:
-    """What is wrong with a key that was there before, on ``line``."""
-    return f"key {short(key)!r} stands twice, first on line {line}: expected it once"
 
 
 def plain(value: Any) -> Any:
@@ -131,7 +82,7 @@ class Text(FieldType):
     units: tuple[str, ...] = ()
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
-        if isinstance(node, yaml.ScalarNode) and node.tag in _PLAIN_TAGS:
+        if isinstance(node, yaml.ScalarNode) and node.tag in PLAIN_TAGS:
             text = str(node.value)
             if node.style or is_bare_text(text):
                 return locate(node, self.take(text))
@@ -197,7 +148,7 @@ class Whole(FieldType):
         text = str(node.value)
         if self.grouped and _GROUPED.fullmatch(text):
             text = text.replace("_", "")
-        if is_plain(node) and _WHOLE.fullmatch(text):
+        if is_plain(node) and WHOLE.fullmatch(text):
             # Python refuses to read numbers of thousands of digits; none is in range anyway.
             value = int(text, 0 if text[:2] in ("0x", "0o") else 10) if len(text) < 40 else -1
             # YAML 1.1 reads 010 as eight and YAML 1.2 as ten: neither is meant for sure.
@@ -220,7 +171,7 @@ class Number(FieldType):
     above: float | None = None
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
-        if is_plain(node) and _NUMBER.fullmatch(str(node.value)):
+        if is_plain(node) and NUMBER.fullmatch(str(node.value)):
             value = float(node.value)
             if (
                 math.isfinite(value)
@@ -272,7 +223,7 @@ class ListOf(FieldType):
     count: int | None = None
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
-        if not isinstance(node, yaml.SequenceNode) or node.tag not in _PLAIN_TAGS:
+        if not isinstance(node, yaml.SequenceNode) or node.tag not in PLAIN_TAGS:
             raise BadInput(f"expected {self.expected()}, found {describe(node)}")
         if self.count is not None and len(node.value) != self.count:
             message = f"expected {self.count} {self.what}, found {len(node.value)}"
@@ -317,104 +268,3 @@ class MapOf(FieldType):
     def schema(self) -> dict[str, Any]:
         values = {self.key.json.get("pattern", ".*"): self.item.schema()}
         return {"type": "object", "patternProperties": values, "additionalProperties": False}
-
-
-@dataclass(frozen=True)
-class Key:
-    """One key of a group: its type, and what it is about for those who edit the file.
-
-    ``default`` says in words what holds without the key; ``example`` is a value in YAML, that of
-    the type if there is none.
-    """
-
-    name: str
-    type: FieldType
-    about: str
-    default: str | None = None
-    example: str = ""
-    required: bool = False
-
-    @property
-    def sample(self) -> str:
-        """A value of the key, as it stands in YAML."""
-        return self.example or sample(self.type)
-
-    @property
-    def description(self) -> str:
-        """What it is about, and what holds without it."""
-        return self.about if self.default is None else f"{self.about} (default: {self.default})"
-
-
-def required(name: str, type: FieldType, about: str, example: str = "") -> Key:
-    """A key that a group cannot do without."""
-    return Key(name, type, about, example=example, required=True)
-
-
-class Group(FieldType):
-    """A mapping with known keys; every other key is a mistake."""
-
-    def __init__(self, what: str, *keys: Key) -> None:
-        self.what, self.keys = what, keys
-
-    def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
-        if not isinstance(node, yaml.MappingNode) or node.tag not in _PLAIN_TAGS:
-            raise BadInput(f"expected {self.expected()}, found {describe(node)}")
-        known = {key.name: key for key in self.keys}
-        fields = Fields()
-        lines: dict[str, int] = {}
-        for key_node, value_node in node.value:
-            position = locate(key_node)
-            name = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else None
-            if name is None or name not in known:
-                shown = describe(key_node) if name is None else f"{short(name)!r}"
-                hint = nearest(name or "", known)
-                issues.at(position, f"unknown key {shown} in {self.what}: {hint}")
-            elif name in lines:
-                issues.at(position, stands_twice(name, lines[name]))
-            else:
-                lines[name] = position.line
-                value = known[name].type.read(value_node, issues)
-                if value is not None:
-                    fields[name] = value
-                if value is None or not value.whole:
-                    fields.broken.add(name)
-        for key in self.keys:
-            if key.required and key.name not in lines:
-                message = f"{self.what} lacks {key.name!r}: expected {key.about}"
-                issues.at(locate(node), message)
-        return locate(node, fields)
-
-    def schema(self) -> dict[str, Any]:
-        return {
-            "type": "object",
-            "properties": {
-                key.name: {**key.type.schema(), "description": key.description} for key in self.keys
-            },
-            "required": [key.name for key in self.keys if key.required],
-            "additionalProperties": False,
-        }
-
-    def expected(self) -> str:
-        names = ", ".join(key.name for key in self.keys if key.required)
-        return f"{self.what} with keys {names}" if names else self.what
-
-
-def sample(type: FieldType) -> str:
-    """A value of the type, as it stands in YAML: its example, or the simplest there is."""
-    match type:
-        case Text():
-            return type.example or str(type.json.get("enum", [""])[0])
-        case Whole():
-            return str(type.lowest)
-        case Number():
-            return f"{1.5 if type.highest is None else type.highest:g}"
-        case YesNo():
-            return "true"
-        case ListOf():
-            return f"[{', '.join([sample(type.item)] * (type.count or 1))}]"
-        case MapOf():
-            return type.example
-        case Group():
-            required = (f"{key.name}: {key.sample}" for key in type.keys if key.required)
-            return f"{{{', '.join(required)}}}"
-    raise TypeError(f"no sample of {type.what}")

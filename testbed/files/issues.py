@@ -101,3 +101,13 @@ def nearest(name: str, known: Iterable[str], what: str = "expected one of") -> s
         return f"did you mean {near[0]!r}?"
     listed = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
     return f"{what} {listed or 'none'}"
+
+
+def short(text: str) -> str:
+    """``text``, cut so that a message stays one readable line."""
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def stands_twice(key: str, line: int) -> str:
+    """What is wrong with a key that was there before, on ``line``."""
+    return f"key {short(key)!r} stands twice, first on line {line}: expected it once"

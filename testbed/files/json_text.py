@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
-from patchlight.testbed.files.fields import stands_twice
-from patchlight.testbed.files.issues import FileIssues
+from patchlight.testbed.files.issues import FileIssues, stands_twice
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import yaml
 
-from patchlight.testbed.files.fields import FieldType, Group, Key, plain
+from patchlight.testbed.files.fields import FieldType, plain
+from patchlight.testbed.files.groups import Group, Key
 from patchlight.testbed.files.issues import FileIssues, Located
 
 _REQUIRED: Any = dataclasses.MISSING

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any, TypeVar
 
-from patchlight.testbed.files.fields import Fields
+from patchlight.testbed.files.groups import Fields
 from patchlight.testbed.files.issues import FileIssues, Located, nearest
 from patchlight.testbed.lab import Endpoint, default_mac
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS

@@ -11,10 +11,7 @@ import yaml
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.fields import (
-    Fields,
     FieldType,
-    Group,
-    Key,
     ListOf,
     MapOf,
     Number,
@@ -23,10 +20,9 @@ from patchlight.testbed.files.fields import (
     YesNo,
     choice,
     quantity,
-    required,
-    short,
 )
-from patchlight.testbed.files.issues import FileIssues, Located, nearest
+from patchlight.testbed.files.groups import Fields, Group, Key, required
+from patchlight.testbed.files.issues import FileIssues, Located, nearest, short
 from patchlight.testbed.portmap import parse_cross_connects
 
 _MOST = 100_000

@@ -2,7 +2,7 @@
 
 from importlib.metadata import entry_points
 
-from patchlight.testbed.files.fields import Fields
+from patchlight.testbed.files.groups import Fields
 from patchlight.testbed.files.issues import FileIssues, Located
 from patchlight.testbed.lab import Endpoint
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.fields import Fields, plain
+from patchlight.testbed.files.fields import plain
+from patchlight.testbed.files.groups import Fields
 from patchlight.testbed.files.issues import FileError, FileIssue, FileIssues, nearest
 from patchlight.testbed.files.reader import compose, read_text
 from patchlight.testbed.lab import (

@@ -8,7 +8,8 @@ from textwrap import wrap
 from typing import Any
 
 from patchlight.testbed.files import fields
-from patchlight.testbed.files.fields import FieldType, Group, Key, ListOf
+from patchlight.testbed.files.fields import FieldType, ListOf
+from patchlight.testbed.files.groups import Group, Key
 from patchlight.testbed.files.issues import FileIssues
 from patchlight.testbed.files.reader import parse
 from patchlight.testbed.lab import Lab

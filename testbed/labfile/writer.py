@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from patchlight.testbed.files.fields import is_bare_text
+from patchlight.testbed.files.nodes import is_bare_text
 from patchlight.testbed.lab import (
     NO_NETWORK,
     CircuitSwitch,

@@ -19,6 +19,13 @@ def process_start(pid: int) -> int | None:
     return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
+def processor_ticks(pid: int) -> int:
+    """The processor time of a process, in clock ticks; 0 if there is none (any more)."""
+    with suppress(OSError):
+        return _ticks(_stat(pid))
+    return 0
+
+
 def session_processor_ticks(session: int) -> int:
     """The processor time of all processes of a session that run now, in clock ticks.
 
@@ -29,7 +36,7 @@ def session_processor_ticks(session: int) -> int:
         with suppress(OSError):
             fields = _stat(pid)
             if int(fields[3]) == session:
-                ticks += int(fields[11]) + int(fields[12])
+                ticks += _ticks(fields)
     return ticks
 
 
@@ -56,6 +63,10 @@ def environment(pid: int) -> list[str]:
     with suppress(OSError):
         return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
     return []
+
+
+def _ticks(stat: list[str]) -> int:
+    return int(stat[11]) + int(stat[12])
 
 
 def _stat(pid: int) -> list[str]:

@@ -1,5 +1,8 @@
 """What an agent refuses, and how it says so."""
 
+import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -7,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from patchlight.testbed.linux.processes import process_start
 from tests.support.agent_bench import ROOT, Agent, Bench, ip
 
 pytestmark = pytest.mark.root
@@ -105,3 +109,30 @@ def test_wrong_options_are_said(agent: Agent) -> None:
     ]:
         done = run_agent(*options)
         assert (done.returncode, words in done.stderr) == (code, True), done.stderr
+
+
+def test_what_a_stranger_put_into_the_state_folder_is_not_believed(agent: Agent) -> None:
+    bench = agent.bench
+    options = ["--lab", str(bench.lab_file), "--server", "server1", "--gpus", "nvml"]
+    options += ["--listen", f"unix:{bench.directory}/d.sock"]
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        lease = {
+            "spec": bench.spec(0, 1),
+            "namespace": bench.namespace("server1"),
+            "nic_state": {"interface": "nic0", "mac": "02:4c:00:00:00:01", "mtu": 1500, "up": True}
+            | {"addresses": [], "neighbours": [], "routes": [], "shaping": None},
+            "runner": "process",
+            "trace": {"pid": bystander.pid, "started": process_start(bystander.pid)},
+        }
+        for theirs in ("shared", "shared/leases"):
+            state = bench.directory / "shared"
+            (state / "leases").mkdir(parents=True)
+            (state / "leases" / "evil.json").write_text(json.dumps(lease))
+            os.chown(bench.directory / theirs, 65534, 65534)
+            done = run_agent(*options, "--state", str(state))
+            assert done.returncode == 1
+            assert "other users can put files into the folder" in done.stderr
+            shutil.rmtree(state)
+        assert bystander.poll() is None
+        bystander.kill()
+    assert agent.client.get("/status").status_code == 200

@@ -1,8 +1,8 @@
 """Where an agent listens, and whom it lets in."""
 
-import asyncio
 import socket
 import stat
+from collections.abc import Awaitable, Callable
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -64,28 +64,68 @@ def test_tokens_are_read_without_white_space_and_must_be_long(tmp_path: Path) ->
         read_token(tmp_path / "none")
 
 
-def test_every_request_has_to_carry_the_token(tmp_path: Path) -> None:
+Ask = Callable[..., Awaitable[httpx.Response]]
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    """Asks an agent that wants a token."""
     server = Server("server1", None, (), ())
     lab = Lab("lab", IPv4Network("10.0.0.0/24"), (server,))
     service = AgentService(
         lab, server, make_runner("process", "lab", "server1"), gpu_backend("nvml", server), tmp_path
     )
 
-    async def ask(headers: dict[str, str], path: str = "/v1/status") -> Any:
+    async def request(method: str, path: str, token: str = TOKEN, **options: Any) -> httpx.Response:
         transport = httpx.ASGITransport(make_app(service, TOKEN))
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
         async with httpx.AsyncClient(transport=transport, base_url="http://agent") as client:
-            return await client.get(path, headers=headers)
+            return await client.request(method, path, headers=headers, **options)
 
-    for wrong in ({}, {"Authorization": "Bearer nonsense"}, {"Authorization": TOKEN}):
-        for path in ("/v1/status", "/v1/workers/x"):
-            answer = asyncio.run(ask(wrong, path))
-            assert (answer.status_code, answer.json()["error"]) == (
-                401,
-                "this agent asks for a token",
-            )
-    right = {"Authorization": f"Bearer {TOKEN}"}
-    assert asyncio.run(ask(right)).json()["server"] == "server1"
-    assert asyncio.run(ask(right, "/v1/workers/x")).status_code == 404
+    return request
+
+
+@pytest.mark.parametrize("token", ["", "nonsense", TOKEN[:-1], f"{TOKEN}0", TOKEN.upper() + "x"])
+async def test_without_the_token_nothing_is_told_and_nothing_looked_at(
+    ask: Ask, token: str
+) -> None:
+    for method, path in (
+        ("GET", "/v1/status"),
+        ("GET", "/v1/workers/x"),
+        ("GET", "/v1/status/"),
+        ("GET", "/openapi.json"),
+        ("GET", "/nowhere"),
+        ("PUT", "/v1/status"),
+        ("POST", "/v1/workers"),
+        ("DELETE", "/v1/workers/x"),
+    ):
+        answer = await ask(method, path, token, content=b"{" if method == "POST" else None)
+        said = (answer.status_code, answer.json()["error"])
+        assert said == (401, "this agent asks for a token"), path
+
+
+async def test_with_the_token_answers_are_in_words(ask: Ask) -> None:
+    assert (await ask("GET", "/v1/status")).json()["server"] == "server1"
+    assert (await ask("GET", "/v1/workers/x")).status_code == 404
+    for method, path in (("GET", "/v1/nowhere"), ("GET", "/v1/status/"), ("PUT", "/v1/status")):
+        answer = await ask(method, path)
+        assert answer.status_code in (404, 405)
+        assert answer.json()["error"] == f"there is no {method} {path}"
+
+
+async def test_a_million_mistakes_are_not_all_looked_at(ask: Ask) -> None:
+    task = {"iterations": 1, "gradient_bytes": 4, "compute_s": 0}
+    usual: dict[str, Any] = {"id": "a", "job": "a", "rank": 0, "nic": "n", "task": task}
+    member = {"rank": 7, "address": "10.0.0.1", "port": 1}
+    for ring, words in (
+        ([1] * 1_000_000, "ring.0: expected an object, found 1"),
+        ([{}] * 1_000_000, "ring.0.rank: it is missing"),
+        ([member] * 5000, "the ring must have ranks 0…n−1, once each"),
+    ):
+        answer = await ask("POST", "/v1/workers", json={**usual, "ring": ring})
+        assert answer.status_code == 422
+        assert words in answer.json()["error"]
+        assert len(answer.content) < 500
 
 
 def test_wrong_choices_are_said() -> None:

@@ -52,6 +52,32 @@ def test_warnings_are_mistakes_only_if_it_is_strict(tmp_path: Path) -> None:
     assert "good" not in strict.output
 
 
+def test_what_was_found_as_json(tmp_path: Path) -> None:
+    bad, bare = tmp_path / "bad.yaml", tmp_path / "bare.yaml"
+    bad.write_text("name: x\nnothing: 1\n")
+    bare.write_text("name: bare\n")
+    result = run("check", str(bad), str(bare), "ofc2022", "--json")
+    assert result.exit_code == 2
+    wrong, warned, good = json.loads(result.output)
+    assert (wrong["file"], wrong["good"], wrong["lab"], wrong["counts"]) == (
+        str(bad),
+        False,
+        None,
+        {},
+    )
+    (mistake,) = wrong["issues"]
+    assert (mistake["line"], mistake["column"], mistake["kind"]) == (2, 1, "mistake")
+    assert mistake["message"].startswith("unknown key 'nothing'")
+    assert (warned["good"], warned["lab"]) == (True, "bare")
+    assert {issue["kind"] for issue in warned["issues"]} == {"warning"}
+    assert (good["good"], good["lab"], good["issues"]) == (True, "ofc2022", [])
+    assert good["counts"]["circuit switch"] == 1
+    strict = run("check", str(bare), "--json", "--strict")
+    assert strict.exit_code == 2
+    (found,) = json.loads(strict.output)
+    assert (found["good"], found["issues"][0]["kind"]) == (False, "mistake")
+
+
 @pytest.mark.parametrize("shape", ["single", "linear", "tree", "fat-tree"])
 @pytest.mark.parametrize("ocs", [(), ("--ocs", "polatis-scpi")])
 def test_generated_labs_lack_nothing(tmp_path: Path, shape: str, ocs: tuple[str, ...]) -> None:

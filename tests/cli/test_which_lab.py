@@ -166,7 +166,10 @@ def test_the_api_listens_on_this_machine_alone(tmp_path: Path, address: str) -> 
     with controller_of(lab, tmp_path / "state", "--api", address) as process:
         assert process.wait(30) == 2
         assert process.stderr is not None
-        assert "no access control yet" in process.stderr.read().decode()
+        said = process.stderr.read().decode()
+        assert "no access control yet" in said
+        assert said.startswith("patchlight: the API cannot listen at")
+    assert not (tmp_path / "state").exists()
 
 
 def test_a_controller_beside_one_of_the_same_lab_is_refused(tmp_path: Path) -> None:
@@ -176,8 +179,15 @@ def test_a_controller_beside_one_of_the_same_lab_is_refused(tmp_path: Path) -> N
         with controller_of(lab, tmp_path / "two") as second:
             assert second.wait(30) == 1
             assert second.stderr is not None
-            assert "another controller already serves" in second.stderr.read().decode()
+            said = second.stderr.read().decode()
+            assert "another controller already serves" in said
+            assert said.startswith("patchlight: ")
+        assert not (tmp_path / "two").exists()
         assert answers(lab)
+
+
+def test_a_controller_says_where_it_listens_once_it_does(lab_a: ControllerProcess) -> None:
+    wait_until(lambda: f"controller of dry: API on {lab_a.api}" in lab_a.log.read_text())
 
 
 def test_arguments_in_another_character_set_are_no_crash(lab_a: ControllerProcess) -> None:

@@ -8,6 +8,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,13 @@ def test_a_page_of_another_site_changes_nothing(door: ControllerProcess) -> None
     assert send(door, "POST", "/v1/stop/clear", headers=own, json={}).status_code == 200
 
 
+def test_no_page_of_ours_runs_programs_from_elsewhere(door: ControllerProcess) -> None:
+    for path in ("/docs", "/redoc", "/docs/oauth2-redirect"):
+        answer = send(door, "GET", path)
+        assert (answer.status_code, "/openapi.json" in answer.json()["hint"]) == (404, True)
+    assert "/v1/jobs" in send(door, "GET", "/openapi.json").json()["paths"]
+
+
 def test_a_header_makes_nobody_someone_else(door: ControllerProcess) -> None:
     forged = {
         "X-Forwarded-For": "direct",
@@ -82,6 +90,40 @@ def test_a_header_makes_nobody_someone_else(door: ControllerProcess) -> None:
     origin = door.client.reconfigurations()[-1]["origin"]
     assert origin.startswith("127.0.0.1:")
     assert origin.endswith(f"(uid {os.getuid()})")
+
+
+_SPEAKS_FOR_OTHERS = """
+import http.client, os, socket, sys
+os.setgroups([]), os.setuid(65534)
+h = http.client.HTTPConnection("localhost")
+h.sock = socket.socket(socket.AF_UNIX)
+h.sock.connect(sys.argv[1])
+h.putrequest("POST", "/v1/reconfigurations")
+h.putheader("Content-Type", "application/json")
+for name in ("root", "alice"):
+    h.putheader("X-Patchlight-User", name)
+h.putheader("Content-Length", "2")
+h.endheaders(b"{}")
+print(h.getresponse().status)
+"""
+
+
+@pytest.mark.root
+def test_a_user_at_the_unix_socket_goes_by_the_login_whatever_is_declared(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as open_to_all:
+        Path(open_to_all).chmod(0o755)
+        process = ControllerProcess(tmp_path)
+        process.api = f"unix:{open_to_all}/api.sock"
+        process.client = ControllerClient(process.api)
+        process.start()
+        try:
+            words = [sys.executable, "-c", _SPEAKS_FOR_OTHERS, f"{open_to_all}/api.sock"]
+            done = subprocess.run(words, capture_output=True, text=True, check=True)
+            assert done.stdout == "200\n"
+            change = process.client.reconfigurations()[-1]
+            assert (change["by"], change["origin"]) == ("nobody", "unix (uid 65534)")
+        finally:
+            process.stop()
 
 
 # Sends a change under root's name, and is gone before anybody looks.

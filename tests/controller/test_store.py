@@ -79,3 +79,12 @@ def test_the_state_is_for_its_owner_alone(tmp_path: Path) -> None:
     (state / "controller.db").chmod(0o644)
     open_store(state).close()
     assert stat.S_IMODE((state / "controller.db").stat().st_mode) == 0o600
+
+
+def test_a_state_folder_that_others_can_write_in_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(PatchlightError, match="other users can put files into the folder"):
+        open_store(shared)
+    assert list(shared.iterdir()) == []

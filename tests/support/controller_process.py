@@ -58,7 +58,7 @@ class ControllerProcess:
 
     def command(self, state: Path) -> list[str]:
         command = [sys.executable, "-m", "patchlight", "controller", "run"]
-        return [*command, "--lab", str(self.lab), "--state", str(state)]
+        return [*command, "--lab", str(self.lab), "--state", str(state), "--api", self.api]
 
     def start(self) -> None:
         with self.log.open("ab") as log:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from patchlight.controller.changes.parts import CircuitParts
@@ -239,3 +240,20 @@ async def at_work(
         await asyncio.gather(*tasks, return_exceptions=True)
         await cluster.scheduler.close()
         await cluster.transactions.close()
+
+
+def job(name: str, *hosts: str, workers: int = 0, **more: Any) -> JobSpec:
+    return replace(JobSpec(name, 5, 4_000_000, COMPUTE, workers=workers, hosts=hosts), **more)
+
+
+async def submit_running(cluster: Cluster, *specs: JobSpec, topology: str = "keep") -> list[str]:
+    job_ids = cluster.submit(*specs, topology=topology)
+    for job_id in job_ids:
+        await cluster.until_state(job_id, JobState.RUNNING)
+    return job_ids
+
+
+async def finish(cluster: Cluster, job_id: str, state: WorkerState = WorkerState.DONE) -> None:
+    """All workers of a job end so, and the job with them."""
+    cluster.fleet.put(job_id, state)
+    await cluster.until(lambda: cluster.table[job_id].state.is_final)

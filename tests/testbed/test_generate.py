@@ -12,7 +12,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate import arity, fat_tree, linear, single, tree
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import parse_lab
-from patchlight.testbed.labfile.schema import KNOWN_DRIVERS
+from patchlight.testbed.labfile.values import KNOWN_DRIVERS
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.wiring import trace_links
 

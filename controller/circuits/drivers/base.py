@@ -93,8 +93,11 @@ class TableDriver(ABC, Generic[R]):
     async def _activate(
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, R]
     ) -> None:
-        """The second step, for devices that have one; raises ``DeviceRefused``."""
-        raise NotImplementedError
+        """Tell the device to finish what is only entered; raises ``DeviceRefused``.
+
+        A device whose second step is a command of its own is told that one instead.
+        """
+        await self._make(pairs)
 
     async def _beside(self, pairs: Sequence[CrossConnect]) -> Mapping[CrossConnect, R]:
         """The table as far as it concerns the ports of ``pairs``, or more of it."""

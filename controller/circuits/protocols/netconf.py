@@ -250,21 +250,19 @@ class NetconfClient(KeptSession[NetconfConnection, Dialect]):
         await self.get("")
 
     async def _ask(self, ask: Callable[[Any], T], request: str, *, changes: bool) -> T:
-        timeout_s = self._session.timeouts.answer_s
         shown = shortened(" ".join(request.split()))
 
-        async def exchange(connection: NetconfConnection) -> T:
-            self.log.debug("%s < %s", self._session.name, shown)
+        async def exchange(connection: NetconfConnection, timeout_s: float) -> T:
+            self._sends(shown)
             try:
                 return await connection.ask(ask, timeout_s)
             except RPCError as error:
                 words = shortened(self._mask(str(error.message or error.tag or error).strip()))
-                self.log.info("%s > %s", self._session.name, words)
                 raise self._refused(shown, words, str(error.tag or "")) from error
             finally:
                 self._take_notifications(connection)
 
-        return await self._run(exchange, shown, timeout_s, changes=changes)
+        return await self._run(exchange, shown, changes=changes)
 
     def _take_notifications(self, connection: NetconfConnection) -> None:
         for text in connection.notifications():

@@ -166,28 +166,25 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
 
     async def look(self) -> None:
         """Ask for errors alone: what the device reported meanwhile becomes alarms."""
-        timeout_s = self._session.timeouts.answer_s
 
-        async def exchange(connection: Connection[str]) -> None:
-            self._note((await self._exchange(connection, "", timeout_s))[1])
+        async def exchange(connection: Connection[str], timeout_s: float) -> None:
+            self._note((await self._exchange(connection, timeout_s, ""))[1])
 
-        await self._run(exchange, self._dialect.errors, timeout_s, changes=False)
+        await self._run(exchange, self._dialect.errors, changes=False)
 
     async def _command(self, command: str, answer: str, *, changes: bool) -> str:
-        timeout_s = self._session.timeouts.answer_s
+        shown = self._mask(shortened(command))
 
-        async def exchange(connection: Connection[str]) -> str:
-            answers, errors = await self._exchange(connection, command, timeout_s)
+        async def exchange(connection: Connection[str], timeout_s: float) -> str:
+            answers, errors = await self._exchange(connection, timeout_s, command)
             if errors and (changes or not answers):
-                words = _words(errors)
-                self.log.info("%s > %s", self._session.name, shortened(words))
-                raise self._refused(self._mask(shortened(command)), words, errors[0][0])
+                raise self._refused(shown, _words(errors), errors[0][0])
             self._note(errors)
             if len(answers) != 1 or re.fullmatch(answer, answers[0]) is None:
                 raise FramingError(f"it answered {self._mask(shortened('; '.join(answers)))!r}")
             return answers[0]
 
-        return await self._run(exchange, self._mask(shortened(command)), timeout_s, changes=changes)
+        return await self._run(exchange, shown, changes=changes)
 
     def _framer(self) -> LineFramer:
         return LineFramer(protocol=self.protocol)
@@ -199,7 +196,7 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
                 self._dialect.login, quoted, user=session.user, password=session.password
             )
         # A banner may stand before the first answer: only the errors are looked at.
-        _, errors = await self._exchange(self._connected(), command, session.timeouts.answer_s)
+        _, errors = await self._exchange(self._connected(), session.timeouts.answer_s, command)
         if command and errors:
             raise session.login_refused(_words(errors))
         self._note(errors)
@@ -211,13 +208,12 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
         await self.ask(self._dialect.keep_alive, r".*")
 
     async def _exchange(
-        self, connection: Connection[str], command: str, timeout_s: float
+        self, connection: Connection[str], timeout_s: float, command: str
     ) -> tuple[list[str], Errors]:
         """Send; the answers up to the error queue's, and what that holds."""
         between = self._dialect.then if command else ""
         async with self._in_step(connection, timeout_s):
-            shown = command if not self._dialect.login else self._mask(command)
-            self.log.debug("%s < %s", self._session.name, shortened(shown))
+            self._sends(self._mask(command) if self._dialect.login else command)
             await connection.send(f"{command}{between}{self._dialect.errors}")
             return await self._collect(connection, (command, self._dialect.errors))
 

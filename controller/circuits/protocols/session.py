@@ -200,19 +200,26 @@ class KeptSession(ABC, Generic[C, D]):
             await self._disconnect()
 
     async def _run(
-        self, exchange: Callable[[C], Awaitable[R]], shown: str, timeout_s: float, *, changes: bool
+        self,
+        exchange: Callable[[C, float], Awaitable[R]],
+        shown: str,
+        timeout_s: float | None = None,
+        *,
+        changes: bool,
     ) -> R:
         """Do one exchange on a live session; see the module for what a failure becomes.
 
-        ``shown`` is the command as errors may have it.
+        ``exchange`` is called with the connection and the seconds that it may take: those of the
+        session without ``timeout_s``. ``shown`` is the command as errors may have it.
         """
+        timeout_s = self._session.timeouts.answer_s if timeout_s is None else timeout_s
         async with self._lock:
             logged_in_again = retried = False
             while True:
                 connection = await self._ensure_session()
                 self._last_used = asyncio.get_running_loop().time()
                 try:
-                    return await exchange(connection)
+                    return await exchange(connection, timeout_s)
                 except (ConnectionLost, TimeoutError, FramingError) as error:
                     reason = self._reason(error, timeout_s)
                     await self._disconnect()
@@ -228,6 +235,8 @@ class KeptSession(ABC, Generic[C, D]):
                         ) from error
                     retried = True
                 except DeviceRefused as refusal:
+                    level = logging.INFO if changes else logging.DEBUG
+                    self.log.log(level, "%s > %s", self._session.name, shortened(refusal.words))
                     if logged_in_again or not self._wants_login(refusal):
                         raise
                     # It was refused for want of a login, so nothing of it was done.
@@ -298,6 +307,10 @@ class KeptSession(ABC, Generic[C, D]):
 
     def _mask(self, text: str) -> str:
         return self._session.masked(text)
+
+    def _sends(self, shown: str) -> None:
+        """Log what goes to the device, as logs may have it."""
+        self.log.debug("%s < %s", self._session.name, shortened(shown))
 
     def _refused(self, shown: str, words: str, code: str = "") -> DeviceRefused:
         message = f"{self._session.name} refused {shown}: {words}"

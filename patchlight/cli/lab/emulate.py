@@ -5,6 +5,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,18 @@ import click
 
 from patchlight.cli.completion import complete_host
 from patchlight.cli.connection import complete_lab, lab_option, only_lab
-from patchlight.cli.lab.fibres import fibre_line
+from patchlight.cli.lab.fibres import fibre_line, fibre_row
 from patchlight.cli.numbers import ANY
 from patchlight.cli.policy.options import chosen_policies, policy_options
-from patchlight.cli.rendering import Coloured, Column, Table, listing_options, print_json, say
+from patchlight.cli.rendering import (
+    Coloured,
+    Column,
+    Table,
+    json_option,
+    listing_options,
+    print_json,
+    say,
+)
 from patchlight.emulation.fabric.lab_state import RUN_ROOT, recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab, require_root
 from patchlight.emulation.lab.status import lab_status
@@ -230,6 +239,7 @@ def shell(lab: str | None) -> None:
 @click.option("--jitter", type=_Quantity(parse_time), help="By how much that varies.")
 @click.option("--packet-loss", type=_Quantity(parse_share), help="Lose this share, like 0.1%.")
 @click.option("--lab", "lab_name", metavar="LAB", help="The lab, if several are up.")
+@json_option
 def link(
     a: str,
     b: str,
@@ -238,6 +248,7 @@ def link(
     jitter: float | None,
     packet_loss: float | None,
     lab_name: str | None,
+    as_json: bool,
 ) -> None:
     """Cut, splice, delay or show the fibre between A and B: hosts, ports or devices.
 
@@ -247,6 +258,10 @@ def link(
 
     Delay, jitter and loss are those of the fibre in both directions; what is not given becomes
     none, and rates stay. A way through an OCS is two fibres.
+
+    \b
+    With --json, the fibre as it is then: a, b (its ends), up, delay_s,
+    jitter_s, packet_loss (a share).
     """
     require_root(f"patchlight emulate link {a} {b}")
     wires = attached(lab_name).wires
@@ -255,7 +270,8 @@ def link(
         wires.set_up(fibre, up=state == "up")
     if (delay, jitter, packet_loss) != (None, None, None):
         wires.impair(fibre, Impairment(delay or 0.0, jitter or 0.0, packet_loss or 0.0))
-    say(fibre_line(wires.state(fibre)))
+    found = wires.state(fibre)
+    print_json(fibre_row(found)) if as_json else say(fibre_line(found))
 
 
 @emulate.command()
@@ -265,6 +281,7 @@ def link(
 @click.option("--frames", type=click.IntRange(1), default=10_000_000, help="At most so many.")
 @click.option("--size", type=_Quantity(parse_size), default="1GiB", help="At most so long a file.")
 @click.option("--lab", "lab_name", metavar="LAB", help="The lab, if several are up.")
+@json_option
 def capture(
     host: str,
     output: Path | None,
@@ -272,10 +289,15 @@ def capture(
     frames: int,
     size: int,
     lab_name: str | None,
+    as_json: bool,
 ) -> None:
     """Record what the fibre of HOST carries, both ways, as a pcap file.
 
     It ends with the time, the frames, the size or Ctrl-C, whichever comes first.
+
+    \b
+    With --json, what was written: file, frames, size_bytes, dropped (frames
+    that came too fast).
     """
     require_root(f"patchlight emulate capture {host}")
     lab = attached(lab_name)
@@ -283,6 +305,9 @@ def capture(
     _say(f"capturing {lab.host(host).name} into {path}")
     limits = {"most_frames": frames, "most_bytes": size}
     done = lab.capture(host, path, math.inf if seconds is None else seconds, **limits)
+    if as_json:
+        print_json({"file": str(path), **asdict(done)})
+        return
     missed = f", {done.dropped} more came too fast" if done.dropped else ""
     say(f"wrote {path}: {done.frames} frames{missed}")
 

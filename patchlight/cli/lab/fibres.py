@@ -1,5 +1,7 @@
 """How a fibre of a lab that is up is printed."""
 
+from typing import Any
+
 from patchlight.emulation.lab.wires import FibreState
 from patchlight.testbed.units import format_time, write_share
 
@@ -15,3 +17,16 @@ def fibre_line(state: FibreState) -> str:
     if impairment.packet_loss:
         parts.append(f"packet loss {write_share(impairment.packet_loss)}")
     return f"{fibre.a} – {fibre.b}  {', '.join(parts)}"
+
+
+def fibre_row(state: FibreState) -> dict[str, Any]:
+    """The same for programs; times in seconds, the loss as a share."""
+    fibre, impairment = state.fibre, state.impairment
+    return {
+        "a": str(fibre.a),
+        "b": str(fibre.b),
+        "up": state.up,
+        "delay_s": impairment.delay_s,
+        "jitter_s": impairment.jitter_s,
+        "packet_loss": impairment.packet_loss,
+    }

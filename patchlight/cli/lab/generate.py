@@ -11,7 +11,8 @@ from patchlight.testbed import generate as shapes
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reference import write_commented_lab
-from patchlight.testbed.labfile.schema import FABRICS, KNOWN_DRIVERS
+from patchlight.testbed.labfile.schema import FABRICS
+from patchlight.testbed.labfile.values import KNOWN_DRIVERS
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.units import parse_rate
 

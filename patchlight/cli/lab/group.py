@@ -2,13 +2,14 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from patchlight.cli.connection import complete_lab, connect, labs_up
 from patchlight.cli.lab.generate import generate, init
 from patchlight.cli.ocs.map_file import read_map_file
-from patchlight.cli.rendering import listing_options, print_json, save_picture, say
+from patchlight.cli.rendering import json_option, listing_options, print_json, save_picture, say
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import LabFileError, find_lab, load_lab, oversights, read_lab
@@ -28,46 +29,73 @@ lab.add_command(init)
 @lab.command()
 @click.argument("files", metavar="FILE…", nargs=-1, required=True, shell_complete=complete_lab)
 @click.option("--strict", is_flag=True, help="Warnings are mistakes.")
-def check(files: tuple[str, ...], strict: bool) -> None:
+@json_option
+def check(files: tuple[str, ...], strict: bool, as_json: bool) -> None:
     """Print every mistake in lab files, one on a line: file:line:column: what is wrong.
 
     What is likely forgotten is a warning: NICs without a fibre, switches that nothing joins,
     servers without a management address, drivers that no emulated device speaks, a lab with
     nothing but a name. Exit code 2 if there is a mistake.
+
+    \b
+    With --json, a list with an object for each file, with these keys:
+      file, good  good: there is no mistake in it
+      lab         its name, null if it could not be read
+      counts      how many devices and fibres of each kind, empty if it could not be read
+      issues      line, column, kind (mistake | warning), message
     """
-    wrong = False
-    for file in files:
-        try:
-            path = find_lab(file)
-        except BadInput:
-            path = Path(file)
-        try:
-            lab_read = read_lab(path)
-            warnings = oversights(path)
-        except LabFileError as error:
-            wrong = True
-            say(str(error))
-        else:
-            for warning in warnings:
-                where = f"{warning.file}:{warning.line}:{warning.column}"
-                say(f"{where}: {'' if strict else 'warning: '}{warning.message}")
-            if strict and warnings:
-                wrong = True
-                continue
-            say(f"{path}: lab {lab_read.name} is good: {_counted(lab_read)}")
-    if wrong:
+    checked = [_check(file, strict=strict) for file in files]
+    if as_json:
+        print_json(checked)
+    else:
+        for found in checked:
+            _print_check(found)
+    if not all(found["good"] for found in checked):
         sys.exit(LabFileError.exit_code)
 
 
-def _counted(lab_read: Lab) -> str:
-    gpus = sum(len(server.gpus) for server in lab_read.servers)
-    counts = {
+def _check(file: str, *, strict: bool) -> dict[str, Any]:
+    try:
+        path = find_lab(file)
+    except BadInput:
+        path = Path(file)
+    lab_read = None
+    try:
+        lab_read, issues = read_lab(path), oversights(path)
+    except LabFileError as error:
+        issues = error.issues
+    mistaken = lab_read is None or strict
+    kind = "mistake" if mistaken else "warning"
+    return {
+        "file": str(path),
+        "good": not (mistaken and issues),
+        "lab": None if lab_read is None else lab_read.name,
+        "counts": {} if lab_read is None else _counts(lab_read),
+        "issues": [
+            {"line": i.line, "column": i.column, "kind": kind, "message": i.message} for i in issues
+        ],
+    }
+
+
+def _print_check(found: dict[str, Any]) -> None:
+    for issue in found["issues"]:
+        mark = "warning: " if issue["kind"] == "warning" else ""
+        say(f"{found['file']}:{issue['line']}:{issue['column']}: {mark}{issue['message']}")
+    if found["good"]:
+        say(f"{found['file']}: lab {found['lab']} is good: {_in_words(found['counts'])}")
+
+
+def _counts(lab_read: Lab) -> dict[str, int]:
+    return {
         "server": len(lab_read.servers),
-        "GPU": gpus,
+        "GPU": sum(len(server.gpus) for server in lab_read.servers),
         "packet switch": len(lab_read.packet_switches),
         "circuit switch": len(lab_read.circuit_switches),
         "fibre": len(lab_read.fibres),
     }
+
+
+def _in_words(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {_plural(name, count)}" for name, count in counts.items())
 
 
@@ -154,7 +182,7 @@ def show(name: str, as_json: bool, map_file: str | None, at_start: bool) -> None
         print_json(describe_lab(lab_read, maps))
         return
     network = f", network {lab_read.network}" if lab_read.hosts else ""
-    say(f"{lab_read.name}{network}: {_counted(lab_read)}; {source}\n")
+    say(f"{lab_read.name}{network}: {_in_words(_counts(lab_read))}; {source}\n")
     for table in tables(lab_read, maps):
         table.print()
         say("")

@@ -16,7 +16,7 @@ from patchlight.emulation.optical.protocols.server import ProtocolServer, server
 from patchlight.emulation.optical.serving import serve_until_stopped
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import CircuitSwitch, Emulation, OcsUser
-from patchlight.testbed.labfile.schema import MOST_CIRCUIT_PORTS
+from patchlight.testbed.labfile.values import MOST_CIRCUIT_PORTS
 from patchlight.testbed.linux.sockets import is_loopback
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.portmap import PortMap

@@ -8,8 +8,9 @@ import yaml
 
 from patchlight.cli.ocs.names import cross_connect_text
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.fields import Text, describe, locate, stands_twice
-from patchlight.testbed.files.issues import FileIssues, Located
+from patchlight.testbed.files.fields import Text
+from patchlight.testbed.files.issues import FileIssues, Located, stands_twice
+from patchlight.testbed.files.nodes import describe, locate
 from patchlight.testbed.files.reader import compose, read_standard_input, read_text
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import parse_cross_connects

@@ -1,6 +1,5 @@
 """The lab's queue: order and rules, what waits and why, and what was decided and seen."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,10 @@ from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.controller.policies.contract import METHODS
 from patchlight.controller.policies.registry import load_policy
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.jobs import JobSpec, JobState
+from patchlight.testbed.jobs import JobState
 from patchlight.testbed.queueing import Allowance, Discipline
 from patchlight.testbed.worker_api import WorkerState
-from tests.support.job_cluster import COMPUTE, Cluster, at_work
-
-
-def job(name: str, *hosts: str, workers: int = 0, **more: Any) -> JobSpec:
-    return replace(JobSpec(name, 5, 4_000_000, COMPUTE, workers=workers, hosts=hosts), **more)
-
-
-async def running(cluster: Cluster, *specs: JobSpec, topology: str = "keep") -> list[str]:
-    ids = cluster.submit(*specs, topology=topology)
-    for job_id in ids:
-        await cluster.until_state(job_id, JobState.RUNNING)
-    return ids
-
-
-async def finish(cluster: Cluster, job_id: str, state: WorkerState = WorkerState.DONE) -> None:
-    cluster.fleet.put(job_id, state)
-    await cluster.until(lambda: cluster.table[job_id].state.is_final)
+from tests.support.job_cluster import Cluster, at_work, finish, job, submit_running
 
 
 async def says(cluster: Cluster, job_id: str, words: str) -> None:
@@ -39,7 +22,7 @@ async def says(cluster: Cluster, job_id: str, words: str) -> None:
 
 
 async def test_who_waits_says_for_what(cluster: Cluster) -> None:
-    await running(cluster, job("five", workers=5))
+    await submit_running(cluster, job("five", workers=5))
     (three,) = cluster.submit(job("three", workers=3))
     (last,) = cluster.submit(job("last", workers=1))
     await says(cluster, three, "it wants 3 GPUs of Tesla M40, Titan V, and 1 of them are free")
@@ -49,7 +32,7 @@ async def test_who_waits_says_for_what(cluster: Cluster) -> None:
 
 
 async def test_a_higher_priority_comes_sooner(cluster: Cluster) -> None:
-    (busy,) = await running(cluster, job("busy", workers=6))
+    (busy,) = await submit_running(cluster, job("busy", workers=6))
     low, high = (
         cluster.submit(job("low", workers=6)),
         cluster.submit(job("high", workers=6, priority=5)),
@@ -60,9 +43,9 @@ async def test_a_higher_priority_comes_sooner(cluster: Cluster) -> None:
 
 
 async def test_a_job_waits_for_those_it_comes_after(cluster: Cluster) -> None:
-    (first,) = await running(cluster, job("first", "gpu0"))
+    (first,) = await submit_running(cluster, job("first", "gpu0"))
     (then,) = cluster.submit(job("then", "gpu1", after=("first",)))
-    (other,) = await running(cluster, job("other", "gpu2"))
+    (other,) = await submit_running(cluster, job("other", "gpu2"))
     await says(cluster, then, f"it comes after {first}, which is not done yet")
     await finish(cluster, first)
     await cluster.until_state(then, JobState.RUNNING)
@@ -97,12 +80,12 @@ async def test_quotas_hold_and_others_pass() -> None:
 async def test_a_more_urgent_job_takes_the_gpus_of_another_which_goes_on_later() -> None:
     rules = Discipline(preempt=True, quantum_s=0.001)
     async with at_work(PolicyChoice(), discipline=rules) as cluster:
-        (low,) = await running(cluster, job("low", workers=6))
+        (low,) = await submit_running(cluster, job("low", workers=6))
         for index in range(2):
             for name in cluster.fleet.job_workers(low):
                 cluster.fleet.report(name, index)
         await cluster.until(lambda: cluster.table[low].iterations_done == 2)
-        (high,) = await running(cluster, job("high", workers=6, priority=1))
+        (high,) = await submit_running(cluster, job("high", workers=6, priority=1))
         assert cluster.table[low].state is JobState.QUEUED
         await finish(cluster, high)
         await cluster.until_state(low, JobState.RUNNING)
@@ -112,7 +95,7 @@ async def test_a_more_urgent_job_takes_the_gpus_of_another_which_goes_on_later()
 
 
 async def test_a_preview_says_where_jobs_would_go_and_changes_nothing(cluster: Cluster) -> None:
-    await running(cluster, job("busy", "gpu0", "gpu1", "gpu2", "gpu3"))
+    await submit_running(cluster, job("busy", "gpu0", "gpu1", "gpu2", "gpu3"))
     spread = job("spread", "gpu4", "gpu5")
     preview = cluster.scheduler.preview
     (row,) = await preview([spread], "keep")
@@ -125,8 +108,10 @@ async def test_a_preview_says_where_jobs_would_go_and_changes_nothing(cluster: C
 
 
 async def test_decisions_are_kept_with_all_that_was_seen(cluster: Cluster) -> None:
-    await running(cluster, job("busy", workers=2))
-    (job_id,) = await running(cluster, job("two", workers=2, graph="alexnet"), topology="regroup")
+    await submit_running(cluster, job("busy", workers=2))
+    (job_id,) = await submit_running(
+        cluster, job("two", workers=2, graph="alexnet"), topology="regroup"
+    )
     decisions = cluster.scheduler.decisions(job_id)
     assert [decision["kind"] for decision in decisions] == ["placement", "topology"]
     for decision in decisions:
@@ -142,9 +127,9 @@ async def test_decisions_are_kept_with_all_that_was_seen(cluster: Cluster) -> No
 
 async def test_policies_change_while_the_controller_runs(tmp_path: Path) -> None:
     async with at_work(PolicyChoice()) as first:
-        await running(first, job("before", workers=1))
+        await submit_running(first, job("before", workers=1))
         await first.scheduler.use(PolicyChoice(placement="random", order="srpt"))
-        (then,) = await running(first, job("then", workers=1))
+        (then,) = await submit_running(first, job("then", workers=1))
         assert first.scheduler.decisions(then)[0]["policy"] == "random"
         with pytest.raises(BadInput, match=r"no policy .nonsense."):
             await first.scheduler.use(PolicyChoice(placement="nonsense"))
@@ -159,7 +144,7 @@ async def test_policies_change_while_the_controller_runs(tmp_path: Path) -> None
 
 
 async def test_a_job_may_ask_for_a_built_in_policy_only(cluster: Cluster, tmp_path: Path) -> None:
-    (job_id,) = await running(cluster, job("own", workers=1, placement="rack-aware"))
+    (job_id,) = await submit_running(cluster, job("own", workers=1, placement="rack-aware"))
     assert cluster.scheduler.decisions(job_id)[0]["policy"] == "rack-aware"
     mine = tmp_path / "mine.py"
     mine.write_text("raise SystemExit('this ran beside the controller')")

@@ -1,24 +1,11 @@
 """Jobs outlive their controller: the next one queues, follows and clears up."""
 
 import asyncio
-from dataclasses import replace
 
 from patchlight.controller.jobs.policy_set import PolicyChoice
-from patchlight.testbed.jobs import JobSpec, JobState
+from patchlight.testbed.jobs import JobState
 from patchlight.testbed.worker_api import AgentStatus, WorkerState, WorkerStatus
-from tests.support.job_cluster import COMPUTE, Cluster, at_work
-
-
-def job(name: str, *hosts: str, workers: int = 0, **more: object) -> JobSpec:
-    spec = JobSpec(name, 5, 4_000_000, COMPUTE, workers=workers, hosts=hosts)
-    return replace(spec, **more)  # type: ignore[arg-type]
-
-
-async def running(cluster: Cluster, *specs: JobSpec) -> list[str]:
-    ids = cluster.submit(*specs)
-    for job_id in ids:
-        await cluster.until_state(job_id, JobState.RUNNING)
-    return ids
+from tests.support.job_cluster import Cluster, at_work, job, submit_running
 
 
 def calls(cluster: Cluster, call: str) -> list[str]:
@@ -27,7 +14,7 @@ def calls(cluster: Cluster, call: str) -> list[str]:
 
 async def test_jobs_go_on_and_are_followed_by_the_next_controller() -> None:
     async with at_work(PolicyChoice()) as first:
-        ran, ends = await running(first, job("ran", "gpu0", "gpu1"), job("ends", "gpu2"))
+        ran, ends = await submit_running(first, job("ran", "gpu0", "gpu1"), job("ends", "gpu2"))
         (waits,) = first.submit(job("waits", "gpu0"))
         first.fleet.report(f"{ran}-0", 0)
         await first.until(lambda: first.table[ran].iterations_done == 1)
@@ -61,7 +48,7 @@ async def test_a_job_that_was_being_started_begins_again() -> None:
 
 async def test_gangs_that_wait_stay_together_and_in_their_order() -> None:
     async with at_work(PolicyChoice()) as first:
-        (busy,) = await running(first, job("busy", "gpu0"))
+        (busy,) = await submit_running(first, job("busy", "gpu0"))
         both = first.submit(job("a", "gpu0"), job("b", "gpu1"))
         (last,) = first.submit(job("last", "gpu0"))
     async with at_work(PolicyChoice(), first) as second:
@@ -73,7 +60,7 @@ async def test_gangs_that_wait_stay_together_and_in_their_order() -> None:
 
 async def test_paused_workers_are_let_go_on() -> None:
     async with at_work(PolicyChoice()) as first:
-        (held,) = await running(first, job("held", "gpu0", "gpu1"))
+        (held,) = await submit_running(first, job("held", "gpu0", "gpu1"))
     first.fleet.put(held, WorkerState.HELD)  # its controller died while the light moved
     async with at_work(PolicyChoice(), first) as second:
         states = second.fleet.workers
@@ -81,7 +68,7 @@ async def test_paused_workers_are_let_go_on() -> None:
 
 
 async def test_a_worker_that_is_nobodys_is_ended(cluster: Cluster) -> None:
-    (ran,) = await running(cluster, job("ran", "gpu0"))
+    (ran,) = await submit_running(cluster, job("ran", "gpu0"))
     stray = WorkerStatus(id="gone-1-0", job="gone-1", state=WorkerState.HELD)
     ours = cluster.fleet.workers[f"{ran}-0"].model_copy(update={"job": ran})
     cluster.fleet.workers[stray.id] = stray
@@ -96,7 +83,7 @@ async def test_a_worker_that_is_nobodys_is_ended(cluster: Cluster) -> None:
 
 
 async def test_a_failed_job_begins_again_elsewhere_where_it_was(cluster: Cluster) -> None:
-    (tries,) = await running(cluster, job("tries", workers=2, retries=1))
+    (tries,) = await submit_running(cluster, job("tries", workers=2, retries=1))
     before = cluster.table[tries].hosts
     for index in range(3):
         for name in cluster.fleet.job_workers(tries):
@@ -118,7 +105,7 @@ async def test_a_failed_job_begins_again_elsewhere_where_it_was(cluster: Cluster
 
 async def test_a_drained_controller_starts_nothing_until_it_resumes() -> None:
     async with at_work(PolicyChoice()) as first:
-        (ran,) = await running(first, job("ran", "gpu0"))
+        (ran,) = await submit_running(first, job("ran", "gpu0"))
         (waits,) = first.submit(job("waits", "gpu0"))
         assert await first.scheduler.drain("maintenance") == [ran]
         assert first.table[ran].state is JobState.STOPPED
@@ -132,7 +119,7 @@ async def test_a_drained_controller_starts_nothing_until_it_resumes() -> None:
 
 
 async def test_a_running_job_can_begin_again_and_an_ended_one_anew(cluster: Cluster) -> None:
-    (ran,) = await running(cluster, job("ran", "gpu0"))
+    (ran,) = await submit_running(cluster, job("ran", "gpu0"))
     assert (await cluster.scheduler.restart(ran)).attempt == 1
     await cluster.until_state(ran, JobState.RUNNING)
     cluster.fleet.put_worker(f"{ran}.1-0", WorkerState.DONE)

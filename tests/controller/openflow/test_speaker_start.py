@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.openflow.client import Speaker
-from patchlight.controller.openflow.speaker_process import SpeakerFailed, SpeakerOptions
+from patchlight.controller.openflow.speaker_process import (
+    SpeakerFailed,
+    SpeakerOptions,
+    SpeakerProcess,
+)
 from patchlight.testbed.linux import deploy_file
 from patchlight.testbed.linux.processes import process_start
 from tests.support.private_ovs import until
@@ -128,3 +132,28 @@ async def test_without_a_wish_the_first_engine_there_is_taken(tmp_path: Path) ->
 
     async with Speaker(options(tmp_path)) as speaker:
         assert speaker.info["engine"] == engines.available()[0]
+
+
+def program(lines: str) -> list[str]:
+    return [sys.executable, "-c", lines]
+
+
+async def test_a_speaker_is_waited_for_as_long_as_it_works() -> None:
+    works = "import time\nwhile time.process_time() < 4: pass\nprint('ready', flush=True)\ninput()"
+    process = await SpeakerProcess.start(program(works), quiet_s=2)
+    assert process.running
+    await process.stop()
+
+
+async def test_a_speaker_that_does_nothing_is_given_up_and_ended() -> None:
+    stuck = "import os, sys, time\nprint(os.getpid(), file=sys.stderr)\ntime.sleep(600)"
+    with pytest.raises(SpeakerFailed, match="does not serve, and did nothing for 1 s") as caught:
+        await SpeakerProcess.start(program(stuck), quiet_s=1)
+    assert process_start(int(caught.value.hint or "")) is None
+
+
+async def test_a_speaker_that_ends_instead_says_why() -> None:
+    ends = "import sys; print('error: no engine', file=sys.stderr); sys.exit(2)"
+    with pytest.raises(SpeakerFailed, match="the OpenFlow speaker ended: no engine") as caught:
+        await SpeakerProcess.start(program(ends))
+    assert caught.value.exit_code == 2

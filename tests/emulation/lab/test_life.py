@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from patchlight import EmulatedLab
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.lab.emulated_lab import AlreadyThere, down_lab
+from patchlight.emulation.lab.services import LabKeywords
 from patchlight.emulation.lab.status import lab_status
 from patchlight.testbed.linux.processes import process_start
 from tests.support.emulated_labs import SWITCHES_ONLY, left_of, pings, tree
@@ -221,3 +223,32 @@ def test_a_switch_that_does_not_start_shows_its_last_words(
     with pytest.raises(Exception, match=r"ovs-vswitchd(.|\n)*status 7(.|\n)*no room for a switch"):
         lab.up()
     assert left_of(name) == []
+
+
+def as_nobody(*words: str) -> str:
+    who: dict[str, Any] = {"user": "nobody", "group": "nogroup", "extra_groups": []}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, **who)
+    return str(done.stdout)
+
+
+def test_strangers_read_the_lab_file_and_the_hosts_names_alone(new_name: Callable[[], str]) -> None:
+    name = new_name()
+    options: LabKeywords = {"controller": False, "agents": True, "workers": "process"}
+    with EmulatedLab.from_file("ofc2022", 1000, name=name, **options) as lab:
+        with lab.hosts[0].popen(["sleep", "60"]) as held, states.lab_lock(name):
+            for kind in ("-readable", "-writable"):
+                found = as_nobody("find", str(states.RUN_ROOT), kind, "-not", "-type", "d")
+                ours = {Path(line).name for line in found.splitlines() if f"{name}" in line}
+                assert ours == ({"hosts", "lab.yaml"} if kind == "-readable" else set())
+            held.kill()
+        assert (lab.run_dir / "borrowed").stat().st_mode & 0o777 == 0o700
+        program = f"""
+import os
+from patchlight.emulation.lab.status import lab_status
+os.setuid(65534)
+print(lab_status({name!r}))
+"""
+        words = [sys.executable, "-c", program]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        assert "unreadable" in done.stdout
+        assert "it is for root alone" in done.stdout

@@ -109,6 +109,14 @@ def test_the_commands_and_the_shell(lab: EmulatedLab, tmp_path: Path) -> None:
     assert "writing the capture to" in failed.stderr
     done = patchlight(*capture, "-o", str(tmp_path / "x.pcap"))
     assert (done.returncode, done.stdout) == (0, f"wrote {tmp_path}/x.pcap: 0 frames\n")
+    told = patchlight(*capture, "-o", str(tmp_path / "x.pcap"), "--json")
+    size = (tmp_path / "x.pcap").stat().st_size
+    written = {"file": f"{tmp_path}/x.pcap", "frames": 0, "size_bytes": size, "dropped": 0}
+    assert json.loads(told.stdout) == written
+    cut = patchlight("emulate", "link", "tor1.3", "tor2", "down", "--lab", name, "--json")
+    found = json.loads(cut.stdout)
+    assert (found["a"], found["b"], found["up"]) == ("tor1.3", "tor2.3", False)
+    assert found["delay_s"] == found["jitter_s"] == found["packet_loss"] == 0
 
 
 def test_a_capture_has_both_ways_of_the_fibre(lab: EmulatedLab, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from patchlight.testbed.files.fields import FieldType, Group, ListOf
+from patchlight.testbed.files.fields import FieldType, ListOf
+from patchlight.testbed.files.groups import Group
 from patchlight.testbed.lab import (
     CircuitSwitch,
     Endpoint,

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchlight.testbed.files.fields import Group, Key
+from patchlight.testbed.files.groups import Group, Key
 from patchlight.testbed.files.issues import FileIssues
 from patchlight.testbed.files.reader import parse
 from patchlight.testbed.generate import two_tors
 from patchlight.testbed.labfile.reader import builtin_labs, load_lab, parse_lab
 from patchlight.testbed.labfile.reference import group_of, lab_file_reference, write_commented_lab
-from patchlight.testbed.labfile.schema import KNOWN_DRIVERS, LAB
+from patchlight.testbed.labfile.schema import LAB
+from patchlight.testbed.labfile.values import KNOWN_DRIVERS
 
 
 def keys_of(path: str, group: Group) -> Iterator[tuple[str, Key]]:

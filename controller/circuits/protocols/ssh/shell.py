@@ -10,6 +10,7 @@ import codecs
 import logging
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, cast
 
 from patchlight.controller.circuits.contract import Severity
@@ -100,18 +101,8 @@ class ShellClient(DeviceSession[str, ShellDialect]):
         Raises ``DeviceRefused`` with the device's words if it tells of an error. One that
         ``changes`` something and is not answered raises ``OutcomeUnknown``.
         """
-        timeout = self._session.timeouts.answer_s if timeout_s is None else timeout_s
-
-        async def exchange(connection: Connection[str]) -> list[str]:
-            return await self._exchange(connection, command, timeout)
-
-        lines = await self._run(exchange, shortened(command), timeout, changes=changes)
-        errors = [self._mask(line.strip()) for line in lines if self._error.search(line)]
-        if errors:
-            words = shortened("; ".join(errors))
-            self.log.info("%s > %s", self._session.name, words)
-            raise self._refused(shortened(command), words)
-        return lines
+        exchange = partial(self._exchange, command=command)
+        return await self._run(exchange, shortened(command), timeout_s, changes=changes)
 
     def _framer(self) -> ShellFramer:
         return ShellFramer(self._dialect.prompt)
@@ -144,16 +135,19 @@ class ShellClient(DeviceSession[str, ShellDialect]):
         await self.command(self._dialect.keep_alive)
 
     async def _exchange(
-        self, connection: Connection[str], command: str, timeout: float
+        self, connection: Connection[str], timeout_s: float, command: str
     ) -> list[str]:
-        async with self._in_step(connection, timeout):
-            self.log.debug("%s < %s", self._session.name, shortened(command))
+        async with self._in_step(connection, timeout_s):
+            self._sends(command)
             await connection.send(command)
             lines = self._without_alarms(await connection.receive())
             if not lines or lines[0].strip() != command:
                 echoed = self._mask(shortened(lines[0])) if lines else ""
                 raise FramingError(f"it echoed {echoed!r} for {shortened(command)!r}")
-            return lines[1:]
+        errors = [self._mask(line.strip()) for line in lines[1:] if self._error.search(line)]
+        if errors:
+            raise self._refused(shortened(command), shortened("; ".join(errors)))
+        return lines[1:]
 
     def _without_alarms(self, text: str) -> list[str]:
         """The lines of a reply that are not blank; what was said unasked becomes alarms."""

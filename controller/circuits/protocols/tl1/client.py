@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from patchlight.controller.circuits.contract import Alarm, DeviceRefused, Standing
 from patchlight.controller.circuits.dialects import Bare, filled
@@ -74,13 +75,9 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
         ``DeviceUnreachable``. ``paged``: the device may repeat whole replies as pages. A
         denial raises ``DeviceRefused`` with the device's words.
         """
-        timeout = self._session.timeouts.answer_s
         values = values or {}
-
-        async def exchange(connection: Connection[Message]) -> Reply:
-            return await self._exchange(connection, template, values, timeout, paged=paged)
-
-        return await self._run(exchange, self._shown(template, values), timeout, changes=changes)
+        exchange = partial(self._exchange, template=template, values=values, paged=paged)
+        return await self._run(exchange, self._shown(template, values), changes=changes)
 
     async def hear(self) -> tuple[Alarm, ...]:
         """What it said unasked, and what stands on its own list (GR-833), if it has one."""
@@ -122,13 +119,13 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
         values = {"password": session.password}
         login, timeout = self._dialect.login, session.timeouts.answer_s
         try:
-            await self._exchange(self._connected(), login, values, timeout)
+            await self._exchange(self._connected(), timeout, login, values)
         except DeviceRefused as refusal:
             if not self._says(self._dialect.already_logged_in, refusal.words):
                 raise session.login_refused(refusal.words) from refusal
 
     async def _log_out(self) -> None:
-        await self._exchange(self._connected(), self._dialect.logout, {}, 1.0)
+        await self._exchange(self._connected(), 1.0, self._dialect.logout, {})
 
     async def _say_something(self) -> None:
         await self.command(self._dialect.keep_alive)
@@ -136,14 +133,14 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
     async def _exchange(
         self,
         connection: Connection[Message],
+        timeout: float,
         template: str,
         values: Mapping[str, str],
-        timeout: float,
         *,
         paged: bool = False,
     ) -> Reply:
         try:
-            parts = await self._collect(connection, template, values, timeout, paged=paged)
+            parts = await self._collect(connection, timeout, template, values, paged=paged)
         finally:
             connection.done()
         code, body = parts[-1].code, parts[-1].body
@@ -160,9 +157,9 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
     async def _collect(
         self,
         connection: Connection[Message],
+        timeout: float,
         template: str,
         values: Mapping[str, str],
-        timeout: float,
         *,
         paged: bool,
     ) -> list[Response]:
@@ -218,8 +215,7 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
     ) -> str:
         self._ctag = self._ctag % 999_999 + 1
         ctag = str(self._ctag)
-        shown = self._shown(template, {**values, "ctag": ctag})
-        self.log.debug("%s < %s", self._session.name, shown)
+        self._sends(self._shown(template, {**values, "ctag": ctag}))
         await connection.send(self._filled(template, {**values, "ctag": ctag}))
         return ctag
 

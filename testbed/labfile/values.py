@@ -1,0 +1,159 @@
+"""What the values in a lab file are: names, addresses, rates, ports. Each a type of field."""
+
+import difflib
+import re
+from dataclasses import replace
+from importlib.metadata import entry_points
+from ipaddress import AddressValueError, IPv4Address, IPv4Network
+
+from patchlight.testbed import units
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.files.fields import Text, Whole, matching, quantity
+from patchlight.testbed.files.issues import short
+from patchlight.testbed.lab import Endpoint
+from patchlight.testbed.ocs_drivers import DRIVER_GROUP, OCS_DRIVERS
+from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
+
+# An OpenFlow 1.3 switch numbers its ports below OFPP_MAX; Open vSwitch ends at 65279.
+MOST_PACKET_PORTS = 65279
+MOST_CIRCUIT_PORTS = 4096
+# What ships with Patchlight, for editors; others come by entry point, and are taken as well.
+KNOWN_DRIVERS = tuple(driver.name for driver in OCS_DRIVERS.values() if driver.device)
+
+_NAME = "[A-Za-z][A-Za-z0-9_-]*"
+_MAC = "(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}"
+_HOST_PORT = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?):([0-9]{1,5})"
+
+
+def _name(what: str, example: str, longest: int) -> Text:
+    expected = f"a letter, then letters, digits, '-' or '_', at most {longest} in all"
+    return matching(_NAME, what, expected, example, longest)
+
+
+def _address(text: str) -> IPv4Address:
+    try:
+        return IPv4Address(text)
+    except AddressValueError as error:
+        message = f"{short(text)!r} is not an IPv4 address: expected one like '192.168.10.11'"
+        raise BadInput(message) from error
+
+
+def _network(text: str) -> IPv4Network:
+    address, slash, prefix = text.partition("/")
+    if slash and re.fullmatch("[0-9]{1,2}", prefix) and int(prefix) <= 32:
+        network = IPv4Network((_address(address), int(prefix)), strict=False)
+        if str(network.network_address) != address:
+            raise BadInput(f"{text!r} is a host's address, not a network: expected '{network}'")
+        return network
+    raise BadInput(f"{short(text)!r} is not a network: expected one like '192.168.10.0/24'")
+
+
+def _mac(text: str) -> str:
+    if not re.fullmatch(_MAC, text):
+        message = f"{short(text)!r} is not a MAC address: expected one like '02:4c:c0:a8:0a:0b'"
+        raise BadInput(message)
+    if int(text[:2], 16) & 1 or set(text) <= set("0:"):
+        raise BadInput(f"{text!r} is not the MAC address of one NIC: expected a unicast one")
+    return text.lower()
+
+
+def _model(text: str) -> str:
+    if text.strip() and text.isprintable() and len(text) <= 64:
+        return text
+    raise BadInput(
+        f"{short(text)!r} is not a GPU model: expected 1 to 64 printable characters, "
+        "like 'Tesla M40'"
+    )
+
+
+def _host_port(text: str) -> str:
+    match = re.fullmatch(_HOST_PORT, text)
+    if match and 1 <= int(match[3]) <= 65535:
+        return text
+    raise BadInput(
+        f"{short(text)!r} is not a TCP address: expected host:port, like '10.0.0.5:3082'"
+    )
+
+
+def _management(text: str) -> str:
+    if text.startswith("unix:"):
+        if re.fullmatch(r"unix:/[^\x00-\x1f]{1,100}", text):
+            return text
+        raise BadInput(f"{short(text)!r} is not a Unix socket: expected 'unix:/' and its path")
+    try:
+        return _host_port(text)
+    except BadInput as error:
+        raise BadInput(
+            f"{short(text)!r} is not where an agent can answer: expected host:port, like "
+            "'10.0.0.11:8471', or 'unix:/path'"
+        ) from error
+
+
+def _cross_connects(text: str) -> tuple[CrossConnect, ...]:
+    both = parse_cross_connects(text)
+    if both[0].inp == both[0].out:
+        raise BadInput(
+            f"{text!r} sends light back where it came from: expected two different ports"
+        )
+    return both
+
+
+def _driver(text: str) -> str:
+    _DRIVER_NAME.take(text)
+    if text in OCS_DRIVERS:
+        return text
+    known = (*OCS_DRIVERS, *sorted(point.name for point in entry_points(group=DRIVER_GROUP)))
+    if text in known:
+        return text
+    near = difflib.get_close_matches(text, known, n=1)
+    hint = f"did you mean {near[0]!r}? the drivers are" if near else "expected one of"
+    raise BadInput(f"no driver is called {short(text)!r}: {hint} {', '.join(known)}")
+
+
+LAB_NAME = _name("a lab's name", "ofc2022", 24)
+DEVICE_NAME = _name("a device name", "server1", 31)
+PART_NAME = _name("a GPU's or NIC's name", "nic0", 15)
+RATE = quantity(units.parse_rate, units.RATE, "a rate", "40Gbps")
+TIME = quantity(units.parse_time, units.TIME, "a time", "25ms")
+LOSS = quantity(units.parse_loss, units.LOSS, "a loss", "1.5dB")
+POWER = quantity(units.parse_power, units.POWER, "a power", "-3dBm")
+ADDRESS = Text("an IPv4 address", _address, example="192.168.10.11")
+HOST_PORT = Text(
+    "a TCP address", _host_port, {"pattern": f"^{_HOST_PORT}$"}, example="10.0.0.5:3082"
+)
+USER_NAME = matching(r"[!-~]+", "a user name", "printable characters without blanks", "admin", 64)
+VARIABLE_NAME = matching(
+    "[A-Za-z_][A-Za-z0-9_]*",
+    "an environment variable's name",
+    "letters, digits and '_'",
+    "OCS1_PASSWORD",
+)
+_DRIVER_NAME = matching(
+    "[a-z][a-z0-9_-]*",
+    "a driver's name",
+    "lower-case letters, digits, '-' or '_'",
+    "calient-tl1",
+    63,
+)
+DRIVER = replace(
+    _DRIVER_NAME, take=_driver, json={**_DRIVER_NAME.json, "examples": list(KNOWN_DRIVERS)}
+)
+MODEL = Text("a GPU model", _model, {"minLength": 1, "maxLength": 64}, example="Tesla M40")
+UUID = matching("[A-Za-z0-9-]+", "a GPU's UUID", "what nvidia-smi -L prints", "GPU-6f2a1b3c")
+MAC = Text("a MAC address", _mac, {"pattern": f"^{_MAC}$"}, example="02:4c:c0:a8:0a:0b")
+INTERFACE = matching(
+    r"[^\s/:]{1,15}", "an interface", "a kernel's name of at most 15 characters", "enp3s0f0"
+)
+MANAGEMENT = Text("where the agent answers", _management, example="10.0.0.11:8471")
+DATAPATH_ID = Whole("an OpenFlow datapath id", 1, 2**64 - 1)
+PACKET_PORTS = Whole("how many ports it has", 1, MOST_PACKET_PORTS)
+CIRCUIT_PORTS = Whole("how many duplex ports it has", 1, MOST_CIRCUIT_PORTS)
+CROSS_CONNECT = Text(
+    "a cross-connect",
+    _cross_connects,
+    {"pattern": r"^\s*[0-9]{1,9}\s*[->]\s*[0-9]{1,9}\s*$"},
+    example="1-7",
+)
+SHARE = quantity(units.parse_share, units.SHARE, "a share", "0.1%")
+PORT = Text("a port", Endpoint.parse, {"pattern": r"^.+\..+$"}, example="tor1.3")
+NETWORK = Text("a network", _network, example="192.168.10.0/24")

@@ -1,0 +1,83 @@
+"""The policies that a scheduler asks: which gang is next, where it runs, with which circuits."""
+
+from pathlib import Path
+
+import pytest
+
+from patchlight.controller.jobs.policy_set import PolicyChoice
+from patchlight.testbed.jobs import JobState
+from tests.support.job_cluster import at_work, finish, job, submit_running
+
+POLICIES = """
+class Raises:
+    def place(self, cluster, job, workers):
+        raise RuntimeError("no idea")
+
+
+class Unsure:
+    def priority(self, cluster, job, progress):
+        return "perhaps"
+
+
+class ShortNamesFirst:
+    def priority(self, cluster, job, progress):
+        return len(job.name)
+
+
+class Breaks:
+    def circuits(self, cluster, groups):
+        raise RuntimeError("no light")
+
+
+class Two:
+    def degree(self, cluster, job, legal):
+        return 0 if job.name.startswith("nobody") else 2
+"""
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("policies") / "mine.py"
+    path.write_text(POLICIES)
+    return path
+
+
+async def test_an_order_policy_says_which_gang_is_next(policies: Path) -> None:
+    async with at_work(PolicyChoice(order=f"{policies}:ShortNamesFirst")) as cluster:
+        (first,) = await submit_running(cluster, job("first", "gpu0"))
+        (long,) = cluster.submit(job("with-a-long-name", "gpu0"))
+        (short,) = cluster.submit(job("s", "gpu0"))
+        await finish(cluster, first)
+        await cluster.until_state(short, JobState.RUNNING)
+        assert cluster.table[long].state is JobState.QUEUED
+
+
+async def test_a_partition_policy_says_how_many_workers(policies: Path) -> None:
+    async with at_work(PolicyChoice(partition=f"{policies}:Two")) as cluster:
+        (job_id,) = await submit_running(cluster, job("auto"))
+        assert len(cluster.table[job_id].hosts) == 2
+        (refused,) = cluster.submit(job("nobody"))
+        await cluster.until_state(refused, JobState.FAILED)
+        assert "mine.py:Two refuses it" in cluster.table[refused].message
+
+
+async def test_where_a_policy_fails_the_default_decides(policies: Path) -> None:
+    choice = PolicyChoice(
+        placement=f"{policies}:Raises", order=f"{policies}:Unsure", topology=f"{policies}:Breaks"
+    )
+    async with at_work(choice) as cluster:
+        before = await cluster.ocs.read_map()
+        first = cluster.submit(job("first", workers=2), topology=None)
+        second = cluster.submit(job("second", workers=2), topology=None)
+        for job_id in first + second:
+            await cluster.until_state(job_id, JobState.RUNNING)
+        assert await cluster.ocs.read_map() == before
+        faults = "\n".join(cluster.faults())
+        assert "RuntimeError: no idea" in faults
+        assert "it answered 'perhaps'" in faults
+        assert "RuntimeError: no light" in faults
+        counts = {kind: count for (kind, _), count in cluster.scheduler.policy_faults.items()}
+        assert counts["placement"] == 2
+        assert counts["topology"] == 2
+        # Which is next was asked of both, and where each runs, and with which circuits.
+        assert [cluster.table[name].policy_faults for name in first + second] == [3, 3]
