@@ -37,7 +37,7 @@ def nothing_of(lab: str) -> bool:
 
 @pytest.mark.timeout(400)
 def test_all_cases_with_processes(tmp_path: Path) -> None:
-    options = ["--workers", "process", "--iterations", "4", "--engine", "ryu"]
+    options = ["--workers", "process", "--iterations", "6", "--engine", "ryu"]
     result = experiment("exp-all", tmp_path / "out", *options)
     assert (result["workers"], result["engine"]) == ("process", "ryu")
     # How near the paper it comes is for benchmarks/experiment.py to say, on a quiet machine. This
