@@ -1,4 +1,4 @@
-"""Random faulty sessions against the parsers of TL1 and SCPI, and what a connection may hold.
+"""Random faulty sessions against the parsers of protocols, and what a connection may hold.
 
 Between a driver and its emulated device a line that garbles, cuts, repeats and floods (see
 ``tests.controller.circuits.test_faulty_sessions``, which runs some of the same). Then floods
@@ -20,6 +20,7 @@ from benchmarks import figure
 from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, Connection, LineFramer
 from patchlight.controller.circuits.protocols.tl1.messages import Framer
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from tests.controller.circuits.test_faulty_sessions import session
 
 SESSIONS = {
@@ -27,8 +28,10 @@ SESSIONS = {
     "polatis-tl1": 1000,
     "glimmerglass-tl1": 1000,
     "polatis-scpi": 5000,
+    "calient-rest": 100,
+    "polatis-restconf": 100,
 }
-_AT_ONCE = 40
+_AT_ONCE, _AT_ONCE_OVER_TLS = 40, 10  # TLS takes processor time, and there are deadlines
 _HANG_S = 60.0  # a session is some operations, each with deadlines that come to less
 _CONNECTIONS = 64
 _POLL_S = 0.02
@@ -57,17 +60,17 @@ def _faulty_sessions() -> dict[str, Any]:
         print(f"seed {seed}: {words}", file=sys.stderr)
     count = sum(SESSIONS.values())
     name = (
-        f"of {count} random faulty sessions (TL1, SCPI): hung, raised what is not ours or were "
-        f"wrong afterwards; {told}; {time.monotonic() - began:.0f} s, "
+        f"of {count} random faulty sessions (TL1, SCPI, HTTPS): hung, raised what is not ours or "
+        f"were wrong afterwards; {told}; {time.monotonic() - began:.0f} s, "
         f"{grown / count:.2f} KiB more memory a session"
     )
     return figure(name, len(wrong), "", "0")
 
 
 async def _all(seed: int) -> tuple[Counter[str], list[str]]:
-    ended, wrong, turn = Counter[str](), list[str](), asyncio.Semaphore(_AT_ONCE)
+    ended, wrong = Counter[str](), list[str]()
 
-    async def one(driver: str, number: int) -> None:
+    async def one(driver: str, number: int, turn: asyncio.Semaphore) -> None:
         async with turn:
             try:
                 async with asyncio.timeout(_HANG_S):
@@ -77,7 +80,9 @@ async def _all(seed: int) -> tuple[Counter[str], list[str]]:
                 wrong.append(f"{driver} {number}: {type(error).__name__}: {error}")
 
     for driver, count in SESSIONS.items():
-        await asyncio.gather(*(one(driver, seed + number) for number in range(count)))
+        over_tls = "HTTPS" in OCS_DRIVERS[driver].transport
+        turn = asyncio.Semaphore(_AT_ONCE_OVER_TLS if over_tls else _AT_ONCE)
+        await asyncio.gather(*(one(driver, seed + number, turn) for number in range(count)))
     return ended, wrong
 
 

@@ -183,7 +183,14 @@ install_docs() {
     .venv/bin/python -m pip install --quiet --editable ".[docs]"
 }
 
+# As root, `make` writes no bytecode into a user's checkout. Without any, each process of a lab
+# would compile all of Patchlight again; where it cannot be written, that is what it does.
+compile_ours() {
+    .venv/bin/python -m compileall -qq agents controller deploy emulation patchlight testbed || true
+}
+
 install_packages "${packages[@]}"
 make_venv
 if [ -n "$learn" ]; then install_learning; fi
 if [ -n "$docs" ]; then install_docs; fi
+compile_ours

@@ -14,11 +14,9 @@ import time
 import uuid
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
-from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from patchlight.testbed.linux import docker_engine
 from patchlight.testbed.linux.processes import ancestors, command_line, environment, process_ids
@@ -70,22 +68,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[BEFORE] = _labs_made()
 
 
-class OneHasTheMachine(LoadScopeScheduling):  # type: ignore[misc]
-    """One process runs all files with tests that need the machine to themselves."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return "machine" if _needs_the_machine(nodeid.partition("::")[0]) else nodeid
-
-
-@functools.cache
-def _needs_the_machine(path: str) -> bool:
-    text = Path(path).read_text()
-    return any(f"pytest.mark.{name}" in text for name in NEEDS)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    return OneHasTheMachine(config, log)
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One process runs all tests that need the machine to themselves."""
+    for item in items:
+        if any(item.get_closest_marker(name) for name in NEEDS):
+            item.add_marker(pytest.mark.xdist_group("machine"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

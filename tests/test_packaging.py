@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+# All of it in the process of the one test that needs the machine: one wheel is enough.
+pytestmark = pytest.mark.xdist_group("machine")
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("agents", "controller", "deploy", "emulation", "testbed")
 DATA = {

@@ -15,6 +15,7 @@ from patchlight.controller.policies.topology import regroup
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import trace_links
 from tests.support.controller_process import OcsCommand
+from tests.support.emulated_labs import check_tcp_rate, pings
 from tests.support.lab_jobs import (
     PAIR,
     SPREAD,
@@ -64,6 +65,18 @@ def pids_of(argument: str) -> list[int]:
             if process.name.isdigit() and argument.encode() in (process / "cmdline").read_bytes():
                 pids.append(int(process.name))
     return pids
+
+
+def test_hosts_reach_each_other_by_light_at_their_rates(
+    lab: EmulatedLab, client: ControllerClient
+) -> None:
+    hosts = {host.host.gpu.name: host for host in lab.hosts if host.host.gpu}
+    # Two NICs of one server, then across the link between the switches: always by light.
+    assert pings(hosts["gpu0"], hosts["gpu1"])
+    assert pings(hosts["gpu0"], hosts["gpu5"])
+    check_tcp_rate(hosts["gpu0"], hosts["gpu4"], 36e6, 40.4e6)
+    check_tcp_rate(hosts["gpu5"], hosts["gpu4"], 9e6, 10.1e6)
+    assert all(process["running"] for process in lab.status()["processes"])
 
 
 def test_a_job_trains_and_gives_everything_back(lab: EmulatedLab, client: ControllerClient) -> None:

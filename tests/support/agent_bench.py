@@ -36,7 +36,7 @@ class Agent:
         self.log = bench.directory / f"{server}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self.client = httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(self.socket)),
+            transport=httpx.HTTPTransport(verify=False, uds=str(self.socket)),
             base_url="http://agent/v1",
             timeout=30,
         )

@@ -76,14 +76,15 @@ def without_clocks(result: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("small")
 def test_results_are_the_same_on_any_number_of_processes() -> None:
-    alone, together = quietly(SHORT), quietly(replace(SHORT, engine=Engine("processes", 2)))
+    few = replace(SHORT, horizon_s=2e4)
+    alone, together = quietly(few), quietly(replace(few, engine=Engine("processes", 2)))
     assert together["processes"] == 2
     assert without_clocks(alone) == without_clocks(together)
 
 
 @pytest.mark.usefixtures("small")
 def test_figures_are_those_of_the_episodes() -> None:
-    result = quietly(SHORT)
+    result = quietly(replace(SHORT, laws=("A",)))
     cell = result["rules"]["ramp-block"]["A"]
     runner = TaskRunner([builtin_graph(name) for name in result["profiles"]["models"]], 6e4)
     scenario = runner.scenario(Cell("ramp-block", "A"))

@@ -165,16 +165,3 @@ def test_the_host_is_as_before(two_tors: Path, new_name: Callable[[], str]) -> N
         if what != "namespaces":
             assert during[what] == facts, what
     assert host_facts() == before
-
-
-def test_the_whole_lab_with_its_optical_switch(new_name: Callable[[], str]) -> None:
-    name = new_name()
-    with EmulatedLab.from_file("ofc2022", 1000, name=name, workers="process") as lab:
-        hosts = {host.host.gpu.name: host for host in lab.hosts if host.host.gpu}
-        # Two NICs of one server, then across the link between the switches: always by light.
-        assert pings(hosts["gpu0"], hosts["gpu1"])
-        assert pings(hosts["gpu0"], hosts["gpu5"])
-        check_tcp_rate(hosts["gpu0"], hosts["gpu4"], 36e6, 40.4e6)
-        check_tcp_rate(hosts["gpu5"], hosts["gpu4"], 9e6, 10.1e6)
-        assert all(process["running"] for process in lab.status()["processes"])
-    assert left_of(name) == []
