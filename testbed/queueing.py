@@ -1,7 +1,7 @@
 """How jobs wait for GPUs: the settings of a queue, and why a job waits."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -117,7 +117,7 @@ class Discipline:
     quantum_s: float = 360.0
     half_life_s: float = 7 * 86400.0
     quota_window_s: float = 7 * 86400.0
-    each_user: Allowance = Allowance()
+    each_user: Allowance = field(default_factory=Allowance)
     users: tuple[tuple[str, Allowance], ...] = ()
 
     def __post_init__(self) -> None:
@@ -141,14 +141,14 @@ class Discipline:
 
 
 def _check_bounds(settings: Allowance | Discipline) -> None:
-    for field in fields(settings):
-        value, bounds = getattr(settings, field.name), BOUNDS.get(field.name)
+    for name in (each.name for each in fields(settings)):
+        value, bounds = getattr(settings, name), BOUNDS.get(name)
         if value is None or bounds is None:
             continue
         least, most, is_open = bounds
         if not (least < value if is_open else least <= value) or value > most:
-            unit = " s" if field.name.endswith("_s") else ""
+            unit = " s" if name.endswith("_s") else ""
             said = f"{'more than' if is_open else 'at least'} {least:g}"
             raise BadInput(
-                f"{field.name} cannot be {value}{unit}: expected {said} and at most {most:g}{unit}"
+                f"{name} cannot be {value}{unit}: expected {said} and at most {most:g}{unit}"
             )

@@ -109,7 +109,10 @@ class Site(Protocol[E, P]):
     """
 
     joined: list[E]
-    accounts: UserAccounts | None
+
+    @property
+    def accounts(self) -> UserAccounts | None:
+        """What users have and had; ``None`` where nobody has to know."""
 
     @property
     def now_s(self) -> float:
