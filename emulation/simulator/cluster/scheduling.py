@@ -13,7 +13,6 @@ from patchlight.emulation.simulator.cluster.simulated_job import Cause, Simulate
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.emulation.simulator.cluster.site import Policies, Ring, SimulatedSite
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.queueing import Waiting
 
 Tell = Callable[[int, int], None]
 """Hears how many jobs have ended, of how many."""
@@ -43,6 +42,7 @@ class QueueScheduler:
 
     def decide(self) -> None:
         """Start all that can be started now."""
+        self._site.look()
         self._queue.decide()
         self._simulation.held_up = self._queue.held_up
 
@@ -63,9 +63,7 @@ class QueueScheduler:
             if head is None:
                 return
             waited_s = simulation.now_s - head.waits_since_s
-            empty = simulation.view()._replace(occupied=0, broken=0)
-            hopeless = waited_s >= _HOPELESS_S
-            if not hopeless and not isinstance(self._site.place_in(empty, head), Waiting):
+            if waited_s < _HOPELESS_S and self._site.is_placeable(head):
                 return
             self.give_up()
             self.decide()
@@ -84,7 +82,8 @@ def simulate(
     told = 0
     while simulation.ended < len(jobs):
         if simulation.advance():
-            scheduler.decide()
+            if simulation.waiting:
+                scheduler.decide()
             if not simulation.running and simulation.all_arrived:
                 scheduler.drop_hopeless()
         elif simulation.running:

@@ -47,6 +47,9 @@ class SimulatedJob:
     state: State = State.COMING
     cause: Cause | None = None
     workers: int = field(init=False)
+    priority: int = field(init=False)
+    after: tuple[str, ...] = field(init=False)
+    preemptible: bool = field(init=False)
     units: float = field(init=False)
     remaining: float = field(init=False)
     began_remaining: float = field(init=False)
@@ -76,6 +79,7 @@ class SimulatedJob:
     def __post_init__(self) -> None:
         spec = self.spec
         self.workers = spec.view.workers
+        self.priority, self.after, self.preemptible = spec.priority, spec.after, spec.preemptible
         self.units = spec.duration_s if spec.training is None else float(spec.training.iterations)
         self.remaining = self.began_remaining = self.units
 
@@ -88,21 +92,6 @@ class SimulatedJob:
     def user(self) -> str:
         """Whose it is."""
         return self.spec.view.user
-
-    @property
-    def priority(self) -> int:
-        """The higher comes first."""
-        return self.spec.priority
-
-    @property
-    def preemptible(self) -> bool:
-        """Whether its GPUs may be taken from it."""
-        return self.spec.preemptible
-
-    @property
-    def after(self) -> Sequence[str]:
-        """The jobs that have to be done before it starts, by name."""
-        return self.spec.after
 
     @property
     def wants(self) -> str:

@@ -311,6 +311,7 @@ class Simulation:
                 cluster.lab,
                 Frozen(cluster.circuits) if rewired else _NOTHING,
                 Frozen(cluster.ports_of(occupancy.allocated)) if rewired else _NOTHING,
-                usage=_NOTHING if users is None else Frozen(users.shares(self.now_s)),
+                _NOTHING,
+                _NOTHING if users is None else Frozen(users.shares(self.now_s)),
             )
         return self._view

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from patchlight.controller.jobs.discipline.accounts import UserAccounts
 from patchlight.controller.jobs.discipline.contract import Fate
 from patchlight.controller.policies.contract import (
-    ClusterView,
     JobView,
     OrderPolicy,
     PlacementPolicy,
@@ -47,6 +46,7 @@ class SimulatedSite:
         self._settings = simulation.settings
         self.joined, self.running = simulation.joined, simulation.running
         self.occupancy = simulation.occupancy
+        self.now_s, self.released = simulation.now_s, simulation.released
         self.latencies_s = array("d")
 
     @property
@@ -54,15 +54,10 @@ class SimulatedSite:
         """The books of its users."""
         return self._simulation.user_accounts
 
-    @property
-    def now_s(self) -> float:
-        """Simulated time."""
-        return self._simulation.now_s
-
-    @property
-    def released(self) -> int:
-        """How often a job that found no place might have found one since."""
-        return self._simulation.released
+    def look(self) -> None:
+        """A pass begins, or something was changed in it."""
+        simulation = self._simulation
+        self.now_s, self.released = simulation.now_s, simulation.released
 
     @property
     def layout(self) -> int:
@@ -100,14 +95,17 @@ class SimulatedSite:
     def place(self, job: SimulatedJob, occupied: int | None = None) -> Ring | Waiting:
         """Where the placement policy puts a job."""
         view = self._simulation.view()
-        return self.place_in(view if occupied is None else view._replace(occupied=occupied), job)
-
-    def place_in(self, view: ClusterView, job: SimulatedJob) -> Ring | Waiting:
-        """Where the placement policy would put it in that cluster."""
+        if occupied is not None:
+            view = view._replace(occupied=occupied)
         began = time.perf_counter()
         ring = self._policies.placement.place(view, job.spec.view, job.workers)
         self.latencies_s.append(time.perf_counter() - began)
         return _NO_PLACE if ring is None else ring
+
+    def is_placeable(self, job: SimulatedJob) -> bool:
+        """Whether the policy would find a place if nothing ran and nothing was broken."""
+        empty = self._simulation.view()._replace(occupied=0, broken=0)
+        return self._policies.placement.place(empty, job.spec.view, job.workers) is not None
 
     def gpus_of(self, ring: Ring) -> int:
         """A ring as a set."""
@@ -125,11 +123,13 @@ class SimulatedSite:
             else:
                 if wanted:
                     dark_s = simulation.rewire(wanted).dark_s
+                    self.look()
         return simulation.start(job, ring, dark_s)
 
     def preempt(self, job: SimulatedJob) -> None:
         """Take a job's GPUs; it waits again."""
         self._simulation.preempt(job)
+        self.look()
 
     def refuse(self, job: SimulatedJob, why: Waiting) -> bool:
         """A job of a trace that is blocked never runs: nobody is there who would mend it."""
