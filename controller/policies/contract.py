@@ -110,7 +110,7 @@ class JobView(NamedTuple):
     is the part of ``sequential_s``, its time on one GPU, within which it must complete, and
     ``limit_s`` the same in seconds. ``expected_s`` gives, for a partition degree, about how
     long the job takes; empty where nobody knows. ``gpu_models`` are those that it can run on, empty
-    for any.
+    for any. ``user`` is whose it is.
     """
 
     name: str
@@ -122,6 +122,7 @@ class JobView(NamedTuple):
     limit_s: float = math.inf
     expected_s: Mapping[int, float] = Frozen()
     gpu_models: frozenset[str] = frozenset()
+    user: str = ""
 
 
 class Running(NamedTuple):
@@ -151,7 +152,8 @@ class ClusterView(NamedTuple):
     the job that ends next first. ``recent`` are the jobs that came before, the latest last,
     64 at most, run or not. ``lab``, ``circuits`` (the present map of each OCS) and ``barred``
     (OCS ports that may not be touched) are there where there is a network to rewire; of the
-    ``failed`` ones among these, circuits may be broken but not made.
+    ``failed`` ones among these, circuits may be broken but not made. ``usage`` has what users had
+    in GPU-seconds, less the longer ago, each over the user's share; empty where nobody counts.
     """
 
     now_s: float
@@ -165,6 +167,7 @@ class ClusterView(NamedTuple):
     circuits: Mapping[str, PortMap] = Frozen()
     barred: Mapping[str, frozenset[int]] = Frozen()
     failed: Mapping[str, frozenset[int]] = Frozen()
+    usage: Mapping[str, float] = Frozen()
 
     @property
     def free(self) -> int:

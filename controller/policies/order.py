@@ -4,6 +4,9 @@ A policy whose answer depends on nothing but the job and its progress says so by
 need not be asked again while the job waits. If its answer for a job that runs never rises but when
 the GPU-seconds that the job had pass certain amounts, ``rises_at`` has these, ascending: then
 few running jobs need to be asked about to find the one that is furthest behind.
+
+A policy whose answer depends on nothing but the job's user and what users had says so by
+``by_user``: it is asked once for each user.
 """
 
 import math
@@ -76,3 +79,16 @@ class Deadline:
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
         return min(job.arrived_s + job.limit_s, LAST)
+
+
+class FairShare:
+    """Jobs of whoever had the least GPU-seconds for the own share; of one user, the first.
+
+    What was had counts half as much after each half-life, as in the fair-share factor of
+    Slurm's multifactor priority plugin. Half-life and shares are the queue's.
+    """
+
+    by_user: ClassVar[bool] = True
+
+    def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+        return cluster.usage.get(job.user, 0.0)

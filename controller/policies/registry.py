@@ -48,6 +48,7 @@ BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
         "srpt": "order:Srpt",
         "las": "order:LeastAttainedService",
         "deadline": "order:Deadline",
+        "fair-share": "order:FairShare",
     },
     "topology": {"keep": "topology:Keep", "regroup": "topology:Regroup"},
 }

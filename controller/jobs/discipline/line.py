@@ -10,10 +10,10 @@ from patchlight.controller.jobs.discipline.contract import Entry, OrderTraits
 from patchlight.testbed.queueing import Waiting
 
 E = TypeVar("E", bound=Entry)
-Key = tuple[int, float]
-"""Minus the priority, and what the order policy says: the lowest is next."""
 Place = tuple[int, float, int, E]
-"""Where an entry stands: its key, and its index."""
+"""Minus an entry's priority, what the order policy says of it, its index: the lowest is next."""
+Standing = tuple[int, float]
+"""An entry's priority, and minus what the order policy says: the lowest is the furthest behind."""
 
 
 class Line(Generic[E]):
@@ -21,13 +21,14 @@ class Line(Generic[E]):
 
     Such a line may be shut for a pass without holding up the others. If the order policy goes
     by the user alone, it is asked once for each line; it is asked again about all that wait in
-    each pass if it is not stable, else about each that joins.
+    each pass if it is not stable, else about each that joins. ``changes``: passes have to begin.
     """
 
     def __init__(self, rank: Callable[[E], float], order: OrderTraits, apart: bool) -> None:
         self._rank, self._by_user = rank, order.by_user
         self._apart = apart or order.by_user
         self._stable = order.stable or order.by_user
+        self.changes = self._apart or not self._stable
         self._one: list[Place[E]] = []
         self._lines: dict[str, list[Place[E]]] = {} if self._apart else {"": self._one}
         self._ranks: dict[str, float] = {}
@@ -42,9 +43,9 @@ class Line(Generic[E]):
             for places in self._lines.values():
                 places[:] = sorted(self._place(place[3]) for place in places)
 
-    def key(self, entry: E) -> Key:
-        """Which turn an entry would have now, whether it waits or runs."""
-        return -entry.priority, self._rank(entry)
+    def standing(self, entry: E) -> Standing:
+        """How an entry stands now, whether it waits or runs."""
+        return entry.priority, -self._rank(entry)
 
     def first(self) -> Place[E] | None:
         """Who is next, of the lines that are open."""
@@ -61,20 +62,18 @@ class Line(Generic[E]):
 
     def add(self, entries: Iterable[E]) -> None:
         """These wait, too."""
+        places = self._one
         for entry in entries:
-            user = entry.user if self._apart else ""
-            places = self._lines.get(user)
-            if places is None:
-                places = self._lines[user] = []
+            if self._apart:
+                places = self._lines.setdefault(entry.user, [])
             insort(places, self._place(entry))
 
     def remove(self, place: Place[E]) -> None:
         """Somebody does not wait any more."""
-        user = place[3].user if self._apart else ""
-        places = self._lines[user]
+        places = self._lines[place[3].user] if self._apart else self._one
         del places[0 if places[0] is place else bisect_left(places, place)]
         if self._apart and not places:
-            del self._lines[user]
+            del self._lines[place[3].user]
 
     def shut(self, user: str, why: Waiting) -> None:
         """None of this user's may start in this pass."""

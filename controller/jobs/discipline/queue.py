@@ -32,12 +32,13 @@ class JobQueue(Generic[E, P]):
         self._quotas = site.accounts if settings.has_quotas else None
         self._line: Line[E] = Line(site.rank, order, settings.has_quotas)
         rises_at = None if order.by_user else order.rises_at
-        self._victims = victims_of(site, self._line.key, settings.quantum_s, rises_at)
+        self._victims = victims_of(site, self._line.standing, settings.quantum_s, rises_at)
         self._gated: dict[int, tuple[E, Waiting]] = {}
         self._blocked: dict[int, tuple[E, Waiting]] = {}
-        self._layout = site.layout
+        self._layout = 0
         self._failed: tuple[int, int] | None = None
         self._why_failed = _NO_LIGHT
+        self._hopeless: int | None = None
         self._in_vain: tuple[int, int] | None = None
         self._again_s = 0.0
         self.held_up = False
@@ -45,7 +46,12 @@ class JobQueue(Generic[E, P]):
     def decide(self) -> None:
         """One pass: start all that can be started now."""
         site, line, settings = self._site, self._line, self._settings
-        self._let_in()
+        if self._gated or self._blocked:
+            self._let_back()
+        if line.changes:
+            line.begin()
+        if site.joined:
+            self._join()
         self.held_up = False
         while (place := line.first()) is not None:
             head = place[3]
@@ -53,8 +59,12 @@ class JobQueue(Generic[E, P]):
                 continue
             if self._try(head):
                 line.remove(place)
-            elif not (settings.preempt and self._make_room(place)) and not self._passed(place):
+            elif settings.preempt and self._make_room(place):
+                pass
+            elif (site.running or site.occupancy.broken) and head.index != self._hopeless:
                 break
+            else:
+                self._set_aside(place)
         if place is None:
             return
         self.held_up = site.occupancy.free >= head.workers
@@ -100,31 +110,32 @@ class JobQueue(Generic[E, P]):
 
     # -- who is in line
 
-    def _let_in(self) -> None:
-        site = self._site
-        if self._blocked and site.layout != self._layout:
-            site.joined[:0] = [entry for entry, _ in self._blocked.values()]
-            self._blocked.clear()
-        self._layout = site.layout
-        if self._gated:
-            site.joined[:0] = [entry for entry, _ in self._gated.values()]
-            self._gated.clear()
-        self._line.begin()
-        if site.joined:
-            self._join()
-
     def _join(self) -> None:
-        joined = self._site.joined[:]
-        self._site.joined.clear()
-        self._line.add(entry for entry in joined if self._is_let_in(entry))
+        joined = self._site.joined
+        gated = [entry for entry in joined if entry.after or entry.held]
+        free = [entry for entry in joined if not (entry.after or entry.held)] if gated else joined
+        self._line.add(free)
+        joined.clear()
+        for entry in gated:
+            self._at_gate(entry)
 
-    def _is_let_in(self, entry: E) -> bool:
-        if not entry.held and not entry.after:
-            return True
+    def _at_gate(self, entry: E) -> None:
+        """Let an entry into the line once nothing holds it back that it brought with it."""
         why = _HELD if entry.held else self._depends(entry)
-        if why is not None and not (why.is_blocked and self._site.refuse(entry, why)):
+        if why is None:
+            self._line.add((entry,))
+        elif not (why.is_blocked and self._site.refuse(entry, why)):
             self._gated[entry.index] = entry, why
-        return why is None
+
+    def _let_back(self) -> None:
+        """Look again at who was set aside."""
+        gated = [entry for entry, _ in self._gated.values()]
+        self._gated.clear()
+        for entry in gated:
+            self._at_gate(entry)
+        if self._blocked and self._site.layout != self._layout:
+            self._line.add([entry for entry, _ in self._blocked.values()])
+            self._blocked.clear()
 
     def _depends(self, entry: E) -> Waiting | None:
         fates = {name: self._site.fate(name) for name in entry.after}
@@ -149,21 +160,15 @@ class JobQueue(Generic[E, P]):
             site.wake_at(accounts.next_window_s(site.now_s))
         return True
 
-    def _passed(self, place: Place[E]) -> bool:
-        """Whether others may pass the next one: take it out of the line, with the reason.
-
-        That is one that would not start if nothing ran, either.
-        """
+    def _set_aside(self, place: Place[E]) -> None:
+        """Let others pass the next one: it would not start if nothing ran, either."""
         site, head = self._site, place[3]
-        tried = self._failed is not None and self._failed[0] == head.index
-        hopeless = tried and self._why_failed.reason.is_passed
-        if not hopeless and (site.running or site.occupancy.broken):
-            return False
         why = self._why_first(head)._replace(is_blocked=True)
         self._line.remove(place)
         if not site.refuse(head, why):
+            if not self._blocked:
+                self._layout = site.layout
             self._blocked[head.index] = head, why
-        return True
 
     def _why_first(self, head: E) -> Waiting:
         free = self._site.free_for(head)
@@ -185,6 +190,8 @@ class JobQueue(Generic[E, P]):
         placement = site.place(entry)
         if isinstance(placement, Waiting):
             self._why_failed = placement
+            if placement.reason.is_passed:
+                self._hopeless = entry.index
         elif self._start(entry, placement):
             return True
         else:
@@ -237,15 +244,14 @@ class JobQueue(Generic[E, P]):
         attempt = (head.index, site.released)
         if attempt == self._in_vain and site.now_s < self._again_s:
             return False  # Who runs has not got less important meanwhile, or not by much.
-        occupied, chosen = site.occupancy.occupied, list[E]()
-        free = site.occupancy.free
-        for entry in self._victims.behind(self._line.key(head)):
+        freed, free, chosen = 0, site.occupancy.free, list[E]()
+        for entry in self._victims.behind(self._line.standing(head)):
             chosen.append(entry)
-            occupied &= ~entry.gpus
+            freed |= entry.gpus
             free += entry.workers
             if free < head.workers:
                 continue
-            placement = site.place(head, occupied)
+            placement = site.place(head, site.occupancy.occupied & ~freed)
             if isinstance(placement, Waiting):
                 continue
             taken = site.gpus_of(placement)

@@ -8,12 +8,12 @@ from heapq import heappop, heappush
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from patchlight.controller.jobs.discipline.contract import EPSILON_S, Entry, Site
-from patchlight.controller.jobs.discipline.line import Key
+from patchlight.controller.jobs.discipline.line import Standing
 from patchlight.testbed.errors import BadInput
 
 E = TypeVar("E", bound=Entry)
-KeyOf = Callable[[E], Key]
-"""Which turn an entry would have now."""
+StandingOf = Callable[[E], Standing]
+"""How an entry stands now."""
 
 # A rise is looked for a little early: sums of GPU-seconds are rounded.
 _EARLY_S = 1e-3
@@ -25,48 +25,47 @@ class Victims(Protocol[E]):
     def started(self, entry: E) -> None:
         """An entry has begun to run."""
 
-    def behind(self, key: Key) -> Iterator[E]:
-        """The entries of a higher key than that which have run for the quantum.
+    def behind(self, standing: Standing) -> Iterator[E]:
+        """The entries behind that which have run for the quantum.
 
-        The highest first, of equals the one that came last.
+        The furthest behind first, of equals the one that came last.
         """
 
 
 def victims_of(
-    site: Site[E, Any], key: KeyOf[E], quantum_s: float, rises_at: Sequence[float] | None
+    site: Site[E, Any], standing: StandingOf[E], quantum_s: float, rises_at: Sequence[float] | None
 ) -> Victims[E]:
     """Those of a site; ``rises_at`` is the order policy's, ``None`` if it says nothing."""
     if rises_at is None:
-        return _AskedAboutAll(site, key, quantum_s)
-    return _AskedAboutFew(site, key, quantum_s, rises_at)
+        return _AskedAboutAll(site, standing, quantum_s)
+    return _AskedAboutFew(site, standing, quantum_s, rises_at)
 
 
 class _AskedAboutAll(Generic[E]):
-    def __init__(self, site: Site[E, Any], key: KeyOf[E], quantum_s: float) -> None:
-        self._site, self._key, self._quantum_s = site, key, quantum_s
+    def __init__(self, site: Site[E, Any], standing: StandingOf[E], quantum_s: float) -> None:
+        self._site, self._standing, self._quantum_s = site, standing, quantum_s
 
     def started(self, entry: E) -> None:
         pass
 
-    def behind(self, key: Key) -> Iterator[E]:
+    def behind(self, standing: Standing) -> Iterator[E]:
         latest_s = _latest_s(self._site, self._quantum_s)
         asked = [
-            (self._key(entry), entry.index, entry)
+            (self._standing(entry), -entry.index, entry)
             for entry in self._site.running.values()
             if entry.began_s <= latest_s and entry.preemptible
         ]
-        found = sorted((each for each in asked if each[0] > key), reverse=True)
+        found = sorted(each for each in asked if each[0] < standing)
         return (entry for _, _, entry in found)
 
 
 class _Bound(NamedTuple, Generic[E]):
-    """An entry that runs since ``began_s`` is not further behind than this; the highest first.
+    """An entry that runs since ``began_s`` is not further behind than this; the lowest is first.
 
     ``asked_s`` is when the policy was asked.
     """
 
-    priority: int
-    minus_rank: float
+    standing: Standing
     minus_index: int
     asked_s: float
     began_s: float
@@ -74,16 +73,20 @@ class _Bound(NamedTuple, Generic[E]):
 
 
 class _AskedAboutFew(Generic[E]):
-    """Keeps for each entry the key that it had when it was last asked about.
+    """Keeps for each entry how it stood when the policy was last asked about it.
 
-    Until the entry passes one of ``rises_at`` that is the most that it can be, so nobody needs to
-    be asked about who was not behind far enough then.
+    Until the entry passes one of ``rises_at`` it is no further behind, so nobody needs to be
+    asked about who was not behind far enough then.
     """
 
     def __init__(
-        self, site: Site[E, Any], key: KeyOf[E], quantum_s: float, rises_at: Sequence[float]
+        self,
+        site: Site[E, Any],
+        standing: StandingOf[E],
+        quantum_s: float,
+        rises_at: Sequence[float],
     ) -> None:
-        self._site, self._key, self._quantum_s = site, key, quantum_s
+        self._site, self._standing, self._quantum_s = site, standing, quantum_s
         self._rises_at = _ascending(rises_at)
         self._fresh: deque[tuple[float, E]] = deque()
         self._bounds: list[_Bound[E]] = []
@@ -95,10 +98,10 @@ class _AskedAboutFew(Generic[E]):
         if entry.preemptible:
             self._fresh.append((entry.began_s, entry))
 
-    def behind(self, key: Key) -> Iterator[E]:
+    def behind(self, standing: Standing) -> Iterator[E]:
         now_s, bounds = self._site.now_s, self._bounds
         self._catch_up(now_s)
-        while bounds and (-bounds[0].priority, -bounds[0].minus_rank) > key:
+        while bounds and bounds[0].standing < standing:
             bound = heappop(bounds)
             if not self._holds(bound):
                 continue
@@ -137,8 +140,7 @@ class _AskedAboutFew(Generic[E]):
 
     def _ask(self, entry: E) -> None:
         now_s = self._site.now_s
-        minus_priority, rank = self._key(entry)
-        bound = _Bound(-minus_priority, -rank, -entry.index, now_s, entry.began_s, entry)
+        bound = _Bound(self._standing(entry), -entry.index, now_s, entry.began_s, entry)
         self._latest[entry.index] = bound
         heappush(self._bounds, bound)
         attained_gpu_s = entry.progress(now_s, known=False).attained_gpu_s

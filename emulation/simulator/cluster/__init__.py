@@ -1,17 +1,18 @@
 """A cluster with a queue: jobs wait for GPUs, run as fast as the network lets them, and end.
 
 ``jobs`` says what a job is, ``cluster`` and ``labcluster`` where it runs, ``sharing`` how fast;
-``simulation`` is the cluster in time, ``scheduling`` lets policies decide on it, and
-``results`` says what came of it.
+``simulation`` is the cluster in time, ``site`` shows it to the queue and to policies,
+``scheduling`` plays it to its end, and ``results`` says what came of it.
 """
 
 from patchlight.emulation.simulator.cluster.cluster import TwoLevel
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, Training, queue_jobs
 from patchlight.emulation.simulator.cluster.labcluster import LabCluster
 from patchlight.emulation.simulator.cluster.results import JobRecord, QueueResult
-from patchlight.emulation.simulator.cluster.scheduling import Policies, QueueScheduler, simulate
+from patchlight.emulation.simulator.cluster.scheduling import QueueScheduler, simulate
 from patchlight.emulation.simulator.cluster.settings import Settings
 from patchlight.emulation.simulator.cluster.simulation import Simulation
+from patchlight.emulation.simulator.cluster.site import Policies
 from patchlight.emulation.simulator.outages import Outages
 
 __all__ = [

@@ -30,7 +30,8 @@ class QueueJob(NamedTuple):
 
     ``duration_s`` is how long it runs on GPUs whose links it shares with nobody, and
     ``communication`` the part of that in which it only moves gradients. Both are set aside
-    where ``training`` says what an iteration is.
+    where ``training`` says what an iteration is. A higher ``priority`` comes before all lower
+    ones, and it waits until the jobs named in ``after`` are done.
     """
 
     view: JobView
@@ -38,6 +39,9 @@ class QueueJob(NamedTuple):
     communication: float = 0.0
     training: Training | None = None
     cluster: str = ""
+    priority: int = 0
+    after: tuple[str, ...] = ()
+    preemptible: bool = True
 
 
 class Load(NamedTuple):
@@ -117,6 +121,7 @@ def _queue_job(job: TraceJob, arrived_s: float, communication: float) -> QueueJo
         sequential_s=sequential_s,
         requirement=limit_s / sequential_s if sequential_s and limit_s < math.inf else math.inf,
         limit_s=limit_s,
+        user=job.user or job.cluster,
     )
     share = communication if job.gpus > 1 else 0.0
     return QueueJob(view, job.duration_s, share, None, job.cluster)

@@ -5,28 +5,19 @@ from dataclasses import asdict, dataclass
 
 from patchlight.emulation.simulator.outages import Outages
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.queueing import Discipline
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How the queue is run.
+class Settings(Discipline):
+    """How the queue is run, and what becomes of its jobs.
 
-    Without ``backfill`` the next job in order holds up all behind it. With it, jobs behind may
-    start if they will have ended when the first one can start, or leave it enough GPUs (EASY;
-    Mu'alem and Feitelson, TPDS 2001); ``backfill_depth`` of them are looked at.
-
-    With ``preempt`` a waiting job takes the GPUs of jobs that are behind it in order and have
-    run for ``quantum_s``; it is looked again every ``quantum_s`` while jobs wait. Who was
-    preempted or lost its GPUs needs ``restart_s`` to begin again; who lost them, also does
-    again what came after its last checkpoint, made every ``checkpoint_s`` of its running.
+    Who was preempted or lost its GPUs needs ``restart_s`` to begin again; who lost them, also
+    does again what came after its last checkpoint, made every ``checkpoint_s`` of its running.
 
     ``known``: how long jobs take is known to the policies. ``seed`` draws outages.
     """
 
-    backfill: bool = False
-    backfill_depth: int = 100
-    preempt: bool = False
-    quantum_s: float = 360.0
     restart_s: float = 60.0
     checkpoint_s: float = 3600.0
     known: bool = True
@@ -34,14 +25,11 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("quantum_s", 1e-3), ("restart_s", 0.0), ("checkpoint_s", 1e-3)):
+        Discipline.__post_init__(self)
+        for name, least in (("restart_s", 0.0), ("checkpoint_s", 1e-3)):
             value = getattr(self, name)
             if not value >= least or (math.isinf(value) and name != "checkpoint_s"):
                 raise BadInput(f"{name} cannot be {value} s: expected at least {least:g} s")
-        if self.backfill_depth < 1:
-            raise BadInput(
-                f"backfill cannot look at {self.backfill_depth} jobs: expected 1 or more"
-            )
         if self.backfill and not self.known:
             raise BadInput("backfilling needs to know how long jobs take")
 
@@ -49,5 +37,6 @@ class Settings:
     def words(self) -> dict[str, object]:
         """As JSON, infinity as ``None``."""
         found = asdict(self)
+        found["users"] = dict(found.pop("users"))
         found["outages"] = found.pop("outages")
         return {k: None if v == math.inf else v for k, v in found.items()}

@@ -27,6 +27,10 @@ class Cause(StrEnum):
     """It wants more GPUs, of the models it can use, than the cluster has."""
     UNPLACEABLE = "unplaceable"
     """The placement policy finds no place for it even where nothing else runs."""
+    QUOTA = "quota"
+    """Its user may not have so many GPUs at once, or so many jobs that wait or run."""
+    DEPENDENCY = "dependency"
+    """A job that it was to come after was not done."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +47,9 @@ class SimulatedJob:
     state: State = State.COMING
     cause: Cause | None = None
     workers: int = field(init=False)
+    priority: int = field(init=False)
+    after: tuple[str, ...] = field(init=False)
+    preemptible: bool = field(init=False)
     units: float = field(init=False)
     remaining: float = field(init=False)
     began_remaining: float = field(init=False)
@@ -67,12 +74,30 @@ class SimulatedJob:
     busy_gpu_s: float = 0.0
     preemptions: int = 0
     losses: int = 0
+    held: bool = False  # Nobody holds back jobs of a trace.
 
     def __post_init__(self) -> None:
         spec = self.spec
         self.workers = spec.view.workers
+        self.priority, self.after, self.preemptible = spec.priority, spec.after, spec.preemptible
         self.units = spec.duration_s if spec.training is None else float(spec.training.iterations)
         self.remaining = self.began_remaining = self.units
+
+    @property
+    def name(self) -> str:
+        """What the trace calls it."""
+        return self.spec.view.name
+
+    @property
+    def user(self) -> str:
+        """Whose it is."""
+        return self.spec.view.user
+
+    @property
+    def wants(self) -> str:
+        """The GPUs that it wants, in words."""
+        models = " or ".join(sorted(self.spec.view.gpu_models))
+        return f"{self.workers} GPU{'s' * (self.workers != 1)}{f' of {models}' * bool(models)}"
 
     def progress(self, now_s: float, known: bool) -> Progress:
         """What an order policy is told; how much is left only where that is known."""

@@ -6,9 +6,13 @@ decides then calls ``start``, ``preempt``, ``rewire`` or ``block``.
 
 import math
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
+from patchlight.controller.jobs.discipline.accounts import UserAccounts, admission
+from patchlight.controller.jobs.discipline.contract import EPSILON_S, Fate
 from patchlight.controller.policies.contract import ClusterView, Frozen, Preview, Running, nowhere
 from patchlight.emulation.simulator.cluster.cluster import Cluster, Rewiring
 from patchlight.emulation.simulator.cluster.events import EventQueue
@@ -21,8 +25,6 @@ from patchlight.emulation.simulator.outages import Outage
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.portmap import PortMap
 
-# Moments nearer than this are one.
-EPSILON_S = 1e-7
 _RECENT = 64
 _NOTHING: Frozen[str, Any] = Frozen()
 
@@ -32,7 +34,8 @@ class Simulation:
 
     ``waiting`` are the jobs that wait, by their number; ``joined`` those that began to since
     this list was last emptied. ``released`` rises whenever a job that found no place may find
-    one: GPUs became free, or circuits changed.
+    one: GPUs became free, or circuits changed; ``layout`` with the latter alone. What
+    users have and had is kept in ``user_accounts`` where somebody put some there at the start.
     """
 
     def __init__(self, cluster: Cluster, jobs: Sequence[QueueJob], settings: Settings) -> None:
@@ -48,7 +51,10 @@ class Simulation:
         self.waiting: dict[int, SimulatedJob] = {}
         self.running: dict[int, SimulatedJob] = {}
         self.joined: list[SimulatedJob] = []
-        self.released = 0
+        self.released = self.layout = 0
+        self.user_accounts: UserAccounts | None = None
+        # How many wait or run, by user; counted where that may be limited.
+        self._jobs_of: Counter[str] | None = Counter() if settings.has_quotas else None
         self.ended = 0
         self.held_up = False  # The next job waits though as many GPUs are free as it wants.
         self.occupancy = Occupancy(self.cluster.shape)
@@ -75,17 +81,13 @@ class Simulation:
             ends_s = job.ends_s
             shared = self._take_off(job, ends_s) or shared
             job.finish(ends_s)
-            self.ended += 1
+            self._count_out(job)
         if shared:
             self._share()
         for outage in events.outages(limit_s):
             self._break_or_mend(outage)
         for number in events.arrivals(limit_s):
-            job = self.jobs[number]
-            if job.workers > self._fitting(job):
-                self.block(job, Cause.TOO_LARGE)
-            else:
-                self._wait(job)
+            self._arrive(self.jobs[number])
         return True
 
     def wake_at(self, at_s: float) -> None:
@@ -118,6 +120,23 @@ class Simulation:
         models = job.spec.view.gpu_models
         gpus = self.cluster.shape.gpus
         return sum(gpu.model in models for gpu in gpus) if models else len(gpus)
+
+    def _arrive(self, job: SimulatedJob) -> None:
+        if job.workers > self._fitting(job):
+            self.block(job, Cause.TOO_LARGE)
+            return
+        if (jobs_of := self._jobs_of) is not None:
+            user = job.user
+            if admission(self.settings, user, job.workers, jobs_of[user]) is not None:
+                self.block(job, Cause.QUOTA)
+                return
+            jobs_of[user] += 1
+        self._wait(job)
+
+    def _count_out(self, job: SimulatedJob) -> None:
+        self.ended += 1
+        if self._jobs_of is not None:
+            self._jobs_of[job.user] -= 1
 
     def _wait(self, job: SimulatedJob) -> None:
         job.wait(self.now_s)
@@ -160,6 +179,8 @@ class Simulation:
         del self.waiting[job.index]
         self.running[job.index] = job
         self.occupancy.take(gpus, ring)
+        if self.user_accounts is not None:
+            self.user_accounts.took(job.user, len(ring), self.now_s)
         self._view = None
         if self._rings.route(job, demand):
             self._share()
@@ -196,9 +217,12 @@ class Simulation:
 
     def block(self, job: SimulatedJob, cause: Cause) -> None:
         """A job that has come will never run."""
-        self.waiting.pop(job.index, None)
+        waited = self.waiting.pop(job.index, None)
         job.block(self.now_s, cause)
-        self.ended += 1
+        if waited is None:
+            self.ended += 1
+        else:
+            self._count_out(job)
         self._view = None
 
     def rewire(self, maps: Mapping[str, PortMap]) -> Rewiring:
@@ -208,6 +232,7 @@ class Simulation:
             return change
         self.accounts.rewired(change)
         self.released += 1
+        self.layout += 1
         self._view = None
         for job in self.running.values():
             if len(job.ring) == 1:
@@ -226,6 +251,8 @@ class Simulation:
         """Take a job off its GPUs; whether it shared links with others."""
         job.settle(now_s)
         self.occupancy.give_back(job.gpus, job.ring)
+        if self.user_accounts is not None:
+            self.user_accounts.gave_back(job.user, len(job.ring), now_s)
         self._forget(job)
         del self.running[job.index]
         job.ends_s = math.inf
@@ -255,13 +282,24 @@ class Simulation:
             job.running = None
         self._view = None
 
-    # -- what policies see
+    # -- what others see
+
+    def fate(self, name: str) -> Fate:
+        """What has become of a job; one that the trace does not have will never be done."""
+        job = self._by_name.get(name)
+        if job is None or job.state is State.BLOCKED:
+            return Fate.FAILED
+        return Fate.DONE if job.state is State.DONE else Fate.PENDING
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, SimulatedJob]:
+        return {job.name: job for job in self.jobs}
 
     def view(self) -> ClusterView:
         """The cluster as it is now."""
         if self._view is None:
             cluster, occupancy, arrived = self.cluster, self.occupancy, self._events.arrived
-            rewired = cluster.lab is not None
+            rewired, users = cluster.lab is not None, self.user_accounts
             self._view = ClusterView(
                 self.now_s,
                 cluster.shape,
@@ -273,5 +311,7 @@ class Simulation:
                 cluster.lab,
                 Frozen(cluster.circuits) if rewired else _NOTHING,
                 Frozen(cluster.ports_of(occupancy.allocated)) if rewired else _NOTHING,
+                _NOTHING,
+                _NOTHING if users is None else Frozen(users.shares(self.now_s)),
             )
         return self._view

@@ -21,8 +21,9 @@ from patchlight.controller.policies.registry import DEFAULTS, find, load_policy
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.jobs import QueueJob
 from patchlight.emulation.simulator.cluster.results import QueueResult, summary_of
-from patchlight.emulation.simulator.cluster.scheduling import Policies, Tell, simulate
+from patchlight.emulation.simulator.cluster.scheduling import Tell, simulate
 from patchlight.emulation.simulator.cluster.settings import Settings
+from patchlight.emulation.simulator.cluster.site import Policies
 from patchlight.emulation.simulator.executors import Engine, run_all
 from patchlight.emulation.simulator.seeds import policy_seed
 

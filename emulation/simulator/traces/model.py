@@ -18,7 +18,8 @@ class TraceJob(NamedTuple):
 
     ``submitted_s`` and ``deadline_s`` (NaN where the trace has none, as in all public ones)
     count from the first job's submission; ``duration_s`` is how long it held its ``gpus``.
-    ``cluster`` is the virtual cluster it belongs to, empty if the trace does not say.
+    ``cluster`` is the virtual cluster it belongs to and ``user`` whose it is, each empty if the
+    trace does not say.
     """
 
     name: str
@@ -27,6 +28,7 @@ class TraceJob(NamedTuple):
     gpus: int
     cluster: str = ""
     deadline_s: float = math.nan
+    user: str = ""
 
 
 class TraceFileError(FileError):

@@ -65,7 +65,8 @@ def _job(item: Any) -> TraceJob:
             seconds, gpus = seconds + lasted, max(gpus, held)
         lasting(seconds, "the time of all attempts")
         some_gpus(gpus, "the number of GPUs")
-        return TraceJob(name, submitted, seconds, gpus, str(item.get("vc") or ""))
+        cluster, user = (str(item.get(key) or "") for key in ("vc", "user"))
+        return TraceJob(name, submitted, seconds, gpus, cluster, user=user)
     except Wrong as wrong:
         raise Wrong(f"job {name!r}: {wrong}", wrong.reason) from wrong
 

@@ -35,6 +35,7 @@ class Layout:
     name: str | None = None
     cluster: str | None = None
     instances: str | None = None
+    user: str | None = None
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -47,9 +48,9 @@ LAYOUTS = {
     # The form that the artifact of the Sia scheduler has.
     "philly-csv": Layout("timestamp", "duration", "num_gpus", cluster="cluster"),
     # S-Lab-System-Group/HeliosData: cluster_log.csv.
-    "helios": Layout("submit_time", "duration", "gpu_num", "job_id", "vc"),
+    "helios": Layout("submit_time", "duration", "gpu_num", "job_id", "vc", user="user"),
     # alibaba/clusterdata, cluster-trace-gpu-v2020: the job lists of its simulator.
-    "pai": Layout("submit_time", "duration", "num_gpu", "job_id", instances="num_inst"),
+    "pai": Layout("submit_time", "duration", "num_gpu", "job_id", None, "num_inst", "user"),
 }
 
 
@@ -79,7 +80,7 @@ def read_table(text: str, layout: Layout, into: Gathering) -> None:
         place[each] for each in (layout.submitted, layout.duration, layout.gpus)
     )
     name = place[layout.name] if layout.name else -1
-    cluster = place.get(layout.cluster or "", -1)
+    cluster, user = place.get(layout.cluster or "", -1), place.get(layout.user or "", -1)
     instances = place[layout.instances] if layout.instances else -1
     width, at = len(header), 0
     rows = csv.reader(lines)
@@ -105,7 +106,8 @@ def read_table(text: str, layout: Layout, into: Gathering) -> None:
             called = row[name] if name >= 0 else f"row-{rows.line_num}"
             if not called:
                 raise Wrong(f"{layout.name} is missing", "no name")
-            into.job(TraceJob(called, when, long, count, row[cluster] if cluster >= 0 else ""))
+            where, whose = (row[each] if each >= 0 else "" for each in (cluster, user))
+            into.job(TraceJob(called, when, long, count, where, user=whose))
         except Wrong as wrong:
             into.bad(rows.line_num, _column(lines[rows.line_num - 1], row, at), wrong)
 
@@ -148,6 +150,7 @@ class _Job:
     """What was found of a job; ``spoilt`` is what is wrong with it, where, and in which file."""
 
     line: int
+    user: str = ""
     submitted: float = math.inf
     starts: float = math.inf
     ends: float = -math.inf
@@ -191,7 +194,7 @@ def read_tables(tasks: str, jobs: tuple[str, str] | None, into: Gathering) -> No
                 raise job.spoilt[1]
             count = some_gpus(math.ceil(job.hundredths / 100), "plan_gpu × inst_num of all tasks")
             submitted = job.submitted if math.isfinite(job.submitted) else job.starts
-            into.job(TraceJob(name, submitted, job.ends - job.starts, count))
+            into.job(TraceJob(name, submitted, job.ends - job.starts, count, user=job.user))
         except Wrong as wrong:
             line, _, file = job.spoilt or (job.line, wrong, None)
             into.bad(line, 1, Wrong(f"job {name!r}: {wrong}", wrong.reason), file)
@@ -204,6 +207,7 @@ def _submissions(file: str, text: str, found: dict[str, _Job], into: Gathering) 
         job = found.get(row["job_name"])
         if job is None:
             return
+        job.user = row["user"]
         try:
             job.submitted = moment(row["start_time"], "start_time")
         except Wrong as wrong:

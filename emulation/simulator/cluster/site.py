@@ -1,0 +1,148 @@
+"""A simulated cluster as a queue sees it: policies decide what comes next, and where it goes."""
+
+import math
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from patchlight.controller.jobs.discipline.accounts import UserAccounts
+from patchlight.controller.jobs.discipline.contract import Fate
+from patchlight.controller.policies.contract import (
+    JobView,
+    OrderPolicy,
+    PlacementPolicy,
+    Running,
+    TopologyPolicy,
+)
+from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob
+from patchlight.emulation.simulator.cluster.simulation import Simulation
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.queueing import Waiting, WaitReason
+
+Ring = Sequence[int]
+
+_NO_PLACE = Waiting(WaitReason.NO_PLACE, "the placement policy finds no place for it")
+_CAUSES = {WaitReason.QUOTA: Cause.QUOTA, WaitReason.DEPENDENCY: Cause.DEPENDENCY}
+
+
+@dataclass(frozen=True)
+class Policies:
+    """Who decides. Without ``topology`` circuits stay as they are."""
+
+    order: OrderPolicy
+    placement: PlacementPolicy
+    topology: TopologyPolicy | None = None
+
+
+class SimulatedSite:
+    """Asks the policies about the jobs of a simulation, and does there what a queue says.
+
+    ``latencies_s`` are how long decisions on a job's place took, measured.
+    """
+
+    def __init__(self, simulation: Simulation, policies: Policies) -> None:
+        self._simulation, self._policies = simulation, policies
+        self._settings = simulation.settings
+        self.joined, self.running = simulation.joined, simulation.running
+        self.occupancy = simulation.occupancy
+        self.now_s, self.released = simulation.now_s, simulation.released
+        self.latencies_s = array("d")
+
+    @property
+    def accounts(self) -> UserAccounts | None:
+        """The books of its users."""
+        return self._simulation.user_accounts
+
+    def look(self) -> None:
+        """A pass begins, or something was changed in it."""
+        simulation = self._simulation
+        self.now_s, self.released = simulation.now_s, simulation.released
+
+    @property
+    def layout(self) -> int:
+        """How often circuits were changed."""
+        return self._simulation.layout
+
+    # -- what is known
+
+    def rank(self, job: SimulatedJob) -> float:
+        """What the order policy says of a job now."""
+        simulation = self._simulation
+        progress = job.progress(simulation.now_s, self._settings.known)
+        return self._policies.order.priority(simulation.view(), job.spec.view, progress)
+
+    def ends(self) -> Sequence[Running]:
+        """The ends of running jobs at their present pace, the next first."""
+        return self._simulation.view().running
+
+    def would_end_s(self, job: SimulatedJob) -> float:
+        """When a job would end if it started now, on links of its own."""
+        now_s = self._simulation.now_s
+        again_s = 0.0 if math.isnan(job.started_s) else self._settings.restart_s
+        return now_s + again_s + job.progress(now_s, known=True).remaining_s
+
+    def fate(self, name: str) -> Fate:
+        """What has become of the job of that name."""
+        return self._simulation.fate(name)
+
+    def free_for(self, job: SimulatedJob) -> int:
+        """How many free GPUs are of the job's models."""
+        return self._simulation.view().free_for(job.spec.view).bit_count()
+
+    # -- what can be done
+
+    def place(self, job: SimulatedJob, occupied: int | None = None) -> Ring | Waiting:
+        """Where the placement policy puts a job."""
+        view = self._simulation.view()
+        if occupied is not None:
+            view = view._replace(occupied=occupied)
+        began = time.perf_counter()
+        ring = self._policies.placement.place(view, job.spec.view, job.workers)
+        self.latencies_s.append(time.perf_counter() - began)
+        return _NO_PLACE if ring is None else ring
+
+    def is_placeable(self, job: SimulatedJob) -> bool:
+        """Whether the policy would find a place if nothing ran and nothing was broken."""
+        empty = self._simulation.view()._replace(occupied=0, broken=0)
+        return self._policies.placement.place(empty, job.spec.view, job.workers) is not None
+
+    def gpus_of(self, ring: Ring) -> int:
+        """A ring as a set."""
+        return sum(1 << gpu for gpu in ring)
+
+    def start(self, job: SimulatedJob, ring: Ring) -> bool:
+        """Start a job, with the circuits that the topology policy wants; ``False`` in the dark."""
+        simulation, topology = self._simulation, self._policies.topology
+        dark_s = 0.0
+        if topology is not None and len(ring) > 1:
+            try:
+                wanted = topology.circuits(simulation.view(), [ring])
+            except PatchlightError:
+                simulation.accounts.regroups_refused += 1
+            else:
+                if wanted:
+                    dark_s = simulation.rewire(wanted).dark_s
+                    self.look()
+        return simulation.start(job, ring, dark_s)
+
+    def preempt(self, job: SimulatedJob) -> None:
+        """Take a job's GPUs; it waits again."""
+        self._simulation.preempt(job)
+        self.look()
+
+    def refuse(self, job: SimulatedJob, why: Waiting) -> bool:
+        """A job of a trace that is blocked never runs: nobody is there who would mend it."""
+        self._simulation.block(job, _CAUSES.get(why.reason, Cause.UNPLACEABLE))
+        return True
+
+    def wake_at(self, at_s: float) -> None:
+        """Be a moment then."""
+        self._simulation.wake_at(at_s)
+
+    def preview(self, job: JobView, degree: int) -> int | None:
+        """Where the placement policy would put a job of so many GPUs, as a set."""
+        if self.occupancy.free < degree:
+            return None
+        ring = self._policies.placement.place(self._simulation.view(), job, degree)
+        return None if ring is None else self.gpus_of(ring)
