@@ -153,7 +153,7 @@ class PlanExecutor:
             with record.stage("verify"):
                 # Paths through devices that are still to change, or do not answer, are not
                 # known to be there: no power is expected over them.
-                links = trace_links(self.lab, maps) if several or unread else plan.links_new
+                links = trace_links(self.lab, maps) if several or unread else plan.links_after
                 arriving_dbm = preflight.arriving_dbm.get(name)
                 # Both at once: the device answers the one while the other is understood.
                 results = await asyncio.gather(
@@ -169,7 +169,7 @@ class PlanExecutor:
                         readings |= self.power_check.baselines.with_readings(name, result.good)
         if several:
             with record.stage("verify"):
-                links = trace_links(self.lab, maps) if unread else plan.links_new
+                links = trace_links(self.lab, maps) if unread else plan.links_after
                 for name, change in plan.changes.items():
                     verified = await self.power_check.verify(
                         links, self.drivers[name], change.makes

@@ -14,7 +14,7 @@ from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort
 from patchlight.controller.store import BaselineKey, Store
 from patchlight.testbed.lab import Endpoint, Lab, PacketSwitch, Server
 from patchlight.testbed.portmap import CrossConnect, PortMap
-from patchlight.testbed.wiring import Links
+from patchlight.testbed.wiring import LightPath, Links
 
 VerdictKind = Literal["ok", "degraded", "unverified", "failed"]
 
@@ -61,18 +61,19 @@ def launch_power_dbm(lab: Lab, source: Endpoint) -> float:
 
 
 def expected_powers(
-    lab: Lab, links: Links, asked: frozenset[tuple[str, CrossConnect]] | None = None
+    lab: Lab, links: Links, asked: tuple[str, Iterable[CrossConnect]] | None = None
 ) -> dict[tuple[str, CrossConnect], Expected]:
     """For each cross-connect on a path to a receiver: what to expect.
 
-    With ``asked`` only along paths that pass one of these.
+    With ``asked``, cross-connects of one OCS, only along paths that pass one of these.
     """
     ends = lab.fibre_ends
     loss_of = {c.name: c.insertion_loss_db for c in lab.circuit_switches}
     expected: dict[tuple[str, CrossConnect], Expected] = {}
-    for path in links.paths.values():
-        if asked is not None and asked.isdisjoint(path.hops):
-            continue
+    paths: Iterable[LightPath | None] = links.paths.values()
+    if asked is not None:
+        paths = map(links.path, links.sources(*asked))
+    for path in filter(None, paths):
         power_dbm = launch_power_dbm(lab, path.source)
         at = path.source
         for ocs, cross_connect in path.hops:
@@ -264,9 +265,7 @@ class PowerCheck:
         if driver.capabilities.power_in:
             ports += [p for c in circuits if (p := DirectedPort("in", c.inp)) not in measured_dbm]
         measured_dbm |= await driver.power(ports)
-        expected_of = expected_powers(
-            self.lab, links, frozenset((driver.name, c) for c in circuits)
-        )
+        expected_of = expected_powers(self.lab, links, (driver.name, circuits))
         loss_db = self.lab.circuit_switch(driver.name).insertion_loss_db
         readings = []
         for c in circuits:

@@ -160,8 +160,7 @@ class CommittedMaps:
                 maps[name] = wanted
                 continue
             change = plan.before[name].diff(wanted)
-            gone = frozenset(change.breaks)
-            kept = PortMap.of(c for c in committed if c not in gone)
+            kept = committed.without(change.breaks)
             maps[name] = kept.joined(PortMap.of(change.makes)).joined(adopted)
         return maps
 
