@@ -23,6 +23,7 @@ from benchmarks import figure
 from patchlight.controller.changes.device_maps import Decide
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.planning import plan
+from patchlight.controller.changes.record import to_row
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.store import Store
@@ -40,11 +41,14 @@ from patchlight.testbed.lab import (
 )
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.portmap import PortMap
+from tests.support.bare_client import BareClient, RecordingLoop
 from tests.support.emulated_devices import Running, running
 from tests.support.ocs_faults import campaign
 
 PORTS, SWITCHING_S, ROUNDS, CAMPAIGN = 320, 0.025, 21, 1000
 LIMITS_MS = {1: 10, 16: 15, 320: 60}
+RATIO = 1.5  # of a change's overhead to that of a bare client
+_QUIET_S = 0.02
 DRIVERS = ("calient-tl1", "polatis-scpi")
 
 
@@ -56,8 +60,11 @@ def run() -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "lab.yaml"
             file.write_text(write_lab(lab))
-            with running(Path(folder), file, "--no-fabric") as device:
-                found += asyncio.run(_overheads(lab, device, Path(folder)))
+            with (
+                running(Path(folder), file, "--no-fabric") as device,
+                asyncio.Runner(loop_factory=RecordingLoop) as runner,
+            ):
+                found += runner.run(_overheads(lab, device, Path(folder)))
     found += [_planning(PORTS, "≤ 5 ms"), _planning(65536, "≤ 500 ms")]
     with tempfile.TemporaryDirectory() as folder:
         ended = campaign(Path(folder), CAMPAIGN, seed=int(time.time()))
@@ -96,8 +103,12 @@ def lab_of(ports: int, driver: str) -> Lab:
 
 
 async def _overheads(lab: Lab, device: Running, folder: Path) -> list[dict[str, Any]]:
-    driver = open_driver(device.switch)
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, RecordingLoop)
+    name, driver = device.switch.driver, open_driver(device.switch)
     await driver.open()
+    login = loop.take_sent()[:1]
+    bare = BareClient(name, device.switch.address, login, folder / "floor")
     rng = random.Random(1)
     store = Store(folder / "journal.db")
     transactions = Transactions(CircuitParts(lab, {"ocs1": driver}, store))
@@ -107,23 +118,41 @@ async def _overheads(lab: Lab, device: Running, folder: Path) -> list[dict[str, 
         used = PORTS - 1 if pairs == 1 else PORTS
         outputs = rng.sample(range(1, PORTS + 1), used)
         await transactions.change(_to(outputs), "benchmark")
-        spent, stages = [], []
+        spent_ms, floor_ms, stages = [], [], []
         for _ in range(ROUNDS):
-            gc.collect()
-            moved = rng.sample(range(used), pairs)
-            wanted = _moved(outputs, moved)
-            begun = time.perf_counter()
-            record = await transactions.change(_to(wanted), "benchmark")
-            spent.append(1e3 * (time.perf_counter() - begun - SWITCHING_S))
-            stages.append(record.stages_s)
-            made = len(record.changes["ocs1"]["makes"])
-            if record.state != "committed" or made != pairs:
-                raise PatchlightError(f"moving {pairs} pairs made {made}: {record.message}")
-            outputs = wanted
-        name = f"control overhead, {pairs} pairs of {PORTS} moved, {device.switch.driver}"
-        load = f"least {min(spent):.1f}, load {os.getloadavg()[0]:.1f}"
-        about = f"{name}: {_stages(stages)}; {load}"
-        figures.append(figure(about, statistics.median(spent), "ms", f"≤ {limit_ms} ms"))
+            # There and back as a change, then the same by the bare client.
+            replayed = []
+            for wanted in (_moved(outputs, rng.sample(range(used), pairs)), outputs):
+                gc.collect()
+                loop.take_sent()
+                begun = time.perf_counter()
+                record = await transactions.change(_to(wanted), "benchmark")
+                spent_ms.append(1e3 * (time.perf_counter() - begun - SWITCHING_S))
+                stages.append(record.stages_s)
+                made = len(record.changes["ocs1"]["makes"])
+                if record.state != "committed" or made != pairs:
+                    raise PatchlightError(f"moving {pairs} pairs made {made}: {record.message}")
+                replayed.append((loop.take_sent(), json.dumps(to_row(record)).encode()))
+            for sent, journalled in replayed:
+                gc.collect()
+                begun = time.perf_counter()
+                bare.replay(sent, journalled, SWITCHING_S)
+                floor_ms.append(1e3 * (time.perf_counter() - begun - SWITCHING_S))
+            await asyncio.sleep(_QUIET_S)  # for what the device tells of the other's changes
+        change_ms, least_ms = statistics.median(spent_ms), statistics.median(floor_ms)
+        what = f"{pairs} pairs of {PORTS} moved, {name}"
+        load = f"least {min(spent_ms):.1f}, load {os.getloadavg()[0]:.1f}"
+        about = f"control overhead, {what}: {_stages(stages)}; {load}"
+        figures.append(
+            figure(
+                about, change_ms, "ms", f"≤ {limit_ms} ms",
+                peer=f"a bare client ({len(replayed[0][0])} exchanges, one fsync)",
+                peer_value=least_ms,
+            )
+        )  # fmt: skip
+        about = f"control overhead as a multiple of the bare client's, {what}"
+        figures.append(figure(about, change_ms / least_ms, "", f"≤ {RATIO}"))
+    bare.close()
     await driver.close()
     store.close()
     return figures

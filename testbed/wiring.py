@@ -79,6 +79,12 @@ class Links:
             if source is not None and (out in ends or self._beyond(ocs, out, self._out_of)):
                 yield source
 
+    def paths_through(
+        self, ocs: str, cross_connects: Iterable[CrossConnect]
+    ) -> Iterator[LightPath]:
+        """The lightpaths that pass these cross-connects of this OCS's map."""
+        return filter(None, map(self.path, self.sources(ocs, cross_connects)))
+
     def peer(self, endpoint: Endpoint) -> Endpoint | None:
         """The other end of the link at ``endpoint``; ``None`` if it is down or one-way."""
         sink = self._sinks.get(endpoint)

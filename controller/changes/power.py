@@ -14,7 +14,7 @@ from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort
 from patchlight.controller.store import BaselineKey, Store
 from patchlight.testbed.lab import Endpoint, Lab, PacketSwitch, Server
 from patchlight.testbed.portmap import CrossConnect, PortMap
-from patchlight.testbed.wiring import LightPath, Links
+from patchlight.testbed.wiring import Links
 
 VerdictKind = Literal["ok", "degraded", "unverified", "failed"]
 
@@ -70,10 +70,7 @@ def expected_powers(
     ends = lab.fibre_ends
     loss_of = {c.name: c.insertion_loss_db for c in lab.circuit_switches}
     expected: dict[tuple[str, CrossConnect], Expected] = {}
-    paths: Iterable[LightPath | None] = links.paths.values()
-    if asked is not None:
-        paths = map(links.path, links.sources(*asked))
-    for path in filter(None, paths):
+    for path in links.paths.values() if asked is None else links.paths_through(*asked):
         power_dbm = launch_power_dbm(lab, path.source)
         at = path.source
         for ocs, cross_connect in path.hops:

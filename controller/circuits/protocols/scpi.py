@@ -218,7 +218,7 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
         async with self._in_step(connection, timeout_s):
             shown = command if not self._dialect.login else self._mask(command)
             self.log.debug("%s < %s", self._session.name, shortened(shown))
-            await connection.send(f"{command}{between}{self._dialect.errors}")
+            connection.send(f"{command}{between}{self._dialect.errors}")
             return await self._collect(connection, (command, self._dialect.errors))
 
     async def _collect(
