@@ -54,8 +54,8 @@ class PolatisScpi(PolatisDriver):
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
         await self._numbering()
-        answer = await self._ask(self._dialect.read_map, self._dialect.map_answer)
-        return self._understood(answer[0])
+        dialect = self._dialect
+        return self._understood(await self.client.ask(dialect.read_map, dialect.map_answer))
 
     @functools.cached_property
     def _understood(self) -> Callable[[str], Mapping[CrossConnect, Row]]:
@@ -66,7 +66,7 @@ class PolatisScpi(PolatisDriver):
 
         def understand(answer: str) -> Mapping[CrossConnect, Row]:
             match = re.fullmatch(self._dialect.map_answer, answer)
-            assert match is not None  # it was asked for with this pattern
+            assert match is not None  # the client has matched it
             try:
                 pairs = list(zip(channels(match["ins"]), channels(match["outs"]), strict=True))
             except ValueError as error:

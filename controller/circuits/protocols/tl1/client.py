@@ -151,7 +151,7 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
             words = self._mask(body.words) or "it gave no reason"
             raise self._refused(self._shown(template, values), words, body.bare.partition(" ")[0])
         lines = tuple(line for part in parts for line in part.body.quoted)
-        if any(len(line) > _LINE_LIMIT for line in lines):
+        if max(map(len, lines), default=0) > _LINE_LIMIT:
             raise FramingError(f"a line of its reply is longer than {_LINE_LIMIT} characters")
         return Reply(
             code, lines, self._mask("; ".join(r for part in parts if (r := _remarks(part.body))))
