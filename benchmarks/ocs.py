@@ -3,7 +3,9 @@
 An emulated 320-port OCS (25 ms) as a process of its own on this machine, every port in use
 and plugged; a pair that is moved is one circuit broken and one made. The whole transaction is
 timed, journalling, read-back and power included; medians of the rounds, with their minimum and
-the machine's load beside them. Then the campaign of ``tests.support.ocs_faults``.
+the machine's load beside them. That is the machine's, too, so a bare client is timed in the same
+rounds that says the same to the same device (``tests.support.bare_client``). Then the campaign
+of ``tests.support.ocs_faults``.
 """
 
 import asyncio
