@@ -92,7 +92,8 @@ class CircuitOperations:
         if not (driver.capabilities.power_out or driver.capabilities.power_in):
             return [PortReading(c, None, None, None, None, _NO_MONITOR) for c in maps[name]]
         links = trace_links(self.parts.lab, maps)
-        readings = await self.parts.power_check.judge(links, driver, maps[name])
+        check = self.parts.power_check
+        readings = await check.judge(driver, check.should_show(links, name, maps[name]))
         if driver.capabilities.power_out:
             return readings
         return [replace(reading, verdict=_NO_OUTPUT_MONITOR) for reading in readings]

@@ -6,6 +6,7 @@ A change of the network is journalled before a device is touched.
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,14 +33,14 @@ class Store(Database):
     # -- changes of circuits -----------------------------------------------------------------
 
     def prepared_intent(self, number: int, record: Record) -> Callable[[], int]:
-        """What journals an intent, as it is now, when called: by another thread, say.
+        """What journals an intent when called: by another thread, say. Leave ``record`` alone.
 
         It gives the number that the change is known by from then on. ``number`` is the one
         that it has already, 0 for a new change.
         """
-        verb, text = "REPLACE" if number else "INSERT", json.dumps(record)
+        verb = "REPLACE" if number else "INSERT"
         sql = f"{verb} INTO reconfigurations (id, state, record) VALUES (?, 'intent', ?)"
-        return lambda: self.write(sql, number or None, text)
+        return lambda: self.write(sql, number or None, json.dumps(record))
 
     def update_reconfiguration(
         self,
@@ -191,7 +192,10 @@ def _committed_rows(maps: Mapping[str, Record]) -> list[tuple[str, str]]:
 def _baseline_rows(
     baselines: Mapping[BaselineKey, Sequence[float]],
 ) -> list[tuple[str, int, int, str, str]]:
-    return [(*key, " ".join(map(str, readings))) for key, readings in baselines.items()]
+    return [(*key, " ".join(map(_written, readings))) for key, readings in baselines.items()]
+
+
+_written = lru_cache(1 << 12)(repr)  # powers have few digits, and come again and again
 
 
 def open_store(state_dir: Path) -> Store:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from ipaddress import IPv4Address, IPv4Network
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.portmap import PortMap
@@ -157,8 +157,7 @@ class CircuitSwitch:
     emulated: Emulation = field(default_factory=Emulation)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Endpoint:
+class Endpoint(NamedTuple):
     """A port of a device that a fibre can end on: ``server1.nic0``, ``tor1.3``, ``ocs1.17``."""
 
     device: str
@@ -264,6 +263,18 @@ class Lab:
             if end.device in fibres:
                 fibres[end.device][int(end.port)] = other
         return fibres
+
+    @cached_property
+    def circuit_ends(self) -> Mapping[str, Mapping[int, Endpoint]]:
+        """For each OCS, by port number: the NIC or packet-switch port plugged in, if it is one."""
+        return {
+            ocs: {
+                port: end
+                for port, (end, _) in fibres.items()
+                if end.device not in self.circuit_fibres
+            }
+            for ocs, fibres in self.circuit_fibres.items()
+        }
 
     @cached_property
     def host_names(self) -> dict[str, Host]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 from patchlight.testbed.errors import BadInput
 
@@ -18,8 +20,7 @@ _ONE_WAY = re.compile(r"[0-9]{1,9}>[0-9]{1,9}")
 _WRITTEN = re.compile(r"(?P<inp>[0-9]{1,9})\s*(?P<way>[->])\s*(?P<out>[0-9]{1,9})")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class CrossConnect:
+class CrossConnect(NamedTuple):
     """Light entering at ``in:inp`` leaves at ``out:out`` (ports count from 1)."""
 
     inp: int
@@ -74,17 +75,17 @@ class PortMapChange:
         return frozenset(p for c in touched for p in (c.inp, c.out))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PortMap:
     """Which output each connected input leads to. A value: every change gives a new map."""
 
-    _out_of: tuple[tuple[int, int], ...] = ()
+    _cross_connects: tuple[CrossConnect, ...] = ()
 
     @classmethod
     def of(cls, cross_connects: Iterable[CrossConnect | tuple[int, int]]) -> PortMap:
         """A map of these cross-connects; ``BadInput`` if an input or output is used twice."""
-        pairs = [(c.inp, c.out) if isinstance(c, CrossConnect) else c for c in cross_connects]
-        once = dict(pairs)
+        pairs = [c if isinstance(c, CrossConnect) else CrossConnect(*c) for c in cross_connects]
+        once = {c.inp: c.out for c in pairs}  # a third of what dict() takes for such pairs
         if len(once) == len(pairs) == len(set(once.values())):
             return cls(tuple(sorted(pairs)))
         # Something is there twice: as a whole, or an input or output of it.
@@ -96,7 +97,7 @@ class PortMap:
             if taken.get(out, inp) != inp:
                 raise BadInput(f"out:{out} is used twice: {taken[out]}>{out} and {inp}>{out}")
             out_of[inp], taken[out] = out, inp
-        return cls(tuple(sorted(out_of.items())))
+        return cls(tuple(sorted(set(pairs))))
 
     @classmethod
     def duplex(cls, pairs: Iterable[tuple[int, int]]) -> PortMap:
@@ -118,9 +119,9 @@ class PortMap:
     @property
     def texts(self) -> tuple[str, ...]:
         """The shortest way to write this map so that ``parse`` reads it back equal."""
-        here = set(self._out_of)
+        here = set(self._cross_connects)
         written: list[str] = []
-        for inp, out in self._out_of:
+        for inp, out in self._cross_connects:
             if inp != out and (out, inp) in here:
                 if inp < out:
                     written.append(f"{inp}-{out}")
@@ -128,58 +129,63 @@ class PortMap:
                 written.append(f"{inp}>{out}")
         return tuple(written)
 
-    @property
-    def one_way_texts(self) -> list[str]:
+    @cached_property
+    def one_way_texts(self) -> Sequence[str]:
         """Every cross-connect as ``"1>7"``, in order of inputs."""
-        return [f"{inp}>{out}" for inp, out in self._out_of]
+        return tuple(f"{inp}>{out}" for inp, out in self._cross_connects)
 
     def __iter__(self) -> Iterator[CrossConnect]:
-        return (CrossConnect(inp, out) for inp, out in self._out_of)
+        return iter(self._cross_connects)
 
     def __len__(self) -> int:
-        return len(self._out_of)
+        return len(self._cross_connects)
 
     def __contains__(self, cross_connect: CrossConnect) -> bool:
-        at = bisect_left(self._out_of, (cross_connect.inp, cross_connect.out))
-        return self._out_of[at : at + 1] == ((cross_connect.inp, cross_connect.out),)
+        at = bisect_left(self._cross_connects, cross_connect)
+        return self._cross_connects[at : at + 1] == (cross_connect,)
 
     @property
     def out_of(self) -> Mapping[int, int]:
         """Output by input."""
-        return dict(self._out_of)
+        return {c.inp: c.out for c in self._cross_connects}
 
     @property
     def in_of(self) -> Mapping[int, int]:
         """Input by output."""
-        return {out: inp for inp, out in self._out_of}
+        return {c.out: c.inp for c in self._cross_connects}
 
     def diff(self, wanted: PortMap) -> PortMapChange:
         """The smallest change that turns this map into ``wanted``: O(circuits), not ports²."""
-        have, want = set(self._out_of), set(wanted._out_of)
+        have, want = set(self._cross_connects), set(wanted._cross_connects)
         # Filtered in the order they have: sorting what is left would cost more.
         return PortMapChange(
-            breaks=tuple(CrossConnect(*c) for c in self._out_of if c not in want),
-            makes=tuple(CrossConnect(*c) for c in wanted._out_of if c not in have),
+            breaks=tuple(c for c in self._cross_connects if c not in want),
+            makes=tuple(c for c in wanted._cross_connects if c not in have),
         )
+
+    def without(self, cross_connects: Iterable[CrossConnect]) -> PortMap:
+        """This map less these, as far as it has them."""
+        gone = frozenset(cross_connects)
+        return PortMap(tuple(c for c in self._cross_connects if c not in gone))
 
     def apply(self, change: PortMapChange) -> PortMap:
         """This map after ``change``; ``BadInput`` if it breaks what is not there or clashes."""
-        have = set(self._out_of)
+        have = set(self._cross_connects)
         for cross_connect in change.breaks:
-            if (cross_connect.inp, cross_connect.out) not in have:
+            if cross_connect not in have:
                 raise BadInput(f"cannot break {cross_connect}: it is not connected")
-            have.remove((cross_connect.inp, cross_connect.out))
-        return PortMap.of([*have, *((c.inp, c.out) for c in change.makes)])
+            have.remove(cross_connect)
+        return PortMap.of([*have, *change.makes])
 
     def joined(self, additions: PortMap) -> PortMap:
         """This map with ``additions`` made, whatever stood in their way broken."""
         inputs, outputs = set(additions.out_of), set(additions.in_of)
-        kept = [(i, o) for i, o in self._out_of if i not in inputs and o not in outputs]
-        return PortMap.of([*kept, *additions._out_of])
+        kept = (c for c in self._cross_connects if c.inp not in inputs and c.out not in outputs)
+        return PortMap.of([*kept, *additions._cross_connects])
 
     def check(self, port_count: int) -> None:
         """Raise ``BadInput`` if a cross-connect names a port outside 1…``port_count``."""
-        for inp, out in self._out_of:
+        for inp, out in self._cross_connects:
             if not (1 <= inp <= port_count and 1 <= out <= port_count):
                 port = out if 1 <= inp <= port_count else inp
                 raise BadInput(f"cross-connect {inp}>{out}: port {port} is outside 1–{port_count}")

@@ -5,11 +5,11 @@ switches only pass light on. A lightpath is one direction, with a rate (its slow
 loss (its fibres and the insertion loss of each OCS on the way); two make a link.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
 
-from patchlight.testbed.lab import Endpoint, Fibre, Lab, PacketSwitch
+from patchlight.testbed.lab import Endpoint, Lab, PacketSwitch
 from patchlight.testbed.portmap import CrossConnect, PortMap
 
 
@@ -28,24 +28,72 @@ class LightPath:
     loss_db: float
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
-    """The lightpaths by their source; a link is up where they lead both ways."""
+_Across = Mapping[str, Mapping[int, int]]  # by OCS: outputs by input, or inputs by output
 
-    paths: Mapping[Endpoint, LightPath]
+
+class Links:
+    """The lightpaths that port maps make; a link is up where they lead both ways.
+
+    Which light goes where is found here and nowhere else, and only when somebody asks. What
+    ends in an unconnected input, or at an output without a fibre, is no path; nor is what
+    goes round in circuit switches, where nobody sends into it.
+    """
+
+    def __init__(self, lab: Lab, maps: Mapping[str, PortMap]) -> None:
+        self._lab, self._fibres = lab, lab.circuit_fibres
+        self._maps = {ocs: maps[ocs] if ocs in maps else PortMap() for ocs in self._fibres}
+
+    @cached_property
+    def paths(self) -> Mapping[Endpoint, LightPath]:
+        """Every lightpath, by its source. O(fibres + cross-connects), once."""
+        found = ((source, self.path(source)) for source in self._lab.fibre_ends)
+        return {source: path for source, path in found if path is not None}
+
+    def path(self, source: Endpoint) -> LightPath | None:
+        """The lightpath that begins at this NIC or packet-switch port, if there is one."""
+        if source.device in self._maps or source not in self._lab.fibre_ends:
+            return None
+        at, fibre = self._lab.fibre_ends[source]
+        hops: list[tuple[str, CrossConnect]] = []
+        rate_bps, loss_db = fibre.rate_bps, fibre.loss_db
+        while (out_of := self._out_of.get(at.device)) is not None:
+            ocs, inp = at.device, int(at.port)
+            out = out_of.get(inp)
+            if out is None or out not in self._fibres[ocs]:
+                return None
+            hops.append((ocs, CrossConnect(inp, out)))
+            at, fibre = self._fibres[ocs][out]
+            loss_db += self._loss_db[ocs] + fibre.loss_db
+            if fibre.rate_bps is not None:
+                rate_bps = fibre.rate_bps if rate_bps is None else min(rate_bps, fibre.rate_bps)
+        return LightPath(source, at, tuple(hops), rate_bps, loss_db)
+
+    def sources(self, ocs: str, cross_connects: Iterable[CrossConnect]) -> Iterator[Endpoint]:
+        """Where the lightpaths begin that pass these cross-connects of this OCS's map.
+
+        O(what is asked for), however large the lab.
+        """
+        ends = self._lab.circuit_ends[ocs]
+        for inp, out in cross_connects:
+            source = ends.get(inp) or self._beyond(ocs, inp, self._in_of)
+            if source is not None and (out in ends or self._beyond(ocs, out, self._out_of)):
+                yield source
+
+    def paths_through(
+        self, ocs: str, cross_connects: Iterable[CrossConnect]
+    ) -> Iterator[LightPath]:
+        """The lightpaths that pass these cross-connects of this OCS's map."""
+        return filter(None, map(self.path, self.sources(ocs, cross_connects)))
 
     def peer(self, endpoint: Endpoint) -> Endpoint | None:
         """The other end of the link at ``endpoint``; ``None`` if it is down or one-way."""
-        path = self.paths.get(endpoint)
-        if path is None:
-            return None
-        back = self.paths.get(path.sink)
-        return path.sink if back is not None and back.sink == endpoint else None
+        sink = self._sinks.get(endpoint)
+        return sink if sink is not None and self._sinks.get(sink) == endpoint else None
 
     def pairs(self) -> tuple[tuple[Endpoint, Endpoint], ...]:
         """Every link that is up once, its ends in order."""
-        peers = ((end, self.peer(end)) for end in self.paths)
-        return tuple(sorted({(min(a, b), max(a, b)) for a, b in peers if b is not None}))
+        peers = ((end, self.peer(end)) for end in self._sinks)
+        return tuple(sorted((end, peer) for end, peer in peers if peer is not None and end <= peer))
 
     def switch_of(self, lab: Lab, endpoint: Endpoint) -> str | None:
         """The packet switch that a NIC has a link with, or ``None``."""
@@ -54,65 +102,55 @@ class Links:
             return None
         return peer.device
 
+    @cached_property
+    def _sinks(self) -> Mapping[Endpoint, Endpoint]:
+        """Where each lightpath ends, by its source."""
+        ends = (
+            (source, self._end(at, self._out_of))
+            for source, (at, _) in self._lab.fibre_ends.items()
+            if source.device not in self._maps
+        )
+        return {source: sink for source, sink in ends if sink is not None}
 
-def trace_links(lab: Lab, maps: Mapping[str, PortMap], earlier: Links | None = None) -> Links:
+    @cached_property
+    def _out_of(self) -> _Across:
+        return {ocs: port_map.out_of for ocs, port_map in self._maps.items()}
+
+    @cached_property
+    def _in_of(self) -> _Across:
+        return {ocs: port_map.in_of for ocs, port_map in self._maps.items()}
+
+    @cached_property
+    def _loss_db(self) -> Mapping[str, float]:
+        return {c.name: c.insertion_loss_db for c in self._lab.circuit_switches}
+
+    def _end(self, at: Endpoint, across: _Across) -> Endpoint | None:
+        """Who is there when light that is at ``at`` has passed all circuit switches.
+
+        With the inputs of outputs: where it came from. ``None`` if that is nobody.
+        """
+        begun = at
+        while (there := across.get(at.device)) is not None:
+            port = there.get(int(at.port))
+            fibre = None if port is None else self._fibres[at.device].get(port)
+            # A port map is injective: what comes round comes back to where it was first.
+            if fibre is None or fibre[0] is begun:
+                return None
+            at = fibre[0]
+        return at
+
+    def _beyond(self, ocs: str, port: int, across: _Across) -> Endpoint | None:
+        """``_end`` of the fibre that is plugged in there."""
+        fibre = self._fibres[ocs].get(port)
+        return None if fibre is None else self._end(fibre[0], across)
+
+
+def trace_links(lab: Lab, maps: Mapping[str, PortMap]) -> Links:
     """The lightpaths from every NIC and packet-switch port under these port maps.
 
-    O(fibres + cross-connects). What ends in an unconnected input or an output without a fibre
-    is no path. Paths of ``earlier`` whose cross-connects are all still there are taken over as
-    the same objects.
+    An OCS that has no map here lets nothing through.
     """
-    switches = {
-        c.name: _Switch(maps[c.name].out_of, c.insertion_loss_db, lab.circuit_fibres[c.name])
-        if c.name in maps
-        else _Switch({}, c.insertion_loss_db, {})
-        for c in lab.circuit_switches
-    }
-    before = earlier.paths if earlier is not None else {}
-    paths: dict[Endpoint, LightPath] = {}
-    for source, (arrived, fibre) in lab.fibre_ends.items():
-        if source.device in switches:
-            continue
-        path = before.get(source)
-        if path is None or not _still_there(path, switches):
-            path = _follow(source, arrived, fibre, switches)
-        if path is not None:
-            paths[source] = path
-    return Links(paths)
-
-
-class _Switch(NamedTuple):
-    """An OCS on a path: where inputs lead, what is lost in it, the fibres at its ports."""
-
-    out_of: Mapping[int, int]
-    loss_db: float
-    fibres: Mapping[int, tuple[Endpoint, Fibre]]
-
-
-def _still_there(path: LightPath, switches: Mapping[str, _Switch]) -> bool:
-    for ocs, c in path.hops:  # noqa: SIM110 - done for every port of a plan: all() takes longer
-        if switches[ocs].out_of.get(c.inp) != c.out:
-            return False
-    return True
-
-
-def _follow(
-    source: Endpoint, arrived: Endpoint, fibre: Fibre, switches: Mapping[str, _Switch]
-) -> LightPath | None:
-    hops: list[tuple[str, CrossConnect]] = []
-    rate_bps, loss_db = fibre.rate_bps, fibre.loss_db
-    # A port map is injective, so light never comes round: the loop ends.
-    while (switch := switches.get(arrived.device)) is not None:
-        inp = int(arrived.port)
-        out = switch.out_of.get(inp)
-        if out is None or out not in switch.fibres:
-            return None
-        hops.append((arrived.device, CrossConnect(inp, out)))
-        arrived, fibre = switch.fibres[out]
-        loss_db += switch.loss_db + fibre.loss_db
-        if fibre.rate_bps is not None:
-            rate_bps = fibre.rate_bps if rate_bps is None else min(rate_bps, fibre.rate_bps)
-    return LightPath(source, arrived, tuple(hops), rate_bps, loss_db)
+    return Links(lab, maps)
 
 
 def circuit_ports(lab: Lab, endpoints: Iterable[Endpoint]) -> dict[Endpoint, tuple[str, int]]:

@@ -258,8 +258,7 @@ class MapCache:
     def __init__(self, lab: Lab, devices: DeviceMonitor) -> None:
         self._lab, self._devices = lab, devices
         self.last: Maps | None = None
-        self._links: Links | None = None
-        self._links_of: Mapping[str, PortMap] = {}
+        self._present: tuple[Mapping[str, PortMap], Links] | None = None
 
     async def read(self) -> Maps:
         """The present map of every circuit switch that answers, asked of the devices at once."""
@@ -270,14 +269,14 @@ class MapCache:
         """The links that the maps as last known make; ``None`` while none are known."""
         if self.last is None:
             return None
-        present = self.last.everywhere
-        if self._links is None or present != self._links_of:
-            self._links, self._links_of = self.links(present), present
-        return self._links
+        maps = self.last.everywhere
+        if self._present is None or maps != self._present[0]:
+            self._present = maps, self.links(maps)
+        return self._present[1]
 
     def links(self, maps: Mapping[str, PortMap]) -> Links:
         """The links that these maps make."""
-        return trace_links(self._lab, maps, self._links)
+        return trace_links(self._lab, maps)
 
     def plan(self, maps: Maps, decide: Decide) -> Plan:
         """The plan that turns these maps into what ``decide`` makes of them.
@@ -287,16 +286,11 @@ class MapCache:
         wanted = decide(maps)
         for name in wanted.keys() & maps.unread.keys():
             maps[name]  # refuses, and says why
-        before = maps.everywhere
-        links_before = self._links if before == self._links_of else None
-        made = plan(self._lab, before, wanted, self._links, links_before=links_before)
-        self._links, self._links_of = made.links_before, before
-        return made
+        return plan(self._lab, maps.everywhere, wanted)
 
     def done(self, plan: Plan, maps: Maps) -> None:
         """The plan was carried out; ``maps`` are those read before its first write."""
         self.last = maps.after(plan.wanted)
-        self._links, self._links_of = plan.links_after, self.last.everywhere
 
     def forget(self) -> None:
         """Something went wrong on a device: ask before the next plan."""

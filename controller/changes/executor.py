@@ -9,21 +9,22 @@ from dataclasses import dataclass
 
 from patchlight.controller.changes.device_maps import Maps
 from patchlight.controller.changes.planning import Plan, difference
-from patchlight.controller.changes.power import PowerCheck, Readings, Verified, read_back
+from patchlight.controller.changes.power import PowerCheck, Readings, Should, Verified, read_back
 from patchlight.controller.changes.preflight import Locks, PreflightResult, StopButton
 from patchlight.controller.changes.record import Reconfiguration, StepFailed
 from patchlight.controller.circuits.contract import CircuitDriver, DeviceUnreachable, Refusal
 from patchlight.controller.store import BaselineKey
 from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.portmap import PortMap, PortMapChange
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.portmap import CrossConnect, PortMap, PortMapChange
+from patchlight.testbed.wiring import Links, trace_links
 
 # A device that just dropped the connection gets a moment to take a new one.
 _PAUSES_S = (0.05, 0.5, 2.0)
 # After this long no new attempt begins: jobs pause meanwhile, and some devices take 15 s to
 # be known as silent.
 _GIVE_UP_S = 20.0
+_UNDER_WAY_S = 0.005  # after this long a device that takes longer has been told what to do
 
 
 async def restore(
@@ -144,21 +145,24 @@ class PlanExecutor:
                     outcome = await driver.disconnect(change.breaks)
                     raise_refusals(name, "break", outcome.refused)
                 self.stop.check()
+            # Paths through devices that are still to change, or do not answer, are not known to
+            # be there: no power is expected over them.
+            maps = maps.after({name: plan.wanted[name]})
+            links = trace_links(self.lab, maps) if several or unread else plan.links_after
+            should: list[Should] = []
             if change.makes:
                 with record.stage("make"):
-                    outcome = await driver.connect(change.makes)
+                    outcome, should = await asyncio.gather(
+                        driver.connect(change.makes), self._meanwhile(links, name, change.makes)
+                    )
                     raise_refusals(name, "make", outcome.refused)
                 self.stop.check()
-            maps = maps.after({name: plan.wanted[name]})
             with record.stage("verify"):
-                # Paths through devices that are still to change, or do not answer, are not
-                # known to be there: no power is expected over them.
-                links = trace_links(self.lab, maps) if several or unread else plan.links_new
                 arriving_dbm = preflight.arriving_dbm.get(name)
                 # Both at once: the device answers the one while the other is understood.
                 results = await asyncio.gather(
                     read_back(driver, plan.wanted[name]),
-                    self.power_check.verify(links, driver, change.makes, arriving_dbm),
+                    self.power_check.verify(driver, should, arriving_dbm),
                     return_exceptions=True,
                 )
                 for result in results:
@@ -169,12 +173,19 @@ class PlanExecutor:
                         readings |= self.power_check.baselines.with_readings(name, result.good)
         if several:
             with record.stage("verify"):
-                links = trace_links(self.lab, maps) if unread else plan.links_new
+                links = trace_links(self.lab, maps) if unread else plan.links_after
                 for name, change in plan.changes.items():
-                    verified = await self.power_check.verify(
-                        links, self.drivers[name], change.makes
-                    )
+                    should = self.power_check.should_show(links, name, change.makes)
+                    verified = await self.power_check.verify(self.drivers[name], should)
                     record.note(verified.remarks)
                     readings |= self.power_check.baselines.with_readings(name, verified.good)
         self.stop.check()
         return readings
+
+    async def _meanwhile(
+        self, links: Links, name: str, makes: Iterable[CrossConnect]
+    ) -> list[Should]:
+        """What these will have to show, worked out while the mirrors turn."""
+        switching_time_s = self.lab.circuit_switch(name).switching_time_s
+        await asyncio.sleep(min(switching_time_s / 2, _UNDER_WAY_S))
+        return self.power_check.should_show(links, name, makes)

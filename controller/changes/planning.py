@@ -32,44 +32,33 @@ class Plan:
     def __bool__(self) -> bool:
         return bool(self.changes)
 
-    @property
-    def links_new(self) -> Links:
-        """Of the links after the change those that were not there before."""
-        after = self.links_after.paths
-        return Links({end: after[end] for end in self.moved if end in after})
 
-
-def plan(
-    lab: Lab,
-    before: Mapping[str, PortMap],
-    wanted: Mapping[str, PortMap],
-    earlier: Links | None = None,
-    *,
-    links_before: Links | None = None,
-) -> Plan:
+def plan(lab: Lab, before: Mapping[str, PortMap], wanted: Mapping[str, PortMap]) -> Plan:
     """The plan that turns the maps ``before`` into ``wanted``.
 
     ``before`` holds every circuit switch of the lab; ``wanted`` those that should change.
-    ``earlier``: the links of some earlier maps, which spares following paths that are as they
-    were; ``links_before``: those of the maps ``before``, where they are known. ``BadInput`` where a
-    wanted map names a switch or port that the lab does not have.
+    Light is followed through the cross-connects that differ, and through no others. ``BadInput``
+    where a wanted map names a switch or port that the lab does not have.
     """
     for name, port_map in wanted.items():
         port_map.check(lab.circuit_switch(name).ports)
     after = {**before, **wanted}
-    changes = {name: before[name].diff(after[name]) for name in before}
-    if links_before is None:
-        links_before = trace_links(lab, before, earlier)
-    links_after = trace_links(lab, after, links_before)
-    earlier_paths, later_paths = links_before.paths, links_after.paths
-    staying = {end: path for end, path in earlier_paths.items() if later_paths.get(end) is path}
-    moved = (earlier_paths.keys() - staying.keys()) | (later_paths.keys() - staying.keys())
+    diffs = {name: before[name].diff(wanted[name]) for name in before if name in wanted}
+    changes = {name: change for name, change in diffs.items() if change}
+    staying = {name: before[name].without(change.breaks) for name, change in changes.items()}
+    links_before, links_after = trace_links(lab, before), trace_links(lab, after)
+    moved = [
+        source
+        for name, change in changes.items()
+        for links, differing in ((links_before, change.breaks), (links_after, change.makes))
+        for source in links.sources(name, differing)
+    ]
     return Plan(
         before=dict(before),
         wanted=after,
-        changes={name: change for name, change in changes.items() if change},
+        changes=changes,
         links_before=links_before,
-        links_staying=Links(staying),
+        links_staying=trace_links(lab, {**before, **staying}),
         links_after=links_after,
         moved=frozenset(moved),
     )

@@ -4,7 +4,7 @@ Power is judged against the loss budget, and against what the same circuit showe
 Loss budget: power at an output = launch power − fibre losses − insertion losses passed, in dB.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal, NamedTuple
@@ -61,18 +61,16 @@ def launch_power_dbm(lab: Lab, source: Endpoint) -> float:
 
 
 def expected_powers(
-    lab: Lab, links: Links, asked: frozenset[tuple[str, CrossConnect]] | None = None
+    lab: Lab, links: Links, asked: tuple[str, Iterable[CrossConnect]] | None = None
 ) -> dict[tuple[str, CrossConnect], Expected]:
     """For each cross-connect on a path to a receiver: what to expect.
 
-    With ``asked`` only along paths that pass one of these.
+    With ``asked``, cross-connects of one OCS, only along paths that pass one of these.
     """
     ends = lab.fibre_ends
     loss_of = {c.name: c.insertion_loss_db for c in lab.circuit_switches}
     expected: dict[tuple[str, CrossConnect], Expected] = {}
-    for path in links.paths.values():
-        if asked is not None and asked.isdisjoint(path.hops):
-            continue
+    for path in links.paths.values() if asked is None else links.paths_through(*asked):
         power_dbm = launch_power_dbm(lab, path.source)
         at = path.source
         for ocs, cross_connect in path.hops:
@@ -80,6 +78,15 @@ def expected_powers(
             expected[ocs, cross_connect] = Expected(round(power_dbm, 3), path.source)
             at = Endpoint(ocs, str(cross_connect.out))
     return expected
+
+
+class Should(NamedTuple):
+    """What is known of a cross-connect's power before it is measured: by the loss budget, and
+    as it was before (dBm)."""
+
+    cross_connect: CrossConnect
+    expected: Expected | None
+    baseline_dbm: float | None
 
 
 class PowerVerdict(NamedTuple):
@@ -246,44 +253,48 @@ class PowerCheck:
     baselines: Baselines
     tolerances: Tolerances = DEFAULT_TOLERANCES
 
+    def should_show(
+        self, links: Links, ocs: str, cross_connects: Iterable[CrossConnect]
+    ) -> list[Should]:
+        """What is known beforehand of the power of these cross-connects of this OCS."""
+        circuits = list(cross_connects)
+        expected_of = expected_powers(self.lab, links, (ocs, circuits))
+        should = []
+        for c in circuits:
+            expected = expected_of.get((ocs, c))
+            source = expected.source if expected is not None else None
+            should.append(Should(c, expected, self.baselines.dbm(ocs, c, source)))
+        return should
+
     async def judge(
         self,
-        links: Links,
         driver: CircuitDriver,
-        cross_connects: Iterable[CrossConnect],
+        should: Sequence[Should],
         arriving_dbm: Mapping[DirectedPort, float | None] | None = None,
     ) -> list[PortReading]:
-        """What the device measures of these cross-connects, and what that says.
+        """What the device measures of cross-connects, and what that says.
 
         ``arriving_dbm`` is the power at inputs that was measured a moment ago. Only devices
         with ``power_out`` can be asked.
         """
-        circuits = list(cross_connects)
-        ports = [DirectedPort("out", c.out) for c in circuits]
+        ends = [(DirectedPort("in", c.inp), DirectedPort("out", c.out)) for c, _, _ in should]
         measured_dbm = dict(arriving_dbm or {})
+        ports = [out for _, out in ends]
         if driver.capabilities.power_in:
-            ports += [p for c in circuits if (p := DirectedPort("in", c.inp)) not in measured_dbm]
+            ports += [inp for inp, _ in ends if inp not in measured_dbm]
         measured_dbm |= await driver.power(ports)
-        expected_of = expected_powers(
-            self.lab, links, frozenset((driver.name, c) for c in circuits)
-        )
         loss_db = self.lab.circuit_switch(driver.name).insertion_loss_db
         readings = []
-        for c in circuits:
-            in_dbm = measured_dbm.get(DirectedPort("in", c.inp))
-            out_dbm = measured_dbm.get(DirectedPort("out", c.out))
-            expected = expected_of.get((driver.name, c))
-            source = expected.source if expected is not None else None
-            before_dbm = self.baselines.dbm(driver.name, c, source)
+        for (inp, out), (c, expected, before_dbm) in zip(ends, should, strict=True):
+            in_dbm, out_dbm = measured_dbm.get(inp), measured_dbm.get(out)
             verdict = judge(expected, before_dbm, c, in_dbm, out_dbm, loss_db, self.tolerances)
             readings.append(PortReading(c, in_dbm, out_dbm, expected, before_dbm, verdict))
         return readings
 
     async def verify(
         self,
-        links: Links,
         driver: CircuitDriver,
-        made: Iterable[CrossConnect],
+        should: Sequence[Should],
         arriving_dbm: Mapping[DirectedPort, float | None] | None = None,
     ) -> Verified:
         """``StepFailed`` where the power is not as it should be.
@@ -293,7 +304,7 @@ class PowerCheck:
         """
         if not driver.capabilities.power_out:
             return Verified([f"{driver.name}: unverified, it has no power monitor"])
-        readings = await self.judge(links, driver, made, arriving_dbm)
+        readings = await self.judge(driver, should, arriving_dbm)
         verdicts = [reading.verdict for reading in readings]
         if failures := [verdict.words for verdict in verdicts if verdict.kind == "failed"]:
             raise StepFailed(f"{driver.name}: {'; '.join(failures)}")

@@ -19,7 +19,7 @@ from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort,
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Endpoint, Lab
-from patchlight.testbed.portmap import PortMapChange
+from patchlight.testbed.portmap import CrossConnect, PortMapChange
 
 _MARK = "stop"
 
@@ -181,6 +181,19 @@ class PortStates:
             states = await self.read(ocs)
         return states
 
+    async def not_ready(
+        self, ocs: str, cross_connects: Iterable[CrossConnect]
+    ) -> list[tuple[DirectedPort, PortState]]:
+        """Those of the ports that these would use that can carry none, in order."""
+        states = (await self.of(ocs)).items()
+        closed = {port: state for port, state in states if state.condition != "ready"}
+        ends = (
+            port
+            for c in (cross_connects if closed else ())
+            for port in (DirectedPort("in", c.inp), DirectedPort("out", c.out))
+        )
+        return [(port, closed[port]) for port in ends if port in closed]
+
     async def read(self, ocs: str) -> Mapping[DirectedPort, PortState]:
         """The states as they are now."""
         try:
@@ -236,13 +249,9 @@ class PreflightChecks:
         for name, change in plan.changes.items():
             if not change.makes:
                 continue
-            states = await self.port_states.of(name)
-            for c in change.makes:
-                for port in (DirectedPort("in", c.inp), DirectedPort("out", c.out)):
-                    state = states.get(port)
-                    if state is not None and state.condition != "ready":
-                        reason = f" ({state.words})" if state.words else ""
-                        objections.append(f"{name} says {port} is {state.condition}{reason}")
+            for port, state in await self.port_states.not_ready(name, change.makes):
+                reason = f" ({state.words})" if state.words else ""
+                objections.append(f"{name} says {port} is {state.condition}{reason}")
             if self.drivers[name].capabilities.power_in:
                 inputs = [DirectedPort("in", c.inp) for c in change.makes]
                 arriving = await self.drivers[name].power(inputs)

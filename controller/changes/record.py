@@ -85,13 +85,13 @@ class Reconfiguration:
 
 
 def to_row(record: Reconfiguration) -> dict[str, object]:
-    """The record as JSON takes it; ``dataclasses.asdict`` would copy every list of it."""
-    return dict(vars(record))
+    """The record as it is now, as JSON takes it; ``dataclasses.asdict`` would copy maps, too."""
+    return {**vars(record), "stages_s": dict(record.stages_s), "notes": list(record.notes)}
 
 
 def as_texts(port_map: PortMap) -> list[str]:
     """A map as records and the API have it: each cross-connect, one way, in order."""
-    return port_map.one_way_texts
+    return list(port_map.one_way_texts)
 
 
 def change_as_texts(change: PortMapChange) -> dict[str, list[str]]:
@@ -160,8 +160,7 @@ class CommittedMaps:
                 maps[name] = wanted
                 continue
             change = plan.before[name].diff(wanted)
-            gone = frozenset(change.breaks)
-            kept = PortMap.of(c for c in committed if c not in gone)
+            kept = committed.without(change.breaks)
             maps[name] = kept.joined(PortMap.of(change.makes)).joined(adopted)
         return maps
 

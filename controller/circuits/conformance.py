@@ -40,7 +40,7 @@ def _require(holds: bool, what: str) -> None:
 
 
 def _text(value: object) -> str:
-    if isinstance(value, PortMap | tuple | list):
+    if isinstance(value, PortMap | tuple | list) and not isinstance(value, CrossConnect):
         return f"[{', '.join(map(str, value))}]"
     return str(value)
 

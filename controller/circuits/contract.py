@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.portmap import CrossConnect, PortMap
@@ -22,8 +22,7 @@ Condition = Literal["ready", "locked", "failed", "absent"]
 Severity = Literal["critical", "major", "minor", "notice"]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class DirectedPort:
+class DirectedPort(NamedTuple):
     """One side of a port: ``in:3`` or ``out:17``."""
 
     side: Side

@@ -29,6 +29,8 @@ from patchlight.testbed.portmap import CrossConnect, PortMap
 
 _SETTLE_S = 10.0  # a circuit that is not up by then has failed (G2MPLS waits as long)
 _NOT_HELD = "the command was accepted, but the device does not hold it"
+TABLES_KEPT = 2
+"""So many of a device's answers are kept with what they say: most reads find one of them."""
 _FIRST_POLL_S, _POLL_GROWTH, _LAST_POLL_S = 0.001, 1.6, 1.0
 
 RowState = Literal["up", "coming", "failed", "entered"]
@@ -75,6 +77,7 @@ class TableDriver(ABC, Generic[R]):
         self._switch = switch
         self._writes = SerialWrites(switch.name)
         self._just_read = JustRead[Mapping[CrossConnect, R]]()
+        self._last_map: tuple[Mapping[CrossConnect, R], PortMap] | None = None
 
     # --- what a device adds -----------------------------------------------------------------
 
@@ -147,10 +150,13 @@ class TableDriver(ABC, Generic[R]):
     async def read_map(self) -> PortMap:
         """What the device's table holds active, with what failed: that holds its ports."""
         table = await self._just_read.read(self._table)
-        try:
-            return PortMap.of(c for c, row in table.items() if row.state != "entered")
-        except BadInput as error:
-            raise self._nonsense("the question for its map", error.message) from error
+        if self._last_map is None or self._last_map[0] is not table:
+            try:
+                port_map = PortMap.of(c for c, row in table.items() if row.state != "entered")
+            except BadInput as error:
+                raise self._nonsense("the question for its map", error.message) from error
+            self._last_map = table, port_map
+        return self._last_map[1]
 
     async def connect(self, pairs: Iterable[CrossConnect]) -> Outcome:
         """In lists as long as the device takes; what a list did not bring about, singly."""

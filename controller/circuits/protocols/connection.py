@@ -7,7 +7,8 @@ and every option politely refused.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import socket
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -159,53 +160,52 @@ class ConnectionLost(Exception):
     """The connection ended; what that means depends on the command in flight."""
 
 
-class Connection(Generic[M]):
-    """Made by ``Connection.open``. ``trouble`` says why it ended; empty while it lives.
+class Connection(asyncio.Protocol, Generic[M]):
+    """Made by ``open`` or ``over``. ``trouble`` says why it ended; empty while it lives.
 
-    ``ending``: what ends each command.
+    ``ending``: what ends each command. Whatever comes is understood as it comes, without a task
+    between: the time of a change is mostly such exchanges.
     """
 
     def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        framer: Framer[M],
-        unasked: Callable[[M], bool],
-        *,
-        ending: bytes = b"\r\n",
+        self, framer: Framer[M], unasked: Callable[[M], bool], ending: bytes = b"\r\n"
     ) -> None:
         self.trouble = ""
-        self._reader, self._writer = reader, writer
         self._framer, self._unasked, self._ending = framer, unasked, ending
-        self._inbox: asyncio.Queue[M | None] = asyncio.Queue()
+        self._inbox = deque[M]()
         self._listening = False
-        self._task = asyncio.create_task(self._read())
+        self._waiting: asyncio.Future[None] | None = None
+        self._transport: asyncio.Transport
+        self._lost = asyncio.get_running_loop().create_future()
 
     @classmethod
     async def open(
         cls, host: str, port: int, framer: Framer[M], unasked: Callable[[M], bool]
     ) -> Connection[M]:
         """Connect; raises ``OSError``. ``unasked`` takes what answers nothing, and says so."""
-        reader, writer = await asyncio.open_connection(host, port)
-        return cls(reader, writer, framer, unasked)
+        loop = asyncio.get_running_loop()
+        return (await loop.create_connection(lambda: cls(framer, unasked), host, port))[1]
+
+    @classmethod
+    async def over(
+        cls, sock: socket.socket, framer: Framer[M], unasked: Callable[[M], bool], ending: bytes
+    ) -> Connection[M]:
+        """A connection over a socket that is joined already."""
+        loop = asyncio.get_running_loop()
+        return (await loop.create_connection(lambda: cls(framer, unasked, ending), sock=sock))[1]
 
     @property
     def buffered(self) -> int:
         """Bytes held of a message that is not yet complete; never more than the limit."""
         return self._framer.buffered
 
-    async def send(self, text: str) -> None:
-        """Send a command; ``ConnectionLost`` if it cannot be known to be on its way."""
+    def send(self, text: str) -> None:
+        """Send a command; ``ConnectionLost`` if the connection is known to have ended."""
         if self.trouble:
             raise ConnectionLost
         # Replies are kept only from the first command on and while somebody reads them.
         self._listening = True
-        try:
-            self._writer.write(text.encode() + self._ending)
-            await self._writer.drain()
-        except OSError as error:
-            self.trouble = self.trouble or str(error)
-            raise ConnectionLost from error
+        self._transport.write(text.encode() + self._ending)
 
     def listen(self) -> None:
         """Keep what comes before the first command, too."""
@@ -213,39 +213,61 @@ class Connection(Generic[M]):
 
     async def receive(self) -> M:
         """The next message that answers something; ``ConnectionLost`` at the end."""
-        message = await self._inbox.get()
-        if message is None:
-            raise ConnectionLost
-        return message
+        while not self._inbox:
+            if self._lost.done():
+                raise ConnectionLost
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        return self._inbox.popleft()
 
     def done(self) -> None:
         """The exchange is over: what still comes in answer to it is dropped."""
         self._listening = False
-        while not self._inbox.empty():
-            if self._inbox.get_nowait() is None:
-                self._inbox.put_nowait(None)
-                return
+        self._inbox.clear()
 
     async def close(self) -> None:
         """Let go of the socket."""
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-        self._writer.close()
-        with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(1):
-                await self._writer.wait_closed()
-
-    async def _read(self) -> None:
-        trouble = "the device closed the connection"
+        self._transport.close()
         try:
-            while data := await self._reader.read(65536):
-                for message in self._framer.feed(data):
-                    if not self._unasked(message) and self._listening:
-                        self._inbox.put_nowait(message)
-                if answer := self._framer.take_telnet_replies():
-                    self._writer.write(answer)
-        except (OSError, FramingError) as error:
-            trouble = str(error)
+            async with asyncio.timeout(1):
+                await asyncio.shield(self._lost)
+        except TimeoutError:
+            self._transport.abort()  # with what it would not take
+
+    # --- what the event loop calls ----------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It stands."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Take the messages out of what came, and answer a telnet server."""
+        if self._lost.done():
+            return
+        try:
+            for message in self._framer.feed(data):
+                if not self._unasked(message) and self._listening:
+                    self._inbox.append(message)
+        except FramingError as error:
+            self._end(str(error))
+            self._transport.abort()
+            return
+        if answer := self._framer.take_telnet_replies():
+            self._transport.write(answer)
+        if self._inbox:
+            self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """It ended, from either side."""
+        self._end(str(error or "") or "the device closed the connection")
+
+    def _end(self, trouble: str) -> None:
         self.trouble = self.trouble or trouble
-        self._inbox.put_nowait(None)
+        if not self._lost.done():
+            self._lost.set_result(None)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)

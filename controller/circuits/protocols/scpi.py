@@ -32,7 +32,8 @@ from patchlight.testbed.errors import BadInput
 # is two quoted texts here. Not possessive: CPython 3.11 gets nested possessive groups wrong.)
 _UNIT = re.compile(r'(?:"[^"]*"?|\([^)]*\)?|[^;"(]+)*')
 _CHANNEL = re.compile(r"\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?")
-_PLAIN = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9})*")
+_PLAIN = re.compile(r"[0-9,]+")
+_DIGITS = 9
 _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 _UNQUOTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CHANNELS_LIMIT = 1 << 16
@@ -124,7 +125,9 @@ def units(line: str) -> Iterator[str]:
 def channels(text: str) -> list[int]:
     """``1,2,5:7`` → the numbers; raises ``ValueError`` if it is no channel list."""
     if _PLAIN.fullmatch(text):  # nearly always, and a map is long
-        return [int(number) for number in text.split(",")]
+        plain = text.split(",")
+        if all(plain) and max(map(len, plain)) <= _DIGITS:
+            return list(map(int, plain))
     numbers: list[int] = []
     for part in text.split(",") if text.strip() else ():
         match = _CHANNEL.fullmatch(part)
@@ -214,7 +217,7 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
         between = self._dialect.then if command else ""
         async with self._in_step(connection, timeout_s):
             self._sends(self._mask(command) if self._dialect.login else command)
-            await connection.send(f"{command}{between}{self._dialect.errors}")
+            connection.send(f"{command}{between}{self._dialect.errors}")
             return await self._collect(connection, (command, self._dialect.errors))
 
     async def _collect(

@@ -24,7 +24,7 @@ from paramiko.common import (
     OPEN_SUCCEEDED,
 )
 
-from patchlight.controller.circuits.protocols.ssh.channel import streams
+from patchlight.controller.circuits.protocols.ssh.channel import joined
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 
@@ -88,7 +88,7 @@ class SshServer(ProtocolServer):
     async def _once_opened(
         self, transport: paramiko.Transport, opened: asyncio.Future[paramiko.Channel]
     ) -> None:
-        reader, writer = await streams(await opened)
+        reader, writer = await asyncio.open_connection(sock=joined(await opened))
         try:
             with contextlib.suppress(OSError):
                 await self._session(transport.get_username() or "", reader, writer)

@@ -12,7 +12,7 @@ from patchlight.emulation.simulator.cluster.cluster import Demand, Rewiring
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Host, Lab
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import Links, trace_links
+from patchlight.testbed.wiring import trace_links
 
 # A link for which the lab file sets no limit.
 _UNLIMITED_BPS = 1e15
@@ -40,9 +40,9 @@ class LabCluster:
         """The same lab with the cross-connects of its file."""
         return LabCluster(self.lab)
 
-    def _look(self, earlier: Links | None = None) -> None:
+    def _look(self) -> None:
         """Follow the light and write down which links there are."""
-        lab, links = self.lab, trace_links(self.lab, self.circuits, earlier)
+        lab, links = self.lab, trace_links(self.lab, self.circuits)
         self.links = links
         racks = tuple(switch.name for switch in lab.packet_switches)
         servers = tuple(server.name for server in lab.servers)
@@ -138,7 +138,7 @@ class LabCluster:
         if not changed:
             return Rewiring(0.0, 0, 0)
         self.circuits = circuits
-        self._look(before)
+        self._look()
         moved = 0
         for number, host in enumerate(self.hosts):
             paths = [links.paths.get(host.endpoint) for links in (before, self.links)]

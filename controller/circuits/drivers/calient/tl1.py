@@ -18,7 +18,7 @@ from patchlight.controller.circuits.contract import (
     PortState,
 )
 from patchlight.controller.circuits.dialects import Bare
-from patchlight.controller.circuits.drivers.base import SessionDriver
+from patchlight.controller.circuits.drivers.base import TABLES_KEPT, SessionDriver
 from patchlight.controller.circuits.drivers.calient.table import (
     CalientRow,
     circuits_at_port,
@@ -79,7 +79,7 @@ class CalientTl1(SessionDriver[CalientRow]):
 
     async def _table(self) -> Mapping[CrossConnect, CalientRow]:
         reply = await self.client.command(self._dialect.retrieve_all, paged=True)
-        return self._rows(reply.lines)
+        return self._understood(reply.lines)
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
         """A list is entered and activated with one command, a single one with two."""
@@ -185,6 +185,10 @@ class CalientTl1(SessionDriver[CalientRow]):
     def _read_circuit(self) -> Callable[[str], CalientRow | None]:
         read = functools.partial(read_circuit, self._dialect)
         return functools.lru_cache(_LINES_KEPT)(read)
+
+    @functools.cached_property
+    def _understood(self) -> Callable[[tuple[str, ...]], dict[CrossConnect, CalientRow]]:
+        return functools.lru_cache(TABLES_KEPT)(self._rows)
 
     def _rows(self, lines: Iterable[str]) -> dict[CrossConnect, CalientRow]:
         table = {}

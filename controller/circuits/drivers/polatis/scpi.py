@@ -5,7 +5,7 @@ Run against the emulated device only so far; the commands are in ``protocols/scp
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from patchlight.controller.circuits.contract import (
     SIDES,
@@ -17,7 +17,7 @@ from patchlight.controller.circuits.contract import (
     Side,
 )
 from patchlight.controller.circuits.dialects import Bare, condition, filled
-from patchlight.controller.circuits.drivers.base import UP, Row
+from patchlight.controller.circuits.drivers.base import TABLES_KEPT, UP, Row
 from patchlight.controller.circuits.drivers.numbered import Numbering
 from patchlight.controller.circuits.drivers.polatis.base import PolatisDriver
 from patchlight.controller.circuits.protocols.scpi import (
@@ -29,7 +29,7 @@ from patchlight.controller.circuits.protocols.scpi import (
 )
 from patchlight.testbed.portmap import CrossConnect
 
-_SEEN_KEPT = 1 << 14
+_PAIRS_KEPT = 1 << 14
 
 
 class PolatisScpi(PolatisDriver):
@@ -53,24 +53,32 @@ class PolatisScpi(PolatisDriver):
         return self.client.alarms
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
-        numbering = await self._numbering()
-        answer = await self._ask(self._dialect.read_map, self._dialect.map_answer)
-        try:
-            numbers = list(zip(channels(answer["ins"]), channels(answer["outs"]), strict=True))
-        except ValueError as error:
-            raise self._nonsense(self._dialect.read_map, answer[0]) from error
-        seen = self._seen
-        if len(seen) > _SEEN_KEPT:
-            seen.clear()
-        table = {}
-        for pair in numbers:
-            # A map is read several times in each change, and few of its pairs are new.
-            cross_connect = seen.get(pair) or numbering.to_cross_connect(*pair)
-            if cross_connect is None:
-                raise self._nonsense(self._dialect.read_map, f"{pair[0]},{pair[1]}")
-            seen[pair] = cross_connect
-            table[cross_connect] = UP
-        return table
+        await self._numbering()
+        dialect = self._dialect
+        return self._understood(await self.client.ask(dialect.read_map, dialect.map_answer))
+
+    @functools.cached_property
+    def _understood(self) -> Callable[[str], Mapping[CrossConnect, Row]]:
+        """The table of an answer. A map is read several times in each change, and mostly as it
+        was; if it is another one, few of its pairs are new."""
+        assert self._known is not None
+        to_cross_connect = functools.lru_cache(_PAIRS_KEPT)(self._known.to_cross_connect)
+
+        def understand(answer: str) -> Mapping[CrossConnect, Row]:
+            match = re.fullmatch(self._dialect.map_answer, answer)
+            assert match is not None  # the client has matched it
+            try:
+                pairs = list(zip(channels(match["ins"]), channels(match["outs"]), strict=True))
+            except ValueError as error:
+                raise self._nonsense(self._dialect.read_map, answer) from error
+            table = {}
+            for pair in pairs:
+                if (cross_connect := to_cross_connect(*pair)) is None:
+                    raise self._nonsense(self._dialect.read_map, f"{pair[0]},{pair[1]}")
+                table[cross_connect] = UP
+            return table
+
+        return functools.lru_cache(TABLES_KEPT)(understand)
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
         await self.client.tell(await self._filled(self._dialect.connect, pairs))
@@ -79,10 +87,6 @@ class PolatisScpi(PolatisDriver):
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, Row]
     ) -> None:
         await self.client.tell(await self._filled(self._dialect.disconnect, pairs))
-
-    @functools.cached_property
-    def _seen(self) -> dict[tuple[int, int], CrossConnect]:
-        return {}
 
     async def _size(self, model: str) -> tuple[int, int]:
         size = await self._ask(self._dialect.size, self._dialect.size_answer)

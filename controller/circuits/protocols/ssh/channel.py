@@ -1,4 +1,4 @@
-"""An SSH channel as a pair of asyncio streams: paramiko works in threads, we do not."""
+"""An SSH channel as a socket for asyncio: paramiko works in threads, we do not."""
 
 import asyncio
 import contextlib
@@ -21,10 +21,8 @@ T = TypeVar("T")
 # What goes wrong is in our errors; paramiko would tell it with a traceback once more.
 logging.getLogger(f"{_LOG}.transport").setLevel(logging.CRITICAL)
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
-
-async def open_shell(session: Session) -> Streams:
+async def open_shell(session: Session) -> socket.socket:
     """Log in and open a shell on a terminal wide enough that it wraps no line.
 
     Raises ``OSError`` (also for all that is not SSH) and ``LoginRefused``.
@@ -33,7 +31,7 @@ async def open_shell(session: Session) -> Streams:
         functools.partial(_open_shell, session), lambda late: late.get_transport().close()
     )
     try:
-        return await streams(channel)
+        return joined(channel)
     except BaseException:
         channel.get_transport().close()
         raise
@@ -54,12 +52,12 @@ async def finished(blocking: Callable[[], T], let_go: Callable[[T], object]) -> 
         raise
 
 
-async def streams(channel: paramiko.Channel) -> Streams:
-    """The channel as streams, whose closing closes the channel and its whole transport."""
+def joined(channel: paramiko.Channel) -> socket.socket:
+    """The channel as a socket, whose closing closes the channel and its whole transport."""
     ours, theirs = socket.socketpair()
     threading.Thread(target=_from_channel, args=(channel, theirs), daemon=True).start()
     threading.Thread(target=_to_channel, args=(channel, theirs), daemon=True).start()
-    return await asyncio.open_connection(sock=ours)
+    return ours
 
 
 def _open_shell(session: Session) -> paramiko.Channel:

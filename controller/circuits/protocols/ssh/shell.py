@@ -116,8 +116,8 @@ class ShellClient(DeviceSession[str, ShellDialect]):
         return True
 
     async def _connect(self) -> Connection[str]:
-        streams = await open_shell(self._session)
-        connection = Connection(*streams, self._framer(), self._unasked, ending=b"\n")
+        shell = await open_shell(self._session)
+        connection = await Connection.over(shell, self._framer(), self._unasked, b"\n")
         # The login's own text and the first prompt come before any command.
         connection.listen()
         return connection
@@ -139,7 +139,7 @@ class ShellClient(DeviceSession[str, ShellDialect]):
     ) -> list[str]:
         async with self._in_step(connection, timeout_s):
             self._sends(command)
-            await connection.send(command)
+            connection.send(command)
             lines = self._without_alarms(await connection.receive())
             if not lines or lines[0].strip() != command:
                 echoed = self._mask(shortened(lines[0])) if lines else ""

@@ -148,7 +148,7 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
             words = self._mask(body.words) or "it gave no reason"
             raise self._refused(self._shown(template, values), words, body.bare.partition(" ")[0])
         lines = tuple(line for part in parts for line in part.body.quoted)
-        if any(len(line) > _LINE_LIMIT for line in lines):
+        if max(map(len, lines), default=0) > _LINE_LIMIT:
             raise FramingError(f"a line of its reply is longer than {_LINE_LIMIT} characters")
         return Reply(
             code, lines, self._mask("; ".join(r for part in parts if (r := _remarks(part.body))))
@@ -164,59 +164,59 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
         paged: bool,
     ) -> list[Response]:
         """Send, then gather the parts of the reply: the last one tells how it ended."""
-        now = asyncio.get_running_loop().time
-        deadline = now() + timeout
-        async with asyncio.timeout_at(deadline):
-            ctag = last_ctag = await self._send(connection, template, values)
+        ctag = last_ctag = self._send(connection, template, values)
         parts: list[Response] = []
         untagged: list[Response] = []
         waited = size = 0
-        while True:
-            async with asyncio.timeout_at(deadline):
+        now = asyncio.get_running_loop().time
+        async with asyncio.timeout_at(now() + timeout) as deadline:
+            while True:
                 message = await connection.receive()
-            if isinstance(message, Acknowledgement):
-                if message.code in ("NA", "NG") and message.ctag == ctag:
-                    shown = self._shown(template, values)
-                    raise self._refused(shown, "not accepted", message.code)
-                if message.ctag in (ctag, last_ctag) and waited < _ACKNOWLEDGED_LIMIT:
-                    waited += 1
-                    deadline = now() + timeout
-                continue
-            if isinstance(message, Autonomous):
-                continue
-            if message.ctag == ctag:
-                parts.append(message)
-                size += len(message.body.text)
-                if size > BUFFER_LIMIT:
-                    raise FramingError(f"the reply is longer than {BUFFER_LIMIT} bytes")
-                if message.more:
+                if isinstance(message, Acknowledgement):
+                    if message.code in ("NA", "NG") and message.ctag == ctag:
+                        shown = self._shown(template, values)
+                        raise self._refused(shown, "not accepted", message.code)
+                    if message.ctag in (ctag, last_ctag) and waited < _ACKNOWLEDGED_LIMIT:
+                        waited += 1
+                        deadline.reschedule(now() + timeout)
                     continue
-                if message.code == "DENY" or not paged:
-                    return parts
-                if last_ctag == ctag:
-                    # Pages look like whole replies, each ended with ";". The element works
-                    # in order: when it answers the next command, all pages are here.
-                    last_ctag = await self._send(connection, self._dialect.keep_alive, {})
-                    deadline = now() + timeout
-            elif message.ctag == last_ctag and not message.more:
-                return parts or untagged
-            elif message.ctag == "0" and message.code == "DENY" and not waited:
-                # Elements answer what they could not read with CTAG 0: that may be our command,
-                # or somebody else's idea. If the next one of ours is answered first, it was ours.
-                untagged = [message]
-                if last_ctag == ctag:
-                    last_ctag = await self._send(connection, self._dialect.keep_alive, {})
-                    deadline = now() + timeout
-            else:
-                self.log.debug("%s: stray reply to %s", self._session.name, message.ctag)
+                if isinstance(message, Autonomous):
+                    continue
+                if message.ctag == ctag:
+                    parts.append(message)
+                    size += len(message.body.text)
+                    if size > BUFFER_LIMIT:
+                        raise FramingError(f"the reply is longer than {BUFFER_LIMIT} bytes")
+                    if message.more:
+                        continue
+                    if message.code == "DENY" or not paged:
+                        return parts
+                    if last_ctag == ctag:
+                        # Pages look like whole replies, each ended with ";". The element works
+                        # in order: when it answers the next command, all pages are here.
+                        last_ctag = self._send(connection, self._dialect.keep_alive, {})
+                        deadline.reschedule(now() + timeout)
+                elif message.ctag == last_ctag and not message.more:
+                    return parts or untagged
+                elif message.ctag == "0" and message.code == "DENY" and not waited:
+                    # Elements answer what they could not read with CTAG 0: that may be our
+                    # command, or somebody else's idea. If the next one of ours is answered
+                    # first, it was ours.
+                    untagged = [message]
+                    if last_ctag == ctag:
+                        last_ctag = self._send(connection, self._dialect.keep_alive, {})
+                        deadline.reschedule(now() + timeout)
+                else:
+                    self.log.debug("%s: stray reply to %s", self._session.name, message.ctag)
 
-    async def _send(
+    def _send(
         self, connection: Connection[Message], template: str, values: Mapping[str, str]
     ) -> str:
         self._ctag = self._ctag % 999_999 + 1
         ctag = str(self._ctag)
-        self._sends(self._shown(template, {**values, "ctag": ctag}))
-        await connection.send(self._filled(template, {**values, "ctag": ctag}))
+        if self.log.isEnabledFor(logging.DEBUG):
+            self._sends(self._shown(template, {**values, "ctag": ctag}))
+        connection.send(self._filled(template, {**values, "ctag": ctag}))
         return ctag
 
     def _note(self, message: Autonomous) -> None:

@@ -44,6 +44,7 @@ _QUIET = re.compile(rb'(?:[^"\n;/]+|"[^"\\]*"|/(?=[^*])|\n[ \t\r]{0,15}(?=[^ \t\
 _IN_QUOTES = re.compile(rb'["\\]')
 _INDENT_LIMIT = 16
 _AFTER_NEWLINE = re.compile(rb"[ \t\r]{0,%d}" % _INDENT_LIMIT)
+_PROMPT = re.compile(rb"\n[ \t\r]{0,%d}>" % _INDENT_LIMIT)
 
 SEVERITIES: dict[str, Severity] = {"*C": "critical", "**": "major", "*": "minor", "A": "notice"}
 """Alarm code of an autonomous message → severity."""
@@ -240,6 +241,10 @@ class Framer(TelnetFramer):
         return True
 
     def _step_text(self, messages: list[Message]) -> bool:
+        # Once for each message, so that no text makes it slow.
+        if self._scan == 0 and (end := self._plain_end()):
+            self._finish(messages, end, end + 1, more=self._buffer[end : end + 1] == b">")
+            return True
         if quiet := _QUIET.match(self._buffer, self._scan):
             self._scan = quiet.end()
         mark = _MARK.search(self._buffer, self._scan)
@@ -264,6 +269,17 @@ class Framer(TelnetFramer):
             if self._buffer[first : first + 1] == b">":
                 self._finish(messages, first, first + 1, more=True)
         return True
+
+    def _plain_end(self) -> int:
+        """Where the message ends, if it is here whole and is what nearly all are: nothing but
+        quoted lines and bare words. Else 0."""
+        end = self._buffer.find(b";")
+        if prompt := _PROMPT.search(self._buffer, 0, len(self._buffer) if end < 0 else end):
+            end = prompt.end() - 1
+        if end < 0 or self._buffer.count(b'"', 0, end) % 2:
+            return 0
+        odd = self._buffer.find(b"\\", 0, end) >= 0 or self._buffer.find(b"/*", 0, end) >= 0
+        return 0 if odd else end
 
     def _finish(self, messages: list[Message], end: int, past: int, *, more: bool) -> None:
         body = Body(self._buffer[:end].decode("utf-8", "replace").replace("\r", "").strip())
