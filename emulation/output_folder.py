@@ -1,9 +1,11 @@
-"""The folder that results go to: whether they can be written there, found before the work."""
+"""The folder that results go to: whether they can be written there, and how they are."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from patchlight.testbed.errors import BadInput, PatchlightError
 
@@ -21,6 +23,16 @@ def save_plot(figure: Figure, plot: Path) -> list[Path]:
     for file in files:
         figure.savefig(file, dpi=_DPI)
     return files
+
+
+def write_result(result: Mapping[str, Any], folder: Path) -> Path:
+    """Write ``result.json`` into the folder, which is made; the file. ``OSError`` as it comes."""
+    file = folder / "result.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    # No NaN: it would be no JSON.
+    text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
+    file.write_text(text + "\n", encoding="utf-8")
+    return file
 
 
 def check_output(folder: Path) -> None:

@@ -4,6 +4,7 @@ import os
 import sys
 import traceback
 from dataclasses import dataclass
+from typing import NoReturn
 
 import click
 
@@ -57,6 +58,12 @@ def _code_of(error: SystemExit) -> int:
         return error.code or 0
     say(error.code, err=True)
     return 1
+
+
+def only_some_finished(finished: int, wanted: int, counted: str) -> NoReturn:
+    """End a command like Ctrl-C did, once what is finished of its work is written."""
+    say(f"patchlight: only {finished} of {wanted} {counted} are finished and written", err=True)
+    raise KeyboardInterrupt
 
 
 def require_root(doing: str, command: str) -> None:

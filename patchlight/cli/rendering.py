@@ -40,10 +40,12 @@ _LEAST_WIDTH = 10
 
 def listing_options(command: Command) -> Command:
     """Give a command that prints tables ``--json``, as ``as_json``, and ``--wide``."""
-    return json_option(_wide_option(command))
+    return json_option(wide_option(command))
 
 
-def _wide_option(command: Command) -> Command:
+def wide_option(command: Command) -> Command:
+    """Give a command that prints tables ``--wide``."""
+
     def remember(context: click.Context, parameter: click.Parameter, wide: bool) -> None:
         context.meta[_WIDE] = wide
 
@@ -93,7 +95,7 @@ def print_document(text: str) -> None:
 
 
 # Where there is no terminal for a bar.
-_LINE_EVERY_S = 15.0
+LINE_EVERY_S = 15.0
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -207,9 +209,7 @@ def progress_bar(counted: str, out: Console) -> Iterator[Callable[[int, int], No
 
 
 @contextlib.contextmanager
-def _progress_lines(
-    counted: str, every_s: float = _LINE_EVERY_S
-) -> Iterator[Callable[[int, int], None]]:
+def _progress_lines(counted: str) -> Iterator[Callable[[int, int], None]]:
     began, over = time.monotonic(), threading.Event()
     latest = [0, 0]
 
@@ -217,7 +217,7 @@ def _progress_lines(
         latest[:] = done, total
 
     def speak() -> None:
-        while not over.wait(every_s):
+        while not over.wait(LINE_EVERY_S):
             done, total = latest
             passed_s = time.monotonic() - began
             counts = f"{done} of {total} {counted} done" if total else f"no {counted} done yet"

@@ -12,6 +12,7 @@ import click
 
 from patchlight.cli.completion import complete_policy
 from patchlight.cli.connection import complete_lab
+from patchlight.cli.errors import only_some_finished
 from patchlight.cli.rendering import (
     Coloured,
     Column,
@@ -188,9 +189,7 @@ def run_simulation(
         also = "also as PDF and SVG"
         say(f"Plots ({pictures}, {also}), tables of jobs and result.json: {folder}/")
     if simulation.interrupted:
-        done, wanted = len(simulation.outcomes), len(options.combinations)
-        say(f"patchlight: only {done} of {wanted} runs are finished and written", err=True)
-        raise KeyboardInterrupt
+        only_some_finished(len(simulation.outcomes), len(options.combinations), "runs")
     if strict:
         refuse_faults(sum(each.faults.count for each in simulation.outcomes))
 

@@ -1,5 +1,6 @@
 """``patchlight policy`` and the options that give a lab its policies."""
 
+import hashlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from patchlight.cli import rendering
 from patchlight.cli.main import cli
 from patchlight.cli.policy import group as command
 from patchlight.cli.policy.options import absolute, chosen_policies, policy_options
@@ -25,6 +27,12 @@ class Mine:
             raise RuntimeError("no idea")
         return legal[-1]
 '''
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results go where the test is."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -72,6 +80,95 @@ def test_evaluate_compares_and_says_what_went_wrong(mine: Path) -> None:
     shown = run("evaluate", names[0], "--seeds", "1", "--first-seed", "9", "--processes", "1")
     assert "seeds 9 to 9" in shown.stdout
     assert "no idea" in shown.stderr
+
+
+def test_evaluate_writes_the_figures_and_where_they_come_from(mine: Path, tmp_path: Path) -> None:
+    few = ("--seeds", "2", "--processes", "1", "--law", "D", "--law-instance", "3", "--json")
+    result = run("evaluate", f"{mine}:Mine", "constant:8", *few, "--output", "found")
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "found/result.json").read_text(), parse_constant=pytest.fail)
+    assert found["policies"] == json.loads(result.stdout)
+    assert not found["interrupted"]
+    assert found["episodes_finished"] == found["episodes_wanted"] == 4
+    origin = found["provenance"]
+    assert (origin["seeds"], origin["machine"]) == ([0, 1], found["machine"])
+    assert origin["sha256"] == {str(mine): hashlib.sha256(mine.read_bytes()).hexdigest()}
+    assert not found["profiles"]["published"]
+    shown = run("evaluate", "constant:8", *few[:-1])
+    (written,) = tmp_path.glob("results/evaluate-*/result.json")
+    assert str(written.relative_to(tmp_path)) in shown.stdout
+
+
+def test_results_that_cannot_be_written_are_told_before_the_work(mine: Path) -> None:
+    done = run("evaluate", "constant:8", "--seeds", "1000000", "--output", str(mine))
+    assert isinstance(done.exception, BadInput) or done.exit_code == 2
+    assert "mine.py" in done.output + str(done.exception)
+
+
+def test_strict_refuses_a_policy_that_failed_once_all_is_written(
+    mine: Path, tmp_path: Path
+) -> None:
+    few = ("--seeds", "1", "--processes", "1", "--strict", "--output")
+    done = run("evaluate", "maximum", f"{mine}:Mine", *few, "some")
+    assert isinstance(done.exception, PatchlightError)
+    assert done.exception.exit_code == 1
+    assert "policies failed 1 times" in str(done.exception)
+    assert "no idea" in done.stderr
+    assert json.loads((tmp_path / "some/result.json").read_text())["policies"][1]["faults"]["count"]
+    heading, row = (
+        next(line for line in done.stdout.splitlines() if line.startswith(words))
+        for words in ("policy", f"{mine}:Mine")
+    )
+    assert (heading.split()[-1], row.split()[-1]) == ("faults", "1")
+    done = run("evaluate", "maximum", *few, "none")
+    assert done.exit_code == 0, done.output
+
+
+def test_strict_refuses_policies_of_a_queue_too(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(
+        "class Fails:\n"
+        "    def priority(self, cluster, job, progress):\n"
+        "        raise ValueError('no order')\n"
+    )
+    (tmp_path / "jobs.csv").write_text(
+        "timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:00:00,9.0,1,9.0,c1\n"
+    )
+    arguments = ("evaluate", "fails.py:Fails", "--trace", "jobs.csv", "--output", "out")
+    assert run(*arguments).exit_code == 0
+    done = run(*arguments, "--strict")
+    assert isinstance(done.exception, PatchlightError)
+    assert "policies failed 1 times" in str(done.exception)
+    assert json.loads((tmp_path / "out/result.json").read_text())["runs"][0]["faults"]["count"] == 1
+
+
+SLOW = """
+import time
+
+
+class Slow:
+    def degree(self, cluster, job, legal):
+        time.sleep(0.001)
+        return legal[-1]
+"""
+
+
+def test_where_there_is_no_terminal_lines_say_how_far_it_is(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendering, "LINE_EVERY_S", 0.2)
+    mine.write_text(SLOW)
+    done = run("evaluate", f"{mine}:Slow", "--seeds", "3", "--processes", "1", "--json")
+    assert done.exit_code == 0, done.output
+    lines = [line for line in done.stderr.splitlines() if line.startswith("patchlight: ")]
+    assert re.fullmatch(r"patchlight: no episodes done yet after \d+ s", lines[0])
+    told = [
+        re.fullmatch(r".* (\d) of 3 episodes done after \d+ s, about \d+ s left", x) for x in lines
+    ]
+    counted = [int(each[1]) for each in told if each]
+    assert counted
+    assert counted == sorted(counted)
+    # What a program reads has none of it.
+    assert len(json.loads(done.stdout)) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The plots: throughput and GPU utilisation over time, as in Fig. 3 of the paper."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -16,16 +15,19 @@ from patchlight.emulation.experiments.ofc2022.analysis import (
 )
 from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, JobRun
 
-# One family of shades for each job, so that a plot shows who trains with whom.
+# One family of shades for each job, so that a plot shows who trains with whom; a printer without
+# colours tells jobs by their marks, and the workers of one by their lines.
 _SHADES = (
     ("#08306b", "#2171b5", "#4fa3d1", "#7fbfa8", "#3b8f8f", "#9ecae1"),
     ("#7f2704", "#d94801", "#fdae6b", "#b30059", "#e7298a", "#fdd0a2"),
 )
-_DPI = 130
+_MARKS = ("o", "s")
+_LINES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
+_MARK_EVERY = 0.08  # of a plot's width
 _AFTER_S = 1.5
 
 
-def plot_case(static: CaseRun, optical: CaseRun, path: Path) -> Path:
+def case_figure(static: CaseRun, optical: CaseRun) -> Figure:
     """Static on the left, optical on the right, the same axes for both."""
     figure = Figure(figsize=(11, 6), layout="constrained")
     axes = figure.subplots(2, 2, sharex=True, sharey="row")
@@ -43,10 +45,10 @@ def plot_case(static: CaseRun, optical: CaseRun, path: Path) -> Path:
     axes[1][0].set_ylabel("GPU utilisation (%)")
     _share_legend(figure, axes[0][0])
     figure.suptitle(f"Case ({static.case}): {_jobs_in_words(static.jobs)}")
-    return _save(figure, path)
+    return figure
 
 
-def plot_live(run: CaseRun, path: Path) -> Path:
+def live_figure(run: CaseRun) -> Figure:
     """Throughput, utilisation and each iteration's time, with the reconfiguration marked."""
     change = the_change(run)
     zero = training_window(run.jobs[0])[0]
@@ -57,8 +59,8 @@ def plot_live(run: CaseRun, path: Path) -> Path:
     for number, job in enumerate(run.jobs):
         ends = [end - zero for end in iteration_ends(job)]
         times = [b - a for a, b in zip([training_window(job)[0] - zero, *ends], ends, strict=False)]
-        colour, name = _SHADES[number % 2][0], job.status.spec.name
-        pace.plot(ends, times, "o-", markersize=3, linewidth=1, color=colour, label=name)
+        look = {**_look(number, 0), "markevery": 1, "markersize": 3, "linewidth": 1}
+        pace.plot(ends, times, label=job.status.spec.name, **look)
     began, ended = change.started_at - zero, change.finished_at - zero
     drained = ended - change.switching_s
     for axis in (rates, busy, pace):
@@ -76,14 +78,12 @@ def plot_live(run: CaseRun, path: Path) -> Path:
     pace.legend(fontsize=8)
     _share_legend(figure, rates)
     figure.suptitle(f"Case ({run.case}), rewired while it trains: {_jobs_in_words(run.jobs)}")
-    return _save(figure, path)
+    return figure
 
 
-def plot_reductions(
-    measured: Mapping[str, tuple[float, float]],
-    paper: Mapping[str, tuple[float, float]],
-    path: Path,
-) -> Path:
+def reductions_figure(
+    measured: Mapping[str, tuple[float, float]], paper: Mapping[str, tuple[float, float]]
+) -> Figure:
     """Completion times (static, optical) as shares of the static one, the paper's beside ours."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axis = figure.subplots()
@@ -99,7 +99,7 @@ def plot_reductions(
     axis.set_xticks(range(len(labels)), labels, fontsize=8)
     axis.set_ylabel("completion time, static = 1")
     figure.suptitle("First job's completion time: static network → rewired with light")
-    return _save(figure, path)
+    return figure
 
 
 def _throughput(axis: Axes, run: CaseRun) -> None:
@@ -119,9 +119,8 @@ def _utilization(axis: Axes, run: CaseRun) -> None:
         axis.plot(
             [at - zero for at in mean],
             [100 * share for share in mean.values()],
-            linewidth=1.8,
-            color=shades[0],
             label=f"job {number + 1}, mean",
+            **{**_look(number, 0), "linewidth": 1.8},
         )
     axis.grid(alpha=0.25)
     axis.legend(fontsize=8)
@@ -141,11 +140,18 @@ def _draw(axis: Axes, run: CaseRun, samples: Sequence[tuple[str, float, float]])
             axis.plot(
                 [at for at, _ in points],
                 [value for _, value in points],
-                linewidth=1.2,
-                color=_SHADES[number % 2][rank % 6],
                 label=f"{host}, job {number + 1}",
+                **_look(number, rank),
             )
     axis.grid(alpha=0.25)
+
+
+def _look(job: int, rank: int) -> dict[str, Any]:
+    """Of a curve: the job's marks, and its worker's shade and line."""
+    # Of two jobs' marks none hides the other.
+    marks = {"marker": _MARKS[job % 2], "markevery": (0.04 * (job % 2), _MARK_EVERY)}
+    line = {"linestyle": _LINES[rank % len(_LINES)], "linewidth": 1.2, "markersize": 4}
+    return {"color": _SHADES[job % 2][rank % 6], **line, **marks}
 
 
 def _from_zero(*axes: Axes) -> None:
@@ -163,8 +169,3 @@ def _share_legend(figure: Figure, axis: Axes) -> None:
 def _jobs_in_words(jobs: Sequence[JobRun]) -> str:
     sizes = [len(job.status.spec.hosts) for job in jobs]
     return "jobs of " + " and ".join(str(size) for size in sizes) + " GPUs"
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    figure.savefig(path, dpi=_DPI)
-    return path

@@ -1,4 +1,4 @@
-"""Writes an experiment's results: JSON, plots, one HTML page that holds them all, a table."""
+"""Writes an experiment's results: JSON, plots, one HTML page that holds them all."""
 
 import base64
 import json
@@ -8,9 +8,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
-from patchlight.emulation.experiments.ofc2022.figures import plot_case, plot_live, plot_reductions
+from patchlight.emulation.experiments.ofc2022.figures import (
+    case_figure,
+    live_figure,
+    reductions_figure,
+)
 from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, Wiring
 from patchlight.emulation.experiments.ofc2022.paper import (
     LOCKSTEP,
@@ -20,56 +22,51 @@ from patchlight.emulation.experiments.ofc2022.paper import (
     STANDING,
     UTILIZATION,
 )
-from patchlight.testbed.errors import PatchlightError
+from patchlight.emulation.output_folder import cannot_write, save_plot, write_result
 
 Row = tuple[str, str, str, str, str]
-_COLUMNS = ("case", "first job", "paper", "measured", "difference")
+COLUMNS = ("case", "first job", "paper", "measured", "difference")
 
 
 def write_report(result: dict[str, Any], runs: Sequence[CaseRun], output: Path) -> list[Path]:
     """Write everything into the folder ``output``; the files, the HTML page first."""
     try:
-        output.mkdir(parents=True, exist_ok=True)
+        result_file = write_result(result, output)
         plots = _plots(result, runs, output)
-        written = {
-            "report.html": page(result, rows_of(result), plots),
-            "result.json": _json(result),
-            "measurements.json": _json([asdict(run) for run in runs]),
-        }
-        for name, text in written.items():
-            (output / name).write_text(text, encoding="utf-8")
+        measured, report = output / "measurements.json", output / "report.html"
+        lives = json.dumps([asdict(run) for run in runs], indent=2, ensure_ascii=False)
+        measured.write_text(lives + "\n", encoding="utf-8")
+        report.write_text(page(result, rows_of(result), plots), encoding="utf-8")
     except OSError as error:
-        raise PatchlightError(
-            f"cannot write the results to {output}: {error.strerror or error}",
-            hint="choose another folder with --output",
-        ) from error
-    return [*(output / name for name in written), *plots]
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+        raise cannot_write(output, error) from error
+    return [report, result_file, measured, *plots]
 
 
 def _plots(result: dict[str, Any], runs: Sequence[CaseRun], output: Path) -> list[Path]:
     by_name: dict[tuple[str, Wiring], CaseRun] = {(run.case, run.wiring): run for run in runs}
     whole = {case: found for case, found in result["cases"].items() if "reduction" in found}
-    plots = []
+    plots: list[Path] = []
     if whole:
         measured = {
             case: (found["static"]["completion_s"], found["optical"]["completion_s"])
             for case, found in whole.items()
         }
         paper = {c: (p.static_completion_s, p.optical_completion_s) for c, p in PAPER.items()}
-        plots.append(plot_reductions(measured, paper, output / "completion.png"))
+        plots += save_plot(reductions_figure(measured, paper), output / "completion")
     for case in whole:
         static, optical = by_name[case, "static"], by_name[case, "optical"]
-        plots.append(plot_case(static, optical, output / f"case-{case}.png"))
-    plots += [plot_live(r, output / "live.png") for r in runs if r.wiring == "live"]
+        plots += save_plot(case_figure(static, optical), output / f"case-{case}")
+    for run in runs:
+        if run.wiring == "live":
+            plots += save_plot(live_figure(run), output / "live")
     return plots
 
 
 def rows_of(result: dict[str, Any]) -> list[Row]:
-    """The table: what the paper says, what was measured, and the difference."""
+    """The table: what the paper says, what was measured, and the difference.
+
+    An arrow leads from the static network to the rewired one, of a live run from before to after.
+    """
     compared = {each["name"]: each for each in result["comparisons"]}
     rows: list[Row] = []
     for case, found in result["cases"].items():
@@ -78,36 +75,37 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
         for wiring, paper_s in published_s.items():
             if wiring in found:
                 ours = found[wiring]
-                measured = f"{ours['completion_s']:.2f} s ({ours['iterations']} iterations)"
-                rows.append((name, f"completion time, {wiring}", f"{paper_s:g} s", measured, ""))
+                measured = f"{ours['completion_s']:.2f} s, {ours['iterations']} iterations"
+                rows.append((name, f"completion, {wiring}", f"{paper_s:g} s", measured, ""))
         if "reduction" not in found:
             continue
         static, optical = found["static"], found["optical"]
         published = f"{100 * paper.reduction:.1f} %", f"{100 * found['reduction']:.1f} %"
         points = _signed(100 * compared[f"cases.{case}.reduction"]["difference"], " points")
-        rows.append((name, "completion time lower by", *published, points))
+        rows.append((name, "completion lower by", *published, points))
         used = f"{100 * static['gpu_utilization']:.0f} % → {100 * optical['gpu_utilization']:.0f} %"
         ratio = paper.utilization_words or f"× {paper.utilization_ratio:g}"
         measured = f"{used} (× {found['gpu_utilization_ratio']:.2f})"
         beside = compared[f"cases.{case}.gpu_utilization_ratio"]["relative_difference"]
         difference = f"{100 * abs(beside):.0f} % {'above' if beside >= 0 else 'below'}"
-        rows.append((name, "GPU utilisation, static → optical", ratio, measured, difference))
+        rows.append((name, "GPU utilisation", ratio, measured, difference))
         model = f"× {paper.model_utilization_ratio:.2f}"
-        rows.append((name, "… by the paper's times, if T = C + V/B", model, "", ""))
-        mean, peak = (
-            f"{static[key] / 1e9:.1f} → {optical[key] / 1e9:.1f}"
-            for key in ("throughput_bps", "throughput_peak_bps")
-        )
-        measured = f"{mean} Gb/s (peak {peak})"
-        rows.append((name, "throughput of a worker, static → optical", "", measured, ""))
+        rows.append((name, "… if T = C + V/B", model, "", ""))
+        for what, key in (
+            ("worker's throughput", "throughput_bps"),
+            ("… its peak", "throughput_peak_bps"),
+        ):
+            measured = f"{static[key] / 1e9:.1f} → {optical[key] / 1e9:.1f} Gb/s"
+            rows.append((name, what, "", measured, ""))
     if live := result.get("live"):
-        pace = f"{live['iteration_before_s']:.2f} → {live['iteration_after_s']:.2f} s"
-        rows.append(("live", "iteration, before → after", "", pace, ""))
+        pace = f"{live['iteration_before_s']:.2f} s → {live['iteration_after_s']:.2f} s"
+        rows.append(("live", "iteration", "", pace, ""))
         gap = f"{live['longest_gap_s']:.2f} s"
-        rows.append(("live", "longest time without an iteration", "", gap, ""))
+        rows.append(("live", "longest without one", "", gap, ""))
     if change := result.get("reconfiguration"):
-        what = f"reconfiguration, {change['cross_connects_changed']} cross-connects"
-        took = f"{change['total_s']:.2f} s, {change['switching_s']:.2f} s of it after the drain"
+        what = f"{change['cross_connects_changed']} cross-connects"
+        drain_s = change["total_s"] - change["switching_s"]
+        took = f"{change['total_s']:.2f} s ({drain_s:.2f} s drain)"
         rows.append(("", what, "", took, ""))
     return rows
 
@@ -125,22 +123,6 @@ def too_busy(result: dict[str, Any]) -> str:
         f"The machine was too busy for these figures to be believed: {'; '.join(reasons)}. "
         "Run it again when nothing else runs."
     )
-
-
-def table_of(result: dict[str, Any]) -> Table:
-    """The rows for a terminal."""
-    title = "OFC 2022: training on a network rewired with light"
-    if percent := result["mismatch_percent"]:
-        title += f", second job computing {percent:g} % longer"
-    table = Table(*_COLUMNS, title=title, caption=too_busy(result) or None)
-    table.columns[1].no_wrap = True
-    previous = None
-    for row in rows_of(result):
-        if previous is not None and row[0] != previous:
-            table.add_section()
-        previous = row[0]
-        table.add_row(*row)
-    return table
 
 
 _CAPTIONS = {
@@ -179,9 +161,9 @@ def page(result: dict[str, Any], rows: Sequence[Sequence[str]], plots: Sequence[
         f"{result['mismatch_percent']:g} % longer than its GPUs say. "
         f"Machine: {escape(machine)}.</p>",
         *([f"<p><strong>{escape(busy)}</strong></p>"] if (busy := too_busy(result)) else []),
-        _table(_COLUMNS, rows),
+        _table(COLUMNS, rows),
         *(f"<p>{escape(text)}</p>" for text in (PHYSICS, STANDING, UTILIZATION, LOCKSTEP)),
-        *(_figure(plot) for plot in plots),
+        *(_figure(plot) for plot in plots if plot.suffix == ".png"),
     ]
     if stages:
         spent = [(name, f"{1000 * seconds:.0f} ms") for name, seconds in stages.items()]

@@ -35,6 +35,7 @@ class Setting:
     engine: str
     started_at: str
     duration_s: float
+    provenance: Mapping[str, Any]
     machine: Mapping[str, Any]
     disturbance: Disturbance
     mismatch_percent: float = 0.0

@@ -16,9 +16,10 @@ from patchlight.emulation.experiments.ofc2022.report import write_report
 from patchlight.emulation.experiments.ofc2022.results import Setting, result_of
 from patchlight.emulation.experiments.ofc2022.scenario import CASES, jobs_of
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
-from patchlight.emulation.machine import cpu_ticks, describe_machine
+from patchlight.emulation.machine import cpu_ticks
+from patchlight.emulation.provenance import provenance
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.labfile.reader import load_lab
+from patchlight.testbed.labfile.reader import find_lab, load_lab
 from patchlight.testbed.linux import docker_engine
 
 # What can be run, in the order it is: each case static and optical, then one of them live.
@@ -85,7 +86,8 @@ def run_experiment(
     began, started_at = time.monotonic(), datetime.datetime.now(datetime.UTC)
     earlier = cpu_ticks()
     time.sleep(_LOOK_S)
-    machine, ticks = describe_machine(), cpu_ticks()
+    # No seeds: nothing is drawn.
+    origin, ticks = provenance((), [find_lab(wishes.lab)]), cpu_ticks()
     workers = wishes.workers
     if workers == "auto":
         workers = "docker" if docker_engine.answers() else "process"
@@ -120,7 +122,8 @@ def run_experiment(
         engine=status["engine"],
         started_at=started_at.isoformat(timespec="seconds"),
         duration_s=time.monotonic() - began,
-        machine=machine,
+        provenance=origin,
+        machine=origin["machine"],
         disturbance=Disturbance.of(ticks.busy_since(earlier), ticks, cpu_ticks(), runs),
         mismatch_percent=wishes.mismatch_percent,
     )

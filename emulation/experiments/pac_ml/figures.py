@@ -1,14 +1,13 @@
 """The plots: blocking rate, completion time and throughput by law and policy, as in the paper."""
 
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from patchlight.emulation.experiments.pac_ml.episodes import ROLL_OUT
+from patchlight.emulation.experiments.pac_ml.results import policies_in
 
-_DPI = 130
 _CONSTANT_SHADES = ("#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594")
 _COLOURS = {
     "maximum": "#fdae6b",
@@ -18,51 +17,55 @@ _COLOURS = {
     ROLL_OUT: "#31a354",
 }
 _OTHERS = ("#756bb1", "#dd1c77", "#1b9e77", "#d8b365", "#80cdc1", "#7f3b08")
+# Bars that a printer without colours tells apart.
+_HATCHES = ("", "//", "..", "\\\\", "xx", "--", "oo", "||", "++", "**", "OO", "/.", "\\o")
 _PAC_ML = "PAC-ML, best checkpoint"
 
 
-def plot_rule(result: dict[str, Any], rule: str, output: Path) -> list[Path]:
-    """Two pictures of a placement rule, written into ``output``."""
+def blocking_figure(result: dict[str, Any], rule: str) -> Figure:
+    """The blocking rates of a placement rule, with the bound and the published ones."""
     laws: dict[str, Any] = result["rules"][rule]
-    blocking = Figure(figsize=(11, 4.5), layout="constrained")
-    axis = blocking.subplots()
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    axis = figure.subplots()
     _bars(axis, laws, "blocking_rate", 1.0, error="ci95")
     _reference_lines(axis, result, laws)
     axis.set_ylabel("blocking rate")
     axis.set_ylim(bottom=0)
-    blocking.legend(loc="outside right upper", fontsize=8)
-    blocking.suptitle(f"Jobs blocked, {rule}, {len(result['seeds'])} seeds, 95 % intervals")
+    figure.legend(loc="outside right upper", fontsize=8)
+    figure.suptitle(f"Jobs blocked, {rule}, {len(result['seeds'])} seeds, 95 % intervals")
+    return figure
 
-    work = Figure(figsize=(11, 7), layout="constrained")
-    times, moved = work.subplots(2, 1, sharex=True)
+
+def completion_figure(result: dict[str, Any], rule: str) -> Figure:
+    """Completion times and demand throughput of a placement rule."""
+    laws: dict[str, Any] = result["rules"][rule]
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    times, moved = figure.subplots(2, 1, sharex=True)
     _bars(times, laws, "jct_mean_s", 1e-3)
     times.set_ylabel("mean completion time (1,000 s)")
     _bars(moved, laws, "throughput_bytes_per_s", 1e-6)
     moved.set_ylabel("demand throughput (MB/s)")
     handles, labels = times.get_legend_handles_labels()
-    work.legend(handles, labels, loc="outside right upper", fontsize=8)
-    work.suptitle(f"Completed jobs, {rule}, {len(result['seeds'])} seeds")
-
-    paths = [output / f"blocking-{rule}.png", output / f"completion-{rule}.png"]
-    for figure, path in zip((blocking, work), paths, strict=True):
-        figure.savefig(path, dpi=_DPI)
-    return paths
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+    figure.suptitle(f"Completed jobs, {rule}, {len(result['seeds'])} seeds")
+    return figure
 
 
 def _bars(
     axis: Axes, laws: dict[str, Any], key: str, factor: float, error: str | None = None
 ) -> None:
-    names = list(next(iter(laws.values()))["policies"])
+    names = policies_in(laws)
     width = 0.8 / len(names)
     for number, name in enumerate(names):
-        found = [cell["policies"][name] for cell in laws.values()]
+        found = [cell["policies"].get(name, {}) for cell in laws.values()]
         at = [place - 0.4 + width * (number + 0.5) for place in range(len(laws))]
-        heights = [(figures[key] or 0.0) * factor for figures in found]
-        spread = [figures[error] or 0.0 for figures in found] if error else None
+        heights = [(figures.get(key) or 0.0) * factor for figures in found]
+        spread = [figures.get(error) or 0.0 for figures in found] if error else None
         # A policy's file without its folders: the plot needs the room.
         label, colour = name.rpartition("/")[2], _colour(name, number)
-        thin = {"linewidth": 0.8}
-        axis.bar(at, heights, width, yerr=spread, label=label, color=colour, error_kw=thin)
+        look: dict[str, Any] = {"color": colour, "hatch": _hatch(number)}
+        look |= {"edgecolor": "#ffffff", "linewidth": 0}
+        axis.bar(at, heights, width, yerr=spread, label=label, error_kw={"linewidth": 0.8}, **look)
     axis.set_xticks(range(len(laws)), [f"law {law}" for law in laws])
     axis.grid(axis="y", alpha=0.25)
 
@@ -76,7 +79,8 @@ def _reference_lines(axis: Axes, result: dict[str, Any], laws: dict[str, Any]) -
             f"{first}bound in hindsight (no policy is below)",
             (number - 0.4, number + 0.4),
         )
-        axis.hlines(bound, *span, "#000000", linewidth=1, label=label)
+        if bound is not None:
+            axis.hlines(bound, *span, "#000000", linewidth=1, label=label)
         if result["comparable"]:
             published = result["published"]["blocking_rate"][_PAC_ML][law]["blocking_rate"]
             label = f"{first}{_PAC_ML} (published)"
@@ -88,3 +92,8 @@ def _colour(name: str, place: int) -> str:
     if name in constants:
         return _CONSTANT_SHADES[constants.index(name)]
     return _COLOURS[name] if name in _COLOURS else _OTHERS[place % len(_OTHERS)]
+
+
+def _hatch(place: int) -> str:
+    turn, kind = divmod(place, len(_HATCHES))
+    return _HATCHES[kind] * (turn + 1)

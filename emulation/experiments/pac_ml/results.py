@@ -55,15 +55,16 @@ class PolicyFigures:
     faults: Mapping[str, Any]
 
     @property
-    def rates(self) -> list[float]:
-        """The blocking rate of each episode."""
-        return [each["blocking_rate"] for each in self.episodes]
+    def rates(self) -> dict[int, float]:
+        """The blocking rate of each episode by its seed."""
+        return {each["seed"]: each["blocking_rate"] for each in self.episodes}
 
     @classmethod
     def of(
-        cls, seeds: range, outcomes: Sequence[EpisodeOutcome], published: paper.Published | None
+        cls, by_seed: Mapping[int, EpisodeOutcome], published: paper.Published | None
     ) -> PolicyFigures:
-        """Of these seeds' episodes; ``BadInput`` if no job came in any."""
+        """Of these episodes; ``BadInput`` if no job came in any."""
+        outcomes = list(by_seed.values())
         results = [outcome.result for outcome in outcomes]
         arrivals = sum(result.arrivals for result in results)
         if not arrivals:
@@ -90,7 +91,7 @@ class PolicyFigures:
             published=None if published is None else published._asdict(),
             episodes=[
                 {"seed": seed, "blocking_rate": rate}
-                for seed, rate in zip(seeds, faithful, strict=True)
+                for seed, rate in zip(by_seed, faithful, strict=True)
             ],
             faults={
                 "count": sum(outcome.faults for outcome in outcomes),
@@ -108,7 +109,9 @@ class BoundFigures:
 
     @classmethod
     def of(cls, bounds: Sequence[HindsightBound]) -> BoundFigures:
-        """Over the bounds of all seeds."""
+        """Over the bounds of all seeds; ``None`` where there is none yet."""
+        if not bounds:
+            return cls(None, None)
         return cls(*_interval(mean_and_interval([bound.blocking_rate for bound in bounds])))
 
 
@@ -133,7 +136,7 @@ class Difference:
     """A policy's blocking rate less another's, episode by episode with the same seeds.
 
     ``significant`` if the paired 95 % interval leaves zero out; ``worse_episodes`` is in how
-    many of them it blocked more.
+    many of them it blocked more. ``None`` where the two have no seed in common.
     """
 
     difference: float | None
@@ -143,10 +146,13 @@ class Difference:
 
     @classmethod
     def of(cls, policy: PolicyFigures, other: PolicyFigures) -> Difference:
-        """Of two policies that ran the same episodes."""
-        first, second = policy.rates, other.rates
-        found = paired_difference(first, second)
-        worse = sum(a > b for a, b in zip(first, second, strict=True))
+        """Over the episodes that both ran."""
+        mine, theirs = policy.rates, other.rates
+        both = [seed for seed in mine if seed in theirs]
+        if not both:
+            return cls(None, None, 0, significant=False)
+        found = paired_difference([mine[seed] for seed in both], [theirs[seed] for seed in both])
+        worse = sum(mine[seed] > theirs[seed] for seed in both)
         return cls(*_interval(found), worse, abs(found.mean) > found.half_width)
 
 
@@ -212,7 +218,8 @@ def _published() -> dict[str, Any]:
 class Result:
     """What was run, where and when, and the figures by placement rule and law.
 
-    ``law_instance`` is that of laws B, C and D; ``None`` for new ones in each episode.
+    ``law_instance`` is that of laws B, C and D; ``None`` for new ones in each episode. If it was
+    ``interrupted``, each policy has the figures of those of its episodes that were finished.
     """
 
     experiment: str = "pac-ml"
@@ -228,10 +235,18 @@ class Result:
     seeds: Sequence[int]
     horizon_s: float
     law_instance: int | None
+    interrupted: bool
+    episodes_finished: int
+    episodes_wanted: int
     counting: str = Counting.FAITHFUL.value
     comparable: bool
     rules: Mapping[str, Mapping[str, CellFigures]]
     published: Mapping[str, Any] = field(default_factory=_published)
+
+
+def policies_in(laws: Mapping[str, Any]) -> list[str]:
+    """The policies of a placement rule, by name: those that have figures under any law."""
+    return list(dict.fromkeys(name for cell in laws.values() for name in cell["policies"]))
 
 
 def _percentile(values: Sequence[float], percent: float) -> float | None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from patchlight.emulation.experiments.pac_ml import paper
 from patchlight.emulation.experiments.pac_ml.episodes import (
@@ -14,6 +14,7 @@ from patchlight.emulation.experiments.pac_ml.episodes import (
     ROLL_OUT,
     BoundTask,
     Cell,
+    EpisodeOutcome,
     EpisodeTask,
     Task,
     TaskRunner,
@@ -32,7 +33,7 @@ from patchlight.emulation.experiments.pac_ml.results import (
 )
 from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.provenance import policy_files, provenance
-from patchlight.emulation.simulator.executors import Engine, run_all
+from patchlight.emulation.simulator.executors import Engine, Interrupted, run_all
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.emulation.simulator.ramp.rollout import LookAhead
@@ -110,11 +111,25 @@ class ExperimentOptions:
 
 @dataclass(frozen=True)
 class Profiles:
-    """The five models: where they come from, and whether they are the published ones."""
+    """The five models: where they come from, and whether they are the published ones.
+
+    ``files`` are none of the built-in ones.
+    """
 
     graphs: tuple[ComputationGraph, ...]
     source: str
     published: bool
+    files: tuple[Path, ...] = ()
+
+    @property
+    def models(self) -> list[str]:
+        """The models' names."""
+        return [graph.name for graph in self.graphs]
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """As in ``result.json``."""
+        return {"source": self.source, "published": self.published, "models": self.models}
 
 
 def find_profiles(folder: Path | None) -> Profiles:
@@ -130,7 +145,8 @@ def find_profiles(folder: Path | None) -> Profiles:
         return Profiles(graphs, "built in, computed", published=False)
     found, published = read_profiles(folder)
     kind = "PipeDream's" if published else "the user's"
-    return Profiles(tuple(found), f"{kind}, in {folder}", published)
+    files = tuple(file for name in SOURCES if (file := profile_in(folder, name)) is not None)
+    return Profiles(tuple(found), f"{kind}, in {folder}", published, files)
 
 
 def run_experiment(
@@ -139,30 +155,30 @@ def run_experiment(
     """Everything that ``result.json`` holds. ``tell`` hears (episodes done, episodes in all).
 
     Of ``options.variation`` only the laws' instance is for this: the rest is other than the paper.
+    Ctrl-C keeps the episodes that are finished; where none is, it is raised.
     """
     profiles = find_profiles(options.profiles)
     say(f"models: {profiles.source}")
     if not profiles.published:
         say("these are not the profiles that the paper used: its figures are then no comparison")
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
-    named = [name for name in (*(options.policies or ()), *options.added) if name not in NAMES]
-    origin = provenance(options.all_seeds, policy_files(named, "partition"))
+    origin = provenance(options.all_seeds, _files(options, profiles))
     runner = TaskRunner(profiles.graphs, options.horizon_s, options.variation)
-    cells, seeds = options.cells, options.all_seeds
     looks = _tune(runner, options, say)
     runs = _runs(options, looks)
-    tasks: list[Task] = [*runs, *(BoundTask(cell, seed) for cell in cells for seed in seeds)]
-    done = itertools.count(1)
+    bounds = [BoundTask(cell, seed) for cell in options.cells for seed in options.all_seeds]
     say(f"{len(runs)} episodes of {int(options.horizon_s / 1000) + 1} arrivals")
-    done_tasks = run_all(tasks, runner.run, options.engine, lambda: tell(next(done), len(tasks)))
-    outcomes: dict[Task, Any] = dict(zip(tasks, done_tasks, strict=True))
+    done = _run([*runs, *bounds], runner, options, tell)
     figures: dict[str, dict[str, CellFigures]] = {}
-    for cell in cells:
+    for cell in options.cells:
+        if not (policies := _policies(runs, cell, done.outcomes)):
+            continue
         look = looks.get(cell)
-        policies = _policies(options, cell, outcomes, look)
         figures.setdefault(cell.rule, {})[cell.law] = CellFigures(
             policies,
-            BoundFigures.of([outcomes[BoundTask(cell, seed)] for seed in seeds]),
+            BoundFigures.of(
+                [done.outcomes[b] for b in bounds if b.cell == cell and b in done.outcomes]
+            ),
             None if look is None else RollOutFigures.of(look),
             Lowest.of(policies),
         )
@@ -174,44 +190,92 @@ def run_experiment(
         processes=options.engine.count,
         engine=options.engine.name,
         quick=options.quick,
-        profiles={
-            "source": profiles.source,
-            "published": profiles.published,
-            "models": [graph.name for graph in profiles.graphs],
-        },
-        seeds=list(seeds),
+        profiles=profiles.words,
+        seeds=list(options.all_seeds),
         horizon_s=options.horizon_s,
         law_instance=options.variation.law_instance,
+        interrupted=done.interrupted,
+        episodes_finished=done.episodes,
+        episodes_wanted=len(runs),
         comparable=profiles.published and options.horizon_s == PAC_ML_HORIZON_S,
         rules=figures,
     )
     return asdict(result)
 
 
-def run_policies(
-    options: ExperimentOptions, tell: Callable[[int, int], None]
-) -> dict[Cell, dict[str, PolicyFigures]]:
-    """Only the figures of policies: no bound. ``tell`` is as in ``run_experiment``."""
-    graphs = find_profiles(options.profiles).graphs
-    options.variation.check_models(graphs)
-    runner = TaskRunner(graphs, options.horizon_s, options.variation)
+@dataclass(frozen=True)
+class PolicyRuns:
+    """Figures of policies by cell; how many episodes they are of, and how many were wanted.
+
+    A policy has a place in a cell once one of its episodes there is finished.
+    """
+
+    cells: Mapping[Cell, Mapping[str, PolicyFigures]]
+    interrupted: bool
+    episodes_finished: int
+    episodes_wanted: int
+    profiles: Profiles
+    provenance: Mapping[str, Any]
+
+
+def run_policies(options: ExperimentOptions, tell: Callable[[int, int], None]) -> PolicyRuns:
+    """Only the figures of policies: no bound. ``tell`` and Ctrl-C are as in ``run_experiment``."""
+    profiles = find_profiles(options.profiles)
+    options.variation.check_models(profiles.graphs)
+    origin = provenance(options.all_seeds, _files(options, profiles))
+    runner = TaskRunner(profiles.graphs, options.horizon_s, options.variation)
     looks = _tune(runner, options, lambda words: None)
     runs = _runs(options, looks)
-    done = itertools.count(1)
-    made = run_all(runs, runner.run, options.engine, lambda: tell(next(done), len(runs)))
-    outcomes = dict(zip(runs, made, strict=True))
-    return {cell: _policies(options, cell, outcomes, looks.get(cell)) for cell in options.cells}
+    done = _run(runs, runner, options, tell)
+    cells = {cell: _policies(runs, cell, done.outcomes) for cell in options.cells}
+    return PolicyRuns(cells, done.interrupted, done.episodes, len(runs), profiles, origin)
 
 
-def _runs(options: ExperimentOptions, looks: dict[Cell, LookAhead]) -> list[EpisodeTask]:
-    runs = [
+class _Done(NamedTuple):
+    """What came of the tasks that are finished."""
+
+    outcomes: Mapping[Task, Any]
+    interrupted: bool
+
+    @property
+    def episodes(self) -> int:
+        return sum(isinstance(task, EpisodeTask) for task in self.outcomes)
+
+
+def _run(
+    wanted: Sequence[EpisodeTask | BoundTask],
+    runner: TaskRunner,
+    options: ExperimentOptions,
+    tell: Callable[[int, int], None],
+) -> _Done:
+    """Do all tasks, or those until Ctrl-C: seed by seed, so that all policies get equally far."""
+    # Of a seed the long ones first, so that no process is left with one at the end.
+    tasks = sorted(wanted, key=lambda task: (task.seed, getattr(task, "policy", "") != ROLL_OUT))
+    count = itertools.count(1)
+    try:
+        found = run_all(tasks, runner.run, options.engine, lambda: tell(next(count), len(tasks)))
+    except Interrupted as stop:
+        done = _Done({tasks[number]: each for number, each in stop.results.items()}, True)
+        if not done.episodes:
+            raise
+        return done
+    return _Done(dict(zip(tasks, found, strict=True)), False)
+
+
+def _files(options: ExperimentOptions, profiles: Profiles) -> list[Path]:
+    """All files that the results depend on."""
+    names = {name: None for cell in options.cells for name in options.names(cell.rule)}
+    named = [name for name in names if name not in NAMES]
+    return [*profiles.files, *policy_files(named, "partition")]
+
+
+def _runs(options: ExperimentOptions, looks: Mapping[Cell, LookAhead]) -> list[EpisodeTask]:
+    return [
         EpisodeTask(cell, name, seed, looks[cell] if name == ROLL_OUT else None)
         for cell in options.cells
         for name in options.names(cell.rule)
         for seed in options.all_seeds
     ]
-    # The long ones first, so that no process is left with one at the end.
-    return sorted(runs, key=lambda run: run.policy != ROLL_OUT)
 
 
 def _tune(
@@ -228,19 +292,15 @@ def _tune(
 
 
 def _policies(
-    options: ExperimentOptions, cell: Cell, outcomes: Mapping[Any, Any], look: LookAhead | None
+    runs: Sequence[EpisodeTask], cell: Cell, outcomes: Mapping[Task, Any]
 ) -> dict[str, PolicyFigures]:
-    seeds = options.all_seeds
+    finished: dict[str, dict[int, EpisodeOutcome]] = {}
+    for run in runs:
+        if run.cell == cell and run in outcomes:
+            finished.setdefault(run.policy, {})[run.seed] = outcomes[run]
     return {
-        name: PolicyFigures.of(
-            seeds,
-            [
-                outcomes[EpisodeTask(cell, name, seed, look if name == ROLL_OUT else None)]
-                for seed in seeds
-            ],
-            paper.BLOCKING.get(name, {}).get(cell.law),
-        )
-        for name in options.names(cell.rule)
+        name: PolicyFigures.of(by_seed, paper.BLOCKING.get(name, {}).get(cell.law))
+        for name, by_seed in finished.items()
     }
 
 

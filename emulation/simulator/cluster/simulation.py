@@ -82,10 +82,9 @@ class Simulation:
             shared = self._take_off(job, ends_s) or shared
             job.finish(ends_s)
             self._count_out(job)
+        shared = self._break_and_mend(list(events.outages(limit_s))) or shared
         if shared:
             self._share()
-        for outage in events.outages(limit_s):
-            self._break_or_mend(outage)
         for number in events.arrivals(limit_s):
             self._arrive(self.jobs[number])
         return True
@@ -144,16 +143,30 @@ class Simulation:
         self.joined.append(job)
         self._view = None
 
-    def _break_or_mend(self, outage: Outage) -> None:
-        if outage.broken:
-            lost = [job for job in self.running.values() if job.gpus & outage.gpus]
-            for job in lost:
-                self.preempt(job, lost=True)
-            self.occupancy.break_down(outage.gpus)
-        else:
-            self.occupancy.mend(outage.gpus)
-            self.released += 1
+    def _break_and_mend(self, outages: Sequence[Outage]) -> bool:
+        """What breaks and is mended at one moment; whether a job that lost its GPUs shared links.
+
+        Links are shared out anew when all are off: work that is lost is counted at the pace that
+        its job had, not at one that others' losses would have given it.
+        """
+        if not outages:
+            return False
+        broken = 0
+        for outage in outages:
+            broken |= outage.gpus if outage.broken else 0
+        lost = [job for job in self.running.values() if job.gpus & broken]
+        shared = [self._take_off(job, self.now_s) for job in lost]
+        for job in lost:
+            job.lose_work(self.now_s, self.settings.checkpoint_s)
+            self._wait(job)
+        for outage in outages:
+            if outage.broken:
+                self.occupancy.break_down(outage.gpus)
+            else:
+                self.occupancy.mend(outage.gpus)
+                self.released += 1
         self._view = None
+        return any(shared)
 
     # -- what others decide
 
@@ -204,14 +217,10 @@ class Simulation:
             )
         return gpus
 
-    def preempt(self, job: SimulatedJob, lost: bool = False) -> None:
-        """Take a running job's GPUs; it waits again. ``lost``: since its last checkpoint."""
-        shared = self._take_off(job, self.now_s)
-        if lost:
-            job.lose_work(self.now_s, self.settings.checkpoint_s)
-        else:
-            job.preemptions += 1
-        if shared:
+    def preempt(self, job: SimulatedJob) -> None:
+        """Take a running job's GPUs; it waits again."""
+        job.preemptions += 1
+        if self._take_off(job, self.now_s):
             self._share()
         self._wait(job)
 

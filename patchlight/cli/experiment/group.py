@@ -22,8 +22,8 @@ from rich.progress import (
 )
 
 from patchlight.cli.connection import complete_lab
-from patchlight.cli.errors import require_root
-from patchlight.cli.rendering import console, harmless, progress_bar, say
+from patchlight.cli.errors import only_some_finished, require_root
+from patchlight.cli.rendering import console, harmless, progress_bar, say, wide_option
 from patchlight.testbed.jobs import JobStatus
 
 
@@ -79,6 +79,7 @@ def experiment() -> None:
     metavar="PERCENT",
     help="The second job computes so much longer: jobs then do not stay in step.",
 )
+@wide_option
 def ofc2022(output: Path | None, cases: str, **chosen: Any) -> None:
     """Two training jobs on six GPUs: a static network against one rewired with light.
 
@@ -89,8 +90,8 @@ def ofc2022(output: Path | None, cases: str, **chosen: Any) -> None:
         "building a lab out of network namespaces", shlex.join(["patchlight", *sys.argv[1:]])
     )
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
+    from patchlight.cli.experiment.ofc2022_table import print_table
     from patchlight.deploy.docker import engine_with_image
-    from patchlight.emulation.experiments.ofc2022.report import table_of
     from patchlight.emulation.experiments.ofc2022.run import ExperimentOptions, run_experiment
 
     parts = [part.strip() for part in cases.split(",") if part.strip()]
@@ -103,7 +104,7 @@ def ofc2022(output: Path | None, cases: str, **chosen: Any) -> None:
     with bars.shown(), engine_with_image(bars.say) if docker else nullcontext():
         outcome = run_experiment(wishes, bars.tell, bars.say)
     _give_to_caller([folder, *outcome.files])
-    out.print(table_of(outcome.result))
+    print_table(outcome.result)
     say(f"Report, plots and figures: {folder}/ (open {outcome.files[0]})")
 
 
@@ -208,6 +209,7 @@ _COUNT = click.IntRange(min=1)
     type=click.Path(path_type=Path, file_okay=False),
     help="Where the results go.  [default: results/pac-ml-<time>]",
 )
+@wide_option
 def pac_ml(
     processes: int | None,
     engine: str,
@@ -223,6 +225,7 @@ def pac_ml(
     (see docs/pac-ml.md). Simulated; needs no root.
     """
     # Not above: importing NumPy takes longer than --help should.
+    from patchlight.cli.experiment.pac_ml_tables import print_tables
     from patchlight.emulation.experiments.pac_ml import report, run
     from patchlight.emulation.experiments.pac_ml.variation import Variation
     from patchlight.emulation.output_folder import check_output
@@ -240,8 +243,7 @@ def pac_ml(
     with progress_bar("episodes", out) as tell:
         result = run.run_experiment(options, say, tell)
     files = report.write_report(result, folder)
-    for table in report.tables_of(result):
-        out.print(table)
+    print_tables(result)
     for words in report.faults_of(result):
         say(words, meaning="caution")
     if not result["comparable"]:
@@ -249,4 +251,8 @@ def pac_ml(
             "No published figures stand beside: they are for PipeDream's profiles "
             "(patchlight graph fetch pipedream --help)."
         )
-    say(f"Figures and plots: {folder}/ ({files[0].name} and {len(files) - 1} pictures)")
+    pictures = ", ".join(file.name for file in files if file.suffix == ".png")
+    say(f"Plots ({pictures}, also as PDF and SVG) and result.json: {folder}/")
+    if result["interrupted"]:
+        finished, wanted = result["episodes_finished"], result["episodes_wanted"]
+        only_some_finished(finished, wanted, "episodes")

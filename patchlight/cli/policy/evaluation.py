@@ -1,11 +1,38 @@
 """How ``patchlight policy evaluate`` finds out how well policies do."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from patchlight.cli.rendering import Coloured, Column, Table
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What came of it: a row for each law and policy, and ``result.json``'s content around them.
+
+    ``interrupted``: the rows are of those episodes that were finished when somebody pressed
+    Ctrl-C.
+    """
+
+    rows: Sequence[dict[str, Any]]
+    interrupted: bool
+    episodes_finished: int
+    episodes_wanted: int
+    duration_s: float
+    profiles: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What ``result.json`` holds."""
+        head = {"evaluation": "partition", "schema_version": SCHEMA_VERSION}
+        found = {name: value for name, value in vars(self).items() if name != "rows"}
+        return head | found | {"machine": self.provenance["machine"], "policies": self.rows}
 
 
 def of_partition(
@@ -18,20 +45,16 @@ def of_partition(
     profiles: Path | None,
     law_instance: int | None = None,
     **other: str | None,
-) -> list[dict[str, Any]]:
+) -> Evaluation:
     """Partition policies on PAC-ML's cluster: figures for each law and policy.
 
     ``processes`` 0 is one for each core. ``tell`` hears of episodes done, of how many. ``other`` is
     to be other than in the paper, see ``Variation.parse``. ``outside_training`` of a row says
-    what a learned policy never met.
+    what a learned policy never met. Ctrl-C keeps what is finished; where nothing is, it is raised.
     """
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.pac_ml.episodes import card_of
-    from patchlight.emulation.experiments.pac_ml.run import (
-        ExperimentOptions,
-        find_profiles,
-        run_policies,
-    )
+    from patchlight.emulation.experiments.pac_ml.run import ExperimentOptions, run_policies
     from patchlight.emulation.experiments.pac_ml.training_range import outside_training
     from patchlight.emulation.experiments.pac_ml.variation import Variation
     from patchlight.emulation.simulator.executors import Engine
@@ -46,14 +69,16 @@ def of_partition(
         engine=Engine("processes", processes),
         variation=replace(Variation.parse(**other), law_instance=law_instance),
     )
-    profiled = find_profiles(profiles)
-    models = [graph.name for graph in profiled.graphs]
+    began = time.monotonic()
+    runs = run_policies(options, tell)
+    profiled = runs.profiles
 
     def outside(name: str, law: str) -> list[str]:
         card = card_of(name)
         if card is None:
             return []
-        return outside_training(card, options.variation, law, models, profiled.published)
+        models, published = profiled.models, profiled.published
+        return outside_training(card, options.variation, law, models, published)
 
     shared = {
         "rule": rule,
@@ -61,7 +86,7 @@ def of_partition(
         "law_instance": law_instance,
         "varied": {what: text for what, text in other.items() if text is not None},
     }
-    return [
+    rows = [
         {
             "policy": name,
             "law": cell.law,
@@ -69,9 +94,18 @@ def of_partition(
             **shared,
             **asdict(figures),
         }
-        for cell, policies in run_policies(options, tell).items()
+        for cell, policies in runs.cells.items()
         for name, figures in policies.items()
     ]
+    return Evaluation(
+        rows,
+        runs.interrupted,
+        runs.episodes_finished,
+        runs.episodes_wanted,
+        time.monotonic() - began,
+        profiled.words,
+        runs.provenance,
+    )
 
 
 def as_table(found: Sequence[dict[str, Any]]) -> Table:

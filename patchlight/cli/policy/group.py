@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 
 from patchlight.cli.completion import complete_policy
 from patchlight.cli.connection import complete_lab
+from patchlight.cli.errors import only_some_finished
 from patchlight.cli.rendering import (
     Column,
     Table,
@@ -207,6 +209,11 @@ def _source(factory: Any) -> str | None:
 )
 @click.option("--processes", type=_COUNT, help="At a time.  [default: the cores]")
 @click.option("--strict", is_flag=True, help="A policy that fails is an error (exit code 1).")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the results go.  [default: results/evaluate-<time>, or simulate-<time>]",
+)
 @listing_options
 def evaluate(
     names: tuple[str, ...],
@@ -216,16 +223,19 @@ def evaluate(
     lab: str | None,
     processes: int | None,
     strict: bool,
+    output: Path | None,
     as_json: bool,
     **of_partitions: Any,
 ) -> None:
     """How well policies do in the simulator.
 
     Partition policies run PAC-ML's cluster. Placement, order and topology policies run the jobs
-    of --trace, as 'patchlight simulate' does, which has more options.
+    of --trace, as 'patchlight simulate' does, which has more options. Both print a table and
+    write result.json; Ctrl-C keeps what is finished.
     """
     from patchlight.cli.policy.evaluation import as_table, faults_of, of_partition, warnings_of
     from patchlight.cli.simulate import refuse_faults, run_simulation
+    from patchlight.emulation.output_folder import cannot_write, check_output, write_result
 
     kinds = {_kind_of(name) for name in names}
     if len(kinds) > 1:
@@ -251,22 +261,31 @@ def evaluate(
             engine=Engine("processes", processes or 0),
             **compared,
         )
-        run_simulation(options, None, strict, as_json)
+        run_simulation(options, output, strict, as_json)
         return
     _refuse(
         ("trace", "lab"),
         "is for placement, order and topology policies: partition policies run PAC-ML's jobs",
     )
     counted = range(first_seed, first_seed + seeds)
-    out = console(stderr=as_json)
-    with progress_bar("episodes", out) as tell:
-        figures = of_partition(names, counted, processes or 0, tell=tell, **of_partitions)
+    folder = output or Path("results") / time.strftime("evaluate-%Y%m%d-%H%M%S")
+    check_output(folder)
+    with progress_bar("episodes", console(stderr=as_json)) as tell:
+        found = of_partition(names, counted, processes or 0, tell=tell, **of_partitions)
+    try:
+        written = write_result(found.result, folder)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    figures = found.rows
     if as_json:
         print_json(figures)
     else:
         as_table(figures).print()
         for words in (*faults_of(figures), *warnings_of(figures)):
             say(words, err=True)
+        say(f"Figures: {written}")
+    if found.interrupted:
+        only_some_finished(found.episodes_finished, found.episodes_wanted, "episodes")
     if strict:
         refuse_faults(sum(row["faults"]["count"] for row in figures))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from patchlight.cli.experiment.ofc2022_table import print_table
 from patchlight.emulation.experiments.ofc2022.analysis import (
     busy_tenths,
     case_figures,
@@ -19,11 +20,13 @@ from patchlight.emulation.experiments.ofc2022.analysis import (
     reduction,
 )
 from patchlight.emulation.experiments.ofc2022.disturbance import Disturbance
+from patchlight.emulation.experiments.ofc2022.figures import case_figure, live_figure
 from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, GpuSample
-from patchlight.emulation.experiments.ofc2022.report import page, rows_of, table_of, write_report
+from patchlight.emulation.experiments.ofc2022.report import page, rows_of, write_report
 from patchlight.emulation.experiments.ofc2022.results import Setting, result_of
 from patchlight.emulation.experiments.ofc2022.scenario import GRADIENT_BYTES, jobs_of
 from patchlight.emulation.machine import CpuTicks, cpu_ticks
+from patchlight.emulation.provenance import provenance
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
@@ -176,8 +179,20 @@ ROOT = Path(__file__).resolve().parents[3]
 
 STARTED = "2024-01-01T00:00:00+00:00"
 QUIET = Disturbance(0.1, 0.0, 0.01, [])
-SETTING = Setting("ofc2022", 1000, 12, "process", "ryu", STARTED, 100.0, {"cores": 2}, QUIET)
-ALWAYS = ("report.html", "result.json", "measurements.json", "completion.png")
+ORIGIN = provenance((), [], {"cores": 2})
+SETTING = Setting(
+    "ofc2022", 1000, 12, "process", "ryu", STARTED, 100.0, ORIGIN, ORIGIN["machine"], QUIET
+)
+TEXTS = {"report.html", "result.json", "measurements.json"}
+
+
+def pictures(*names: str) -> set[str]:
+    return {f"{name}.{suffix}" for name in names for suffix in ("png", "pdf", "svg")}
+
+
+def printed(result: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
+    print_table(result)
+    return capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
@@ -238,8 +253,8 @@ def test_each_figure_of_the_paper_has_its_difference(
     relative = [c["relative_difference"] for c in same["comparisons"]]
     assert relative == pytest.approx([-1.0, -2 / 3])
     assert [(row[1], row[2], row[4]) for row in rows_of(same) if row[4]] == [
-        ("completion time lower by", "73.2 %", "−73.2 points"),
-        ("GPU utilisation, static → optical", "× 3", "67 % below"),
+        ("completion lower by", "73.2 %", "−73.2 points"),
+        ("GPU utilisation", "× 3", "67 % below"),
     ]
     keys = ("reduction", "gpu_utilization_ratio")
     names = [f"cases.{case}.{key}" for case in "ab" for key in keys]
@@ -250,17 +265,19 @@ def test_more_than_the_paper_is_no_agreement_either(result: dict[str, Any]) -> N
     """The model's utilisation rises by 1/(1 − reduction): the paper's own is lower, twice."""
     rows = {(row[0], row[1]): row for row in rows_of(result)}
     for case, words, model in (("a", "× 3", 3.73), ("b", "no significant improvement", 2.63)):
-        row = rows[f"({case})", "GPU utilisation, static → optical"]
+        row = rows[f"({case})", "GPU utilisation"]
         assert row[2] == words
         assert row[4].endswith("% above")
-        assert rows[f"({case})", "… by the paper's times, if T = C + V/B"][2] == f"× {model}"
+        assert rows[f"({case})", "… if T = C + V/B"][2] == f"× {model}"
         found = result["cases"][case]
         by_model = 1 / (1 - found["reduction"])
         assert found["gpu_utilization_ratio"] == pytest.approx(by_model, rel=0.05)
         assert found["paper_model_utilization_ratio"] == pytest.approx(model, abs=0.01)
 
 
-def test_the_second_job_computes_longer_by_the_mismatch(lab: Lab, result: dict[str, Any]) -> None:
+def test_the_second_job_computes_longer_by_the_mismatch(
+    lab: Lab, result: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     for case in "ab":
         (first, second), (same, longer) = jobs_of(case, lab, 12), jobs_of(case, lab, 12, 5.0)
         assert same == first
@@ -269,8 +286,8 @@ def test_the_second_job_computes_longer_by_the_mismatch(lab: Lab, result: dict[s
     for wrong in (-1.0, float("nan"), float("inf")):
         with pytest.raises(BadInput, match="expected 0 or more"):
             jobs_of("b", lab, 12, wrong)
-    assert "longer" not in str(table_of(result).title)
-    assert "computing 5 % longer" in str(table_of(result | {"mismatch_percent": 5.0}).title)
+    assert "longer" not in printed(result, capsys)
+    assert "computing 5 % longer" in printed(result | {"mismatch_percent": 5.0}, capsys)
 
 
 @pytest.mark.parametrize(
@@ -286,6 +303,7 @@ def test_the_second_job_computes_longer_by_the_mismatch(lab: Lab, result: dict[s
 def test_a_machine_too_busy_is_said(
     simulate: Simulate,
     runs: list[CaseRun],
+    capsys: pytest.CaptureFixture[str],
     busy_before: float,
     steal: int,
     stretch: float,
@@ -302,7 +320,7 @@ def test_a_machine_too_busy_is_said(
     for said, expected in zip(found.too_busy, words, strict=True):
         assert expected in said
     result = result_of(replace(SETTING, disturbance=found), runs)
-    for place in (page(result, rows_of(result), []), str(table_of(result).caption)):
+    for place in (page(result, rows_of(result), []), printed(result, capsys)):
         assert ("too busy for these figures to be believed" in place) == bool(words)
 
 
@@ -331,22 +349,49 @@ def test_the_machine_counts_its_ticks() -> None:
     assert CpuTicks(0, 175, 200).busy_since(CpuTicks(0, 100, 100)) == 0.25
 
 
+def test_the_table_fits_a_small_terminal(
+    result: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = printed(result, capsys).splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    said = " ".join(" ".join(lines).split())
+    for words in (
+        "(a) completion, static 407 s",
+        "29 % → 74 %",
+        "12 cross-connects",
+        "+0.1 points",
+    ):
+        assert words in said
+
+
 def test_reports_are_written_whole(
     result: dict[str, Any], runs: list[CaseRun], tmp_path: Path
 ) -> None:
     files = write_report(result, runs, tmp_path / "out")
-    assert {f.name for f in files} == {*ALWAYS, "case-a.png", "case-b.png", "live.png"}
+    assert {f.name for f in files} == TEXTS | pictures("completion", "case-a", "case-b", "live")
     assert json.loads((tmp_path / "out/result.json").read_text()) == result
-    page = (tmp_path / "out/report.html").read_text()
-    assert page.count("data:image/png;base64,") == 4
-    assert not re.search(r"(src|href)='?\"?(https?:|/)", page)  # self-contained
-    assert "consistent with" in page
-    assert "S. Yan" in page
-    assert "speaks against the fitted model" in page
-    assert "and not a measurement of GPUs" in page
+    html = (tmp_path / "out/report.html").read_text()
+    assert html.count("data:image/png;base64,") == 4
+    assert not re.search(r"(src|href)='?\"?(https?:|/)", html)  # self-contained
+    assert "consistent with" in html
+    assert "S. Yan" in html
+    assert "speaks against the fitted model" in html
+    assert "and not a measurement of GPUs" in html
     for plot in (f for f in files if f.suffix == ".png"):
         assert plot.read_bytes().startswith(b"\x89PNG")
         assert plot.stat().st_size > 10_000
+        assert plot.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+        assert "<svg" in plot.with_suffix(".svg").read_text()
+
+
+def test_curves_are_told_apart_in_print(runs: list[CaseRun]) -> None:
+    for figure in (case_figure(runs[0], runs[1]), live_figure(runs[4])):
+        for axis in figure.axes:
+            named = [line for line in axis.lines if not str(line.get_label()).startswith("_")]
+            looks = {(str(line.get_linestyle()), line.get_marker()) for line in named}
+            assert len(looks) == len(named) > 1
 
 
 def test_a_part_of_the_cases_gives_a_part_of_the_result(
@@ -356,7 +401,7 @@ def test_a_part_of_the_cases_gives_a_part_of_the_result(
     assert list(result["cases"]) == ["b"]
     assert "live" not in result
     files = write_report(result, runs[2:4], tmp_path)
-    assert {file.name for file in files} == {*ALWAYS, "case-b.png"}
+    assert {file.name for file in files} == TEXTS | pictures("completion", "case-b")
     only_live = result_of(SETTING, runs[4:])
     assert only_live["cases"] == {}
     assert only_live["comparisons"] == []

@@ -1,5 +1,6 @@
 """PAC-ML's experiment end to end, on few arrivals: results, report, processes, wrong input."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from matplotlib.patches import Rectangle
 
 from patchlight.cli.experiment.group import experiment
+from patchlight.cli.experiment.pac_ml_tables import print_tables
 from patchlight.controller.policies.partition import Constant
 from patchlight.emulation.experiments.pac_ml import paper, run
 from patchlight.emulation.experiments.pac_ml.episodes import (
@@ -20,20 +23,19 @@ from patchlight.emulation.experiments.pac_ml.episodes import (
     TaskRunner,
     check_names,
 )
-from patchlight.emulation.experiments.pac_ml.report import (
-    rows_beside_published,
-    tables_of,
-    write_report,
-)
+from patchlight.emulation.experiments.pac_ml.figures import blocking_figure
+from patchlight.emulation.experiments.pac_ml.report import rows_beside_published, write_report
 from patchlight.emulation.experiments.pac_ml.run import (
     ExperimentOptions,
     find_profiles,
     run_experiment,
 )
+from patchlight.emulation.output_folder import PLOT_FORMATS
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
+from patchlight.testbed.graphs.profiles import SOURCES
 
 SHORT = ExperimentOptions(
     seeds=2,
@@ -59,6 +61,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def quietly(options: ExperimentOptions) -> dict[str, Any]:
     return run_experiment(options, lambda words: None, lambda done, total: None)
+
+
+def printed(result: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    print_tables(result)
+    return capsys.readouterr().out
 
 
 def without_clocks(result: dict[str, Any]) -> dict[str, Any]:
@@ -101,7 +109,9 @@ def test_figures_are_those_of_the_episodes() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_the_report_is_json_tables_and_pictures(tmp_path: Path) -> None:
+def test_the_report_is_json_tables_and_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     # One job of 1,000 s's worth of arrivals: no job is completed, one seed has no interval.
     nothing = quietly(replace(SHORT, seeds=1, horizon_s=2e3, policies=("constant-1", "maximum")))
     files = write_report(nothing, tmp_path / "out")
@@ -110,10 +120,16 @@ def test_the_report_is_json_tables_and_pictures(tmp_path: Path) -> None:
     figures = read["rules"]["ramp-block"]["A"]["policies"]["constant-1"]
     assert figures["ci95"] is None
     assert figures["jct_mean_s"] is None
-    pictures = [file.name for file in files[1:]]
-    assert pictures == ["blocking-ramp-block.png", "completion-ramp-block.png"]
-    assert all(file.read_bytes().startswith(b"\x89PNG") for file in files[1:])
-    assert len(tables_of(nothing)) == 3
+    for number, plot in enumerate(("blocking-ramp-block", "completion-ramp-block")):
+        png, pdf, svg = files[1 + 3 * number : 4 + 3 * number]
+        assert [file.name for file in (png, pdf, svg)] == [f"{plot}.{s}" for s in PLOT_FORMATS]
+        assert png.read_bytes().startswith(b"\x89PNG")
+        assert pdf.read_bytes().startswith(b"%PDF")
+        assert "<svg" in svg.read_text()
+    assert len(files) == 7
+    tables = printed(nothing, capsys)
+    for title in ("Blocking rate (%)", "Blocking rate less the best", "Mean completion time"):
+        assert tables.count(title) == 1
     assert not nothing["comparable"]
     assert (
         rows_beside_published(nothing) == []
@@ -121,7 +137,7 @@ def test_the_report_is_json_tables_and_pictures(tmp_path: Path) -> None:
 
 
 def test_published_figures_stand_beside_only_with_the_published_profiles(
-    tmp_path: Path, pipedream: Path
+    pipedream: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = replace(SHORT, policies=("maximum",), seeds=1, horizon_s=1e6, laws=("A",))
     assert not quietly(options)["comparable"]
@@ -131,14 +147,16 @@ def test_published_figures_stand_beside_only_with_the_published_profiles(
     assert figures["published"] == {"blocking_rate": 0.2624, "source": paper.NOTEBOOK}
     # The published figures are of the other placement rule.
     assert rows_beside_published(result) == []
-    assert len(tables_of(result)) == 2
+    assert "PAC-ML" not in printed(result, capsys)
     result = quietly(replace(options, profiles=pipedream, rules=("ramp-first-fit",)))
     rate = result["rules"]["ramp-first-fit"]["A"]["policies"]["maximum"]["blocking_rate"]
     assert rate == pytest.approx(0.2624, abs=0.02)
-    row = ("law A", "0.2038", f"{rate:.4f}", "maximum", f"+{100 * (rate - 0.2038):.2f} points")
+    measured, points = f"{100 * rate:.2f} %", f"+{100 * (rate - 0.2038):.2f} points"
+    row = ("law A", "20.38 %", measured, "maximum", points)
     assert rows_beside_published(result) == [row]
-    beside = tables_of(result)[-1]
-    assert tuple(cell for column in beside.columns for cell in column.cells) == row
+    tables = " ".join(printed(result, capsys).split())
+    assert tables.endswith(" ".join(row))
+    assert "PAC-ML, best checkpoint (20.38)" in tables
 
 
 @pytest.mark.parametrize(
@@ -300,15 +318,69 @@ def test_policies_are_compared_seed_by_seed() -> None:
         assert found["significant"] == (abs(found["difference"]) > found["ci95"])
 
 
-def test_only_what_is_significantly_lowest_is_bold() -> None:
+def test_only_what_is_significantly_lowest_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
     # Two names of one rule: the lowest cannot be told from the other.
-    for names, bold in ((("maximum", "constant-16"), 0), (("constant-1", "constant-8"), 1)):
+    for names, marked in ((("maximum", "constant-16"), 0), (("constant-1", "constant-8"), 1)):
         result = quietly(replace(SHORT, seeds=3, laws=("A",), policies=names))
-        assert result["rules"]["ramp-block"]["A"]["lowest"]["below_all"] == bool(bold)
-        cells = [cell for column in tables_of(result)[0].columns for cell in column.cells]
-        assert [getattr(cell, "style", "") for cell in cells].count("bold") == bold
+        assert result["rules"]["ramp-block"]["A"]["lowest"]["below_all"] == bool(marked)
+        rows = printed(result, capsys).partition("* below")[0].splitlines()
+        assert [row.startswith(names[-1]) for row in rows if "*" in row] == [True] * marked
     one_seed = quietly(replace(SHORT, seeds=1, laws=("A",), policies=("constant-1", "constant-8")))
     assert not one_seed["rules"]["ramp-block"]["A"]["lowest"]["below_all"]
+
+
+def test_tables_fit_80_columns(
+    pipedream: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = (*(name for name in NAMES if name != ROLL_OUT), "learned-first-fit")
+    first_fit = replace(SHORT, rules=("ramp-first-fit",), laws=("A", "B", "C", "D"), policies=names)
+    result = quietly(replace(first_fit, profiles=pipedream))
+    result["comparable"] = True
+    lines = printed(result, capsys).splitlines()
+    assert max(map(len, lines)) <= 80
+    for name in names:
+        assert sum(line.startswith(f"{name} ") for line in lines) >= 2
+    assert any("±" in line for line in lines if line.startswith("learned-first-fit"))
+
+
+def test_wide_shows_published_rates_and_episodes(tmp_path: Path, pipedream: Path) -> None:
+    few = ["pac-ml", "--seeds", "2", "--laws", "A", "--rules", "ramp-first-fit"]
+    few += ["--profiles", str(pipedream), "--policies", "constant-16,maximum", "--processes", "1"]
+    few += ["--output", str(tmp_path / "out")]
+    narrow, wide = (CliRunner().invoke(experiment, [*few, *more]) for more in ([], ["--wide"]))
+    assert "publ." not in narrow.output
+    assert "(26.24)" in wide.output
+    assert "0 of 2" in wide.output
+    assert "decisions/s" in wide.output
+
+
+def test_bars_are_told_apart_in_print() -> None:
+    names = tuple(name for name in NAMES if name != ROLL_OUT)
+    result = quietly(replace(SHORT, seeds=1, horizon_s=2e3, laws=("A",), policies=names))
+    (axis,) = blocking_figure(result, "ramp-block").axes
+    bars = [bar for bar in axis.patches if isinstance(bar, Rectangle)]
+    assert len({bar.get_hatch() for bar in bars}) == len(bars) == len(names)
+
+
+def test_a_result_says_where_it_comes_from(tmp_path: Path, pipedream: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(MINE)
+    short = replace(SHORT, laws=("A",), rules=("ramp-first-fit",), horizon_s=2e3, seeds=1)
+    chosen = ("constant-8", "learned-first-fit")
+    options = replace(short, policies=chosen, added=(f"{mine}:Mine",), profiles=pipedream)
+    result = quietly(options)
+    origin = result["provenance"]
+    assert (origin["seeds"], origin["machine"]) == ([0], result["machine"])
+    hashes = {Path(file).name: digest for file, digest in origin["sha256"].items()}
+    profiles = {f"{name}.txt" for name in SOURCES}
+    assert set(hashes) == {
+        *profiles,
+        "mine.py",
+        *(f"learned-first-fit.{suffix}" for suffix in ("onnx", "json")),
+    }
+    assert hashes["vgg16.txt"] == SOURCES["vgg16"][1]
+    assert hashes["mine.py"] == hashlib.sha256(mine.read_bytes()).hexdigest()
 
 
 MINE = """
@@ -337,6 +409,13 @@ def test_a_users_policy_stands_beside_the_others(tmp_path: Path) -> None:
     assert policies[f"{mine}:Mine"]["faults"]["count"] == 1
     assert "it answered None" in policies[f"{mine}:Mine"]["faults"]["first"]
     assert "it answered None" in result.output
+    # Its row has the number of faults.
+    heading, row = (
+        next(line for line in result.output.splitlines() if line.startswith(words))
+        for words in ("policy", f"{mine.name}:Mine")
+    )
+    assert heading.split()[-1] == "faults"
+    assert row.split()[-1] == "1"
     assert policies["constant-4"]["faults"] == {"count": 0, "first": ""}
     keys = {"blocking_rate", "ci95", "jct_mean_s", "decisions_per_s", "published"}
     assert all(keys <= set(figures) for figures in policies.values())

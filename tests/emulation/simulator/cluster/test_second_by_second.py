@@ -1,5 +1,9 @@
-"""Preemptive queues beside a simulation of another kind: second by second, in whole numbers."""
+"""Preemptive queues beside a simulation of another kind: second by second, in whole numbers.
 
+GPUs break and are mended meanwhile. Shared links are in ``test_in_fractions.py``.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -10,8 +14,9 @@ from patchlight.controller.policies.contract import JobView, OrderPolicy
 from patchlight.controller.policies.order import Fifo, LeastAttainedService, Srpt
 from patchlight.controller.policies.placement import FirstFit
 from patchlight.emulation.simulator.cluster import Policies, QueueJob, Settings, TwoLevel, simulate
+from tests.support.given_outages import GivenOutages, gpu_outages
 
-GPUS, RESTART = 4, 2
+GPUS, RESTART, CHECKPOINT = 4, 2, 5
 FIRST_GPU_S = 6
 
 
@@ -28,6 +33,8 @@ class Job:
     started: int = -1
     ended: int = -1
     preempted: int = 0
+    lost: int = 0
+    worked: int = 0  # Since it began on these GPUs.
 
     def priority(self, order: str) -> int:
         if order == "srpt":
@@ -35,8 +42,13 @@ class Job:
         return self.at if order == "fifo" else int(self.attained >= FIRST_GPU_S)
 
 
-def stepped(order: str, wanted: list[tuple[int, int, int]]) -> list[tuple[int, int, int, int]]:
-    """When each job started and ended, its preemptions and GPU-seconds: the quantum is 1 s."""
+def stepped(
+    order: str, wanted: list[tuple[int, int, int]], broken_at: Callable[[int], frozenset[int]]
+) -> list[tuple[int, int, int, int, int]]:
+    """When each job started and ended, its preemptions, losses and GPU-seconds.
+
+    The quantum is 1 s; ``broken_at`` gives the GPUs that are broken in the second that begins.
+    """
     jobs = [Job(number, *each) for number, each in enumerate(wanted)]
     running: list[Job] = []
     now = 0
@@ -45,10 +57,15 @@ def stepped(order: str, wanted: list[tuple[int, int, int]]) -> list[tuple[int, i
             if not job.left and not job.idle:
                 job.ended, job.gpus = now, frozenset()
                 running.remove(job)
+        broken = broken_at(now)
+        for job in [job for job in running if job.gpus & broken]:
+            job.gpus, job.lost = frozenset(), job.lost + 1
+            job.left += job.worked % CHECKPOINT
+            running.remove(job)
         waiting = [job for job in jobs if job.at <= now and job.ended < 0 and job not in running]
         while waiting:
             head = min(waiting, key=lambda job: (job.priority(order), job.number))
-            free = frozenset(range(GPUS)).difference(*(job.gpus for job in running))
+            free = frozenset(range(GPUS)).difference(broken, *(job.gpus for job in running))
             behind = [
                 job
                 for job in running
@@ -66,7 +83,8 @@ def stepped(order: str, wanted: list[tuple[int, int, int]]) -> list[tuple[int, i
                 waiting.append(job)
             waiting.remove(head)
             running.append(head)
-            head.began, head.idle = now, 0 if head.started < 0 else RESTART
+            head.began, head.worked = now, 0
+            head.idle = 0 if head.started < 0 else RESTART
             head.started = now if head.started < 0 else head.started
         now += 1
         for job in running:
@@ -75,7 +93,8 @@ def stepped(order: str, wanted: list[tuple[int, int, int]]) -> list[tuple[int, i
                 job.idle -= 1
             else:
                 job.left -= 1
-    return [(job.started, job.ended, job.preempted, job.attained) for job in jobs]
+                job.worked += 1
+    return [(job.started, job.ended, job.preempted, job.lost, job.attained) for job in jobs]
 
 
 JOBS = st.lists(
@@ -85,8 +104,10 @@ JOBS = st.lists(
 
 @pytest.mark.parametrize("order", ["fifo", "srpt", "las"])
 @settings(max_examples=150, deadline=None)
-@given(drawn=JOBS)
-def test_both_say_the_same(order: str, drawn: list[tuple[int, int, int]]) -> None:
+@given(drawn=JOBS, outages=st.just(GivenOutages()) | gpu_outages(GPUS))
+def test_both_say_the_same(
+    order: str, drawn: list[tuple[int, int, int]], outages: GivenOutages
+) -> None:
     wanted = sorted(drawn, key=lambda each: each[0])
     first_s = wanted[0][0]
     wanted = [(at - first_s, workers, lasts) for at, workers, lasts in wanted]
@@ -103,7 +124,15 @@ def test_both_say_the_same(order: str, drawn: list[tuple[int, int, int]]) -> Non
         TwoLevel(1, 1, GPUS),
         jobs,
         Policies(orders[order], FirstFit()),
-        Settings(preempt=True, quantum_s=1.0, restart_s=float(RESTART)),
+        Settings(
+            preempt=True,
+            quantum_s=1.0,
+            restart_s=float(RESTART),
+            checkpoint_s=float(CHECKPOINT),
+            outages=outages,
+        ),
     )
-    found = [(r.started_s, r.ended_s, r.preemptions, r.allocated_gpu_s) for r in result.records]
-    assert found == stepped(order, wanted)
+    found = [
+        (r.started_s, r.ended_s, r.preemptions, r.losses, r.allocated_gpu_s) for r in result.records
+    ]
+    assert found == stepped(order, wanted, outages.broken_at)

@@ -95,6 +95,12 @@ def test_every_decision_comes_to_the_same_as_in_ddls(
         assert result.blocking_rate("faithful") == pytest.approx(rate, rel=1e-12)
 
 
+def test_recordings_are_of_all_laws_and_one_is_a_whole_episode() -> None:
+    heads = [Recording.read(path).head for path in RECORDINGS]
+    assert {law for head in heads for law in re.findall(r"law ([A-D])", head)} == set("ABCD")
+    assert sum(_WHOLE.search(head) is not None for head in heads) == 1
+
+
 def test_recordings_hold_all_that_can_become_of_a_job(workloads: Workloads) -> None:
     outcomes: Counter[JobOutcome] = Counter()
     for path in RECORDINGS:

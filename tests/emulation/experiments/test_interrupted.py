@@ -1,0 +1,151 @@
+"""Ctrl-C in the middle of partition policies' episodes: what is finished is written, and said."""
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchlight.cli.experiment.pac_ml_tables import print_tables
+from patchlight.emulation.experiments.pac_ml.report import write_report
+from patchlight.emulation.experiments.pac_ml.run import ExperimentOptions, run_experiment
+from patchlight.emulation.simulator.executors import Engine
+from tests.support.waiting import wait_until
+
+# The second of its episodes never ends.
+STICKS = """
+import time
+from pathlib import Path
+
+
+class Sticks:
+    def __init__(self):
+        here = Path(__file__).parent
+        self.stuck = (here / "first").exists()
+        (here / ("stuck" if self.stuck else "first")).touch()
+
+    def degree(self, cluster, job, legal):
+        while self.stuck:
+            time.sleep(60)
+        return legal[-1]
+"""
+SHORT = ExperimentOptions(
+    seeds=3,
+    laws=("A", "D"),
+    rules=("ramp-block",),
+    horizon_s=6e4,
+    policies=("constant-8", "random"),
+)
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def interrupted(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """Exit code and both outputs of a command that got Ctrl-C while it was stuck."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "patchlight", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell that runs tests in the background has them ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    with process:
+        try:
+            wait_until((folder / "stuck").exists, "an episode that sticks", 60)
+            process.send_signal(signal.SIGINT)
+            said, complained = process.communicate(timeout=60)
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, said, complained
+
+
+COMMANDS = {
+    "pac-ml": ("experiment", "pac-ml", "--rules", "ramp-block", "--laws", "A", "--seeds", "3"),
+    "evaluate": ("policy", "evaluate", "--seeds", "3"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_writes_and_prints_what_is_finished(tmp_path: Path, command: str) -> None:
+    sticks, output = tmp_path / "sticks.py", tmp_path / "out"
+    sticks.write_text(STICKS)
+    named = ("constant-8", f"{sticks}:Sticks")
+    asked = ("--policies", ",".join(named)) if command == "pac-ml" else named
+    arguments = (*COMMANDS[command], *asked, "--processes", "1", "--output", str(output))
+    code, said, complained = interrupted(tmp_path, *arguments)
+    assert code == 130, complained
+    # Seed by seed: both policies have the first one, constant-8 the second too.
+    assert "only 3 of 6 episodes are finished and written" in complained
+    found = json.loads((output / "result.json").read_text(), parse_constant=pytest.fail)
+    assert found["interrupted"] is True
+    assert (found["episodes_finished"], found["episodes_wanted"]) == (3, 6)
+    if command == "pac-ml":
+        policies = found["rules"]["ramp-block"]["A"]["policies"]
+        assert found["rules"]["ramp-block"]["A"]["hindsight_bound"]["blocking_rate"] > 0
+    else:
+        policies = {row["policy"]: row for row in found["policies"]}
+    assert {name: len(each["episodes"]) for name, each in policies.items()} == {
+        "constant-8": 2,
+        f"{sticks}:Sticks": 1,
+    }
+    assert "constant-8" in said
+    assert "Sticks" in said
+
+
+def test_ctrl_c_before_anything_is_finished_writes_nothing(tmp_path: Path) -> None:
+    sticks, output = tmp_path / "sticks.py", tmp_path / "out"
+    sticks.write_text(STICKS)
+    (tmp_path / "first").touch()
+    few = ("--seeds", "1", "--processes", "1", "--output", str(output))
+    code, _, complained = interrupted(tmp_path, "policy", "evaluate", f"{sticks}:Sticks", *few)
+    assert code == 130, complained
+    assert not output.exists()
+
+
+class Stop:
+    """Presses Ctrl-C once so many episodes are done."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def __call__(self, done: int, total: int) -> None:
+        if done == self.after:
+            raise KeyboardInterrupt
+
+
+def part(options: ExperimentOptions, after: int) -> dict[str, Any]:
+    return run_experiment(options, lambda words: None, Stop(after))
+
+
+@pytest.mark.parametrize("engine", [Engine("serial"), Engine("processes", 2)], ids=["1", "2"])
+def test_figures_are_those_of_the_finished_episodes(
+    engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = run_experiment(SHORT, lambda words: None, lambda done, total: None)
+    assert not whole["interrupted"]
+    assert whole["episodes_finished"] == whole["episodes_wanted"] == 12
+    for after in (1, 7):
+        some = part(replace(SHORT, engine=engine), after)
+        assert some["interrupted"]
+        episodes = 0
+        for law, cell in some["rules"]["ramp-block"].items():
+            for name, figures in cell["policies"].items():
+                there = whole["rules"]["ramp-block"][law]["policies"][name]["episodes"]
+                assert [each for each in there if each in figures["episodes"]] == figures[
+                    "episodes"
+                ]
+                episodes += len(figures["episodes"])
+        assert episodes == some["episodes_finished"] < 12
+        # Tables and plots do without what is not there.
+        assert len(write_report(some, tmp_path / "out")) == 7
+        print_tables(some)
+        assert "constant-8" in capsys.readouterr().out
