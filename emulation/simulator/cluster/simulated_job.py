@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from patchlight.controller.policies.contract import Progress, Running
-from patchlight.emulation.simulator.cluster.cluster import Demand
-from patchlight.emulation.simulator.cluster.jobs import Load, QueueJob
+from patchlight.controller.prediction.load import Load
+from patchlight.controller.prediction.sharing import Demand
+from patchlight.emulation.simulator.cluster.jobs import QueueJob
 
 
 class State(StrEnum):

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from patchlight.controller.policies.contract import ClusterView, Frozen, Preview, Running, nowhere
+from patchlight.controller.prediction.sharing import RingNetwork
 from patchlight.emulation.simulator.cluster.cluster import Cluster, Rewiring
 from patchlight.emulation.simulator.cluster.events import EventQueue
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, load_of
 from patchlight.emulation.simulator.cluster.occupancy import Accounts, Occupancy
 from patchlight.emulation.simulator.cluster.settings import Settings
-from patchlight.emulation.simulator.cluster.sharing import RingNetwork
 from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob, State
 from patchlight.emulation.simulator.outages import Outage
 from patchlight.testbed.errors import BadInput
@@ -55,7 +55,7 @@ class Simulation:
         self.accounts = Accounts()
         self.preview: Preview = nowhere
         self._by_end: list[Running] = []
-        self._rings = RingNetwork(self.cluster)
+        self._rings: RingNetwork[SimulatedJob] = RingNetwork(self.cluster)
         self._view: ClusterView | None = None
 
     # -- time
