@@ -14,7 +14,7 @@ class Training(NamedTuple):
     GPU model; the slowest GPU of a job sets its pace.
     """
 
-    iterations: int
+    iterations: float
     gradient_bytes: float
     compute_s: Mapping[str, float]
 

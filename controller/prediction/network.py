@@ -29,6 +29,7 @@ class LabNetwork:
         self.hosts: tuple[Host, ...] = tuple(host for host in lab.hosts if host.gpu is not None)
         if not self.hosts:
             raise BadInput(f"lab {lab.name} has no GPU with a NIC: there is nothing to run jobs on")
+        self._numbers = {host.name: number for number, host in enumerate(self.hosts)}
         rates = [host.nic.rate_bps for host in self.hosts]
         self.nic_bps = float(min((rate for rate in rates if rate), default=UNLIMITED_BPS))
         self.switches = [links.switch_of(lab, host.endpoint) for host in self.hosts]
@@ -66,6 +67,24 @@ class LabNetwork:
             for link in links:
                 found[link] = found.get(link, 0) + 1
         return found
+
+    def number(self, name: str) -> int:
+        """The number of a host; ``BadInput`` if there is none of that name with a GPU."""
+        host = self.lab.host(name)
+        if host.name not in self._numbers:
+            raise BadInput(f"{host.name} has no GPU: no worker runs there")
+        return self._numbers[host.name]
+
+    def words(self, link: Hashable) -> str:
+        """A link for people: ``the NIC of server1.gpu0``, ``the link from tor1 to tor2``."""
+        match link:
+            case (int(number), str(way)):
+                return f"the NIC of {self.hosts[number].name} ({way})"
+            case (str(here), str(there)):
+                return f"the link from {here} to {there}"
+            case (str(here), str(there), int(port)):
+                return f"the link from {here}.{port} to {there}"
+        return str(link)
 
     def _edge(self, gpu: int, following: int) -> tuple[Hashable, ...] | None:
         here, there = self.switches[gpu], self.switches[following]
