@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 from patchlight.controller.policies.contract import (
     ClusterShape,
@@ -10,10 +11,12 @@ from patchlight.controller.policies.contract import (
     Frozen,
     GpuSite,
     JobView,
+    RingOfJob,
     Running,
 )
 from patchlight.controller.policies.topology import NO_PORTS, Ports
-from patchlight.testbed.jobs import JobStatus
+from patchlight.controller.prediction.load import Training, training_load
+from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import trace_links
@@ -70,28 +73,50 @@ class WiredLab:
         recent: Sequence[JobView] = (),
         locked: Ports = NO_PORTS,
         failed: Ports = NO_PORTS,
+        jobs: Mapping[str, JobStatus] = MappingProxyType({}),
     ) -> ClusterView:
         """The cluster now. ``running`` has each job's hosts; when jobs end is not known.
 
-        Circuits of ``locked`` OCS ports are to stay; ``failed`` ports can carry none.
+        Circuits of ``locked`` OCS ports are to stay; ``failed`` ports can carry none. ``jobs`` say
+        what those that run, by id, have still to do.
         """
         out_of_use = self.as_set(broken)
-        jobs = [Running(float("inf"), self.as_set(hosts), job) for job, hosts in running.items()]
+        at_work = [Running(float("inf"), self.as_set(hosts), job) for job, hosts in running.items()]
         occupied = out_of_use
-        for job in jobs:
+        for job in at_work:
             occupied |= job.gpus
         return ClusterView(
             now_s=now_s,
             shape=self.shape,
             occupied=occupied,
             broken=out_of_use,
-            running=tuple(jobs),
+            running=tuple(at_work),
             recent=tuple(recent)[-64:],
             lab=self.lab,
             circuits=Frozen(self.maps),
             barred=Frozen({ocs: _ports(ocs, locked, failed) for ocs in {*locked, *failed}}),
             failed=Frozen({ocs: _ports(ocs, failed) - _ports(ocs, locked) for ocs in failed}),
+            rings=tuple(self._ring(job, hosts, jobs.get(job)) for job, hosts in running.items()),
         )
+
+    def _ring(self, job: str, hosts: Collection[str], status: JobStatus | None) -> RingOfJob:
+        """A job's ring, and the iterations that it has still to do where its status is known."""
+        ring = tuple(self.numbers[name] for name in hosts)
+        if status is None:
+            return RingOfJob(job, ring)
+        training = training_of(status)
+        models = {self.shape.gpus[gpu].model for gpu in ring}
+        if not models <= training.compute_s.keys():
+            return RingOfJob(job, ring)
+        load = training_load(job, training, len(ring), models)
+        waits = status.state not in (JobState.RUNNING, JobState.PAUSED)
+        return RingOfJob(job, ring, load, waits=waits)
+
+
+def training_of(status: JobStatus) -> Training:
+    """What a job trains, of which what it has done is left out."""
+    spec = status.spec
+    return Training(spec.iterations - status.iterations_done, spec.gradient_bytes, spec.compute_s)
 
 
 def _ports(ocs: str, *sets: Ports) -> frozenset[int]:
@@ -113,4 +138,5 @@ def view_of(status: JobStatus) -> JobView:
         sequential_s=slowest_s,
         expected_s=Frozen({workers: slowest_s} if workers else None),
         gpu_models=frozenset(spec.compute_s),
+        training=training_of(status),
     )

@@ -38,6 +38,7 @@ class Placement:
     def __init__(self, lab: Lab, policies: PolicySet, transactions: Transactions) -> None:
         self._lab, self._policies, self._transactions = lab, policies, transactions
         self._circuits = transactions.parts
+        self._seen: Mapping[str, JobStatus] = {}
 
     async def look(self, running: HostsOfJobs, recent: Sequence[JobStatus]) -> LabView:
         """The lab now. ``recent`` are all jobs that came, the latest last."""
@@ -49,7 +50,8 @@ class Placement:
             locked, failed = await self._circuits.closed_ports()
         cluster = WiredLab(self._lab, maps)
         jobs = [view_of(status) for status in recent[-64:]]
-        view = cluster.view(time.time(), running, tuple(unseen), jobs, locked, failed)
+        self._seen = {status.id: status for status in recent}
+        view = cluster.view(time.time(), running, tuple(unseen), jobs, locked, failed, self._seen)
         return LabView(cluster, view, unseen)
 
     @property
@@ -113,7 +115,7 @@ class Placement:
 
         def ask(maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
             cluster = WiredLab(self._lab, maps)
-            view = cluster.view(time.time(), running, unseen, (), locked, failed)
+            view = cluster.view(time.time(), running, unseen, (), locked, failed, self._seen)
             gpus = [[cluster.numbers[name] for name in hosts] for hosts in groups.values()]
             return policy.circuits(view, gpus)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from patchlight.controller.prediction.load import Load, Training
 from patchlight.testbed.graphs.model import ComputationGraph
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
@@ -110,7 +111,8 @@ class JobView(NamedTuple):
     is the part of ``sequential_s``, its time on one GPU, within which it must complete, and
     ``limit_s`` the same in seconds. ``expected_s`` gives, for a partition degree, about how
     long the job takes; empty where nobody knows. ``gpu_models`` are those that it can run on, empty
-    for any.
+    for any. ``training`` says what an iteration is, where that is known; of a job that is known by
+    its time alone, ``communication`` is the part of that in which it only moves gradients.
     """
 
     name: str
@@ -122,6 +124,8 @@ class JobView(NamedTuple):
     limit_s: float = math.inf
     expected_s: Mapping[int, float] = Frozen()
     gpu_models: frozenset[str] = frozenset()
+    training: Training | None = None
+    communication: float = 0.0
 
 
 class Running(NamedTuple):
@@ -133,6 +137,20 @@ class Running(NamedTuple):
     ends_s: float
     gpus: int
     name: str = ""
+
+
+class RingOfJob(NamedTuple):
+    """The ring of a job that has GPUs, in its order, and what is to be done on it.
+
+    ``load`` is ``None`` where nobody knows it; its units are those to come, if ``ends_s``, on the
+    view's clock, is infinity. ``waits``: it has not begun, as its circuits are still to be decided.
+    """
+
+    name: str
+    ring: tuple[int, ...]
+    load: Load | None = None
+    ends_s: float = math.inf
+    waits: bool = False
 
 
 Preview = Callable[[JobView, int], int | None]
@@ -151,7 +169,8 @@ class ClusterView(NamedTuple):
     the job that ends next first. ``recent`` are the jobs that came before, the latest last,
     64 at most, run or not. ``lab``, ``circuits`` (the present map of each OCS) and ``barred``
     (OCS ports that may not be touched) are there where there is a network to rewire; of the
-    ``failed`` ones among these, circuits may be broken but not made.
+    ``failed`` ones among these, circuits may be broken but not made. There, ``rings`` are those of
+    the jobs that have GPUs.
     """
 
     now_s: float
@@ -165,6 +184,7 @@ class ClusterView(NamedTuple):
     circuits: Mapping[str, PortMap] = Frozen()
     barred: Mapping[str, frozenset[int]] = Frozen()
     failed: Mapping[str, frozenset[int]] = Frozen()
+    rings: Sequence[RingOfJob] = ()
 
     @property
     def free(self) -> int:

@@ -71,6 +71,7 @@ def _queue_job(job: TraceJob, arrived_s: float, communication: float) -> QueueJo
         )
     limit_s = math.inf if math.isnan(job.deadline_s) else job.deadline_s - job.submitted_s
     sequential_s = job.duration_s * job.gpus
+    share = communication if job.gpus > 1 else 0.0
     view = JobView(
         name=job.name,
         workers=job.gpus,
@@ -78,8 +79,8 @@ def _queue_job(job: TraceJob, arrived_s: float, communication: float) -> QueueJo
         sequential_s=sequential_s,
         requirement=limit_s / sequential_s if sequential_s and limit_s < math.inf else math.inf,
         limit_s=limit_s,
+        communication=share,
     )
-    share = communication if job.gpus > 1 else 0.0
     return QueueJob(view, job.duration_s, share, None, job.cluster)
 
 
@@ -137,6 +138,9 @@ class SyntheticJobs:
         jobs: list[QueueJob] = []
         for at_s, lasts_s, size in zip(arrivals.tolist(), durations, workers, strict=True):
             sequential_s = lasts_s * size
-            view = JobView(str(len(jobs)), size, arrived_s=at_s, sequential_s=sequential_s)
-            jobs.append(QueueJob(view, lasts_s, self.communication if size > 1 else 0.0))
+            share = self.communication if size > 1 else 0.0
+            view = JobView(
+                str(len(jobs)), size, arrived_s=at_s, sequential_s=sequential_s, communication=share
+            )
+            jobs.append(QueueJob(view, lasts_s, share))
         return jobs

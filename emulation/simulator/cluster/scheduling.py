@@ -146,7 +146,7 @@ class QueueScheduler:
         dark_s = 0.0
         if topology is not None and len(ring) > 1:
             try:
-                wanted = topology.circuits(simulation.view(), [ring])
+                wanted = topology.circuits(simulation.view_with(job, ring), [ring])
             except PatchlightError:
                 simulation.accounts.regroups_refused += 1
             else:

@@ -70,7 +70,10 @@ class SimulatedJob:
     losses: int = 0
 
     def __post_init__(self) -> None:
-        spec = self.spec
+        spec, view = self.spec, self.spec.view
+        if (spec.training, spec.communication) != (view.training, view.communication):
+            view = view._replace(training=spec.training, communication=spec.communication)
+            self.spec = spec = spec._replace(view=view)
         self.workers = spec.view.workers
         self.units = spec.duration_s if spec.training is None else float(spec.training.iterations)
         self.remaining = self.began_remaining = self.units
