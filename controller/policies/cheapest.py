@@ -11,41 +11,15 @@ from patchlight.controller.policies.contract import ClusterView, JobView, RingOf
 from patchlight.controller.policies.placement import Consolidated, FirstFit, RegroupPlacement
 from patchlight.controller.policies.price import Maps, Price, Prices, placed
 from patchlight.controller.policies.ring_order import ring_order
-from patchlight.controller.policies.topology import CannotRegroup, regroup
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
 
 _KEEP: Maps = {}
 
 
-def _regrouped(
-    cluster: ClusterView, lab: Lab, groups: Sequence[RingOfJob], prices: Prices
-) -> Maps | None:
-    """The maps that bring each of these jobs under one switch; ``None`` where there are none.
-
-    Circuits of jobs that run already stay.
-    """
-    others = [job for job in prices.jobs if job not in groups and not job.waits]
-    failed = cluster.failed
-    locked = {
-        ocs: set(ports - failed.get(ocs, frozenset())) for ocs, ports in cluster.barred.items()
-    }
-    for ocs, ports in prices.ports_of(others).items():
-        locked.setdefault(ocs, set()).update(ports)
-    names = [[cluster.shape.gpus[gpu].name for gpu in group.ring] for group in groups]
-    try:
-        wanted = regroup(lab, cluster.circuits, names, locked=locked, failed=failed)
-    except CannotRegroup:
-        return None
-    return {ocs: each for ocs, each in wanted.items() if each != cluster.circuits[ocs]}
-
-
-def _wirings(
-    cluster: ClusterView, lab: Lab, groups: Sequence[RingOfJob], prices: Prices
-) -> Iterator[tuple[Price, Maps]]:
+def _wirings(groups: Sequence[RingOfJob], prices: Prices) -> Iterator[tuple[Price, Maps]]:
     yield prices.of(_KEEP), _KEEP
-    wanted = _regrouped(cluster, lab, groups, prices)
+    wanted = prices.regrouped(groups)
     if wanted:
         yield prices.of(wanted), wanted
 
@@ -81,7 +55,7 @@ class CheapestPlacement:
             if here.load is None:
                 return rings[0]
             prices = Prices(cluster, lab, [*cluster.rings, here])
-            price = min(price for price, _ in _wirings(cluster, lab, [here], prices))
+            price = min(price for price, _ in _wirings([here], prices))
             if best is None or price < best[0]:
                 best = price, ring
         return rings[0] if best is None else best[1]
@@ -106,5 +80,5 @@ class CheapestTopology:
         new = [job for job in asked if job.waits] or asked
         prices = Prices(cluster, lab, cluster.rings)
         if any(job.load is None for job in new):
-            return _regrouped(cluster, lab, new, prices) or _KEEP
-        return min(_wirings(cluster, lab, new, prices), key=lambda found: found[0])[1]
+            return prices.regrouped(new) or _KEEP
+        return min(_wirings(new, prices), key=lambda found: found[0])[1]

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from patchlight.controller.policies.contract import ClusterView, JobView, RingOfJob
+from patchlight.controller.policies.topology import CannotRegroup, regroup
 from patchlight.controller.prediction.completion import RingWork, completions_s, units_s
 from patchlight.controller.prediction.load import Load, training_load
 from patchlight.controller.prediction.network import LabNetwork
@@ -46,7 +47,7 @@ class Prices:
     """
 
     def __init__(self, cluster: ClusterView, lab: Lab, jobs: Sequence[RingOfJob]) -> None:
-        self._cluster, self._lab = cluster, lab
+        self._cluster, self._lab, self._all = cluster, lab, tuple(jobs)
         self.jobs = tuple(job for job in jobs if job.ring and job.load is not None)
         self._links = trace_links(lab, cluster.circuits)
         self.network = LabNetwork(lab, self._links)
@@ -94,16 +95,23 @@ class Prices:
             links = trace_links(self._lab, {**self._cluster.circuits, **maps}, self._links)
             network = LabNetwork(self._lab, links)
         works = []
-        for job, load, unit_s in zip(self.jobs, self._left, self._present_unit_s, strict=True):
-            pause_s = 0.0
-            if job.waits:
-                pause_s = dark_s  # It begins once the change is done.
-            elif self._moves(job, links):
-                pause_s = dark_s + (unit_s if unit_s < math.inf else 0.0)
+        for job, load in zip(self.jobs, self._left, strict=True):
+            concerned = job.waits or self._moves(job, links)
+            pause_s = self.pause_s(job, dark_s) if concerned else 0.0
             works.append(RingWork(job.ring, load, pause_s))
         ends_s = tuple(completions_s(network, works))
         total_s = math.fsum(each for each in ends_s if each < math.inf)
         return Price(ends_s.count(math.inf), total_s, cross_connects, dark_s, ends_s)
+
+    def pause_s(self, job: RingOfJob, dark_s: float) -> float:
+        """What a job loses to a change of its circuits that is dark for so long.
+
+        One that runs ends its iteration first; one that waits begins once the change is done.
+        """
+        if job.waits:
+            return dark_s
+        unit_s = self._present_unit_s[self.jobs.index(job)]
+        return dark_s + (unit_s if unit_s < math.inf else 0.0)
 
     def _moves(self, job: RingOfJob, links: Links) -> bool:
         """Whether light of the job goes another way than now."""
@@ -112,7 +120,23 @@ class Prices:
         ends = [self.network.hosts[gpu].endpoint for gpu in job.ring]
         return any(links.paths.get(end) is not self._links.paths.get(end) for end in ends)
 
-    def ports_of(self, jobs: Sequence[RingOfJob]) -> dict[str, set[int]]:
+    def regrouped(self, groups: Sequence[RingOfJob]) -> Maps | None:
+        """The maps that change if each of these jobs comes under one switch; ``None`` if it cannot.
+
+        Circuits of all other jobs stay.
+        """
+        cluster, failed = self._cluster, self._cluster.failed
+        locked = self._ports_of([job for job in self._all if job not in groups])
+        for ocs, ports in cluster.barred.items():
+            locked.setdefault(ocs, set()).update(ports - failed.get(ocs, frozenset()))
+        names = [[cluster.shape.gpus[gpu].name for gpu in group.ring] for group in groups]
+        try:
+            wanted = regroup(self._lab, cluster.circuits, names, locked=locked, failed=failed)
+        except CannotRegroup:
+            return None
+        return {ocs: each for ocs, each in wanted.items() if each != cluster.circuits[ocs]}
+
+    def _ports_of(self, jobs: Sequence[RingOfJob]) -> dict[str, set[int]]:
         """The OCS ports that carry the light of these jobs, there and back."""
         found: dict[str, set[int]] = {}
         for job in jobs:

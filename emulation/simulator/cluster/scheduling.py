@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 from patchlight.controller.policies.contract import (
     ClusterView,
+    Frozen,
     JobView,
     OrderPolicy,
     PlacementPolicy,
     TopologyPolicy,
 )
+from patchlight.controller.policies.defragment import defragment
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.jobs import QueueJob
 from patchlight.emulation.simulator.cluster.results import QueueResult
@@ -60,11 +62,33 @@ class QueueScheduler:
         self._failed: tuple[int, int] | None = None
         self._in_vain: tuple[int, int] | None = None
         self._again_s = 0.0
+        self._look_s, self._seen_ended = 0.0, 0
+        self._seen: frozenset[int] = frozenset()
         self.latencies_s = array("d")
         simulation.preview = self._preview
 
     def decide(self) -> None:
-        """Start all that can be started now."""
+        """Start all that can be started now; then move light under running jobs if that pays."""
+        self._start_jobs()
+        if self._settings.defragment_s is not None and self._simulation.running:
+            self._defragment(self._settings.defragment_s)
+
+    def _defragment(self, every_s: float) -> None:
+        simulation = self._simulation
+        running = frozenset(simulation.running)
+        if running == self._seen:
+            return  # Nothing began or ended: less is to be gained now than when it was looked at.
+        if simulation.ended == self._seen_ended and simulation.now_s < self._look_s:
+            simulation.wake_at(self._look_s)
+            return
+        self._seen, self._seen_ended = running, simulation.ended
+        self._look_s = simulation.now_s + every_s
+        # Its ports are barred as they carry running jobs: those are what this is about.
+        proposal = defragment(simulation.view()._replace(barred=Frozen()))
+        if proposal is not None:
+            simulation.rewire(proposal.maps)
+
+    def _start_jobs(self) -> None:
         simulation = self._simulation
         self._join()
         simulation.held_up = False

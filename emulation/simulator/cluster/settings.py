@@ -20,6 +20,10 @@ class Settings:
     preempted or lost its GPUs needs ``restart_s`` to begin again; who lost them, also does
     again what came after its last checkpoint, made every ``checkpoint_s`` of its running.
 
+    With ``defragment_s`` light moves under running jobs where that gains more than it costs
+    (``patchlight.controller.policies.defragment``): when a job has ended, and every so many
+    seconds; infinity is only when one has ended. On clusters with circuits.
+
     ``known``: how long jobs take is known to the policies. ``seed`` draws outages.
     """
 
@@ -29,6 +33,7 @@ class Settings:
     quantum_s: float = 360.0
     restart_s: float = 60.0
     checkpoint_s: float = 3600.0
+    defragment_s: float | None = None
     known: bool = True
     outages: Outages | None = None
     seed: int = 0
@@ -41,6 +46,10 @@ class Settings:
         if self.backfill_depth < 1:
             raise BadInput(
                 f"backfill cannot look at {self.backfill_depth} jobs: expected 1 or more"
+            )
+        if self.defragment_s is not None and not self.defragment_s > 0:
+            raise BadInput(
+                f"light cannot be looked at every {self.defragment_s} s: expected more than 0"
             )
         if self.backfill and not self.known:
             raise BadInput("backfilling needs to know how long jobs take")
