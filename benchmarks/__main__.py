@@ -21,6 +21,7 @@ from patchlight.testbed.errors import PatchlightError
 MODULES = (
     "benchmarks.fabric",
     "benchmarks.experiment",
+    "benchmarks.prediction",
     "benchmarks.openflow",
     "benchmarks.ocs",
     "benchmarks.ocssessions",

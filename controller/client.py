@@ -184,6 +184,14 @@ class ControllerClient:
         """The map of each OCS, as ``{"ocs1": {"map": ["1>7", …]}}``."""
         return self._call("GET", "/circuits")
 
+    def topology(self) -> Answer:
+        """Nodes, packet switches and trunks as they are lit: see ``testbed.topology``."""
+        return self._call("GET", "/topology")
+
+    def topology_file(self, format: str) -> str:
+        """The same as a file for another scheduler: ``slurm``, ``slurm-conf`` or ``kueue``."""
+        return self._answer("GET", "/topology", format=format).text
+
     # -- changing circuits ---------------------------------------------------------------------
     # Each of these takes ``why``, ``dry_run``, ``spare_jobs`` and ``planned_from`` (see
     # ``controller.api.models.ChangeRequest``) and answers with the record of the change, or with
@@ -208,6 +216,10 @@ class ControllerClient:
     def roll_back(self, number: int, **options: Any) -> Answer:
         """Undo one change, and nothing that other changes did."""
         return self._call("POST", f"/reconfigurations/{number}/rollback", options)
+
+    def together(self, nodes: Sequence[str], *, force: bool = False, **options: Any) -> Answer:
+        """Light servers or hosts onto one packet switch; ``force`` also moves jobs' circuits."""
+        return self._call("POST", "/together", {"nodes": list(nodes), "force": force} | options)
 
     def restore(self, name: str, **options: Any) -> Answer:
         """Bring about the maps saved under a name."""

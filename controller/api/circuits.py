@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
+from fastapi.responses import PlainTextResponse
 
 from patchlight.controller.api import models
 from patchlight.controller.api.caller import caller_of
@@ -26,8 +27,11 @@ from patchlight.controller.changes.record import (
 )
 from patchlight.controller.client import check_map_name
 from patchlight.controller.operations import CircuitOperations, DriftReport, PowerReport
+from patchlight.controller.together import bringing_together
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.topology import topology_of
+from patchlight.testbed.topology_files import FORMATS
 
 Answer = dict[str, Any]
 
@@ -172,6 +176,14 @@ def _look(routes: APIRouter, operations: CircuitOperations) -> None:
             ],
         }
 
+    @routes.get("/topology")
+    async def topology(format: models.TopologyFormat = "json") -> Any:
+        found = topology_of(parts.lab, parts.maps.links(await parts.maps.read()))
+        if format == "json":
+            # Links through these are not known; they are left out.
+            return {**found.as_json, "unread": parts.devices.unread}
+        return PlainTextResponse(FORMATS[format](found))
+
     @routes.get("/circuits")
     async def circuits() -> Answer:
         maps = await parts.maps.read()
@@ -241,6 +253,13 @@ def _change(routes: APIRouter, operations: CircuitOperations) -> None:
         decide, adopts = operations.undoing(number)
         why = f"undoes change {number}"
         return await _run(operations, decide, request, caller, adopts, why=why, reverts=number)
+
+    @routes.post("/together")
+    async def together(request: models.TogetherRequest, caller: Caller) -> Answer:
+        decide = await bringing_together(parts, request.nodes, request.force)
+        spared = request.model_copy(update={"spare_jobs": request.spare_jobs or not request.force})
+        why = f"brings together {', '.join(request.nodes)}"
+        return await _run(operations, decide, spared, caller, {}, why=why)
 
     @routes.post("/maps/{name}/restore")
     async def restore(name: str, request: models.ChangeRequest, caller: Caller) -> Answer:

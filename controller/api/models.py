@@ -39,6 +39,9 @@ Number = Annotated[int, Ge(0), Le(2**63 - 1)]
 PageLength = Annotated[int, Ge(1), Le(1000)]
 """How many rows are wanted at most."""
 
+TopologyFormat = Literal["json", "slurm", "slurm-conf", "kueue"]
+"""As what the topology is wanted."""
+
 Port = Annotated[int, Ge(1), Le(1_000_000)]
 """The number of a switch's port, before anybody asked whether the switch has it."""
 
@@ -93,6 +96,16 @@ class ReconfigurationRequest(ChangeRequest):
     maps: dict[Text, CrossConnects] = Field(default={}, max_length=_MOST_SWITCHES)
     disconnect: dict[Text, Ports] = Field(default={}, max_length=_MOST_SWITCHES)
     only: bool = False
+
+
+class TogetherRequest(ChangeRequest):
+    """Servers or hosts to be lit onto one packet switch.
+
+    Without ``force`` no circuit of a running job is moved for it.
+    """
+
+    nodes: Names = Field(min_length=1)
+    force: bool = False
 
 
 class RepairRequest(ChangeRequest):

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 
 from patchlight.controller.policies.contract import (
     ClusterShape,
@@ -11,12 +12,14 @@ from patchlight.controller.policies.contract import (
     Frozen,
     GpuSite,
     JobView,
+    RingOfJob,
     Running,
 )
 from patchlight.controller.policies.topology import NO_PORTS, Ports
+from patchlight.controller.prediction.load import Training, training_load
 from patchlight.testbed.graphs import ComputationGraph, builtin_graph
 from patchlight.testbed.graphs.jsonformat import graph_from_json
-from patchlight.testbed.jobs import JobStatus
+from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import trace_links
@@ -73,28 +76,52 @@ class WiredLab:
         recent: Sequence[JobView] = (),
         locked: Ports = NO_PORTS,
         failed: Ports = NO_PORTS,
+        jobs: Mapping[str, JobStatus] = MappingProxyType({}),
     ) -> ClusterView:
         """The cluster now. ``running`` has each job's hosts; when jobs end is not known.
 
-        Circuits of ``locked`` OCS ports are to stay; ``failed`` ports can carry none.
+        Circuits of ``locked`` OCS ports are to stay; ``failed`` ports can carry none. ``jobs`` say
+        what those that run, by id, have still to do.
         """
         out_of_use = self.as_set(broken)
-        jobs = [Running(float("inf"), self.as_set(hosts), job) for job, hosts in running.items()]
+        at_work = [Running(float("inf"), self.as_set(hosts), job) for job, hosts in running.items()]
         occupied = out_of_use
-        for job in jobs:
+        for job in at_work:
             occupied |= job.gpus
         return ClusterView(
             now_s=now_s,
             shape=self.shape,
             occupied=occupied,
             broken=out_of_use,
-            running=tuple(jobs),
+            running=tuple(at_work),
             recent=tuple(recent)[-64:],
             lab=self.lab,
             circuits=Frozen(self.maps),
             barred=Frozen({ocs: _ports(ocs, locked, failed) for ocs in {*locked, *failed}}),
             failed=Frozen({ocs: _ports(ocs, failed) - _ports(ocs, locked) for ocs in failed}),
+            rings=tuple(self._ring(job, hosts, jobs.get(job)) for job, hosts in running.items()),
         )
+
+    def _ring(self, job: str, hosts: Collection[str], status: JobStatus | None) -> RingOfJob:
+        """A job's ring, and the iterations that it has still to do where its status is known."""
+        ring = tuple(self.numbers[name] for name in hosts)
+        if status is None:
+            return RingOfJob(job, ring)
+        training = training_of(status)
+        models = {self.shape.gpus[gpu].model for gpu in ring}
+        if training is None or not models <= training.compute_s.keys():
+            return RingOfJob(job, ring)
+        load = training_load(job, training, len(ring), models)
+        waits = status.state not in (JobState.RUNNING, JobState.PAUSED)
+        return RingOfJob(job, ring, load, waits=waits)
+
+
+def training_of(status: JobStatus) -> Training | None:
+    """What a job trains, of which what it has done is left out; ``None`` if that is not known."""
+    spec = status.spec
+    if not (spec.iterations and spec.gradient_bytes and spec.compute_s):
+        return None
+    return Training(spec.iterations - status.iterations_done, spec.gradient_bytes, spec.compute_s)
 
 
 def _ports(ocs: str, *sets: Ports) -> frozenset[int]:
@@ -126,6 +153,8 @@ def view_of(status: JobStatus, workers: int | None = None) -> JobView:
         limit_s=limit_s,
         expected_s=Frozen({workers: slowest_s} if workers and known else None),
         gpu_models=frozenset(spec.gpu_models or spec.compute_s),
+        user=status.by,
+        training=training_of(status),
     )
 
 

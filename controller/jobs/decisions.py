@@ -14,8 +14,10 @@ from patchlight.controller.policies.contract import (
     Frozen,
     JobView,
     PolicyKind,
+    RingOfJob,
     Running,
 )
+from patchlight.controller.prediction.load import Load, Training
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
 
@@ -84,6 +86,17 @@ def seen(
         "circuits": _maps(view.circuits),
         "barred": {ocs: sorted(ports) for ocs, ports in view.barred.items()},
         "failed": {ocs: sorted(ports) for ocs, ports in view.failed.items()},
+        "usage": dict(view.usage),
+        "rings": [
+            [
+                ring.name,
+                list(ring.ring),
+                ring.load and list(ring.load),
+                _number(ring.ends_s),
+                ring.waits,
+            ]
+            for ring in view.rings
+        ],
     }
     if job is not None:
         found["job"] = {**_job_record(job), "graph": graph}
@@ -116,6 +129,8 @@ def arguments(
         circuits=Frozen(maps),
         barred=Frozen({ocs: frozenset(ports) for ocs, ports in saw["barred"].items()}),
         failed=Frozen({ocs: frozenset(ports) for ocs, ports in saw["failed"].items()}),
+        usage=Frozen(saw["usage"]),
+        rings=tuple(map(_ring, saw["rings"])),
     )
     if kind == "topology":
         return view, saw["groups"]
@@ -155,7 +170,16 @@ def _job_record(job: JobView) -> dict[str, Any]:
         "limit_s": _number(job.limit_s),
         "expected_s": {str(degree): seconds for degree, seconds in job.expected_s.items()},
         "gpu_models": sorted(job.gpu_models),
+        "user": job.user,
+        "training": job.training and {**job.training._asdict()},
+        "communication": job.communication,
     }
+
+
+def _ring(record: Sequence[Any]) -> RingOfJob:
+    name, gpus, load, ends_s, waits = record
+    known = None if load is None else Load(*load)
+    return RingOfJob(name, tuple(gpus), known, math.inf if ends_s is None else ends_s, waits)
 
 
 def _job(record: Mapping[str, Any]) -> JobView:
@@ -174,4 +198,7 @@ def _job(record: Mapping[str, Any]) -> JobView:
         limit_s=number("limit_s", math.inf),
         expected_s=Frozen({int(n): seconds for n, seconds in record["expected_s"].items()}),
         gpu_models=frozenset(record["gpu_models"]),
+        user=record["user"],
+        training=Training(**record["training"]) if record["training"] else None,
+        communication=record["communication"],
     )

@@ -51,10 +51,11 @@ class Placement:
     def __init__(self, lab: Lab, policies: PolicySet, transactions: Transactions) -> None:
         self._lab, self._policies, self._transactions = lab, policies, transactions
         self._circuits = transactions.parts
+        self._seen: Mapping[str, JobStatus] = {}
 
     async def look(
         self, recent: Sequence[JobStatus], without_agent: Mapping[str, str]
-    ) -> Callable[[HostsOfJobs], LabView]:
+    ) -> Callable[[HostsOfJobs, Mapping[str, JobStatus]], LabView]:
         """The lab now, as soon as one says who runs where. It may take a device's time.
 
         ``recent`` are the jobs that came last, the latest of them last; ``without_agent`` hosts
@@ -69,8 +70,9 @@ class Placement:
         cluster = WiredLab(self._lab, maps)
         jobs = [view_of(status) for status in recent]
 
-        def see(running: HostsOfJobs) -> LabView:
-            view = cluster.view(time.time(), running, tuple(unseen), jobs, locked, failed)
+        def see(running: HostsOfJobs, statuses: Mapping[str, JobStatus]) -> LabView:
+            self._seen = statuses
+            view = cluster.view(time.time(), running, tuple(unseen), jobs, locked, failed, statuses)
             return LabView(cluster, view, unseen)
 
         return see
@@ -224,7 +226,7 @@ class Placement:
 
         def ask(maps: Mapping[str, PortMap]) -> tuple[Mapping[str, PortMap], Decision]:
             cluster = WiredLab(self._lab, maps)
-            view = cluster.view(time.time(), running, unseen, (), locked, failed)
+            view = cluster.view(time.time(), running, unseen, (), locked, failed, self._seen)
             gpus = [[cluster.numbers[name] for name in hosts] for hosts in groups.values()]
             return decided(
                 "topology",

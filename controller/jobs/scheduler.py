@@ -358,7 +358,12 @@ class Scheduler:
             if host.server.name in silent
         }
         see = await self._placement.look(self._table.recent(), without_agent)
-        return lambda: see(self._hosts_of(self._table.running))
+
+        def seen_now() -> LabView:
+            running = self._table.running
+            return see(self._hosts_of(running), {job_id: self._table[job_id] for job_id in running})
+
+        return seen_now
 
     def _hosts_of(self, job_ids: Iterable[str]) -> dict[str, list[str]]:
         running = self._table.running

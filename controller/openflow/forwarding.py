@@ -7,15 +7,21 @@ behind an OCS is a destination of its own. Nothing is flooded: whatever no entry
 dropped, so a loop of switches carries no storm.
 """
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from hashlib import blake2b
 from ipaddress import IPv4Address
 from typing import NamedTuple
 
 from patchlight.controller.openflow.address_blocks import address_blocks
 from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match, MatchValue
+from patchlight.controller.openflow.ways import (
+    SWITCHES_WITH_DRAWS_FOR_NICS,
+    Trunks,
+    drawn_port,
+    nearer_ports,
+    trunks_of,
+)
 from patchlight.testbed.lab import Endpoint, Host, Lab
 from patchlight.testbed.wiring import Links
 
@@ -32,13 +38,6 @@ TABLE_MISS = FlowEntry.ours(Match(), (), priority=PRIORITY_MISS)
 _MAC_BITS, _IPV4_BITS = 48, 32
 # A block of MACs is of one maker (OUI): a wider one could take in multicast addresses.
 _OUI_BITS = 24
-# Up to so many switches, each NIC has its own draw among links that are equally short. Beyond,
-# all NICs of a switch have one draw, and entries stay few: there are draws enough.
-_SWITCHES_WITH_DRAWS_FOR_NICS = 32
-
-# A port of a switch, and the switch that it is lit to.
-_Trunk = tuple[int, str]
-_Trunks = Mapping[str, list[_Trunk]]
 
 
 class _Destination(NamedTuple):
@@ -83,7 +82,7 @@ class Forwarding:
         self._blocks = {
             switch: _Destination(switch, tuple(matches[switch])) for switch in self._plugged
         }
-        self._trunks: _Trunks | None = None
+        self._trunks: Trunks | None = None
         self._fixed: dict[str, list[FlowEntry]] = {}
 
     def tables(self, links: Links) -> dict[str, FlowTable]:
@@ -99,7 +98,7 @@ class Forwarding:
         O(switches × destinations + switches × links); a destination is a NIC behind an OCS or
         a block, of which a switch has one where addresses are given in blocks that fit.
         """
-        trunks = _trunks(self._names, links)
+        trunks = trunks_of(self._names, links)
         if trunks != self._trunks:
             self._trunks, self._fixed = trunks, self._to_plugged(trunks)
         entries = {name: list(fixed) for name, fixed in self._fixed.items()}
@@ -109,23 +108,23 @@ class Forwarding:
             if port is not None and port.device in self._names:
                 lit[port.device].append((host, int(port.port)))
         for last, hosts in lit.items():
-            nearer = _nearer_ports(trunks, last)
+            nearer = nearer_ports(trunks, last)
             for host, port_number in hosts:
                 destination = self._nics[host.endpoint]
                 entries[last] += _entries(destination, port_number)
                 _spread(destination, nearer, entries)
         return {name: FlowTable.of(table) for name, table in entries.items()}
 
-    def _to_plugged(self, trunks: _Trunks) -> dict[str, list[FlowEntry]]:
+    def _to_plugged(self, trunks: Trunks) -> dict[str, list[FlowEntry]]:
         """The entries for NICs that cannot move, and the last one of every table."""
         entries: dict[str, list[FlowEntry]] = {name: [TABLE_MISS] for name in trunks}
-        few = len(trunks) <= _SWITCHES_WITH_DRAWS_FOR_NICS
+        few = len(trunks) <= SWITCHES_WITH_DRAWS_FOR_NICS
         for last, hosts in self._plugged.items():
             nics = [self._nics[host.endpoint] for host in hosts]
             for host, nic in zip(hosts, nics, strict=True):
                 port = self._lab.fibre_ends[host.endpoint][0].port
                 entries[last] += _entries(nic, int(port))
-            nearer = _nearer_ports(trunks, last)
+            nearer = nearer_ports(trunks, last)
             drawn = few and any(len(ports) > 1 for ports in nearer.values())
             for destination in nics if drawn else [self._blocks[last]]:
                 _spread(destination, nearer, entries)
@@ -181,35 +180,6 @@ def _ipv4(number: int) -> str:
     return str(IPv4Address(number))
 
 
-def _trunks(names: Iterable[str], links: Links) -> _Trunks:
-    trunks: dict[str, list[_Trunk]] = {name: [] for name in names}
-    for a, b in links.pairs():
-        if a.device in trunks and b.device in trunks and a.device != b.device:
-            trunks[a.device].append((int(a.port), b.device))
-            trunks[b.device].append((int(b.port), a.device))
-    return {name: sorted(ports) for name, ports in trunks.items()}
-
-
-def _nearer_ports(trunks: _Trunks, last: str) -> dict[str, list[int]]:
-    """For each other switch that reaches ``last``: its ports to switches one hop nearer."""
-    distance, waiting = {last: 0}, deque([last])
-    nearer: dict[str, list[int]] = {}
-    while waiting:
-        name = waiting.popleft()
-        if name != last:
-            # All that are nearer than this one have their distance by now.
-            nearer[name] = [
-                port
-                for port, neighbour in trunks[name]
-                if distance.get(neighbour, distance[name]) < distance[name]
-            ]
-        for _, neighbour in trunks[name]:
-            if neighbour not in distance:
-                distance[neighbour] = distance[name] + 1
-                waiting.append(neighbour)
-    return nearer
-
-
 def _spread(
     destination: _Destination,
     nearer: Mapping[str, list[int]],
@@ -217,18 +187,5 @@ def _spread(
 ) -> None:
     """Add the entries that send to a destination to each switch that is not its last."""
     for switch, ports in nearer.items():
-        port = ports[0] if len(ports) == 1 else _drawn(destination.name, switch, ports)
+        port = drawn_port(destination.name, switch, ports)
         entries[switch] += _entries(destination, port)
-
-
-def _drawn(destination: str, switch: str, ports: Iterable[int]) -> int:
-    """Highest-random-weight hashing (Thaler & Ravishankar, 1998).
-
-    Each port draws a number, the highest wins, so that taking a port away disturbs no other
-    destination.
-    """
-
-    def draw(port: int) -> bytes:
-        return blake2b(f"{destination}|{switch}|{port}".encode(), digest_size=8).digest()
-
-    return max(ports, key=draw)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from patchlight.controller.prediction.load import Load, Training
 from patchlight.testbed.graphs.model import ComputationGraph
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
@@ -110,7 +111,9 @@ class JobView(NamedTuple):
     is the part of ``sequential_s``, its time on one GPU, within which it must complete, and
     ``limit_s`` the same in seconds. ``expected_s`` gives, for a partition degree, about how
     long the job takes; empty where nobody knows. ``gpu_models`` are those that it can run on, empty
-    for any. ``user`` is whose it is.
+    for any. ``user`` is whose it is. ``training`` says what an iteration is, where that is known.
+    Of a job that is known by its time alone, ``communication`` is the part of that in which it
+    only moves gradients.
     """
 
     name: str
@@ -123,6 +126,8 @@ class JobView(NamedTuple):
     expected_s: Mapping[int, float] = Frozen()
     gpu_models: frozenset[str] = frozenset()
     user: str = ""
+    training: Training | None = None
+    communication: float = 0.0
 
 
 class Running(NamedTuple):
@@ -134,6 +139,20 @@ class Running(NamedTuple):
     ends_s: float
     gpus: int
     name: str = ""
+
+
+class RingOfJob(NamedTuple):
+    """The ring of a job that has GPUs, in its order, and what is to be done on it.
+
+    ``load`` is ``None`` where nobody knows it; its units are those to come, if ``ends_s``, on the
+    view's clock, is infinity. ``waits``: it has not begun, as its circuits are still to be decided.
+    """
+
+    name: str
+    ring: tuple[int, ...]
+    load: Load | None = None
+    ends_s: float = math.inf
+    waits: bool = False
 
 
 Preview = Callable[[JobView, int], int | None]
@@ -152,8 +171,9 @@ class ClusterView(NamedTuple):
     the job that ends next first. ``recent`` are the jobs that came before, the latest last,
     64 at most, run or not. ``lab``, ``circuits`` (the present map of each OCS) and ``barred``
     (OCS ports that may not be touched) are there where there is a network to rewire; of the
-    ``failed`` ones among these, circuits may be broken but not made. ``usage`` has what users had
-    in GPU-seconds, less the longer ago, each over the user's share; empty where nobody counts.
+    ``failed`` ones among these, circuits may be broken but not made. There, ``rings`` are those of
+    the jobs that have GPUs. ``usage`` has what users had in GPU-seconds, less the longer ago, each
+    over the user's share; empty where nobody counts.
     """
 
     now_s: float
@@ -168,6 +188,7 @@ class ClusterView(NamedTuple):
     barred: Mapping[str, frozenset[int]] = Frozen()
     failed: Mapping[str, frozenset[int]] = Frozen()
     usage: Mapping[str, float] = Frozen()
+    rings: Sequence[RingOfJob] = ()
 
     @property
     def free(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from patchlight.controller.policies.contract import ClusterView, JobView
+from patchlight.controller.policies.ring_order import ring_order
 from patchlight.controller.policies.sets import lowest, members, pack
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.wiring import circuit_ports
@@ -36,7 +37,8 @@ class BestFit:
 class Consolidated:
     """The packet switch that holds the job with the least room left over, else as few as possible.
 
-    So a job's traffic passes few links between packet switches.
+    So a job's traffic passes few links between packet switches; its ring takes those in turn that
+    are near each other.
     """
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
@@ -45,7 +47,7 @@ class Consolidated:
             return None
         racks = [free & rack for rack in cluster.shape.rack_gpus]
         found = pack(racks, workers)
-        return found if len(found) == workers else found + _dark(free, racks, workers - len(found))
+        return ring_order(cluster, found + _dark(free, racks, workers - len(found)))
 
 
 class RackAware:
@@ -60,7 +62,7 @@ class RackAware:
         for rack in _turns(racks, workers):
             servers = [rack & server for server in cluster.shape.server_gpus]
             found += pack(servers, min(rack.bit_count(), workers - len(found)))
-        return found if len(found) == workers else found + _dark(free, racks, workers - len(found))
+        return ring_order(cluster, found + _dark(free, racks, workers - len(found)))
 
 
 def _turns(parts: Sequence[int], count: int) -> list[int]:
@@ -73,6 +75,8 @@ def _turns(parts: Sequence[int], count: int) -> list[int]:
 
 
 def _dark(free: int, racks: Sequence[int], count: int) -> list[int]:
+    if not count:
+        return []
     for rack in racks:
         free &= ~rack
     return lowest(free, count)

@@ -41,6 +41,7 @@ BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
         "rack-aware": "placement:RackAware",
         "fragmentation-aware": "placement:FragmentationAware",
         "regroup": "placement:RegroupPlacement",
+        "cheapest": "cheapest:CheapestPlacement",
         "random": "placement:RandomPlacement",
     },
     "order": {
@@ -50,7 +51,11 @@ BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
         "deadline": "order:Deadline",
         "fair-share": "order:FairShare",
     },
-    "topology": {"keep": "topology:Keep", "regroup": "topology:Regroup"},
+    "topology": {
+        "keep": "topology:Keep",
+        "regroup": "topology:Regroup",
+        "cheapest": "cheapest:CheapestTopology",
+    },
 }
 DEFAULTS: Mapping[PolicyKind, str] = {
     "partition": "sufficient",

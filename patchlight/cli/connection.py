@@ -43,18 +43,6 @@ lab_option = click.option(
 )
 
 
-def controller_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command ``--lab`` and ``--controller``."""
-    address = click.option(
-        "--controller",
-        "address",
-        metavar="HOST:PORT|unix:PATH",
-        callback=_host_port,
-        help="The controller's API address [default: the lab's].",
-    )
-    return lab_option(address(command))
-
-
 def _host_port(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
     if value is None or value.startswith(UNIX):
         return value
@@ -62,6 +50,20 @@ def _host_port(context: click.Context, parameter: click.Parameter, value: str | 
         return HOST_PORT.take(value)
     except BadInput as error:
         raise click.BadParameter(error.message, context, parameter) from error
+
+
+address_option = click.option(
+    "--controller",
+    "address",
+    metavar="HOST:PORT|unix:PATH",
+    callback=_host_port,
+    help="The controller's API address [default: the lab's].",
+)
+
+
+def controller_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--lab`` and ``--controller``."""
+    return lab_option(address_option(command))
 
 
 def labs_up() -> dict[str, Path]:

@@ -95,6 +95,16 @@ _OPTIONS = (
     click.option("--restart", default=60.0, help="Seconds that a job needs to begin again."),
     click.option("--checkpoint", default=3600.0, help="Seconds of running between checkpoints."),
     click.option("--backfill", is_flag=True, help="Jobs behind may start if they hold up nobody."),
+    click.option(
+        "--defragment",
+        "defragment_s",
+        type=float,
+        is_flag=False,
+        flag_value=600.0,
+        metavar="[SECONDS]",
+        help="Also move light under running jobs where that pays: at each end of a job and every "
+        "SECONDS (600); each run is made without and with it.",
+    ),
     click.option("--blind", is_flag=True, help="Policies do not know how long jobs take."),
     click.option(
         "--failures",
@@ -134,6 +144,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             quantum_s=given.pop("quantum"),
             restart_s=given.pop("restart"),
             checkpoint_s=given.pop("checkpoint"),
+            defragment_s=given.pop("defragment_s"),
             known=not given.pop("blind"),
             outages=None if failures is None else Outages.parse(failures),
             seed=given.pop("seed"),

@@ -284,3 +284,16 @@ def test_wrong_maps_are_refused_with_the_reason(text: str, message: str, tmp_pat
     refused = run("show", "ofc2022", "--map", str(file))
     assert isinstance(refused.exception, BadInput)
     assert message in str(refused.exception)
+
+
+def test_a_topology_for_other_schedulers() -> None:
+    found = json.loads(run("topology", "ofc2022").stdout)
+    assert found["switches"][0]["nodes"] == ["server1", "server3"]
+    conf = run("topology", "ofc2022", "--format", "slurm-conf").stdout
+    assert "SwitchName=tor1 Nodes=server1,server3\n" in conf
+    moved = run("topology", "ofc2022", "--format", "slurm", "--map", "-", given="ocs1: [1-7]\n")
+    assert yaml.safe_load(moved.stdout)[0]["tree"]["switches"] == [
+        {"switch": "tor1", "nodes": "server1"}
+    ]
+    result = run("topology", "--controller", "127.0.0.1:1", "--start")
+    assert isinstance(result.exception, BadInput)

@@ -1,12 +1,14 @@
 """A cluster with a queue: jobs wait for GPUs, run as fast as the network lets them, and end.
 
-``jobs`` says what a job is, ``cluster`` and ``labcluster`` where it runs, ``sharing`` how fast;
-``simulation`` is the cluster in time, ``site`` shows it to the queue and to policies,
-``scheduling`` plays it to its end, and ``results`` says what came of it.
+``jobs`` says what a job is, ``cluster`` and ``labcluster`` where it runs; how fast, the flow model
+of ``patchlight.controller.prediction`` says. ``simulation`` is the cluster in time, ``site`` shows
+it to the queue and to policies, ``scheduling`` plays it to its end, and ``results`` says what came
+of it.
 """
 
+from patchlight.controller.prediction.load import Training
 from patchlight.emulation.simulator.cluster.cluster import TwoLevel
-from patchlight.emulation.simulator.cluster.jobs import QueueJob, Training, queue_jobs
+from patchlight.emulation.simulator.cluster.jobs import QueueJob, queue_jobs
 from patchlight.emulation.simulator.cluster.labcluster import LabCluster
 from patchlight.emulation.simulator.cluster.results import JobRecord, QueueResult
 from patchlight.emulation.simulator.cluster.scheduling import QueueScheduler, simulate

@@ -10,14 +10,12 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from patchlight.controller.policies.contract import ClusterShape, GpuSite
+from patchlight.controller.prediction.sharing import Demand
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
 
 MAX_GPUS = 1 << 20
-
-Demand = Mapping[Hashable, int]
-"""For each directed link that a ring uses, how many of its edges are on it."""
 
 
 class Rewiring(NamedTuple):

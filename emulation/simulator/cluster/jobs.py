@@ -1,7 +1,7 @@
 """Jobs of the queue: what each asks for, computes and moves; of a trace, or drawn by chance."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
@@ -9,20 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from patchlight.controller.policies.contract import JobView
+from patchlight.controller.prediction.load import Load, Training, training_load
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
-
-
-class Training(NamedTuple):
-    """Synchronous data-parallel training, as in the lab's ``JobSpec``.
-
-    ``gradient_bytes`` are those of one gradient, ``compute_s`` the seconds of one iteration by
-    GPU model; the slowest GPU of a job sets its pace.
-    """
-
-    iterations: int
-    gradient_bytes: float
-    compute_s: Mapping[str, float]
 
 
 class QueueJob(NamedTuple):
@@ -44,45 +33,17 @@ class QueueJob(NamedTuple):
     preemptible: bool = True
 
 
-class Load(NamedTuple):
-    """A placed job's work: so many units, each of some computing and some bits on each edge."""
-
-    units: float
-    compute_s: float
-    ring_bits: float
-
-    def unit_s(self, rate_bps: float) -> float:
-        """How long a unit takes where an edge of the ring has this rate.
-
-        T = C + V/B, computing and communication one after the other. Infinity at rate 0.
-        """
-        if not self.ring_bits:
-            return self.compute_s
-        return self.compute_s + self.ring_bits / rate_bps if rate_bps else math.inf
-
-
-def load_of(job: QueueJob, workers: int, models: Iterable[str], nic_bps: float) -> Load:
+def load_of(job: QueueJob, workers: int, models: Collection[str], nic_bps: float) -> Load:
     """The work of a job on GPUs of these models, behind NICs of this rate.
 
-    A training's unit is an iteration; its ring all-reduce sends V = 2(n−1)/n · 8 · bytes over
-    each edge (Patarasuk and Yuan, JPDC 2009). A trace's job is counted in seconds of its own
-    time, of which the communication share c moves V = c · nic_bps bits. ``BadInput`` if the
-    training does not know a model.
+    A training's unit is an iteration. A trace's job is counted in seconds of its own time, of
+    which the communication share c moves V = c · nic_bps bits. ``BadInput`` if the training
+    does not know a model.
     """
     if job.training is None:
         share = job.communication if workers > 1 else 0.0
         return Load(job.duration_s, 1.0 - share, share * nic_bps)
-    iterations, gradient_bytes, compute_s = job.training
-    unknown = sorted({model for model in models if model not in compute_s})
-    if unknown:
-        raise BadInput(
-            f"job {job.view.name} does not know how long an iteration takes on "
-            f"{', '.join(unknown)}: it knows {', '.join(compute_s)}"
-        )
-    slowest_s = max(compute_s[model] for model in models)
-    if not 0 < slowest_s < math.inf:
-        raise BadInput(f"job {job.view.name}: an iteration cannot take {slowest_s} s to compute")
-    return Load(iterations, slowest_s, 2 * (workers - 1) / workers * 8 * gradient_bytes)
+    return training_load(job.view.name, job.training, workers, models)
 
 
 def queue_jobs(
@@ -114,6 +75,7 @@ def _queue_job(job: TraceJob, arrived_s: float, communication: float) -> QueueJo
         )
     limit_s = math.inf if math.isnan(job.deadline_s) else job.deadline_s - job.submitted_s
     sequential_s = job.duration_s * job.gpus
+    share = communication if job.gpus > 1 else 0.0
     view = JobView(
         name=job.name,
         workers=job.gpus,
@@ -122,8 +84,8 @@ def _queue_job(job: TraceJob, arrived_s: float, communication: float) -> QueueJo
         requirement=limit_s / sequential_s if sequential_s and limit_s < math.inf else math.inf,
         limit_s=limit_s,
         user=job.user or job.cluster,
+        communication=share,
     )
-    share = communication if job.gpus > 1 else 0.0
     return QueueJob(view, job.duration_s, share, None, job.cluster)
 
 
@@ -181,6 +143,9 @@ class SyntheticJobs:
         jobs: list[QueueJob] = []
         for at_s, lasts_s, size in zip(arrivals.tolist(), durations, workers, strict=True):
             sequential_s = lasts_s * size
-            view = JobView(str(len(jobs)), size, arrived_s=at_s, sequential_s=sequential_s)
-            jobs.append(QueueJob(view, lasts_s, self.communication if size > 1 else 0.0))
+            share = self.communication if size > 1 else 0.0
+            view = JobView(
+                str(len(jobs)), size, arrived_s=at_s, sequential_s=sequential_s, communication=share
+            )
+            jobs.append(QueueJob(view, lasts_s, share))
         return jobs

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from patchlight.controller.jobs.discipline.accounts import UserAccounts
 from patchlight.controller.jobs.discipline.contract import OrderTraits
 from patchlight.controller.jobs.discipline.queue import JobQueue
+from patchlight.controller.policies.contract import Frozen
+from patchlight.controller.policies.defragment import defragment
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.jobs import QueueJob
 from patchlight.emulation.simulator.cluster.results import QueueResult
@@ -37,14 +39,34 @@ class QueueScheduler:
             simulation.user_accounts = UserAccounts(settings)
         self._site = SimulatedSite(simulation, policies)
         self._queue: JobQueue[SimulatedJob, Ring] = JobQueue(self._site, settings, order)
+        self._look_s, self._seen_ended = 0.0, 0
+        self._seen: frozenset[int] = frozenset()
         self.latencies_s = self._site.latencies_s
         simulation.preview = self._site.preview
 
     def decide(self) -> None:
-        """Start all that can be started now."""
+        """Start all that can be started now; then move light under running jobs if that pays."""
+        simulation = self._simulation
         self._site.look()
         self._queue.decide()
-        self._simulation.held_up = self._queue.held_up
+        simulation.held_up = self._queue.held_up
+        if simulation.settings.defragment_s is not None and simulation.running:
+            self._defragment(simulation.settings.defragment_s)
+
+    def _defragment(self, every_s: float) -> None:
+        simulation = self._simulation
+        running = frozenset(simulation.running)
+        if running == self._seen:
+            return  # Nothing began or ended: less is to be gained now than when it was looked at.
+        if simulation.ended == self._seen_ended and simulation.now_s < self._look_s:
+            simulation.wake_at(self._look_s)
+            return
+        self._seen, self._seen_ended = running, simulation.ended
+        self._look_s = simulation.now_s + every_s
+        # Its ports are barred as they carry running jobs: those are what this is about.
+        proposal = defragment(simulation.view()._replace(barred=Frozen()))
+        if proposal is not None:
+            simulation.rewire(proposal.maps)
 
     def give_up(self) -> bool:
         """Nothing will happen any more but jobs wait: block the next one; ``False`` if none do."""

@@ -15,11 +15,16 @@ class Settings(Discipline):
     Who was preempted or lost its GPUs needs ``restart_s`` to begin again; who lost them, also
     does again what came after its last checkpoint, made every ``checkpoint_s`` of its running.
 
+    With ``defragment_s`` light moves under running jobs where that gains more than it costs
+    (``patchlight.controller.policies.defragment``): when a job has ended, and every so many
+    seconds; infinity is only when one has ended. On clusters with circuits.
+
     ``known``: how long jobs take is known to the policies. ``seed`` draws outages.
     """
 
     restart_s: float = 60.0
     checkpoint_s: float = 3600.0
+    defragment_s: float | None = None
     known: bool = True
     outages: Outages | None = None
     seed: int = 0
@@ -30,6 +35,10 @@ class Settings(Discipline):
             value = getattr(self, name)
             if not value >= least or (math.isinf(value) and name != "checkpoint_s"):
                 raise BadInput(f"{name} cannot be {value} s: expected at least {least:g} s")
+        if self.defragment_s is not None and not self.defragment_s > 0:
+            raise BadInput(
+                f"light cannot be looked at every {self.defragment_s} s: expected more than 0"
+            )
         if self.backfill and not self.known:
             raise BadInput("backfilling needs to know how long jobs take")
 

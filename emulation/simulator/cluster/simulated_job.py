@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from patchlight.controller.policies.contract import Progress, Running
-from patchlight.emulation.simulator.cluster.cluster import Demand
-from patchlight.emulation.simulator.cluster.jobs import Load, QueueJob
+from patchlight.controller.prediction.load import Load
+from patchlight.controller.prediction.sharing import Demand
+from patchlight.emulation.simulator.cluster.jobs import QueueJob
 
 
 class State(StrEnum):
@@ -77,7 +78,10 @@ class SimulatedJob:
     held: bool = False  # Nobody holds back jobs of a trace.
 
     def __post_init__(self) -> None:
-        spec = self.spec
+        spec, view = self.spec, self.spec.view
+        if (spec.training, spec.communication) != (view.training, view.communication):
+            view = view._replace(training=spec.training, communication=spec.communication)
+            self.spec = spec = spec._replace(view=view)
         self.workers = spec.view.workers
         self.priority, self.after, self.preemptible = spec.priority, spec.after, spec.preemptible
         self.units = spec.duration_s if spec.training is None else float(spec.training.iterations)

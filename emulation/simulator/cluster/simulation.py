@@ -13,13 +13,21 @@ from typing import Any
 
 from patchlight.controller.jobs.discipline.accounts import UserAccounts, admission
 from patchlight.controller.jobs.discipline.contract import EPSILON_S, Fate
-from patchlight.controller.policies.contract import ClusterView, Frozen, Preview, Running, nowhere
+from patchlight.controller.policies.contract import (
+    ClusterView,
+    Frozen,
+    Preview,
+    RingOfJob,
+    Running,
+    nowhere,
+)
+from patchlight.controller.prediction.load import Load
+from patchlight.controller.prediction.sharing import RingNetwork
 from patchlight.emulation.simulator.cluster.cluster import Cluster, Rewiring
 from patchlight.emulation.simulator.cluster.events import EventQueue
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, load_of
 from patchlight.emulation.simulator.cluster.occupancy import Accounts, Occupancy
 from patchlight.emulation.simulator.cluster.settings import Settings
-from patchlight.emulation.simulator.cluster.sharing import RingNetwork
 from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob, State
 from patchlight.emulation.simulator.outages import Outage
 from patchlight.testbed.errors import BadInput
@@ -46,7 +54,7 @@ class Simulation:
             iter(()) if outages is None else outages.events(self.cluster.shape, settings.seed),
         )
         self.jobs = [SimulatedJob(number, job) for number, job in enumerate(jobs)]
-        self._job_views = tuple(job.view for job in jobs)
+        self._job_views = tuple(job.spec.view for job in self.jobs)
         self.now_s = 0.0
         self.waiting: dict[int, SimulatedJob] = {}
         self.running: dict[int, SimulatedJob] = {}
@@ -61,7 +69,7 @@ class Simulation:
         self.accounts = Accounts()
         self.preview: Preview = nowhere
         self._by_end: list[Running] = []
-        self._rings = RingNetwork(self.cluster)
+        self._rings: RingNetwork[SimulatedJob] = RingNetwork(self.cluster)
         self._view: ClusterView | None = None
 
     # -- time
@@ -180,9 +188,7 @@ class Simulation:
         demand = self.cluster.demand(ring) if len(ring) > 1 else {}
         if demand is None:
             return False
-        sites = self.cluster.shape.gpus
-        models = [sites[gpu].model for gpu in ring] if job.spec.training else ()
-        load = load_of(job.spec, len(ring), models, self.cluster.nic_bps)
+        sites, load = self.cluster.shape.gpus, self._load_on(job, ring)
         job.start(self.now_s, ring, gpus, load, self.settings.restart_s, dark_s)
         if len(ring) == 1:
             job.servers = job.racks = 1
@@ -200,6 +206,11 @@ class Simulation:
         else:
             self._expect(job)
         return True
+
+    def _load_on(self, job: SimulatedJob, ring: Sequence[int]) -> Load:
+        sites = self.cluster.shape.gpus
+        models = [sites[gpu].model for gpu in ring] if job.spec.training else ()
+        return load_of(job.spec, len(ring), models, self.cluster.nic_bps)
 
     def _checked(self, job: SimulatedJob, ring: Sequence[int]) -> int:
         gpus = 0
@@ -320,7 +331,26 @@ class Simulation:
                 cluster.lab,
                 Frozen(cluster.circuits) if rewired else _NOTHING,
                 Frozen(cluster.ports_of(occupancy.allocated)) if rewired else _NOTHING,
-                _NOTHING,
-                _NOTHING if users is None else Frozen(users.shares(self.now_s)),
+                usage=_NOTHING if users is None else Frozen(users.shares(self.now_s)),
+                rings=self._rings_of_jobs() if rewired else (),
             )
         return self._view
+
+    def view_with(self, job: SimulatedJob, ring: Sequence[int]) -> ClusterView:
+        """The cluster as it is now, with a waiting job's ring beside those that run."""
+        view, load = self.view(), self._load_on(job, ring)
+        units = job.remaining if self.settings.known else math.inf
+        placed = RingOfJob(job.spec.view.name, tuple(ring), load._replace(units=units), waits=True)
+        return view._replace(rings=(*view.rings, placed))
+
+    def _rings_of_jobs(self) -> tuple[RingOfJob, ...]:
+        known = self.settings.known
+        return tuple(
+            RingOfJob(
+                job.spec.view.name,
+                job.ring,
+                job.load if known else job.load._replace(units=math.inf),
+                job.ends_s if known else math.inf,
+            )
+            for job in self.running.values()
+        )

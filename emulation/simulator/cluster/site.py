@@ -117,7 +117,7 @@ class SimulatedSite:
         dark_s = 0.0
         if topology is not None and len(ring) > 1:
             try:
-                wanted = topology.circuits(simulation.view(), [ring])
+                wanted = topology.circuits(simulation.view_with(job, ring), [ring])
             except PatchlightError:
                 simulation.accounts.regroups_refused += 1
             else:

@@ -86,17 +86,19 @@ def _load(kind: PolicyKind, name: str, seed: int, faults: Callable[[Fault], None
 
 
 class Combination(NamedTuple):
-    """Policies by name, and the seed of all that is drawn."""
+    """Policies by name, the seed of all that is drawn, and whether light moves under jobs."""
 
     order: str = "fifo"
     placement: str = "first-fit"
     topology: str = "keep"
     seed: int = 0
+    defragment: bool = False
 
     @property
     def name(self) -> str:
         """Short enough for a table and a file; the topology where it does something."""
         parts = [self.order, self.placement, *([self.topology] * (self.topology != "keep"))]
+        parts += ["defragment"] * self.defragment
         return " ".join(part.rpartition("/")[2].replace(":", " ") for part in parts)
 
 
@@ -122,19 +124,28 @@ class Sweep:
     def __call__(self, combination: Combination, tell: Tell | None = None) -> CombinationResult:
         """Run one; ``BadInput`` for a policy that there is not."""
         faults = Faults()
-        policies = load_policies(*combination, faults)
+        policies = load_policies(*combination[:4], faults)
         began = time.process_time()
-        settings = replace(self.settings, seed=combination.seed)
+        every_s = self.settings.defragment_s if combination.defragment else None
+        settings = replace(self.settings, seed=combination.seed, defragment_s=every_s)
         result = simulate(self.cluster, self.jobs, policies, settings, tell)
         cpu_s = time.process_time() - began
         return CombinationResult(combination, result, summary_of(result), cpu_s, faults)
 
 
 def combinations(
-    orders: Sequence[str], placements: Sequence[str], topologies: Sequence[str], seed: int
+    orders: Sequence[str],
+    placements: Sequence[str],
+    topologies: Sequence[str],
+    seed: int,
+    defragment: bool = False,
 ) -> list[Combination]:
-    """Each with each, every one once."""
-    found = (Combination(*each, seed) for each in itertools.product(orders, placements, topologies))
+    """Each with each, every one once; with ``defragment`` each without and with that."""
+    found = (
+        Combination(*each, seed, moves)
+        for each in itertools.product(orders, placements, topologies)
+        for moves in ((False, True) if defragment else (False,))
+    )
     return list(dict.fromkeys(found))
 
 

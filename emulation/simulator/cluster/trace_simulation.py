@@ -59,7 +59,9 @@ class SimulationOptions:
     @property
     def combinations(self) -> list[Combination]:
         """The policies of each run."""
-        return combinations(self.order, self.placement, self.topology, self.settings.seed)
+        settings = self.settings
+        moves = settings.defragment_s is not None
+        return combinations(self.order, self.placement, self.topology, settings.seed, moves)
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,11 @@ def simulate_trace(
         raise BadInput(
             f"topology {', '.join(options.topology)} needs circuits: this cluster has no OCS",
             hint="choose --topology keep, or a --lab with an OCS, like ofc2022",
+        )
+    if settings.defragment_s is not None and not cluster.circuits:
+        raise BadInput(
+            "--defragment needs circuits: this cluster has no OCS",
+            hint="choose a --lab with an OCS, like ofc2022",
         )
     trace = load_trace(options.trace, options.trace_format, skip_bad=options.skip_bad)
     communication = options.communication

@@ -6,15 +6,23 @@ from typing import Any
 
 import click
 
-from patchlight.cli.connection import complete_lab, connect, labs_up
+from patchlight.cli.connection import address_option, complete_lab, connect, labs_up, only_lab
 from patchlight.cli.lab.generate import generate, init
 from patchlight.cli.ocs.map_file import read_map_file
-from patchlight.cli.rendering import json_option, listing_options, print_json, save_picture, say
+from patchlight.cli.rendering import (
+    json_option,
+    listing_options,
+    print_document,
+    print_json,
+    save_picture,
+    say,
+)
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import LabFileError, find_lab, load_lab, oversights, read_lab
 from patchlight.testbed.labfile.schema import json_schema
 from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.wiring import trace_links
 
 
 @click.group()
@@ -209,6 +217,50 @@ def graph(name: str, output: Path, map_file: str | None, at_start: bool) -> None
     from patchlight.testbed.drawing import draw_lab
 
     save_picture(output, lambda: draw_lab(*_lab_and_maps(name, map_file, at_start)[:2]))
+
+
+@lab.command()
+@click.argument("name", metavar="[LAB]", required=False, shell_complete=complete_lab)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["json", "slurm", "slurm-conf", "kueue"]),
+    default="json",
+    show_default=True,
+    help="slurm: topology.yaml, from Slurm 25.05 on; slurm-conf: topology.conf, before; kueue: a "
+    "Topology and the nodes' labels.",
+)
+@address_option
+@map_option
+@start_option
+def topology(
+    name: str | None, form: str, address: str | None, map_file: str | None, at_start: bool
+) -> None:
+    """Print which node is under which packet switch, for other schedulers.
+
+    The name of an emulated lab that is up prints it as it is lit now, and so does --controller for
+    any lab; a lab file alone has the circuits that it starts with. A node is a server; one that
+    is lit to several packet switches counts to the one that has most of its GPUs.
+    """
+    from patchlight.testbed.topology import topology_of
+    from patchlight.testbed.topology_files import FORMATS
+
+    if address is not None:
+        if map_file is not None or at_start:
+            raise BadInput("--controller prints circuits of now: leave out --map and --start")
+        with connect(name, address) as client:
+            if form == "json":
+                print_json(client.topology())
+            else:
+                print_document(client.topology_file(form))
+        return
+    lab_read, maps, source = _lab_and_maps(name or only_lab(labs_up()), map_file, at_start)
+    say(f"lab {lab_read.name}: {source}", err=True)
+    found = topology_of(lab_read, trace_links(lab_read, maps))
+    if form == "json":
+        print_json(found.as_json)
+    else:
+        print_document(FORMATS[form](found))
 
 
 @lab.command()

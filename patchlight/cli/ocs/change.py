@@ -110,6 +110,20 @@ def roll_back(number: int, target: Target, options: ChangeOptions) -> None:
 
 
 @click.command()
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE…")
+@click.option("--force", is_flag=True, help="Also move circuits of running jobs, which pause.")
+@change_options
+def together(nodes: tuple[str, ...], force: bool, target: Target, options: ChangeOptions) -> None:
+    """Light the NICs of servers (or hosts) onto one packet switch, with the fewest moves.
+
+    For schedulers that place work themselves: see 'patchlight lab topology'. Circuits of running
+    jobs stay where they are unless --force is given.
+    """
+    with target.client() as client:
+        carry_out(functools.partial(client.together, nodes, force=force), options)
+
+
+@click.command()
 @click.argument("name")
 @click.argument("switches", nargs=-1, metavar="[OCS…]", shell_complete=complete_switch)
 @why_option
@@ -149,4 +163,14 @@ def restore(name: str | None, listing: bool, target: Target, options: ChangeOpti
     table.print()
 
 
-COMMANDS = (connect_ports, disconnect, apply_map, diff_map, plan, roll_back, save, restore)
+COMMANDS = (
+    connect_ports,
+    disconnect,
+    apply_map,
+    diff_map,
+    plan,
+    roll_back,
+    together,
+    save,
+    restore,
+)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from patchlight.controller.openflow.flow_sync import removals_first
 from patchlight.controller.openflow.flowtable import FlowTable, diff
 from patchlight.controller.openflow.forwarding import TABLE_MISS, Forwarding, flow_tables
+from patchlight.controller.openflow.ways import Ways
 from patchlight.testbed import generate
 from patchlight.testbed.lab import (
     CircuitSwitch,
@@ -23,7 +24,7 @@ from patchlight.testbed.lab import (
 )
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import Links, trace_links
-from tests.support.fake_network import FakeNetwork, Packet, arp_request, make_lab, unicast
+from tests.support.fake_network import FakeNetwork, Packet, Walk, arp_request, make_lab, unicast
 
 
 @st.composite
@@ -51,7 +52,7 @@ def labs(draw: st.DrawFn) -> Lab:
 def check(lab: Lab, links: Links) -> int:
     """Every pair that light joins reach each other and no one else does; how many such pairs."""
     tables = flow_tables(lab, links)
-    network = FakeNetwork(lab, links, tables)
+    network, ways = FakeNetwork(lab, links, tables), Ways(lab, links)
     graph: nx.Graph[str] = nx.Graph()
     graph.add_nodes_from(switch.name for switch in lab.packet_switches)
     graph.add_edges_from(
@@ -66,6 +67,10 @@ def check(lab: Lab, links: Links) -> int:
                 walk = network.send(sender, packet)
                 assert walk.arrived == ((receiver.endpoint,) if joined else ())
                 assert len(set(walk.switches)) == len(walk.switches), "a switch was met twice"
+                if start and end and sender != receiver:
+                    told = ways.to_nic(start, receiver, end)
+                    assert (told is not None) == joined
+                    assert way_of(network, walk, packet) == (told or ())
                 if joined and start and end:
                     shortest = nx.bidirectional_shortest_path(graph, start, end)
                     assert len(walk.switches) == len(shortest)
@@ -75,6 +80,14 @@ def check(lab: Lab, links: Links) -> int:
             assert walk.arrived == ()
             assert len(set(walk.switches)) == len(walk.switches), "a switch was met twice"
     return reached
+
+
+def way_of(network: FakeNetwork, walk: Walk, packet: Packet) -> tuple[Endpoint, ...]:
+    """The switch ports by which a packet went from its first switch to its last."""
+    return tuple(
+        Endpoint(switch, str(network.outputs(switch, 0, packet)[0]))
+        for switch in walk.switches[:-1]
+    )
 
 
 def to_nobody(lab: Lab) -> Iterator[Packet]:
@@ -123,11 +136,18 @@ def test_in_a_large_lab_with_many_ways_destinations_are_switches() -> None:
     lab = generate.fat_tree(128)  # 80 switches, four hosts on each of 32
     tables = flow_tables(lab, trace_links(lab, {}))
     assert max(map(len, tables.values())) <= 1 + 2 * 32 + 2 * 4
-    network = FakeNetwork(lab, trace_links(lab, {}), tables)
+    links = trace_links(lab, {})
+    network, ways = FakeNetwork(lab, links, tables), Ways(lab, links)
     first = lab.hosts[0]
+    start = links.switch_of(lab, first.endpoint)
+    assert start is not None
     for receiver in lab.hosts[1:]:
+        last = links.switch_of(lab, receiver.endpoint)
+        assert last is not None
         for packet in (unicast(receiver), arp_request(receiver)):
-            assert network.send(first, packet).arrived == (receiver.endpoint,)
+            walk = network.send(first, packet)
+            assert walk.arrived == (receiver.endpoint,)
+            assert way_of(network, walk, packet) == ways.to_nic(start, receiver, last)
     up = [e.outputs for e in tables["s21"] if isinstance(e.match.get("eth_dst"), tuple)]
     assert set(up) == {(5,), (6,), (7,), (8,)}, "every uplink is some switch's"
 

@@ -113,6 +113,19 @@ class Stops:
 """
 
 
+def test_each_run_is_made_without_and_with_light_that_follows(trace: Path, tmp_path: Path) -> None:
+    done = command(trace, tmp_path / "out", "--lab", "ofc2022", "--defragment", "300")
+    assert done.exit_code == 0, done.output
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    names = ["fifo first-fit", "fifo first-fit defragment"]
+    assert [(run["name"], run["defragment"]) for run in result["runs"]] == [
+        (names[0], False),
+        (names[1], True),
+    ]
+    assert result["settings"]["defragment_s"] == 300
+    assert all(name in done.output for name in names)
+
+
 def test_a_policy_that_fails_is_counted_and_strict_refuses_it(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FAILS)
     options = ("--cluster", "1x1x4", "--engine", "serial")
@@ -176,6 +189,8 @@ def test_a_result_says_where_it_comes_from(trace: Path, tmp_path: Path) -> None:
         (("--cluster", "4x4"), "'4x4' is not a cluster"),
         (("--cluster", "1x1x4", "--lab", "ofc2022"), "exclude each other"),
         (("--lab", "ofc2022", "--oversubscription", "4"), "those of its file"),
+        (("--defragment",), "--defragment needs circuits"),
+        (("--lab", "ofc2022", "--defragment", "0"), "expected more than 0"),
         (("--topology", "regroup"), "this cluster has no OCS"),
         (("--order", "fifoo"), "did you mean 'fifo'"),
         (("--placement", "srpt"), "no policy 'srpt'"),

@@ -8,9 +8,12 @@ and Gallager, *Data Networks*, 1992, §6.5.2, with a job's edges as one session)
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
 
-from patchlight.emulation.simulator.cluster.cluster import Cluster, Demand
-from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
+from patchlight.controller.prediction.load import Load
+
+Demand = Mapping[Hashable, int]
+"""For each directed link that a ring uses, how many of its edges are on it."""
 
 
 def fair_rates(
@@ -43,14 +46,38 @@ def fair_rates(
     return rates
 
 
-class RingNetwork:
+class Capacities(Protocol):
+    """The links that rings share."""
+
+    @property
+    def edge_bps(self) -> float:
+        """The most that an edge of a ring can have on any links."""
+
+    @property
+    def capacity_bps(self) -> Mapping[Hashable, float]:
+        """The rate of each directed link that rings share."""
+
+
+class Ring(Protocol):
+    """A running job: its number, what it has to do, its links, and its seconds for a unit."""
+
+    index: int
+    load: Load
+    demand: Demand
+    unit_s: float
+
+
+R = TypeVar("R", bound=Ring)
+
+
+class RingNetwork(Generic[R]):
     """Which running jobs share links. A job that shares none has the pace of its own links."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._sharing: dict[int, SimulatedJob] = {}
+    def __init__(self, network: Capacities) -> None:
+        self._network = network
+        self._sharing: dict[int, R] = {}
 
-    def route(self, job: SimulatedJob, demand: Demand | None) -> bool:
+    def route(self, job: R, demand: Demand | None) -> bool:
         """The job's ring goes over these links; whether it shares them.
 
         One that shares links stands still until they are shared out anew, one without light
@@ -62,17 +89,17 @@ class RingNetwork:
         if shares:
             self._sharing[job.index] = job
         dark = demand is None or shares
-        job.unit_s = math.inf if dark else job.load.unit_s(self._cluster.edge_bps)
+        job.unit_s = math.inf if dark else job.load.unit_s(self._network.edge_bps)
         return shares
 
-    def remove(self, job: SimulatedJob) -> bool:
+    def remove(self, job: R) -> bool:
         """The job's ring is gone; whether it shared links."""
         return self._sharing.pop(job.index, None) is not None
 
-    def new_paces(self) -> Iterator[tuple[SimulatedJob, float]]:
+    def new_paces(self) -> Iterator[tuple[R, float]]:
         """Share the links out: the jobs whose pace changes, each with its seconds for a unit."""
-        jobs, cluster = list(self._sharing.values()), self._cluster
-        rates = fair_rates([job.demand for job in jobs], cluster.capacity_bps, cluster.edge_bps)
+        jobs, network = list(self._sharing.values()), self._network
+        rates = fair_rates([job.demand for job in jobs], network.capacity_bps, network.edge_bps)
         for job, rate_bps in zip(jobs, rates, strict=True):
             unit_s = job.load.unit_s(rate_bps)
             if unit_s != job.unit_s:

@@ -1,0 +1,95 @@
+"""In which order a job's GPUs form its ring: neighbours under one switch, then the nearest switch.
+
+A ring that visits each packet switch once crosses into it once and out of it once: two crossings
+for each group, the fewest there can be. Which switch follows which matters from four on.
+"""
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from patchlight.controller.openflow.ways import Trunks, trunks_of
+from patchlight.controller.policies.contract import ClusterView
+from patchlight.testbed.wiring import trace_links
+
+# Up to so many switches the shortest round is found by trying; beyond, one along a tree is taken.
+_TRIED_RACKS = 8
+
+
+def ring_order(cluster: ClusterView, gpus: Sequence[int]) -> list[int]:
+    """These GPUs as a ring that crosses as few links between packet switches as possible.
+
+    Those under one switch stay together, in the order that they came in; dark ones come last.
+    Between four and eight switches it is the shortest round of all, on trees also beyond: each
+    link of the tree is then crossed once each way. Without a lab racks are all equally far apart.
+    """
+    if len(gpus) < 3:
+        return list(gpus)  # There is only one such ring.
+    under: dict[int, list[int]] = {}
+    for gpu in gpus:
+        under.setdefault(cluster.shape.gpus[gpu].rack, []).append(gpu)
+    dark = under.pop(-1, [])
+    racks = list(under)
+    if len(racks) > 3 and cluster.lab is not None:
+        links = trace_links(cluster.lab, cluster.circuits)
+        trunks = trunks_of(cluster.shape.racks, links)
+        names = [cluster.shape.racks[rack] for rack in racks]
+        round_trip = _shortest if len(names) <= _TRIED_RACKS else _along_a_tree
+        racks = [racks[names.index(name)] for name in round_trip(names, trunks)]
+    return [gpu for rack in racks for gpu in under[rack]] + dark
+
+
+def _hops(start: str, trunks: Trunks) -> dict[str, int]:
+    """How many links away each packet switch is."""
+    found, waiting = {start: 0}, deque([start])
+    while waiting:
+        here = waiting.popleft()
+        for _, beside in trunks[here]:
+            if beside not in found:
+                found[beside] = found[here] + 1
+                waiting.append(beside)
+    return found
+
+
+def _shortest(names: Sequence[str], trunks: Trunks) -> list[str]:
+    """The shortest round from the first through all (Held and Karp, 1962); of equals the first."""
+    hops = [[_hops(a, trunks).get(b, math.inf) for b in names] for a in names]
+    others = range(1, len(names))
+    # By the set of those visited and the last of them: how far it is, and in which order.
+    best: Mapping[tuple[frozenset[int], int], tuple[float, tuple[int, ...]]]
+    best = {(frozenset([each]), each): (hops[0][each], (each,)) for each in others}
+    for _ in others[1:]:
+        longer: dict[tuple[frozenset[int], int], tuple[float, tuple[int, ...]]] = {}
+        for ((visited, last), (far, way)), following in itertools.product(best.items(), others):
+            if following in visited:
+                continue
+            key = visited | {following}, following
+            found = far + hops[last][following], (*way, following)
+            longer[key] = min(longer.get(key, found), found)
+        best = longer
+    _, way = min((far + hops[last][0], way) for (_, last), (far, way) in best.items())
+    return [names[number] for number in (0, *way)]
+
+
+def _along_a_tree(names: Sequence[str], trunks: Trunks) -> list[str]:
+    """All in the order in which a walk around a tree of shortest ways from the first meets them."""
+    found: list[str] = []
+    seen = set(names[:1])
+    children: dict[str, list[str]] = {}
+    waiting = deque(names[:1])
+    while waiting:
+        here = waiting.popleft()
+        for _, beside in trunks[here]:
+            if beside not in seen:
+                seen.add(beside)
+                children.setdefault(here, []).append(beside)
+                waiting.append(beside)
+    stack = list(names[:1])
+    while stack:
+        here = stack.pop()
+        found.append(here)
+        stack += reversed(children.get(here, []))
+    wanted = set(names)
+    met = [name for name in found if name in wanted]
+    return [*met, *(name for name in names if name not in seen)]

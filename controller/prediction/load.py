@@ -1,0 +1,62 @@
+"""What a placed job has to do: units of work, each of some computing and some bits to move."""
+
+import math
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from patchlight.testbed.errors import BadInput
+
+
+class Training(NamedTuple):
+    """Synchronous data-parallel training, as in the lab's ``JobSpec``.
+
+    ``gradient_bytes`` are those of one gradient, ``compute_s`` the seconds of one iteration by
+    GPU model; the slowest GPU of a job sets its pace.
+    """
+
+    iterations: float
+    gradient_bytes: float
+    compute_s: Mapping[str, float]
+
+
+class Load(NamedTuple):
+    """A placed job's work: so many units, each of some computing and some bits on each edge."""
+
+    units: float
+    compute_s: float
+    ring_bits: float
+
+    def unit_s(self, rate_bps: float) -> float:
+        """How long a unit takes where an edge of the ring has this rate.
+
+        T = C + V/B, computing and communication one after the other. Infinity at rate 0.
+        """
+        if not self.ring_bits:
+            return self.compute_s
+        return self.compute_s + self.ring_bits / rate_bps if rate_bps else math.inf
+
+
+def ring_bits(workers: int, gradient_bytes: float) -> float:
+    """What a ring all-reduce sends over each edge: V = 2(n−1)/n · 8 · bytes.
+
+    Patarasuk and Yuan, JPDC 2009.
+    """
+    return 2 * (workers - 1) / workers * 8 * gradient_bytes
+
+
+def training_load(name: str, training: Training, workers: int, models: Collection[str]) -> Load:
+    """The work of a training on so many GPUs, of these models; a unit is an iteration.
+
+    ``BadInput`` if the training does not know a model.
+    """
+    iterations, gradient_bytes, compute_s = training
+    unknown = sorted({model for model in models if model not in compute_s})
+    if unknown:
+        raise BadInput(
+            f"job {name} does not know how long an iteration takes on "
+            f"{', '.join(unknown)}: it knows {', '.join(compute_s)}"
+        )
+    slowest_s = max(compute_s[model] for model in models)
+    if not 0 < slowest_s < math.inf:
+        raise BadInput(f"job {name}: an iteration cannot take {slowest_s} s to compute")
+    return Load(iterations, slowest_s, ring_bits(workers, gradient_bytes))

@@ -1,0 +1,96 @@
+"""A lab as a network of links that rings share: which there are, their rates, who uses which."""
+
+from collections.abc import Hashable, Sequence
+
+from patchlight.controller.openflow.ways import Ways
+from patchlight.controller.prediction.sharing import Demand
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import Endpoint, Host, Lab
+from patchlight.testbed.wiring import Links
+
+# A link for which the lab file sets no limit.
+UNLIMITED_BPS = 1e15
+
+
+class LabNetwork:
+    """The directed links between the NICs of a lab's GPUs, as lit.
+
+    A ring's edge goes from one NIC over packet switches to the other, the way that the flow
+    tables have. GPUs are numbered as ``hosts``, in the order of the lab file. A link is
+    ``(number, "up" | "down")`` at a NIC, ``(switch, switch)`` between switches, and
+    ``(switch, switch, port)`` for one of several fibres between the same two. Rates are those of
+    the lab file, not divided by its scale. ``BadInput`` for a lab without GPUs that have a NIC.
+    """
+
+    edge_bps = float("inf")  # NICs are among the links.
+
+    def __init__(self, lab: Lab, links: Links) -> None:
+        self.lab, self.links = lab, links
+        self.hosts: tuple[Host, ...] = tuple(host for host in lab.hosts if host.gpu is not None)
+        if not self.hosts:
+            raise BadInput(f"lab {lab.name} has no GPU with a NIC: there is nothing to run jobs on")
+        self._numbers = {host.name: number for number, host in enumerate(self.hosts)}
+        rates = [host.nic.rate_bps for host in self.hosts]
+        self.nic_bps = float(min((rate for rate in rates if rate), default=UNLIMITED_BPS))
+        self.switches = [links.switch_of(lab, host.endpoint) for host in self.hosts]
+        self.capacity_bps: dict[Hashable, float] = {}
+        for number, host in enumerate(self.hosts):
+            path = links.paths.get(host.endpoint)
+            limits = [host.nic.rate_bps, None if path is None else path.rate_bps]
+            rate_bps = float(min((limit for limit in limits if limit), default=UNLIMITED_BPS))
+            # What it sends and what it receives.
+            self.capacity_bps[number, "up"] = self.capacity_bps[number, "down"] = rate_bps
+        self._ways = Ways(lab, links)
+        self._link_at: dict[Endpoint, Hashable] = {}
+        for switch, trunks in self._ways.trunks.items():
+            beside = [neighbour for _, neighbour in trunks]
+            for port, neighbour in trunks:
+                end = Endpoint(switch, str(port))
+                alone = beside.count(neighbour) == 1
+                link = (switch, neighbour) if alone else (switch, neighbour, port)
+                self._link_at[end] = link
+                self.capacity_bps[link] = float(links.paths[end].rate_bps or UNLIMITED_BPS)
+        self._edges: dict[tuple[int, int], tuple[Hashable, ...] | None] = {}
+
+    def demand(self, ring: Sequence[int]) -> Demand | None:
+        """The links of all edges; ``None`` if a NIC is dark or no way leads to the next one."""
+        found: dict[Hashable, int] = {}
+        if len(ring) == 1:
+            return found
+        for gpu, following in zip(ring, [*ring[1:], ring[0]], strict=True):
+            edge = gpu, following
+            if edge not in self._edges:
+                self._edges[edge] = self._edge(gpu, following)
+            links = self._edges[edge]
+            if links is None:
+                return None
+            for link in links:
+                found[link] = found.get(link, 0) + 1
+        return found
+
+    def number(self, name: str) -> int:
+        """The number of a host; ``BadInput`` if there is none of that name with a GPU."""
+        host = self.lab.host(name)
+        if host.name not in self._numbers:
+            raise BadInput(f"{host.name} has no GPU: no worker runs there")
+        return self._numbers[host.name]
+
+    def words(self, link: Hashable) -> str:
+        """A link for people: ``the NIC of server1.gpu0``, ``the link from tor1 to tor2``."""
+        match link:
+            case (int(number), str(way)):
+                return f"the NIC of {self.hosts[number].name} ({way})"
+            case (str(here), str(there)):
+                return f"the link from {here} to {there}"
+            case (str(here), str(there), int(port)):
+                return f"the link from {here}.{port} to {there}"
+        return str(link)
+
+    def _edge(self, gpu: int, following: int) -> tuple[Hashable, ...] | None:
+        here, there = self.switches[gpu], self.switches[following]
+        if here is None or there is None:
+            return None
+        way = self._ways.to_nic(here, self.hosts[following], there)
+        if way is None:
+            return None
+        return ((gpu, "up"), *(self._link_at[end] for end in way), (following, "down"))

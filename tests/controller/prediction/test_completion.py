@@ -1,0 +1,171 @@
+"""How long jobs take that share links: by hand, beside the simulator, and where little is known."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from patchlight.controller.policies.contract import ClusterView, JobView
+from patchlight.controller.policies.order import Fifo
+from patchlight.controller.policies.topology import regroup
+from patchlight.controller.prediction.completion import PlacedJob, predict
+from patchlight.controller.prediction.load import Training
+from patchlight.controller.prediction.measured import Measured
+from patchlight.emulation.experiments.ofc2022.scenario import jobs_of
+from patchlight.emulation.simulator.cluster import LabCluster, Policies, QueueJob, simulate
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.labfile.reader import load_lab
+from patchlight.testbed.portmap import PortMap
+
+HOSTS = ("gpu0", "gpu1", "gpu2", "gpu3", "gpu4", "gpu5")
+FOREIGN = Training(100, math.nan, {})
+
+
+@pytest.fixture(scope="module")
+def lab() -> Lab:
+    return load_lab("ofc2022")
+
+
+def case(lab: Lab, name: str) -> list[PlacedJob]:
+    return [
+        PlacedJob(s.name, s.hosts, Training(s.iterations, s.gradient_bytes, s.compute_s))
+        for s in jobs_of(name, lab, 12)
+    ]
+
+
+def test_the_formula_and_what_holds_a_job_up(lab: Lab) -> None:
+    first, second = predict(lab, lab.initial_maps, case(lab, "a"))
+    bits = 138.36e6 * 32
+    iteration_s = 0.5 + 1.5 * bits / (10e9 / 3)
+    assert first.compute_s == pytest.approx(0.5)
+    assert first.iteration_s == pytest.approx(iteration_s)
+    assert first.communication_s == pytest.approx(iteration_s - 0.5)
+    assert first.completion_s == pytest.approx(12 * iteration_s)
+    assert first.bottleneck == (
+        "held up by the link from tor1 to tor2, 10Gbps, with 3 edges of 2 jobs on it"
+    )
+    # Once the first has ended, the second has the link to itself, with one edge each way.
+    assert second.iteration_s is not None
+    left = 24 - 12 * iteration_s / second.iteration_s
+    alone_s = 0.5 / 3 + bits / 10e9
+    assert second.completion_s == pytest.approx(12 * iteration_s + left * alone_s)
+
+
+def test_light_under_one_switch_leaves_the_nics(lab: Lab) -> None:
+    jobs = case(lab, "a")
+    maps = regroup(lab, lab.initial_maps, [job.hosts for job in jobs])
+    first, second = predict(lab, maps, jobs)
+    assert (first.rate_bps, second.rate_bps) == (40e9, 40e9)
+    assert first.bottleneck.startswith("held up by the NIC of server")
+    assert first.bottleneck.endswith("40Gbps, which it has to itself")
+    assert first.words.startswith("0.666 s an iteration (0.5 s computing, 0.166 s communicating)")
+
+
+@given(
+    st.permutations(HOSTS),
+    st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(1, 500), st.floats(1e6, 1e9)), min_size=6, max_size=6),
+)
+@settings(max_examples=60, deadline=None)
+def test_jobs_end_when_they_do_in_the_simulator(
+    hosts: Sequence[str], sizes: list[int], work: list[tuple[int, float]]
+) -> None:
+    lab = load_lab("ofc2022")
+    rings, left = list[tuple[str, ...]](), list(hosts)
+    for size in sizes:
+        if size <= len(left):
+            rings.append(tuple(left[:size]))
+            left = left[size:]
+    speed = {"Tesla M40": 0.5, "Titan V": 0.2}
+    trainings = [Training(count, size, speed) for count, size in work]
+    placed = [
+        PlacedJob(str(number), ring, training)
+        for number, (ring, training) in enumerate(zip(rings, trainings, strict=False))
+    ]
+    cluster = LabCluster(lab)
+    numbers = {host: [h.name for h in cluster.hosts].index(lab.host(host).name) for host in HOSTS}
+
+    class Told:
+        def place(self, cluster: ClusterView, job: JobView, workers: int) -> list[int]:
+            return [numbers[host] for host in rings[int(job.name)]]
+
+    jobs = [
+        QueueJob(JobView(job.name, len(job.hosts)), 1.0, training=job.training) for job in placed
+    ]
+    records = simulate(cluster, jobs, Policies(Fifo(), Told())).records
+    predicted = predict(lab, lab.initial_maps, placed)
+    # The simulator does what is nearer than 0.1 µs at one moment.
+    assert [each.completion_s for each in predicted] == pytest.approx(
+        [record.ended_s for record in records], abs=1e-5
+    )
+
+
+def test_dark_time_comes_before_the_work(lab: Lab) -> None:
+    job = replace(case(lab, "b")[0], dark_s=3.0)
+    alone, dark = (predict(lab, lab.initial_maps, [each])[0] for each in (case(lab, "b")[0], job))
+    assert alone.completion_s is not None
+    assert dark.completion_s == pytest.approx(alone.completion_s + 3.0)
+
+
+def test_without_light_nothing_is_known(lab: Lab) -> None:
+    maps = {"ocs1": PortMap.parse(["1-7", "2-8"])}
+    job = PlacedJob("far", ("gpu0", "gpu2"), Training(10, 1e9, {"Tesla M40": 0.1}))
+    (found,) = predict(lab, maps, [job])
+    assert (found.iteration_s, found.completion_s, found.rate_bps) == (None, None, 0.0)
+    assert found.bottleneck == "no light: server2.gpu2 dark"
+    alone = PlacedJob("alone", ("gpu2",), Training(10, 1e9, {"Tesla M40": 0.1}))
+    (found,) = predict(lab, maps, [alone])
+    assert found.completion_s == pytest.approx(1.0)
+    assert found.bottleneck == "it shares no link"
+
+
+def test_a_job_that_says_nothing_is_as_it_was_measured_and_no_more(lab: Lab) -> None:
+    job = PlacedJob("foreign", ("gpu0", "gpu2"), FOREIGN)
+    (unknown,) = predict(lab, lab.initial_maps, [job])
+    assert (unknown.iteration_s, unknown.completion_s, unknown.rate_bps) == (None, None, 10e9)
+    assert unknown.words.startswith("not known how long an iteration takes; held up by the link")
+    measured = replace(job, measured=(Measured(1.5, 10e9),))
+    (here,) = predict(lab, lab.initial_maps, [measured])
+    assert (here.iteration_s, here.compute_s, here.communication_s) == (1.5, None, None)
+    assert here.completion_s == pytest.approx(150.0)
+    together = regroup(lab, lab.initial_maps, [job.hosts])
+    assert predict(lab, together, [measured])[0].iteration_s is None
+    # Two rates tell both parts: 0.5 s of computing, 10 Gb.
+    both = replace(job, measured=(Measured(1.5, 10e9), Measured(0.75, 40e9)))
+    (learned,) = predict(lab, together, [both])
+    assert learned.compute_s == pytest.approx(0.5)
+    assert learned.communication_s == pytest.approx(0.25)
+
+
+def test_what_is_not_known_of_a_job_is_learned_from_one_rate(lab: Lab) -> None:
+    gradient = Training(10, 1e9, {})
+    job = PlacedJob("j", ("gpu0", "gpu2"), gradient, (Measured(1.0, 10e9),))
+    (found,) = predict(lab, lab.initial_maps, [job])
+    assert found.compute_s == pytest.approx(0.2)
+    computes = Training(10, math.nan, {"Tesla M40": 0.2})
+    (found,) = predict(lab, lab.initial_maps, [replace(job, training=computes)])
+    assert found.communication_s == pytest.approx(0.8)
+
+
+def test_a_job_of_which_nothing_is_known_still_takes_its_share(lab: Lab) -> None:
+    known = PlacedJob("known", ("gpu0", "gpu2"), Training(10, 1e9, {"Tesla M40": 0.1}))
+    foreign = PlacedJob("foreign", ("gpu4", "gpu5"), FOREIGN)
+    first, second = predict(lab, lab.initial_maps, [known, foreign])
+    assert first.rate_bps == second.rate_bps == 5e9
+    assert (first.completion_s is None, second.completion_s) == (False, None)
+
+
+def test_measured_iterations_are_a_median_of_the_last() -> None:
+    assert Measured.of([9.0] * 5 + [1.0] * 11 + [2.0] * 9, 1e9) == Measured(1.0, 1e9)
+    for wrong in ([], [0.0], [math.inf], [math.nan]):
+        with pytest.raises(BadInput, match="iterations cannot have taken"):
+            Measured.of(wrong, 1e9)
+
+
+def test_hosts_that_cannot_be(lab: Lab) -> None:
+    with pytest.raises(BadInput, match="no host called 'gpu9'"):
+        predict(lab, lab.initial_maps, [PlacedJob("j", ("gpu9",), FOREIGN)])

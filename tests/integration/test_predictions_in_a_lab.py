@@ -1,0 +1,27 @@
+"""What is predicted of jobs, beside what the emulated lab measures."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from patchlight import EmulatedLab
+from tests.support.lab_jobs import connected
+from tests.support.predicted_jobs import RINGS, predicted_and_measured_s
+
+pytestmark = [pytest.mark.root, pytest.mark.ovs]
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[EmulatedLab]:
+    with EmulatedLab.from_file(
+        "ofc2022", scale=1000, name="predicted", workers="process", real_time=True
+    ) as emulated:
+        yield emulated
+
+
+@pytest.mark.parametrize("wiring", ["static", "regrouped"])
+def test_iterations_take_about_as_long_as_predicted(lab: EmulatedLab, wiring: str) -> None:
+    with connected(lab) as client:
+        pairs = predicted_and_measured_s(client, lab.lab, RINGS["case (a)"], 5, wiring)
+    for predicted_s, measured_s in pairs:
+        assert predicted_s == pytest.approx(measured_s, rel=0.3)
