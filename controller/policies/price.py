@@ -118,7 +118,7 @@ class Prices:
         if links is self._links:
             return False
         ends = [self.network.hosts[gpu].endpoint for gpu in job.ring]
-        return any(links.paths.get(end) is not self._links.paths.get(end) for end in ends)
+        return any(links.path(end) != self._links.path(end) for end in ends)
 
     def regrouped(self, groups: Sequence[RingOfJob]) -> Maps | None:
         """The maps that change if each of these jobs comes under one switch; ``None`` if it cannot.
@@ -141,8 +141,8 @@ class Prices:
         found: dict[str, set[int]] = {}
         for job in jobs:
             for gpu in job.ring:
-                path = self._links.paths.get(self.network.hosts[gpu].endpoint)
-                back = None if path is None else self._links.paths.get(path.sink)
+                path = self._links.path(self.network.hosts[gpu].endpoint)
+                back = None if path is None else self._links.path(path.sink)
                 for each in (path, back):
                     for ocs, hop in each.hops if each is not None else ():
                         found.setdefault(ocs, set()).update((hop.inp, hop.out))
