@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,20 +39,22 @@ def write_result(result: Mapping[str, Any], folder: Path) -> Path:
 def check_output(folder: Path) -> None:
     """``PatchlightError`` if results could not be written there.
 
-    The folder is made to try, and taken away again if it was not there.
+    The folder is made to try, and all that was made is taken away again.
     """
-    there = folder.exists()
-    if there and not folder.is_dir():
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    if not missing and not folder.is_dir():
         raise BadInput(f"results cannot go to {folder}: that is a file")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
         probe.touch()
         probe.unlink()
-        if not there:
-            folder.rmdir()
     except OSError as error:
         raise cannot_write(folder, error) from error
+    finally:
+        with suppress(OSError):
+            for each in missing:
+                each.rmdir()
 
 
 def cannot_write(folder: Path, error: OSError) -> PatchlightError:

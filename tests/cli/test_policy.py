@@ -187,6 +187,7 @@ def test_wrong_input(arguments: tuple[str, ...], words: str) -> None:
     result = run(*arguments)
     assert isinstance(result.exception, BadInput)
     assert words in str(result.exception)
+    assert not Path("results").exists()
 
 
 def test_help_needs_no_learning() -> None:
