@@ -47,7 +47,7 @@ class Consolidated:
             return None
         racks = [free & rack for rack in cluster.shape.rack_gpus]
         found = pack(racks, workers)
-        return ring_order(cluster, found + _dark(free, racks, workers - len(found)))
+        return _as_ring(cluster, found + _dark(free, racks, workers - len(found)))
 
 
 class RackAware:
@@ -62,7 +62,7 @@ class RackAware:
         for rack in _turns(racks, workers):
             servers = [rack & server for server in cluster.shape.server_gpus]
             found += pack(servers, min(rack.bit_count(), workers - len(found)))
-        return ring_order(cluster, found + _dark(free, racks, workers - len(found)))
+        return _as_ring(cluster, found + _dark(free, racks, workers - len(found)))
 
 
 def _turns(parts: Sequence[int], count: int) -> list[int]:
@@ -72,6 +72,11 @@ def _turns(parts: Sequence[int], count: int) -> list[int]:
         if not (taken and taken[-1] >> gpu & 1):
             taken.append(next(part for part in parts if part >> gpu & 1))
     return taken
+
+
+def _as_ring(cluster: ClusterView, gpus: list[int]) -> list[int]:
+    # They come rack by rack: more there is to do only where racks are not all equally far apart.
+    return gpus if cluster.lab is None else ring_order(cluster, gpus)
 
 
 def _dark(free: int, racks: Sequence[int], count: int) -> list[int]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from patchlight.controller.policies.contract import Progress, Running
+from patchlight.controller.policies.contract import Progress, RingOfJob, Running
 from patchlight.controller.prediction.load import Load
 from patchlight.controller.prediction.sharing import Demand
 from patchlight.emulation.simulator.cluster.jobs import QueueJob
@@ -63,6 +63,7 @@ class SimulatedJob:
     unit_s: float = math.inf
     ends_s: float = math.inf
     running: Running | None = None
+    shown: RingOfJob = field(init=False)  # To policies, of one that runs in a lab.
     # Counted up to ``since_s``; from ``resume_s`` on it gets on with its work.
     since_s: float = math.nan
     resume_s: float = math.nan
@@ -79,7 +80,7 @@ class SimulatedJob:
 
     def __post_init__(self) -> None:
         spec, view = self.spec, self.spec.view
-        if (spec.training, spec.communication) != (view.training, view.communication):
+        if spec.training is not view.training or spec.communication != view.communication:
             view = view._replace(training=spec.training, communication=spec.communication)
             self.spec = spec = spec._replace(view=view)
         self.workers = spec.view.workers

@@ -293,6 +293,9 @@ class Simulation:
         shown_s = job.ends_s if self.settings.known else math.inf
         job.running = Running(shown_s, job.gpus, job.spec.view.name)
         insort(self._by_end, job.running)
+        if self.cluster.lab is not None:
+            load = job.load if self.settings.known else job.load._replace(units=math.inf)
+            job.shown = RingOfJob(job.spec.view.name, job.ring, load, shown_s)
         if job.ends_s < math.inf:
             self._events.expect_end(job)
 
@@ -332,7 +335,7 @@ class Simulation:
                 Frozen(cluster.circuits) if rewired else _NOTHING,
                 Frozen(cluster.ports_of(occupancy.allocated)) if rewired else _NOTHING,
                 usage=_NOTHING if users is None else Frozen(users.shares(self.now_s)),
-                rings=self._rings_of_jobs() if rewired else (),
+                rings=tuple([job.shown for job in self.running.values()]) if rewired else (),
             )
         return self._view
 
@@ -342,15 +345,3 @@ class Simulation:
         units = job.remaining if self.settings.known else math.inf
         placed = RingOfJob(job.spec.view.name, tuple(ring), load._replace(units=units), waits=True)
         return view._replace(rings=(*view.rings, placed))
-
-    def _rings_of_jobs(self) -> tuple[RingOfJob, ...]:
-        known = self.settings.known
-        return tuple(
-            RingOfJob(
-                job.spec.view.name,
-                job.ring,
-                job.load if known else job.load._replace(units=math.inf),
-                job.ends_s if known else math.inf,
-            )
-            for job in self.running.values()
-        )
