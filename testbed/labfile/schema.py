@@ -24,6 +24,7 @@ from patchlight.testbed.files.fields import (
 )
 from patchlight.testbed.lab import Endpoint
 from patchlight.testbed.labfile.emulated_schema import emulated_group
+from patchlight.testbed.labfile.queue_schema import queue_group
 from patchlight.testbed.labfile.ranges import ITEMS, RANGE_PATTERN, RANGED
 from patchlight.testbed.ocs_drivers import DRIVER_GROUP, OCS_DRIVERS
 from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
@@ -316,6 +317,7 @@ LAB = Group(
         example="1000",
     ),
     Key("controller", CONTROLLER, "where the controller answers", example="{api: 127.0.0.1:8470}"),
+    Key("queue", queue_group(USER_NAME), "how jobs wait", example="{backfill: true}"),
     Key(
         "defaults",
         DEFAULTS,
