@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.queueing import Discipline
 
 Value = str | int | float | bool | tuple[int, ...] | tuple[tuple[str, float], ...]
 
@@ -221,7 +222,7 @@ class Lab:
 
     ``fabric`` says what an emulation makes packet switches of: ``openvswitch`` or
     ``bridge`` (learning bridges without OpenFlow). Without ``controller_api`` the controller
-    answers at a place of the lab's own (``lab_api.api_address``).
+    answers at a place of the lab's own (``lab_api.api_address``). ``queue`` says how jobs wait.
     """
 
     name: str
@@ -234,6 +235,7 @@ class Lab:
     scale: float = 1.0
     controller_api: str = ""
     controller_openflow: str = "127.0.0.1:6653"
+    queue: Discipline = field(default_factory=Discipline)
 
     @cached_property
     def hosts(self) -> tuple[Host, ...]:

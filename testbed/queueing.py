@@ -18,13 +18,13 @@ class Bounds(NamedTuple):
 
 BOUNDS: Mapping[str, Bounds] = {
     "backfill_depth": Bounds(1, 100_000),
-    "quantum_s": Bounds(1e-3, 1e12),
-    "half_life_s": Bounds(1, 1e12),
-    "quota_window_s": Bounds(1, 1e12),
-    "share": Bounds(0, 1e6, open=True),
+    "quantum_s": Bounds(0.001, 10**12),
+    "half_life_s": Bounds(1, 10**12),
+    "quota_window_s": Bounds(1, 10**12),
+    "share": Bounds(0, 10**6, open=True),
     "gpus": Bounds(1, 1_000_000),
     "jobs": Bounds(1, 1_000_000),
-    "gpu_hours": Bounds(0, 1e9, open=True),
+    "gpu_hours": Bounds(0, 10**9, open=True),
 }
 """Of each number in a ``Discipline`` and an ``Allowance``."""
 
@@ -156,7 +156,7 @@ def _check_bounds(settings: Allowance | Discipline) -> None:
         least, most, is_open = bounds
         if not (least < value if is_open else least <= value) or value > most:
             unit = " s" if name.endswith("_s") else ""
-            said = f"{'more than' if is_open else 'at least'} {least:g}"
+            said = f"{'more than' if is_open else 'at least'} {least:,}"
             raise BadInput(
-                f"{name} cannot be {value}{unit}: expected {said} and at most {most:g}{unit}"
+                f"{name} cannot be {value}{unit}: expected {said} and at most {most:,}{unit}"
             )

@@ -13,6 +13,7 @@ import click
 from patchlight.cli.completion import complete_policy
 from patchlight.cli.connection import complete_lab
 from patchlight.cli.errors import only_some_finished
+from patchlight.cli.quotas import QUOTA_OPTIONS, taken_allowances
 from patchlight.cli.rendering import (
     Coloured,
     Column,
@@ -96,6 +97,10 @@ _OPTIONS = (
     click.option("--checkpoint", default=3600.0, help="Seconds of running between checkpoints."),
     click.option("--backfill", is_flag=True, help="Jobs behind may start if they hold up nobody."),
     click.option(
+        "--backfill-depth", type=_COUNT, default=100, help="How many of them are looked at."
+    ),
+    *QUOTA_OPTIONS,
+    click.option(
         "--defragment",
         "defragment_s",
         type=float,
@@ -140,6 +145,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
         failures = given.pop("failures")
         settings = Settings(
             backfill=given.pop("backfill"),
+            backfill_depth=given.pop("backfill_depth"),
             preempt=given.pop("preempt"),
             quantum_s=given.pop("quantum"),
             restart_s=given.pop("restart"),
@@ -148,6 +154,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             known=not given.pop("blind"),
             outages=None if failures is None else Outages.parse(failures),
             seed=given.pop("seed"),
+            **taken_allowances(given),
         )
         engine = Engine(given.pop("engine"), given.pop("processes") or 0, given.pop("address"))
         other = {name: given.pop(name) for name in ("output", "strict", "as_json")}

@@ -87,6 +87,8 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
         _check_cross_connects(switch, issues)
         _check_emulated(switch, issues)
     _check_fibres(lab, issues)
+    queue: Fields = lab["queue"].value if "queue" in lab else Fields()
+    _once("user", "name", _items(queue, "users"), issues)
     controller: Fields = lab["controller"].value if "controller" in lab else Fields()
     addresses = [controller[key] for key in ("api", "openflow") if key in controller]
     _each_once("controller address", addresses, issues)

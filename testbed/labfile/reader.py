@@ -24,6 +24,7 @@ from patchlight.testbed.lab import (
 from patchlight.testbed.labfile.check import check_lab
 from patchlight.testbed.labfile.emulated_schema import TRIGGERS
 from patchlight.testbed.labfile.oversights import note_oversights
+from patchlight.testbed.labfile.queue_schema import discipline_of
 from patchlight.testbed.labfile.ranges import write_out
 from patchlight.testbed.labfile.schema import COMMON, LAB
 from patchlight.testbed.labfile.writer import FIELD_OF
@@ -120,7 +121,8 @@ def _build(fields: Fields) -> Lab:
         circuit_switches=tuple(map(_circuit_switch, _items(fields, "circuit_switches"))),
         fibres=tuple(map(_fibre, _items(fields, "fibres"))),
         **{f"controller_{key}": address.value for key, address in controller.items()},
-        **_values(fields, "controller", "defaults", *_LISTS),
+        queue=discipline_of(fields["queue"].value if "queue" in fields else Fields()),
+        **_values(fields, "controller", "defaults", "queue", *_LISTS),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from patchlight.testbed.files.fields import ListOf, Number, choice
 from patchlight.testbed.files.groups import Group, Key, required
 from patchlight.testbed.labfile.emulated_schema import emulated_group
+from patchlight.testbed.labfile.queue_schema import queue_group
 from patchlight.testbed.labfile.ranges import ITEMS, RANGE_PATTERN, RANGED
 from patchlight.testbed.labfile.values import (
     ADDRESS,
@@ -180,6 +181,7 @@ LAB = Group(
         example="1000",
     ),
     Key("controller", CONTROLLER, "where the controller answers", example="{api: 127.0.0.1:8470}"),
+    Key("queue", queue_group(USER_NAME), "how jobs wait", example="{backfill: true}"),
     Key(
         "defaults",
         DEFAULTS,

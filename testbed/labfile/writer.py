@@ -19,6 +19,7 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
+from patchlight.testbed.labfile.queue_schema import queue_document
 from patchlight.testbed.units import write_loss, write_power, write_rate, write_share, write_time
 
 # Keys of the file whose field in the model carries its unit in its name.
@@ -87,6 +88,10 @@ def lab_document(lab: Lab) -> dict[str, Any]:
     }
     if controller:
         document["controller"] = _OnOneLine(controller)
+    if queue := queue_document(lab.queue):
+        users = [_OnOneLine(user) for user in queue.pop("users", ())]
+        groups = {k: _OnOneLine(v) if isinstance(v, dict) else v for k, v in queue.items()}
+        document["queue"] = {**groups, **({"users": users} if users else {})}
     if lab.servers:
         document["servers"] = [_server(server) for server in lab.servers]
     if lab.packet_switches:

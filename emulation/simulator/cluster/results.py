@@ -31,6 +31,7 @@ class JobRecord(NamedTuple):
 
     name: str
     cluster: str
+    user: str
     gpus: int
     arrived_s: float
     duration_s: float
@@ -59,6 +60,7 @@ class JobRecord(NamedTuple):
         return cls(
             name=view.name,
             cluster=job.spec.cluster,
+            user=view.user,
             gpus=view.workers,
             arrived_s=view.arrived_s,
             duration_s=duration_s,

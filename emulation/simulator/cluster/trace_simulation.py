@@ -1,7 +1,7 @@
 """A job trace simulated under every combination of some policies, reported in a folder."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from patchlight.emulation.output_folder import check_output
 from patchlight.emulation.provenance import policy_files, provenance
 from patchlight.emulation.simulator.cluster.cluster import Cluster, TwoLevel
-from patchlight.emulation.simulator.cluster.jobs import queue_jobs
+from patchlight.emulation.simulator.cluster.jobs import QueueJob, queue_jobs
 from patchlight.emulation.simulator.cluster.labcluster import LabCluster
 from patchlight.emulation.simulator.cluster.report import result_of, write_report
 from patchlight.emulation.simulator.cluster.settings import Settings
@@ -24,6 +24,7 @@ from patchlight.emulation.simulator.cluster.sweep import (
 from patchlight.emulation.simulator.executors import Engine, Interrupted
 from patchlight.emulation.simulator.traces import load_trace
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.labfile.reader import find_lab, load_lab
 
 DEFAULT_CLUSTER = "16x16x8"
@@ -104,6 +105,7 @@ def simulate_trace(
     if communication is None:
         communication = 0.0 if options.lab is None else LAB_COMMUNICATION
     jobs = queue_jobs(trace.jobs[: options.jobs], communication, options.speed)
+    _check_users(settings, jobs)
     runs = options.combinations
     check_output(folder)
     began = time.monotonic()
@@ -139,6 +141,15 @@ def simulate_trace(
     }
     files = write_report(outcomes, setting, folder)
     return TraceSimulation(outcomes, result_of(outcomes, setting), trace.notes, files, interrupted)
+
+
+def _check_users(settings: Settings, jobs: Sequence[QueueJob]) -> None:
+    """``BadInput`` if something is said of a user that no job has."""
+    known = {job.view.user for job in jobs}
+    for name, _ in settings.users:
+        if name not in known:
+            near = nearest(name, sorted(known - {""}), "the trace's users are")
+            raise BadInput(f"no job of the trace is user {name}'s: {near}")
 
 
 def _files(options: SimulationOptions) -> list[Path]:
