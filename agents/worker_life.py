@@ -5,6 +5,7 @@ folder, so that the next one takes it over where the last one left it.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -231,7 +232,8 @@ class Worker:
         if self._ended is not None or self.lock.locked() or not self.tenancy.is_launched:
             return None
         lease = self.tenancy.lease
-        await asyncio.to_thread(output.bound, self._folder / keeper.OUTPUT)
+        with contextlib.suppress(OSError):  # it may have put something else there
+            await asyncio.to_thread(output.bound, self._folder / keeper.OUTPUT)
         unstarted = self.status().state in (WorkerState.STARTING, WorkerState.READY)
         if unstarted and now - lease.created_at > UNSTARTED_S:
             return Ending(

@@ -4,11 +4,14 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from patchlight.testbed.linux.processes import process_start
+from patchlight.agents.workers.contract import WorkerHandle
+from patchlight.agents.workers.process import ProcessRunner
+from patchlight.testbed.linux.processes import boot_id, process_start
 from tests.support.agent_bench import Agent, Bench, ip
 from tests.support.waiting import ask, wait_until
 from tests.support.worker_jobs import (
@@ -196,3 +199,12 @@ def test_a_worker_whose_keeper_was_killed_does_not_linger(make_bench: MakeBench)
     assert agent.until_state("job-0", "failed")["exit_code"] == 137
     assert process_start(program) is None
     assert everything_is_back(agent, "job-0")
+
+
+@pytest.mark.parametrize("wrong", [{"started": 1}, {"boot": "another"}, {"boot": None}])
+async def test_a_reused_process_number_is_no_worker(wrong: dict[str, Any], tmp_path: Path) -> None:
+    own = {"pid": os.getpid(), "started": process_start(os.getpid()), "boot": boot_id()}
+    handle = WorkerHandle(**{**own, **wrong})
+    worker = await ProcessRunner().adopt(handle, "no-such-namespace", tmp_path)
+    assert (await worker.ended()).exit_code == 137
+    await worker.stop(0)  # and this process is not told to end
