@@ -38,9 +38,16 @@ def iterations_done(agent: Agent, worker: str) -> int:
     return int(agent.worker(worker)["iterations_done"])
 
 
-@pytest.mark.parametrize("end_agent", [Agent.kill, Agent.stop])
+@pytest.mark.parametrize(
+    ("end_agent", "runner"),
+    [
+        (Agent.kill, "process"),
+        (Agent.stop, "process"),
+        pytest.param(Agent.kill, "docker", marks=pytest.mark.docker),
+    ],
+)
 def test_workers_train_on_without_their_agent_and_are_taken_over(
-    make_bench: MakeBench, runner: str, end_agent: Callable[[Agent], None]
+    make_bench: MakeBench, end_agent: Callable[[Agent], None], runner: str
 ) -> None:
     bench = make_bench(2)
     agents = run_job(bench, runner, 2, iterations=10_000, compute_s=0.02)
@@ -82,7 +89,11 @@ def test_one_that_was_ready_is_started_by_the_next_agent(make_bench: MakeBench) 
 
 
 @pytest.mark.parametrize(
-    ("how", "state", "code"), [("trains to its end", "done", 0), ("is killed", "failed", 137)]
+    ("runner", "how", "state", "code"),
+    [
+        ("process", "trains to its end", "done", 0),
+        pytest.param("docker", "is killed", "failed", 137, marks=pytest.mark.docker),
+    ],
 )
 def test_what_became_of_a_worker_without_an_agent_is_found_out(
     make_bench: MakeBench, runner: str, how: str, state: str, code: int
@@ -166,9 +177,9 @@ def test_draining_ends_every_worker(make_bench: MakeBench) -> None:
     assert everything_is_back(agent, "job-0")
 
 
-def test_what_a_program_forked_ends_with_it(make_bench: MakeBench, runner: str) -> None:
+def test_what_a_program_forked_ends_with_it(make_bench: MakeBench) -> None:
     bench = make_bench(1)
-    agent = bench.agent("server1", runner).start()
+    agent = bench.agent("server1").start()
     program = "for i in 1 2 3 4 5; do setsid sleep 1000 & done; exit 3"
     agent.client.post("/workers", json=bench.command(0, 1, "sh", "-c", program))
     start_all([agent])

@@ -22,7 +22,7 @@ def nic_problem(agent: Agent) -> str:
 
 def test_a_gpu_that_falls_off_fails_its_worker_whatever_it_runs(make_bench: MakeBench) -> None:
     bench = make_bench(2)
-    agents = [bench.agent(f"server{n}").start() for n in (1, 2)]
+    agents = bench.start_agents(2)
     synthetic, foreign = bench.spec(0, 1, compute_s=1000), bench.command(1, 2, "sleep", "1000")
     for agent, spec in zip(agents, (synthetic, foreign), strict=True):
         assert agent.client.post("/workers", json=spec).status_code == 201
@@ -44,11 +44,9 @@ def test_a_gpu_that_falls_off_fails_its_worker_whatever_it_runs(make_bench: Make
     assert agents[1].client.get("/workers/next").status_code == 404
 
 
-def test_a_nic_that_vanishes_fails_its_worker_and_frees_its_gpu(
-    make_bench: MakeBench, runner: str
-) -> None:
+def test_a_nic_that_vanishes_fails_its_worker_and_frees_its_gpu(make_bench: MakeBench) -> None:
     bench = make_bench(1)
-    (agent,) = run_job(bench, runner, 1, iterations=10_000)
+    (agent,) = run_job(bench, "process", 1, iterations=10_000)
     start_all([agent])
     ip("-n", bench.namespace("fabric"), "link", "del", "server1-1")
     assert "nic0 is gone" in agent.until_state("job-0", "failed")["message"]
