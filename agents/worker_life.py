@@ -5,7 +5,9 @@ folder, so that the next one takes it over where the last one left it.
 """
 
 import asyncio
+import contextlib
 import logging
+import os
 import time
 from dataclasses import replace
 
@@ -230,7 +232,8 @@ class Worker:
         if self._ended is not None or self.lock.locked() or not self.tenancy.is_launched:
             return None
         lease = self.tenancy.lease
-        await asyncio.to_thread(output.bound, self._folder / keeper.OUTPUT)
+        with contextlib.suppress(OSError):  # it may have put something else there
+            await asyncio.to_thread(output.bound, self._folder / keeper.OUTPUT)
         unstarted = self.status().state in (WorkerState.STARTING, WorkerState.READY)
         if unstarted and now - lease.created_at > UNSTARTED_S:
             return Ending(
@@ -284,7 +287,15 @@ class Worker:
     async def _follow(self, exit_info: ExitInfo) -> None:
         foreign = self._command is not None
         last = final_report(self._last_report(), exit_info, self._ending, foreign=foreign)
+        if last.state is WorkerState.FAILED and self._disk_is_full():  # it could not say so itself
+            last = replace(last, message=f"{last.message}; no space left on the disk of its folder")
         await self._clear_up(last, exit_info)
+
+    def _disk_is_full(self) -> bool:
+        try:
+            return os.statvfs(self._folder).f_bavail == 0
+        except OSError:
+            return False
 
     async def _clear_up(self, last: LastReport, exit_info: ExitInfo) -> None:
         try:

@@ -92,7 +92,7 @@ class Controller:
         self.device_watch = DeviceWatch(self.circuits, self.transactions)
         self.operations = CircuitOperations(self.circuits, self.transactions)
         self.scheduler = Scheduler(
-            lab, self.fleet, self.store, jobs, self.transactions, settings.policies
+            lab, self.fleet, self.store, jobs, self.transactions, settings.policies, lab.queue
         )
 
     def status(self) -> dict[str, Any]:

@@ -28,12 +28,13 @@ class WorkerLaunch:
 class WorkerHandle:
     """Enough to find a worker again, for an agent that did not start it.
 
-    ``pid`` with ``started`` (clock ticks since boot, so that a reused number is told apart),
-    or ``container``.
+    ``pid`` with ``started`` (clock ticks since boot) and ``boot`` (which boot that was), so that
+    a reused number is told apart; or ``container``.
     """
 
     pid: int | None = None
     started: int | None = None
+    boot: str | None = None
     container: str | None = None
 
 

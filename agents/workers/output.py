@@ -1,5 +1,6 @@
 """A worker's output: bounded on the disk, and read in parts by byte offset."""
 
+import codecs
 import os
 from pathlib import Path
 
@@ -41,23 +42,14 @@ def read(path: Path, after: int, limit: int) -> LogPart:
         return LogPart(offset=after, text="", next=after)
     except OSError as exc:
         raise AgentError(f"reading the output {path}: {exc.strerror}") from exc
-    if len(data) > 3:
-        data = data[: len(data) - _begun_character(data)]
-    text = data.decode(errors="replace")
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    text = decoder.decode(data)
+    begun, _ = decoder.getstate()
+    if offset + len(data) == size and begun == data:  # nothing will complete it
+        text, begun = data.decode(errors="replace"), b""
     if offset > after:
         text = f"[{offset - after} bytes of output are not kept any more]\n{text}"
-    return LogPart(offset=offset, text=text, next=offset + len(data))
-
-
-def _begun_character(data: bytes) -> int:
-    """How many bytes at the end begin a UTF-8 character that is not complete."""
-    for count in (1, 2, 3):
-        first = data[-count]
-        if first & 0xC0 == 0x80:
-            continue  # inside a character
-        length = 2 if first >> 5 == 0b110 else 3 if first >> 4 == 0b1110 else 4
-        return count if first >= 0xC0 and count < length else 0
-    return 0
+    return LogPart(offset=offset, text=text, next=offset + len(data) - len(begun))
 
 
 def last_lines(path: Path, count: int = 20) -> tuple[str, ...]:

@@ -26,7 +26,10 @@ from patchlight.agents.workers.programs import (
 )
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.linux import namespace_processes, namespaces
-from patchlight.testbed.linux.processes import process_start
+from patchlight.testbed.linux.processes import boot_id, process_start
+
+# An emulated lab finds all its processes by the last one, also those that left their namespace.
+_INHERITED = ("PATH", "LANG", "HOME", "PATCHLIGHT_RUN")
 
 
 class ProcessRunner(Runner):
@@ -45,7 +48,7 @@ class ProcessRunner(Runner):
         """Make the namespace and start the program's keeper in it."""
         _refuse_containers_things(launch)
         child = await asyncio.to_thread(self._launch, launch)
-        handle = WorkerHandle(pid=child.pid, started=process_start(child.pid))
+        handle = WorkerHandle(pid=child.pid, started=process_start(child.pid), boot=boot_id())
         return _ProcessWorker(handle, launch.namespace, launch.directory, child)
 
     def _launch(self, launch: WorkerLaunch) -> subprocess.Popen[bytes]:
@@ -78,7 +81,7 @@ class ProcessRunner(Runner):
 
 
 def _start(program: Program, folder: Path) -> subprocess.Popen[bytes]:
-    keep = {name: os.environ[name] for name in ("PATH", "LANG", "HOME") if name in os.environ}
+    keep = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     return subprocess.Popen(
         keeper.kept(program.command, str(folder), gated=program.gated, waited_for=False),
         cwd=program.directory,
@@ -165,7 +168,7 @@ class _ProcessWorker:
 
 def _pidfd(handle: WorkerHandle) -> int | None:
     """A descriptor that tells when the process ends; ``None`` if it has."""
-    if handle.pid is None or handle.started is None:
+    if handle.pid is None or handle.started is None or handle.boot != boot_id():
         return None
     try:
         descriptor = os.pidfd_open(handle.pid)

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.linux.processes import process_start
+from patchlight.testbed.linux.processes import boot_id, process_start
 
 RUN_ROOT = Path("/run/patchlight")
 # Every process that a lab starts carries this variable, so that one whose start could not be
@@ -179,11 +179,6 @@ def _locked(path: Path, lab: str) -> int:
                 ) from None
             time.sleep(0.05)
         os.close(fd)
-
-
-def boot_id() -> str:
-    """What the kernel calls this run of the machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def is_running(process: ProcessRecord) -> bool:

@@ -5,10 +5,7 @@ from typing import Any
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.fields import (
-    Fields,
     FieldType,
-    Group,
-    Key,
     ListOf,
     Number,
     Text,
@@ -16,8 +13,8 @@ from patchlight.testbed.files.fields import (
     YesNo,
     plain,
     quantity,
-    required,
 )
+from patchlight.testbed.files.groups import Fields, Group, Key, required
 from patchlight.testbed.queueing import BOUNDS, Allowance, Discipline
 
 _TIMES = {"quantum": "quantum_s", "half_life": "half_life_s", "quota_window": "quota_window_s"}

@@ -5,6 +5,11 @@ from contextlib import suppress
 from pathlib import Path
 
 
+def boot_id() -> str:
+    """What the kernel calls this run of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def process_ids() -> list[int]:
     """The processes that there are now."""
     return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]

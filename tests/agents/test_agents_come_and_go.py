@@ -4,11 +4,14 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from patchlight.testbed.linux.processes import process_start
+from patchlight.agents.workers.contract import WorkerHandle
+from patchlight.agents.workers.process import ProcessRunner
+from patchlight.testbed.linux.processes import boot_id, process_start
 from tests.support.agent_bench import Agent, Bench, ip
 from tests.support.waiting import ask, wait_until
 from tests.support.worker_jobs import (
@@ -35,9 +38,16 @@ def iterations_done(agent: Agent, worker: str) -> int:
     return int(agent.worker(worker)["iterations_done"])
 
 
-@pytest.mark.parametrize("end_agent", [Agent.kill, Agent.stop])
+@pytest.mark.parametrize(
+    ("end_agent", "runner"),
+    [
+        (Agent.kill, "process"),
+        (Agent.stop, "process"),
+        pytest.param(Agent.kill, "docker", marks=pytest.mark.docker),
+    ],
+)
 def test_workers_train_on_without_their_agent_and_are_taken_over(
-    make_bench: MakeBench, runner: str, end_agent: Callable[[Agent], None]
+    make_bench: MakeBench, end_agent: Callable[[Agent], None], runner: str
 ) -> None:
     bench = make_bench(2)
     agents = run_job(bench, runner, 2, iterations=10_000, compute_s=0.02)
@@ -79,7 +89,11 @@ def test_one_that_was_ready_is_started_by_the_next_agent(make_bench: MakeBench) 
 
 
 @pytest.mark.parametrize(
-    ("how", "state", "code"), [("trains to its end", "done", 0), ("is killed", "failed", 137)]
+    ("runner", "how", "state", "code"),
+    [
+        ("process", "trains to its end", "done", 0),
+        pytest.param("docker", "is killed", "failed", 137, marks=pytest.mark.docker),
+    ],
 )
 def test_what_became_of_a_worker_without_an_agent_is_found_out(
     make_bench: MakeBench, runner: str, how: str, state: str, code: int
@@ -163,9 +177,9 @@ def test_draining_ends_every_worker(make_bench: MakeBench) -> None:
     assert everything_is_back(agent, "job-0")
 
 
-def test_what_a_program_forked_ends_with_it(make_bench: MakeBench, runner: str) -> None:
+def test_what_a_program_forked_ends_with_it(make_bench: MakeBench) -> None:
     bench = make_bench(1)
-    agent = bench.agent("server1", runner).start()
+    agent = bench.agent("server1").start()
     program = "for i in 1 2 3 4 5; do setsid sleep 1000 & done; exit 3"
     agent.client.post("/workers", json=bench.command(0, 1, "sh", "-c", program))
     start_all([agent])
@@ -196,3 +210,12 @@ def test_a_worker_whose_keeper_was_killed_does_not_linger(make_bench: MakeBench)
     assert agent.until_state("job-0", "failed")["exit_code"] == 137
     assert process_start(program) is None
     assert everything_is_back(agent, "job-0")
+
+
+@pytest.mark.parametrize("wrong", [{"started": 1}, {"boot": "another"}, {"boot": None}])
+async def test_a_reused_process_number_is_no_worker(wrong: dict[str, Any], tmp_path: Path) -> None:
+    own = {"pid": os.getpid(), "started": process_start(os.getpid()), "boot": boot_id()}
+    handle = WorkerHandle(**{**own, **wrong})
+    worker = await ProcessRunner().adopt(handle, "no-such-namespace", tmp_path)
+    assert (await worker.ended()).exit_code == 137
+    await worker.stop(0)  # and this process is not told to end

@@ -154,15 +154,13 @@ def test_a_program_that_knows_no_protocol_is_frozen(make_bench: MakeBench, runne
         agent.until_state("job-0", "done")
 
 
-def test_the_pages_example_is_held_and_ends_where_it_is_told(
-    make_bench: MakeBench, runner: str
-) -> None:
+def test_the_pages_example_is_held_and_ends_where_it_is_told(make_bench: MakeBench) -> None:
     page = (ROOT / "docs" / "own-programs.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     bench = make_bench(1)
-    agent = bench.agent("server1", runner).start()
+    agent = bench.agent("server1").start()
     spec = bench.command(
-        0, 1, python(runner), "-c", example, environment={"ITERATIONS": "10000"}, hold="protocol"
+        0, 1, sys.executable, "-c", example, environment={"ITERATIONS": "10000"}, hold="protocol"
     )
     assert agent.client.post("/workers", json=spec).status_code == 201
     tell(agent, "start")

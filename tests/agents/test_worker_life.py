@@ -123,6 +123,27 @@ def test_a_worker_is_deleted_while_it_trains(make_bench: MakeBench, runner: str)
     assert gpu["busy_s"] < 4, "the GPU went on computing for a dead tenant"
 
 
+def test_a_job_goes_on_with_fewer_workers_where_it_was_told_to_end(make_bench: MakeBench) -> None:
+    bench = make_bench(2)
+    agents = run_job(bench, "process", 2, iterations=10_000, compute_s=0.01)
+    start_all(agents)
+    wait_until(lambda: agents[0].worker("job-0")["iterations_done"] >= 1, "an iteration")
+    at = 30 + agents[0].worker("job-0")["iterations_done"]
+    for order in ("hold", "stop-at"):
+        for rank, agent in enumerate(agents):
+            answer = agent.client.post(f"/workers/job-{rank}/{order}", json={"iteration": at})
+            assert answer.status_code == 200, answer.text
+        for rank, agent in enumerate(agents):
+            state = agent.until_state(f"job-{rank}", "held" if order == "hold" else "stopped")
+            assert state["iterations_done"] == at
+    task = {"iterations": at + 3, "first_iteration": at}
+    spec = {**bench.spec(0, 1, **task), "id": "smaller"}
+    assert agents[0].client.post("/workers", json=spec).status_code == 201
+    agents[0].until_state("smaller", "ready")
+    assert agents[0].client.post("/workers/smaller/start").status_code == 200
+    assert agents[0].until_state("smaller", "done")["iterations_done"] == at + 3
+
+
 RATE_BPS = 40e6
 GRADIENT_BYTES = 553_440
 

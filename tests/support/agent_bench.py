@@ -42,6 +42,12 @@ class Agent:
         )
 
     def start(self) -> Agent:
+        """Start it, and wait until it answers."""
+        self.launch()
+        return self.until_it_answers()
+
+    def launch(self) -> None:
+        """Start it."""
         with self.log.open("ab") as log:
             folder = self.bench.directory
             namespace = f"/run/netns/{self.bench.namespace(self.server)}"
@@ -51,6 +57,9 @@ class Agent:
             command += ["--workers", self.workers, "--gpus", f"socket:{folder / 'gpus'}"]
             command += ["--state", str(folder / f"state-{self.server}")]
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+
+    def until_it_answers(self) -> Agent:
+        """Wait until it answers."""
         wait_until(self._answers, f"the agent of {self.server} ({self.log.read_text()})", 30)
         return self
 
@@ -149,6 +158,13 @@ class Bench:
         agent = Agent(self, server, workers)
         self.agents.append(agent)
         return agent
+
+    def start_agents(self, count: int, workers: str = "process") -> list[Agent]:
+        """An agent on each of the first so many servers; they start side by side."""
+        agents = [self.agent(f"server{number}", workers) for number in range(1, count + 1)]
+        for agent in agents:
+            agent.launch()
+        return [agent.until_it_answers() for agent in agents]
 
     def command(self, rank: int, ranks: int, *command: str, **task: Any) -> dict[str, Any]:
         """The same for a worker that runs somebody's own program."""

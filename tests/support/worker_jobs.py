@@ -6,7 +6,7 @@ from tests.support.agent_bench import Agent, Bench, ip
 
 def run_job(bench: Bench, runner: str, ranks: int, **task: object) -> list[Agent]:
     """Start agents and a job over them, up to where all workers are ready."""
-    agents = [bench.agent(f"server{n}", runner).start() for n in range(1, ranks + 1)]
+    agents = bench.start_agents(ranks, runner)
     for rank, agent in enumerate(agents):
         answer = agent.client.post("/workers", json=bench.spec(rank, ranks, **task))
         assert answer.status_code == 201, answer.text

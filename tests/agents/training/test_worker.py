@@ -84,7 +84,9 @@ def make_job(tmp_path: Path) -> Iterator[MakeJob]:
     shutil.copytree(TRAINING, code / "patchlight" / "agents" / "training")
     made: list[Worker] = []
 
-    def make(ranks: int, *, seeds: tuple[int, ...] = (), **task: Any) -> list[Worker]:
+    def make(
+        ranks: int, *, seeds: tuple[int, ...] = (), name: str = "w", **task: Any
+    ) -> list[Worker]:
         ring = [
             {"rank": r, "address": "127.0.0.1", "port": port}
             for r, port in enumerate(free_ports(ranks))
@@ -92,9 +94,9 @@ def make_job(tmp_path: Path) -> Iterator[MakeJob]:
         usual = {"job": "j", "ring": ring, "iterations": 4, "gradient_bytes": 400_002}
         usual |= {"compute_s": 0.02, "device": "sleep", **task}
         for rank, seed in zip(range(ranks), seeds or (5,) * ranks, strict=True):
-            own = {"id": f"w{rank}", "rank": rank, "seed": seed}
-            made.append(Worker(tmp_path / f"w{rank}", code, {**usual, **own}))
-        return made
+            own = {"id": f"{name}{rank}", "rank": rank, "seed": seed}
+            made.append(Worker(tmp_path / f"{name}{rank}", code, {**usual, **own}))
+        return made[-ranks:]
 
     yield make
     for worker in made:
@@ -184,6 +186,46 @@ def test_stop_ends_a_worker_in_any_state(make_job: MakeJob) -> None:
     worker.tell(op="stop")
     assert worker.process.wait(10) == 0
     assert worker.state["state"] == "stopped"
+
+
+def test_a_job_ends_at_an_iteration_and_goes_on_there_with_other_workers(make_job: MakeJob) -> None:
+    first = make_job(3, iterations=10_000, compute_s=0.01)
+    start(first)
+    wait_until(lambda: first[0].state["iterations_done"] >= 2)
+    at = 10 + max(worker.state["iterations_done"] for worker in first)
+    for worker in first:
+        assert worker.tell(op="hold", iteration=at)["ok"]
+    for worker in first:
+        worker.until("held")
+        refused = worker.tell(op="stop-at", iteration=at - 1)
+        assert (refused["ok"], refused["iteration"]) == (False, at)
+    for worker in first:
+        assert worker.tell(op="stop-at", iteration=at)["ok"]
+    for worker in first:
+        assert worker.process.wait(20) == 0, worker.output
+        assert (worker.state["state"], worker.state["iterations_done"]) == ("stopped", at)
+        assert [report["index"] for report in worker.reports] == list(range(at))
+    again = make_job(2, iterations=at + 4, first_iteration=at, name="again")
+    for worker in again:
+        worker.until("ready")
+        assert worker.state["iterations_done"] == at
+        refused = worker.tell(op="hold", iteration=at - 1)
+        assert (refused["ok"], refused["iteration"]) == (False, at)
+    start(again)
+    for worker in again:
+        assert worker.process.wait(20) == 0, worker.output
+        assert (worker.state["state"], worker.state["iterations_done"]) == ("done", at + 4)
+        assert [report["index"] for report in worker.reports] == list(range(at, at + 4))
+
+
+def test_a_stop_that_has_not_come_is_forgotten_at_a_release(make_job: MakeJob) -> None:
+    (worker,) = make_job(1, iterations=6, compute_s=0.02)
+    worker.until("ready")
+    assert worker.tell(op="stop-at", iteration=4)["ok"]
+    assert worker.tell(op="release")["ok"]
+    start([worker])
+    assert worker.process.wait(20) == 0
+    assert worker.state["state"] == "done"
 
 
 def test_a_missing_gpu_is_named(make_job: MakeJob, tmp_path: Path) -> None:

@@ -1,0 +1,129 @@
+"""What comes of hardware and disks that fail under workers."""
+
+import contextlib
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.agent_bench import Agent, Bench, ip
+from tests.support.waiting import wait_until
+from tests.support.worker_jobs import everything_is_back, run_job, start_all
+
+pytestmark = pytest.mark.root
+
+MakeBench = Callable[[int], Bench]
+
+
+def nic_problem(agent: Agent) -> str:
+    return str(agent.client.get("/status").json()["nics"][0]["problem"])
+
+
+def test_a_gpu_that_falls_off_fails_its_worker_whatever_it_runs(make_bench: MakeBench) -> None:
+    bench = make_bench(2)
+    agents = bench.start_agents(2)
+    synthetic, foreign = bench.spec(0, 1, compute_s=1000), bench.command(1, 2, "sleep", "1000")
+    for agent, spec in zip(agents, (synthetic, foreign), strict=True):
+        assert agent.client.post("/workers", json=spec).status_code == 201
+    agents[0].until_state("job-0", "ready")
+    start_all(agents)
+    assert bench.gpus is not None
+    bench.gpus.kill()
+    bench.gpus.wait()
+    assert "the emulated GPU" in agents[0].until_state("job-0", "failed")["message"]
+    assert "its GPU is gone" in agents[1].until_state("job-1", "failed")["message"]
+    for agent in agents:
+        status = agent.client.get("/status")
+        assert status.status_code == 200, "one GPU took the whole status with it"
+        assert "reading GPU gpu0" in status.json()["gpus"][0]["problem"]
+        assert agent.nic_is_home()
+    again = agents[1].client.post("/workers", json={**bench.spec(1, 2), "id": "next"})
+    assert again.status_code == 500
+    assert "reading GPU gpu0" in again.json()["error"]
+    assert agents[1].client.get("/workers/next").status_code == 404
+
+
+def test_a_nic_that_vanishes_fails_its_worker_and_frees_its_gpu(make_bench: MakeBench) -> None:
+    bench = make_bench(1)
+    (agent,) = run_job(bench, "process", 1, iterations=10_000)
+    start_all([agent])
+    ip("-n", bench.namespace("fabric"), "link", "del", "server1-1")
+    assert "nic0 is gone" in agent.until_state("job-0", "failed")["message"]
+    overview = agent.client.get("/status").json()
+    assert overview["gpus"][0]["worker"] is overview["nics"][0]["worker"] is None
+    assert "nic0 is gone" in overview["nics"][0]["problem"]
+    refused = agent.client.post("/workers", json={**bench.spec(0, 1), "id": "next"})
+    assert refused.status_code == 500
+    assert "there is no interface nic0" in refused.json()["error"]
+
+
+def test_a_nic_without_carrier_is_reported_and_its_worker_waits(make_bench: MakeBench) -> None:
+    bench = make_bench(2)
+    agents = run_job(bench, "process", 2, iterations=20, compute_s=0.01)
+    assert nic_problem(agents[0]) == ""
+    far_end = ("-n", bench.namespace("fabric"), "link", "set", "server1-1")
+    ip(*far_end, "down")
+    start_all(agents)
+    wait_until(lambda: nic_problem(agents[0]) == "nic0 has no carrier")
+    assert nic_problem(agents[1]) == ""
+    assert agents[0].worker("job-0")["state"] == "running"
+    ip(*far_end, "up")
+    for rank, agent in enumerate(agents):
+        agent.until_state(f"job-{rank}", "done")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk of 1 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], check=True)
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def fill(disk: Path) -> Path:
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return filler
+
+
+def test_a_full_disk_leaves_nothing_half_done(small_disk: Path, make_bench: MakeBench) -> None:
+    bench = make_bench(1)
+    (bench.directory / "state-server1").symlink_to(small_disk)
+    agent = bench.agent("server1").start()
+    filler = fill(small_disk)
+    refused = agent.client.post("/workers", json=bench.spec(0, 1))
+    assert refused.status_code == 500
+    assert "No space left on device" in refused.json()["error"]
+    assert refused.json()["hint"] == "make room on that disk"
+    assert agent.client.get("/workers/job-0").status_code == 404
+    assert everything_is_back(agent, "job-0")
+    # A worker whose disk fills while it trains fails, and everything comes back all the same.
+    filler.unlink()
+    assert agent.client.post("/workers", json=bench.spec(0, 1, iterations=10_000)).is_success
+    agent.until_state("job-0", "ready")
+    start_all([agent])
+    filler = fill(small_disk)
+    failed = agent.until_state("job-0", "failed")
+    assert "no space left on the disk" in failed["message"]
+    assert everything_is_back(agent, "job-0")
+    filler.unlink()
+    assert agent.client.delete("/workers/job-0").json()["state"] == "failed"
+
+
+def test_a_program_that_forks_wildly_is_ended_with_all_it_forked(make_bench: MakeBench) -> None:
+    bench = make_bench(1)
+    agent = bench.agent("server1").start()
+    # Each copy begins the next one, in a session of its own.
+    wild = '[ $1 = 400 ] || { sleep 0.01; setsid sh -c "$0" "$0" $(($1 + 1)) & sleep 1000; }'
+    spec = bench.command(0, 1, "sh", "-c", wild, wild, "0")
+    assert agent.client.post("/workers", json=spec).status_code == 201
+    start_all([agent])
+    space = bench.namespace("server1.w-job-0")
+    wait_until(lambda: len(ip("netns", "pids", space).split()) > 20, "it to fork")
+    assert agent.client.delete("/workers/job-0").json()["state"] == "stopped"
+    assert everything_is_back(agent, "job-0")
