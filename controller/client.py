@@ -21,6 +21,10 @@ class ControllerError(PatchlightError):
     """The controller refused, or did not answer."""
 
 
+class NoAnswer(ControllerError):
+    """No controller answers there, just now maybe."""
+
+
 class OtherLab(ControllerError):
     """The controller at the address has another lab than the one that was meant."""
 
@@ -126,7 +130,7 @@ class ControllerClient(JobCalls):
                     hint="once it runs, it finishes or undoes what it had begun: "
                     "'patchlight ocs history' says which",
                 ) from error
-            raise ControllerError(
+            raise NoAnswer(
                 f"no answer from a controller at {self.address} ({reason})",
                 hint="start one with 'patchlight emulate up LAB' or 'patchlight controller run', "
                 "name another with --controller ADDRESS; 'patchlight ocs --direct' does without",

@@ -211,13 +211,15 @@ JOB = Group(
     Key(
         "hold",
         choice("how to hold it", *get_args(HowHeld)),
-        "how a program is held while light moves: by our protocol, or frozen",
-        default="auto: by the protocol where it speaks it",
+        "how a program is held while light moves: by our protocol, frozen, or by the protocol if "
+        "it speaks it",
+        default="auto",
     ),
     Key(
         "graph",
         _line("a computation graph", "vgg16"),
-        "what it computes: a built-in computation graph, or a graph file beside this one",
+        "what it computes: a built-in computation graph, or a graph file, named from the job "
+        "file's folder on",
     ),
     Key(
         "requirement",
