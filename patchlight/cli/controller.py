@@ -140,7 +140,6 @@ def status(lab_name: str | None, address: str | None, as_json: bool) -> None:
         print_json(answer)
         return
     title = f"lab {answer['lab']}, engine {answer['engine']}"
-    title += ", drained: no job is started" if answer["drained"] else ""
     table = Table(Column("device", whole=True), "kind", "state", title=title)
     for switch in answer["switches"]:
         state = Coloured("connected", "good") if switch["connected"] else Coloured("away", "bad")
@@ -152,6 +151,8 @@ def status(lab_name: str | None, address: str | None, as_json: bool) -> None:
     for agent in answer["agents"]:
         state = Coloured("answers", "good") if agent["reachable"] else Coloured("silent", "bad")
         table.add_row(agent["server"], "agent", state)
+    if answer["drained"]:
+        table.add_row("queue", "of jobs", Coloured("drained: no job is started", "caution"))
     for policy in answer["policy_faults"]:
         words = f"failed {policy['faults']} times: the default decided"
         table.add_row(policy["policy"], f"{policy['kind']} policy", Coloured(words, "bad"))
