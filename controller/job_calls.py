@@ -32,8 +32,9 @@ class JobCalls(ABC):
     def preview(self, jobs: Sequence[JobGiven] | Jobs, topology: str | None = None) -> list[Answer]:
         """What would come of such jobs now, and nothing is queued.
 
-        Of each ``job`` the ``hosts`` that it would get or what it ``waits_for``, which
-        ``circuits`` would move, and ``predicted_iteration_s`` where that is known.
+        Of each ``job`` the ``hosts`` that it would get or what it ``waits_for``, and how many jobs
+        are ``ahead``; which ``circuits`` would be made, and what speaks against that
+        (``objections``); ``predicted_iteration_s`` where that is known.
         """
         return self._submit(jobs, topology, dry_run=True)
 

@@ -16,7 +16,7 @@ from patchlight.cli.rendering import json_option, print_json, say
 from patchlight.controller.client import ControllerClient, ControllerError, NoAnswer
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.labfile.schema import TIME
+from patchlight.testbed.labfile.values import TIME
 
 T = TypeVar("T")
 

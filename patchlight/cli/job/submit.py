@@ -107,11 +107,14 @@ def _print_preview(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
     )
     for row in rows:
         now = f"starts on {', '.join(row['hosts'])}"
-        seconds = row["predicted_iteration_s"]
+        if row["waits_for"]:
+            now = f"waits: {row['waits_for']}"
+        ahead = [f"jobs ahead of it: {row['ahead']}"] if row["ahead"] else []
+        seconds = row.get("predicted_iteration_s")
         table.add_row(
             row["job"],
-            f"waits: {row['waits_for']}" if row["waits_for"] else now,
-            ", ".join(map(str, row["circuits"])),
+            "; ".join([now, *ahead, *row.get("objections", ())]),
+            ", ".join(row.get("circuits", ())),
             "" if seconds is None else f"{seconds:.3f} s",
         )
     table.print()

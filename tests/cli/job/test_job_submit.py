@@ -91,7 +91,7 @@ async def test_a_job_waits_for_the_latest_of_a_name(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("VGG", "--after", "nobody"), "'nobody', which no job is called"),
+        (("VGG", "--after", "nobody"), "come after 'nobody', and there is no such job"),
         (("VGG", "--sweep", "workers=1,99"), "job vgg-workers-99: 99 workers asked for"),
         (("VGG", "--sweep", "image=a"), "no number 'image' of a job: expected one of workers"),
         (("VGG", "--sweep", "workers=2,x"), "--sweep workers=2,x: expected how many workers"),
@@ -125,14 +125,14 @@ async def test_a_dry_run_says_what_would_come_of_it_and_queues_nothing(
 ) -> None:
     (job_id,) = cluster.submit(parse_jobs(GANG).specs[0])
     await cluster.until_state(job_id, JobState.RUNNING)
-    words = ("--dry-run", "--sweep", "workers=2,4")
+    words = ("--dry-run", "--sweep", "workers=2,6")
     rows = json.loads(await job("submit", str(spec), *words, "--json"))
     assert [len(row["hosts"]) for row in rows] == [2, 0]
     assert "server1.gpu0" not in rows[0]["hosts"]
-    assert rows[1]["waits_for"] == "4 GPUs wanted, 3 free"
+    assert "it wants 6 GPUs" in rows[1]["waits_for"]
     printed = await job("submit", str(spec), *words)
     assert "starts on server" in printed
-    assert "waits: 4 GPUs wanted" in printed
+    assert "waits: it wants 6 GPUs" in printed
     assert [status.id for status in cluster.scheduler.jobs()] == [job_id]
 
 
