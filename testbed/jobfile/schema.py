@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from patchlight.testbed import units
+from patchlight.testbed.commands import RESERVED_VARIABLES
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.fields import (
     ListOf,
@@ -84,6 +85,13 @@ def _workers(text: str) -> int:
     if text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= MOST_WORKERS:
         return int(text)
     raise BadInput(f"{short(text)!r} workers: expected 1 to {MOST_WORKERS}, or auto")
+
+
+def _variable(text: str) -> str:
+    VARIABLE_NAME.take(text)
+    if text in RESERVED_VARIABLES or text.startswith("PATCHLIGHT_"):
+        raise BadInput(f"{text} cannot be given: Patchlight sets it for each rank")
+    return text
 
 
 def _mount(text: str) -> Mount:
@@ -198,7 +206,12 @@ JOB = Group(
     ),
     Key(
         "environment",
-        MapOf(VARIABLE_NAME, _VALUE, "environment variables", "{LEARNING_RATE: 0.1}"),
+        MapOf(
+            replace(VARIABLE_NAME, take=_variable),
+            _VALUE,
+            "environment variables",
+            "{LEARNING_RATE: 0.1}",
+        ),
         "environment variables of the program",
     ),
     Key(

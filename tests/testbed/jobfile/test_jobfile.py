@@ -223,6 +223,10 @@ def test_values_of_a_command_line_are_read_as_in_a_file() -> None:
             "name: a\nworkers: 1\ncommand: x\nenvironment: {‸A B: c}",
             "'A B' is not an environment variable",
         ),
+        (
+            "name: a\nworkers: 1\ncommand: x\nenvironment: {‸RANK: 1}",
+            "RANK cannot be given: Patchlight sets it for each rank",
+        ),
         (ONE + "sweep: {‸image: [a]}", "unknown key 'image' in a sweep: expected one of workers"),
         (ONE + "sweep: {workers: [2, ‸x]}", "expected how many workers, a whole number from 1 to"),
         (
