@@ -1,28 +1,28 @@
 """The controller's REST API from Python: what the command line and the experiments use."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 from urllib.parse import quote
 
 import httpx
 
+from patchlight.controller.job_calls import PAGE, Answer, JobCalls, pages
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
-from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab_api import UNIX, LabIdentity
-
-Answer = dict[str, Any]
 
 USER_HEADER = "X-Patchlight-User"
 
-_PAGE = 200
 _LONGEST_MAP_NAME = 100
 # What stops things goes to the lab of that name, whichever version of its file is at hand.
-_STOPS = ("DELETE /jobs/", "POST /stop")
+_STOPS = ("DELETE /jobs/", "POST /stop", "POST /drain", "POST /shutdown")
 
 
 class ControllerError(PatchlightError):
     """The controller refused, or did not answer."""
+
+
+class NoAnswer(ControllerError):
+    """No controller answers there, just now maybe."""
 
 
 class OtherLab(ControllerError):
@@ -40,7 +40,7 @@ def check_map_name(name: str) -> None:
     raise BadInput(f"{name!r} cannot be the name of saved maps: {words}")
 
 
-class ControllerClient:
+class ControllerClient(JobCalls):
     """A running controller, by the address of its API: ``host:port`` or ``unix:/path``.
 
     A context manager. With a ``lab`` it talks only to a controller of that lab: the first
@@ -130,7 +130,7 @@ class ControllerClient:
                     hint="once it runs, it finishes or undoes what it had begun: "
                     "'patchlight ocs history' says which",
                 ) from error
-            raise ControllerError(
+            raise NoAnswer(
                 f"no answer from a controller at {self.address} ({reason})",
                 hint="start one with 'patchlight emulate up LAB' or 'patchlight controller run', "
                 "name another with --controller ADDRESS; 'patchlight ocs --direct' does without",
@@ -235,11 +235,11 @@ class ControllerClient:
 
     def reconfigurations(self, last: int | None = None) -> list[Answer]:
         """Every change so far (or the ``last`` few), oldest first."""
-        if last is not None and last <= _PAGE:
+        if last is not None and last <= PAGE:
             return list(self._call("GET", "/reconfigurations", last=last)["reconfigurations"])
-        rows = _pages(
+        rows = pages(
             lambda row: self._call(
-                "GET", "/reconfigurations", last=_PAGE, after=row["id"] if row else 0
+                "GET", "/reconfigurations", last=PAGE, after=row["id"] if row else 0
             )["reconfigurations"]
         )
         return list(rows)[-(last or 0) :]
@@ -313,47 +313,14 @@ class ControllerClient:
         """Let changes begin again."""
         return self._call("POST", "/stop/clear", {"why": why})
 
-    # -- jobs and samples ----------------------------------------------------------------------
+    # -- the controller and what it samples ----------------------------------------------------
 
-    def submit(self, jobs: Sequence[JobSpec], topology: str | None = None) -> list[Answer]:
-        """Queue jobs that start together; their statuses.
+    def shut_down(self) -> dict[str, int]:
+        """End the controller; how many jobs there are in each state that is not an end.
 
-        ``topology`` is ``keep`` or ``regroup``; ``None`` leaves it to the lab's policy.
+        They go on, and the next controller follows them.
         """
-        body = {"jobs": [asdict(job) for job in jobs], "topology": topology}
-        return list(self._call("POST", "/jobs", body)["jobs"])
-
-    def jobs(self) -> list[Answer]:
-        """Every job's status."""
-        return list(
-            _pages(
-                lambda job: self._call("GET", "/jobs", last=_PAGE, after=job["id"] if job else "")[
-                    "jobs"
-                ]
-            )
-        )
-
-    def job(self, job_id: str) -> Answer:
-        """One job's status."""
-        return self._call("GET", _job_path(job_id))
-
-    def stop(self, job_id: str, *, force: bool = False) -> Answer:
-        """End a job's gang; with ``force`` also one that another user submitted."""
-        return self._call("DELETE", _job_path(job_id), force=force)
-
-    def iterations(self, job_id: str, after: int = 0) -> tuple[list[Answer], int]:
-        """What the job's workers reported after number ``after``, and the next ``after``."""
-        reports: list[Answer] = []
-        while True:
-            answer = self._call("GET", f"{_job_path(job_id)}/iterations", after=after)
-            reports += answer["iterations"]
-            if answer["next"] == after:
-                return reports, after
-            after = int(answer["next"])
-
-    def regroup(self, job_ids: Sequence[str]) -> Answer:
-        """Bring running jobs under one packet switch each; the record of the change."""
-        return self._call("POST", "/regroup", {"jobs": list(job_ids)})
+        return dict(self._call("POST", "/shutdown")["jobs"])
 
     def ports(self, since: float = 0.0) -> list[Answer]:
         """Samples of each host's rates after Unix time ``since``, in bits per second."""
@@ -375,17 +342,3 @@ class ControllerClient:
 def _map_path(name: str) -> str:
     check_map_name(name)
     return f"/maps/{quote(name, safe='')}"
-
-
-def _job_path(job_id: str) -> str:
-    if not job_id.isprintable() or job_id in ("", ".", ".."):
-        raise BadInput(f"{job_id!r} is no job's id: 'patchlight job list' shows them")
-    return f"/jobs/{quote(job_id, safe='')}"
-
-
-def _pages(page_after: Callable[[Answer | None], list[Answer]]) -> Iterator[Answer]:
-    """Every row of a list that comes in pages, each asked for by the row before it."""
-    page = page_after(None)
-    while page:
-        yield from page
-        page = page_after(page[-1])

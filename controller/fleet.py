@@ -18,6 +18,7 @@ from patchlight.testbed.mistakes import mistakes_in_words
 from patchlight.testbed.worker_api import (
     AgentStatus,
     HoldRequest,
+    LogPart,
     Reports,
     WorkerSpec,
     WorkerStatus,
@@ -149,6 +150,11 @@ class AgentClient:
     async def reports(self, worker_id: str, after: int) -> Reports:
         """The iterations a worker finished after number ``after``, and the next ``after``."""
         return await self._ask(Reports, "GET", f"/workers/{worker_id}/reports?after={after}")
+
+    async def log(self, worker_id: str, after: int, limit: int) -> LogPart:
+        """What a worker printed after byte ``after``, at most ``limit`` bytes of it."""
+        where = f"/workers/{worker_id}/log?after={after}&limit={limit}"
+        return await self._ask(LogPart, "GET", where)
 
     async def start(self, worker_id: str) -> None:
         """Let a ready worker train."""

@@ -77,8 +77,8 @@ class Controller:
         )
         self.switches = PacketSwitches(lab, self.speaker)
         self.unknown_switches = UnknownSwitches()
-        jobs = JobTable(JobLedger(self.store))
-        self.traffic = JobTraffic(jobs, lambda: self.circuits.maps.present_links())
+        self.jobs = JobTable(JobLedger(self.store))
+        self.traffic = JobTraffic(self.jobs, lambda: self.circuits.maps.present_links())
         self.circuits = CircuitParts(
             lab,
             self.drivers,
@@ -92,7 +92,7 @@ class Controller:
         self.device_watch = DeviceWatch(self.circuits, self.transactions)
         self.operations = CircuitOperations(self.circuits, self.transactions)
         self.scheduler = Scheduler(
-            lab, self.fleet, self.store, jobs, self.transactions, settings.policies, lab.queue
+            lab, self.fleet, self.store, self.jobs, self.transactions, settings.policies, lab.queue
         )
 
     def status(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ RATE = {"bps": 1, "kbps": 1e3, "Mbps": 1e6, "Gbps": 1e9, "Tbps": 1e12}
 TIME = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "d": 86400}
 _TIME_WRITTEN = {unit: TIME[unit] for unit in ("ns", "us", "ms", "s")}
 _SIZE_SI = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
-_SIZE = {**_SIZE_SI, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+SIZE = {**_SIZE_SI, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 LOSS = {"dB": 1}
 POWER = {"dBm": 1}
 SHARE = {"%": 0.01}
@@ -65,7 +65,7 @@ def parse_time(text: object) -> float:
 
 def parse_size(text: object) -> int:
     """``"528MiB"`` → 553_648_128 bytes; not negative."""
-    return round(_not_negative(text, _parse(text, _SIZE, "size", "528MiB"), "size"))
+    return round(_not_negative(text, _parse(text, SIZE, "size", "528MiB"), "size"))
 
 
 def parse_loss(text: object) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -11,9 +13,10 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from patchlight.controller.api import models
 from patchlight.controller.api.answers import new_app
-from patchlight.controller.api.circuits import Caller, circuit_routes
+from patchlight.controller.api.circuits import circuit_routes
+from patchlight.controller.api.jobs import job_routes
+from patchlight.testbed.jobs import JobState
 from patchlight.testbed.labfile.writer import write_lab
 
 if TYPE_CHECKING:
@@ -55,8 +58,6 @@ def registry_of(controller: Controller) -> CollectorRegistry:
 
 Answer = dict[str, Any]
 
-_MOST_REPORTS = 5000
-
 
 def create_app(controller: Controller) -> FastAPI:
     """The API of one controller."""
@@ -74,57 +75,16 @@ def create_app(controller: Controller) -> FastAPI:
     async def status() -> Answer:
         return controller.status()
 
+    @app.post("/v1/shutdown")
+    async def shutdown() -> Answer:
+        # As by whoever else ends it: what has to be put in order then is in one place.
+        os.kill(os.getpid(), signal.SIGTERM)
+        counts = controller.scheduler.counts().items()
+        return {"jobs": {state: n for state, n in counts if not JobState(state).is_final}}
+
     app.include_router(circuit_routes(controller.operations))
 
-    @app.post("/v1/jobs", status_code=201)
-    async def submit(request: models.GangRequest, caller: Caller) -> Answer:
-        statuses = controller.scheduler.submit(request.jobs, request.topology, caller.by)
-        return {"jobs": [asdict(status) for status in statuses]}
-
-    @app.get("/v1/jobs")
-    async def jobs(
-        last: models.PageLength = models.PAGE,
-        after: str | None = None,
-        state: models.Text = "",
-        user: models.Text = "",
-        name: models.Text = "",
-    ) -> Answer:
-        found = controller.scheduler.jobs(last, after, state=state, owner=user, name=name)
-        return {"jobs": [asdict(status) for status in found]}
-
-    @app.get("/v1/jobs-meant")
-    async def jobs_meant(text: models.Text) -> Answer:
-        return {"jobs": [asdict(status) for status in controller.scheduler.meant(text)]}
-
-    @app.get("/v1/jobs/{job_id}")
-    async def job(job_id: str) -> Answer:
-        return asdict(controller.scheduler.job(job_id))
-
-    @app.get("/v1/jobs/{job_id}/iterations")
-    async def iterations(job_id: str, after: models.Number = 0) -> Answer:
-        reports, last = controller.scheduler.iterations(job_id, after, _MOST_REPORTS)
-        return {"iterations": reports, "next": last}
-
-    @app.delete("/v1/jobs/{job_id}")
-    async def stop(job_id: str, caller: Caller, force: bool = False) -> Answer:
-        return asdict(await controller.scheduler.stop(job_id, caller.by, force=force))
-
-    @app.post("/v1/jobs/{job_id}/restart")
-    async def restart(job_id: str, caller: Caller, force: bool = False) -> Answer:
-        return asdict(await controller.scheduler.restart(job_id, caller.by, force=force))
-
-    @app.post("/v1/drain")
-    async def drain(request: models.StopRequest) -> Answer:
-        return {"ended": await controller.scheduler.drain(request.why)}
-
-    @app.delete("/v1/drain")
-    async def resume() -> Answer:
-        controller.scheduler.resume()
-        return {"drained": False}
-
-    @app.post("/v1/regroup")
-    async def regroup(request: models.RegroupRequest) -> Answer:
-        return asdict(await controller.scheduler.regroup(request.jobs))
+    app.include_router(job_routes(controller))
 
     @app.get("/v1/ports")
     async def ports(since: float = 0.0) -> Answer:

@@ -145,14 +145,17 @@ class LockRequest(UnlockRequest):
     keep: bool = False
 
 
-class GangRequest(_Strict):
-    """Jobs that start together, and whether they are regrouped first.
+class JobsRequest(_Strict):
+    """Jobs that start ``together``, or each alone, and whether they are regrouped first.
 
-    Without ``topology`` the lab's topology policy decides.
+    Without ``topology`` theirs, or else the lab's, decides. ``dry_run``: answer what would come of
+    them now, and queue nothing.
     """
 
     jobs: list[JobSpec]
     topology: Literal["keep", "regroup"] | None = None
+    together: bool = True
+    dry_run: bool = False
 
     @field_validator("jobs", mode="before")
     @classmethod

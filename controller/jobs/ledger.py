@@ -106,6 +106,22 @@ class JobLedger:
         )
         return [json.loads(record) for _, record in rows], rows[-1][0] if rows else after
 
+    def latest_iterations(self, job_id: str, most: int) -> list[dict[str, Any]]:
+        """The latest reports of a job's workers, oldest first."""
+        rows = self._database.rows(
+            "SELECT record FROM iterations WHERE job = ? ORDER BY number DESC LIMIT ?", job_id, most
+        )
+        return [json.loads(record) for (record,) in reversed(rows)]
+
+    def history(self, job_id: str) -> list[dict[str, Any]]:
+        """The states that a job came to, oldest first: ``at``, ``state`` and ``message``."""
+        rows = self._database.rows(
+            "SELECT at, substr(kind, 5), json_extract(record, '$.message') FROM events "
+            "WHERE kind LIKE 'job-%' AND json_extract(record, '$.job') = ? ORDER BY number",
+            job_id,
+        )
+        return [{"at": at, "state": state, "message": words or ""} for at, state, words in rows]
+
     def reports_by_rank(self, job_id: str, attempt: int) -> dict[int, int]:
         """How many reports of each rank of an attempt are kept."""
         return dict(

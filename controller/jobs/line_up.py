@@ -72,10 +72,13 @@ class LineUp:
 
     # -- what it hears
 
-    def admit(self, user: str, specs: Sequence[JobSpec]) -> Waiting | None:
-        """Why these jobs of a user may not even wait; ``None`` if they may."""
+    def admit(self, user: str, specs: Sequence[JobSpec], beside: int = 0) -> Waiting | None:
+        """Why the jobs of a gang may not even wait; ``None`` if they may.
+
+        So many other jobs of the user come ``beside`` them.
+        """
         own = {e.gang for e in (*self._waiting.values(), *self._placed.values()) if e.user == user}
-        jobs = sum(len(gang.ids) for gang in own) + len(specs) - 1
+        jobs = sum(len(gang.ids) for gang in own) + len(specs) - 1 + beside
         return admission(self._settings, user, sum(spec.size for spec in specs), jobs)
 
     def join(self, gang: Gang) -> None:

@@ -108,22 +108,33 @@ class Scheduler:
     # -- what users ask ----------------------------------------------------------------
 
     def submit(
-        self, specs: Sequence[JobSpec], topology: str | None = None, by: str = ""
+        self,
+        specs: Sequence[JobSpec],
+        topology: str | None = None,
+        by: str = "",
+        *,
+        together: bool = True,
     ) -> list[JobStatus]:
-        """Queue jobs of a user that start together; ``BadInput`` if one could never run here.
+        """Queue jobs of a user, all or none; ``BadInput`` if one could never run here.
 
-        Without ``topology``, theirs or else the lab's policy says what becomes of the circuits.
+        They start ``together``, or each is a gang of its own. Without ``topology``, theirs or
+        else the lab's policy says what becomes of the circuits.
         """
-        statuses, chosen = self._new(specs, topology, by)
-        if (why := self._not_admitted(by, [status.spec for status in statuses])) is not None:
-            raise Refused(why, hint="wait until one of them ends, or ask who runs the lab")
-        self._table.add(statuses)
-        self._line_up.join(Gang(tuple(status.id for status in statuses), chosen))
+        gangs = [self._new(gang, topology, by) for gang in ([specs] if together else zip(specs))]
+        for statuses, _ in gangs:
+            gang = [status.spec for status in statuses]
+            if (why := self._not_admitted(by, gang, len(specs) - len(gang))) is not None:
+                raise Refused(why, hint="wait until one of them ends, or ask who runs the lab")
+        added = [status for statuses, _ in gangs for status in statuses]
+        self._table.add(added)
+        for statuses, chosen in gangs:
+            self._line_up.join(Gang(tuple(status.id for status in statuses), chosen))
         self._changed.set()
-        return statuses
+        return added
 
-    def _not_admitted(self, by: str, specs: Sequence[JobSpec]) -> str | None:
-        waiting = self._line_up.admit(by, specs)
+    def _not_admitted(self, by: str, specs: Sequence[JobSpec], beside: int = 0) -> str | None:
+        """Why the jobs of a gang may not wait, with so many others ``beside`` them."""
+        waiting = self._line_up.admit(by, specs, beside)
         return None if waiting is None else waiting.words
 
     def _new(
@@ -169,7 +180,8 @@ class Scheduler:
     ) -> list[dict[str, Any]]:
         """What would become of these jobs now: their hosts and circuits, or what they wait for."""
         statuses, chosen = self._new(specs, topology, by)
-        if (ahead := len(self._line_up.why)) and self.drained:
+        ahead = len(self._line_up.why)
+        if self.drained:
             waits_for: str | None = "the controller is drained"
         else:
             waits_for = self._not_admitted(by, [status.spec for status in statuses])

@@ -38,7 +38,8 @@ from patchlight.emulation.lab.status import lab_status, missing_parts
 from patchlight.emulation.lab.teardown import is_there, remove_lab
 from patchlight.emulation.lab.wires import Wires
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.jobs import JobSpec, JobState
+from patchlight.testbed.jobfile.reader import JobGiven
+from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import find_lab, read_lab
 from patchlight.testbed.labfile.writer import write_lab
@@ -279,11 +280,12 @@ class EmulatedLab:
             self._client = ControllerClient(self.state.controller_api)
         return self._client
 
-    def submit(self, *jobs: JobSpec, topology: str | None = None) -> list[dict[str, Any]]:
+    def submit(self, *jobs: JobGiven, topology: str | None = None) -> list[dict[str, Any]]:
         """Queue training jobs that start together; what the controller says of each.
 
-        ``topology`` is ``keep`` or ``regroup``; ``None`` leaves it to the lab's policy. Wait with
-        ``wait_for``.
+        Each is a ``JobSpec``, a mapping with the keys of a job file, or a job file's path (see
+        ``ControllerClient.submit``). ``topology`` is ``keep`` or ``regroup``; ``None`` leaves it to
+        the jobs, or else to the lab's policy. Wait with ``wait_for``.
         """
         return self.controller.submit(jobs, topology)
 

@@ -57,7 +57,7 @@ def _jobs(lab: Lab, context: click.Context, incomplete: str) -> Iterable[str]:
 
     address = context.params.get("address") or api_address(lab)
     with ControllerClient(address, _ANSWERS_WITHIN_S) as client:
-        return [status["id"] for status in client.jobs()]
+        return [status["id"] for status in client.jobs_meant(incomplete)]
 
 
 complete_host = completer(lambda lab, *_: lab.host_names)

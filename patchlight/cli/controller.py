@@ -10,7 +10,15 @@ import click
 from patchlight.cli.connection import LAB_VARIABLE, complete_lab, connect, controller_options
 from patchlight.cli.numbers import ANY, AT_LEAST_0
 from patchlight.cli.policy.options import chosen_policies, policy_options
-from patchlight.cli.rendering import Coloured, Column, Table, listing_options, print_json, say
+from patchlight.cli.rendering import (
+    Coloured,
+    Column,
+    Table,
+    json_option,
+    listing_options,
+    print_json,
+    say,
+)
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
 
 
@@ -143,6 +151,8 @@ def status(lab_name: str | None, address: str | None, as_json: bool) -> None:
     for agent in answer["agents"]:
         state = Coloured("answers", "good") if agent["reachable"] else Coloured("silent", "bad")
         table.add_row(agent["server"], "agent", state)
+    if answer["drained"]:
+        table.add_row("queue", "of jobs", Coloured("drained: no job is started", "caution"))
     for policy in answer["policy_faults"]:
         words = f"failed {policy['faults']} times: the default decided"
         table.add_row(policy["policy"], f"{policy['kind']} policy", Coloured(words, "bad"))
@@ -152,3 +162,47 @@ def status(lab_name: str | None, address: str | None, as_json: bool) -> None:
             words = f"{now}; failed {part['faults']} times, last: {part['last_fault']}"
             table.add_row(part["name"], "part of the controller", Coloured(words, "bad"))
     table.print()
+
+
+@controller.command()
+@json_option
+@controller_options
+def stop(as_json: bool, lab_name: str | None, address: str | None) -> None:
+    """End the controller; its jobs, circuits and flows outlive it.
+
+    Jobs that run go on, and queued ones stay queued: the next controller of the lab follows them.
+    To end jobs, too, drain it first.
+    """
+    with connect(lab_name, address) as client:
+        left = client.shut_down()
+    if as_json:
+        print_json({"jobs": left})
+        return
+    jobs = ", ".join(f"{count} {state}" for state, count in left.items()) or "none"
+    say(f"the controller ends; jobs that stay as they are: {jobs}")
+
+
+@controller.command()
+@click.option("--why", default="", metavar="TEXT", help="Why; kept with the mark.")
+@json_option
+@controller_options
+def drain(why: str, as_json: bool, lab_name: str | None, address: str | None) -> None:
+    """End all running jobs, and start none until 'controller resume'.
+
+    Queued jobs stay queued, also when the controller is started anew.
+    """
+    with connect(lab_name, address) as client:
+        ended = client.drain(why)
+    if as_json:
+        print_json({"ended": ended})
+    else:
+        say(f"no job is started any more; ended: {', '.join(ended) or 'none, none ran'}")
+
+
+@controller.command()
+@controller_options
+def resume(lab_name: str | None, address: str | None) -> None:
+    """Start jobs again after 'controller drain'."""
+    with connect(lab_name, address) as client:
+        client.resume()
+    say("jobs are started again")

@@ -26,7 +26,7 @@ COMMANDS: Mapping[str, _Command] = {
     "emulate": _Command("patchlight.cli.lab.emulate", "Run a lab in software on this machine."),
     "controller": _Command("patchlight.cli.controller", "Run and ask the controller."),
     "agent": _Command("patchlight.cli.agent", "Run the agent of one server."),
-    "job": _Command("patchlight.cli.job", "Submit and follow training jobs."),
+    "job": _Command("patchlight.cli.job.group", "Submit and follow training jobs."),
     "ocs": _Command("patchlight.cli.ocs.group", "Read and change optical circuit switches."),
     "graph": _Command("patchlight.cli.graph", "Show, draw, measure and fetch computation graphs."),
     "policy": _Command("patchlight.cli.policy.group", "List, test, train and export policies."),

@@ -25,6 +25,7 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
+    from rich.table import Table as RichTable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Meaning = Literal["good", "bad", "caution", "quiet"]
@@ -152,6 +153,13 @@ class Table:
 
     def print(self) -> None:
         """Print it, no wider than the terminal unless names or numbers would be cut."""
+        table, needed = self.drawn()
+        out = console()
+        out.width = max(out.width, needed)
+        out.print(table)
+
+    def drawn(self) -> tuple[RichTable, int]:
+        """It for a console, and how wide it is at least."""
         from rich import box
         from rich.cells import cell_len
         from rich.table import Table as RichTable
@@ -176,9 +184,27 @@ class Table:
         for number, row in enumerate(self._rows, 1):
             cells_shown = [Text(_text(row[i]), style=_style(row[i])) for i in shown]
             table.add_row(*cells_shown, end_section=number in self._ends)
-        out = console()
-        out.width = max(out.width, needed)
-        out.print(table)
+        return table, needed
+
+
+def live(make: Callable[[], Table], every_s: float, *, once: bool = False) -> None:
+    """Show a table on the whole terminal, made anew again and again, until Ctrl-C.
+
+    ``once``, and where there is no terminal, it is printed once.
+    """
+    out = console()
+    if once or not out.is_terminal:
+        make().print()
+        return
+    from rich.live import Live
+
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(make().drawn()[0], console=out, screen=True, auto_refresh=False) as shown,
+    ):
+        while True:
+            time.sleep(every_s)
+            shown.update(make().drawn()[0], refresh=True)
 
 
 def _text(cell: Cell) -> str:

@@ -62,6 +62,10 @@ class FieldType(ABC):
     def schema(self) -> dict[str, Any]:
         """The JSON Schema (draft 2020-12) of what ``read`` takes."""
 
+    @abstractmethod
+    def sample(self) -> str:
+        """A value of the type, as it stands in YAML: its example, or the simplest there is."""
+
     def expected(self) -> str:
         """What the type takes, for messages."""
         return self.what
@@ -98,6 +102,9 @@ class Text(FieldType):
         examples = {"examples": [self.example]} if self.example else {}
         kind: Any = ["string", "number"] if self.numbers else "string"
         return {"type": kind, **examples, **self.json}
+
+    def sample(self) -> str:
+        return self.example or str(self.json.get("enum", [""])[0])
 
     def expected(self) -> str:
         return f"{self.what}, like {self.example!r}" if self.example else self.what
@@ -160,6 +167,9 @@ class Whole(FieldType):
     def schema(self) -> dict[str, Any]:
         return {"type": "integer", "minimum": self.lowest, "maximum": self.highest}
 
+    def sample(self) -> str:
+        return str(self.lowest)
+
 
 @dataclass(frozen=True)
 class Number(FieldType):
@@ -198,6 +208,9 @@ class Number(FieldType):
         bounds = {"minimum": self.lowest, "maximum": self.highest, "exclusiveMinimum": self.above}
         return {"type": "number", **{key: b for key, b in bounds.items() if b is not None}}
 
+    def sample(self) -> str:
+        return f"{1.5 if self.highest is None else self.highest:g}"
+
 
 @dataclass(frozen=True)
 class YesNo(FieldType):
@@ -212,6 +225,9 @@ class YesNo(FieldType):
 
     def schema(self) -> dict[str, Any]:
         return {"type": "boolean"}
+
+    def sample(self) -> str:
+        return "true"
 
 
 @dataclass(frozen=True)
@@ -236,6 +252,9 @@ class ListOf(FieldType):
     def schema(self) -> dict[str, Any]:
         bounds = {} if self.count is None else {"minItems": self.count, "maxItems": self.count}
         return {"type": "array", "items": self.item.schema(), **bounds}
+
+    def sample(self) -> str:
+        return f"[{', '.join([self.item.sample()] * (self.count or 1))}]"
 
     def expected(self) -> str:
         return f"a list of {self.what}"
@@ -268,3 +287,6 @@ class MapOf(FieldType):
     def schema(self) -> dict[str, Any]:
         values = {self.key.json.get("pattern", ".*"): self.item.schema()}
         return {"type": "object", "patternProperties": values, "additionalProperties": False}
+
+    def sample(self) -> str:
+        return self.example

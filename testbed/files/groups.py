@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.fields import FieldType, ListOf, MapOf, Number, Text, Whole, YesNo
+from patchlight.testbed.files.fields import FieldType
 from patchlight.testbed.files.issues import FileIssues, Located, nearest, short, stands_twice
 from patchlight.testbed.files.nodes import PLAIN_TAGS, describe, locate
 
@@ -37,7 +37,7 @@ class Key:
     @property
     def sample(self) -> str:
         """A value of the key, as it stands in YAML."""
-        return self.example or sample(self.type)
+        return self.example or self.type.sample()
 
     @property
     def description(self) -> str:
@@ -94,27 +94,10 @@ class Group(FieldType):
             "additionalProperties": False,
         }
 
+    def sample(self) -> str:
+        required = (f"{key.name}: {key.sample}" for key in self.keys if key.required)
+        return f"{{{', '.join(required)}}}"
+
     def expected(self) -> str:
         names = ", ".join(key.name for key in self.keys if key.required)
         return f"{self.what} with keys {names}" if names else self.what
-
-
-def sample(type: FieldType) -> str:
-    """A value of the type, as it stands in YAML: its example, or the simplest there is."""
-    match type:
-        case Text():
-            return type.example or str(type.json.get("enum", [""])[0])
-        case Whole():
-            return str(type.lowest)
-        case Number():
-            return f"{1.5 if type.highest is None else type.highest:g}"
-        case YesNo():
-            return "true"
-        case ListOf():
-            return f"[{', '.join([sample(type.item)] * (type.count or 1))}]"
-        case MapOf():
-            return type.example
-        case Group():
-            required = (f"{key.name}: {key.sample}" for key in type.keys if key.required)
-            return f"{{{', '.join(required)}}}"
-    raise TypeError(f"no sample of {type.what}")

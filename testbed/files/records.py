@@ -44,6 +44,9 @@ class Record(FieldType):
     def schema(self) -> dict[str, Any]:
         return self.group.schema()
 
+    def sample(self) -> str:
+        return self.group.sample()
+
     def expected(self) -> str:
         return self.group.expected()
 

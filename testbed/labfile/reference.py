@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from textwrap import wrap
 from typing import Any
 
-from patchlight.testbed.files import fields
-from patchlight.testbed.files.fields import FieldType, ListOf
+from patchlight.testbed.files.fields import ListOf
 from patchlight.testbed.files.groups import Group, Key
 from patchlight.testbed.files.issues import FileIssues
 from patchlight.testbed.files.reader import parse
+from patchlight.testbed.files.reference import sections
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import load_lab
 from patchlight.testbed.labfile.schema import LAB
@@ -116,55 +116,13 @@ fibres:
 Ranges are taken in `name`, `management`, `address`, `uuid`, `datapath_id`, `gpu`, `interface`,
 `password_env`, `ends` and `cross_connects`.
 """
-_TABLE = """\
-| key | what it is | type | default | example |
-|---|---|---|---|---|
-"""
 
 
 def lab_file_reference() -> str:
     """Each group of keys as a table, and a whole file, as Markdown."""
     example = write_commented_lab(load_lab("ofc2022"))
     whole = f"## A whole file\n\n```yaml\n{example}```\n"
-    return "\n".join([_HEAD, *_sections("", LAB), whole, _SHORT])
-
-
-def group_of(type: FieldType) -> Group | None:
-    """The group that a type is, or is a list of."""
-    item = type.item if isinstance(type, ListOf) else type
-    return item if isinstance(item, Group) else None
-
-
-def _sections(path: str, group: Group) -> Iterator[str]:
-    title = f"`{path}`: {group.what}" if path else "The top of the file"
-    rows = "".join(map(_row, group.keys))
-    yield f"## {title}\n\n{_TABLE}{rows}"
-    for key in group.keys:
-        inner = group_of(key.type)
-        if inner is not None:
-            brackets = "[]" if isinstance(key.type, ListOf) else ""
-            yield from _sections(f"{path}.{key.name}{brackets}".lstrip("."), inner)
-
-
-def _row(key: Key) -> str:
-    default = "**required**" if key.required else key.default or "—"
-    cells = (f"`{key.name}`", key.about, _kind(key.type), default, f"`{key.name}: {key.sample}`")
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
-
-
-def _kind(type: FieldType) -> str:
-    match type:
-        case fields.Text(units=(_, *_)):
-            return f"{type.what}: {', '.join(type.units)}"
-        case fields.Whole():
-            return f"whole number, {type.lowest} to {type.highest}"
-        case fields.Number():
-            return f"number{type.range}"
-        case fields.YesNo():
-            return "`true` or `false`"
-        case ListOf():
-            return type.expected() if type.count is None else f"{type.expected()}, {type.count}"
-    return type.what
+    return "\n".join([_HEAD, *sections(LAB), whole, _SHORT])
 
 
 if __name__ == "__main__":

@@ -27,7 +27,14 @@ from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.queueing import Discipline
 from patchlight.testbed.wiring import Links, trace_links
-from patchlight.testbed.worker_api import Report, Reports, WorkerSpec, WorkerState, WorkerStatus
+from patchlight.testbed.worker_api import (
+    LogPart,
+    Report,
+    Reports,
+    WorkerSpec,
+    WorkerState,
+    WorkerStatus,
+)
 
 
 class FakeFleet(Fleet):
@@ -51,6 +58,7 @@ class FakeFleet(Fleet):
         self.specs: dict[str, WorkerSpec] = {}
         self.workers: dict[str, WorkerStatus] = {}
         self.written: dict[str, list[Report]] = {}
+        self.printed: dict[str, str] = {}
 
     def job_workers(self, job_id: str) -> list[str]:
         """The workers that a job has now, in the order of ranks."""
@@ -115,6 +123,11 @@ class FakeAgent(AgentClient):
     async def reports(self, worker_id: str, after: int) -> Reports:
         reports = self._fleet.written.get(worker_id, [])[after:]
         return Reports(reports=reports, next=after + len(reports))
+
+    async def log(self, worker_id: str, after: int, limit: int) -> LogPart:
+        self._called("log", worker_id)
+        text = self._fleet.printed.get(worker_id, "")[after : after + limit]
+        return LogPart(offset=after, text=text, next=after + len(text))
 
     async def start(self, worker_id: str) -> None:
         self._called("start", worker_id)

@@ -1,0 +1,122 @@
+"""The routes on jobs: submitting, looking, stopping, and what their workers print."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Ge, Le
+from fastapi import APIRouter
+
+from patchlight.controller.api import models
+from patchlight.controller.api.circuits import Caller
+from patchlight.testbed.errors import BadInput
+
+if TYPE_CHECKING:
+    from patchlight.controller.parts import Controller
+
+Answer = dict[str, Any]
+
+_MOST_REPORTS = 5000
+# A character of UTF-8 has four bytes at most; more than a MiB an agent does not give.
+LogBytes = Annotated[int, Ge(4), Le(1 << 20)]
+
+
+def job_routes(controller: Controller) -> APIRouter:
+    """The routes on the jobs of one lab."""
+    routes = APIRouter(prefix="/v1")
+    _look(routes, controller)
+    _change(routes, controller)
+    return routes
+
+
+def _look(routes: APIRouter, controller: Controller) -> None:
+    scheduler, table = controller.scheduler, controller.jobs
+
+    @routes.get("/jobs")
+    async def jobs(
+        last: models.PageLength = models.PAGE,
+        after: str | None = None,
+        state: models.Text = "",
+        user: models.Text = "",
+        name: models.Text = "",
+        meant: models.Text | None = None,
+    ) -> Answer:
+        if meant is not None:
+            found = scheduler.meant(meant)
+        else:
+            found = scheduler.jobs(last, after, state=state, owner=user, name=name)
+        return {"jobs": [asdict(status) for status in found]}
+
+    @routes.get("/jobs/{job_id}")
+    async def job(job_id: str) -> Answer:
+        return asdict(scheduler.job(job_id))
+
+    @routes.get("/jobs/{job_id}/iterations")
+    async def iterations(
+        job_id: str, after: models.Number = 0, latest: models.PageLength | None = None
+    ) -> Answer:
+        if latest is not None:
+            return {"iterations": table.ledger.latest_iterations(table[job_id].id, latest)}
+        reports, last = scheduler.iterations(job_id, after, _MOST_REPORTS)
+        return {"iterations": reports, "next": last}
+
+    @routes.get("/jobs/{job_id}/history")
+    async def history(job_id: str) -> Answer:
+        return {"states": table.ledger.history(table[job_id].id)}
+
+    @routes.get("/jobs/{job_id}/decisions")
+    async def decisions(job_id: str) -> Answer:
+        return {"decisions": scheduler.decisions(job_id)}
+
+    @routes.get("/jobs/{job_id}/log")
+    async def log(
+        job_id: str, worker: models.Number = 0, after: models.Number = 0, limit: LogBytes = 1 << 16
+    ) -> Answer:
+        status, running = table[job_id], table.running.get(job_id)
+        if running is None or not running.workers:
+            # Of a job that has ended, its last words are all that is kept.
+            text = "".join(f"{line}\n" for line in status.last_lines) if after == 0 else ""
+            return {"text": text, "next": len(text.encode()), "ended": status.state.is_final}
+        if worker >= len(running.workers):
+            last = len(running.workers) - 1
+            raise BadInput(f"job {job_id} has no worker {worker}: expected 0 to {last}")
+        asked = running.workers[worker]
+        part = await asked.agent.log(asked.spec.id, after, limit)
+        return {"text": part.text, "next": part.next, "ended": False}
+
+
+def _change(routes: APIRouter, controller: Controller) -> None:
+    scheduler = controller.scheduler
+
+    @routes.post("/jobs", status_code=201)
+    async def submit(request: models.JobsRequest, caller: Caller) -> Answer:
+        topology, by = request.topology, caller.by
+        if request.dry_run:
+            gangs = [request.jobs] if request.together else [[job] for job in request.jobs]
+            rows = [await scheduler.preview(gang, topology, by) for gang in gangs]
+            return {"jobs": [row for gang in rows for row in gang]}
+        together = request.together
+        statuses = scheduler.submit(request.jobs, topology, by, together=together)
+        return {"jobs": [asdict(status) for status in statuses]}
+
+    @routes.delete("/jobs/{job_id}")
+    async def stop(job_id: str, caller: Caller, force: bool = False) -> Answer:
+        return asdict(await scheduler.stop(job_id, caller.by, force=force))
+
+    @routes.post("/jobs/{job_id}/restart")
+    async def restart(job_id: str, caller: Caller, force: bool = False) -> Answer:
+        return asdict(await scheduler.restart(job_id, caller.by, force=force))
+
+    @routes.post("/regroup")
+    async def regroup(request: models.RegroupRequest) -> Answer:
+        return asdict(await scheduler.regroup(request.jobs))
+
+    @routes.post("/drain")
+    async def drain(request: models.StopRequest) -> Answer:
+        return {"ended": await scheduler.drain(request.why)}
+
+    @routes.delete("/drain")
+    async def resume() -> Answer:
+        scheduler.resume()
+        return {"drained": False}

@@ -1,0 +1,187 @@
+"""``patchlight job`` commands that look: the list of jobs, all of one, and why."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from patchlight.cli.connection import connect, controller_options
+from patchlight.cli.job import words
+from patchlight.cli.job.find import find_job, job_argument
+from patchlight.cli.rendering import Cell, Column, Table, listing_options, print_json, say, when
+from patchlight.testbed.jobs import JobState
+from patchlight.testbed.units import format_size, format_time
+
+Answer = dict[str, Any]
+
+_PAGE = 20
+
+
+@click.command("list")
+@click.option(
+    "--state", type=click.Choice([str(each) for each in JobState]), help="Only those in this state."
+)
+@click.option("--user", metavar="USER", help="Only those of this user.")
+@click.option("--name", metavar="NAME", help="Only those of this name.")
+@click.option(
+    "-n",
+    "--last",
+    type=click.IntRange(min=1),
+    default=_PAGE,
+    metavar="N",
+    help="The latest so many.",
+)
+@click.option("--all", "every", is_flag=True, help="All of them, however many.")
+@listing_options
+@controller_options
+def list_jobs(
+    state: str | None,
+    user: str | None,
+    name: str | None,
+    last: int,
+    every: bool,
+    as_json: bool,
+    lab_name: str | None,
+    address: str | None,
+) -> None:
+    """The latest jobs and their states, oldest first."""
+    which = {"state": state or "", "user": user or "", "name": name or ""}
+    with connect(lab_name, address) as client:
+        jobs = client.jobs(None if every else last + 1, **which)
+    left_out = not every and len(jobs) > last
+    if left_out:
+        del jobs[0]
+    if as_json:
+        print_json(jobs)
+    else:
+        _table(jobs).print()
+    if left_out:
+        say(f"these are the latest {last}: --last N shows more of them, --all shows all", err=True)
+
+
+def _table(jobs: list[Answer]) -> Table:
+    table = Table(
+        Column("id", whole=True),
+        Column("state", whole=True),
+        Column("done", whole=True, right=True),
+        Column("time", whole=True, right=True),
+        "message",
+        Column("user", wide=True),
+        Column("priority", wide=True, right=True),
+        Column("hosts", wide=True),
+        Column("submitted", wide=True),
+    )
+    for status in jobs:
+        table.add_row(
+            status["id"],
+            words.state(status),
+            words.iterations(status),
+            words.elapsed(status),
+            words.message(status),
+            status["by"],
+            str(status["spec"]["priority"]),
+            ", ".join(status["hosts"]),
+            when(status["submitted_at"]),
+        )
+    return table
+
+
+@click.command()
+@job_argument
+@click.option("--why", is_flag=True, help="Also its states so far, and what policies decided.")
+@listing_options
+@controller_options
+def show(job: str, why: bool, as_json: bool, lab_name: str | None, address: str | None) -> None:
+    """All that is known of one job."""
+    with connect(lab_name, address) as client:
+        status = client.job(find_job(client, job))
+        if why:
+            status["states"] = client.history(status["id"])
+            status["decisions"] = client.decisions(status["id"])
+    if as_json:
+        print_json(status)
+        return
+    table = Table(Column("", whole=True), "")
+    for name, cell in (*_of_status(status), *_of_spec(status["spec"])):
+        if cell:
+            table.add_row(name, cell)
+    table.print()
+    for line in status["last_lines"]:
+        say(f"  | {line}")
+    if why:
+        _print_why(status["states"], status["decisions"])
+
+
+def _of_status(status: Answer) -> Iterator[tuple[str, Cell]]:
+    yield "id", status["id"]
+    yield "state", words.state(status)
+    yield "message", status["message"]
+    yield "user", status["by"]
+    yield "iterations", words.iterations(status)
+    yield "hosts", ", ".join(status["hosts"])
+    yield "submitted", when(status["submitted_at"])
+    yield "ran for", words.elapsed(status)
+    yield "attempt", f"{status['attempt'] + 1}" if status["attempt"] else ""
+    yield "restarts", str(status["restarts"] or "")
+    yield "topology", status["topology"]
+
+
+def _of_spec(spec: Answer) -> Iterator[tuple[str, str]]:
+    compute = (f"{model} {seconds:g} s" for model, seconds in spec["compute_s"].items())
+    mounts = (
+        f"{m['source']} at {m['target']}{'' if m['read_only'] else ', written too'}"
+        for m in spec["mounts"]
+    )
+    yield "command", " ".join(spec["command"])
+    yield "image", spec["image"] or ""
+    yield "environment", ", ".join(f"{name}={value}" for name, value in spec["environment"].items())
+    yield "mounts", "; ".join(mounts)
+    yield "held by", spec["hold"] if spec["trainer"] == "command" else ""
+    yield "gradient", format_size(spec["gradient_bytes"]) if spec["gradient_bytes"] else ""
+    yield "compute", ", ".join(compute)
+    yield "GPU models", ", ".join(spec["gpu_models"])
+    yield "degrees", ", ".join(map(str, spec["degrees"]))
+    yield "graph", spec["graph"] or ""
+    yield "deadline", format_time(spec["deadline_s"]) if spec["deadline_s"] else ""
+    yield "requirement", f"{spec['requirement']:g}" if spec["requirement"] else ""
+    yield "priority", str(spec["priority"] or "")
+    yield "after", ", ".join(spec["after"])
+    yield "retries", str(spec["retries"] or "")
+    yield "checkpoint", spec["checkpoint"] or ""
+    yield "placement", spec["placement"] or ""
+
+
+def _print_why(states: list[Answer], decisions: list[Answer]) -> None:
+    say("")
+    table = Table(Column("since", whole=True), Column("state", whole=True), "why")
+    for row in states:
+        table.add_row(when(row["at"]), words.state(row), row["message"])
+    table.print()
+    if not decisions:
+        return
+    say("")
+    table = Table(
+        Column("decided", whole=True),
+        "kind",
+        "policy",
+        Column("took", whole=True, right=True),
+        "answer",
+        Column("digest", wide=True),
+    )
+    for row in decisions:
+        table.add_row(
+            when(row["at"]),
+            str(row["kind"]),
+            str(row["policy"]),
+            f"{1000 * row['seconds']:.1f} ms",
+            _answer(row["answer"]),
+            str(row["digest"]),
+        )
+    table.print()
+
+
+def _answer(answer: object) -> str:
+    return ", ".join(map(str, answer)) if isinstance(answer, list) else str(answer)
+
+
+COMMANDS = (list_jobs, show)

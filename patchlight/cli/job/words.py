@@ -1,0 +1,46 @@
+"""A job's status in words: what several commands show of it."""
+
+import time
+from typing import Any
+
+from patchlight.cli.rendering import Coloured, Meaning
+from patchlight.testbed.jobs import JobState
+
+Answer = dict[str, Any]
+
+_MEANINGS: dict[str, Meaning] = {
+    JobState.DONE: "good",
+    JobState.RUNNING: "good",
+    JobState.FAILED: "bad",
+    JobState.STOPPED: "quiet",
+}
+
+
+def state(status: Answer) -> Coloured:
+    """Its state, in the colour of what that means."""
+    return Coloured(status["state"], _MEANINGS.get(status["state"], "caution"))
+
+
+def iterations(status: Answer) -> str:
+    """How many iterations are done, of how many if that is known."""
+    done, known = status["iterations_done"], status["spec"]["iterations"]
+    return f"{done}/{known}" if known else str(done or "")
+
+
+def message(status: Answer) -> str:
+    """Why it failed or what it waits for, and how often a policy failed on it."""
+    faults = status["policy_faults"]
+    marks = [f"policy faults: {faults}, the default decided"] if faults else []
+    return "; ".join([*filter(None, [status["message"]]), *marks])
+
+
+def outcome(status: Answer) -> str:
+    """What has become of it, on one line."""
+    return f"{status['id']} " + ": ".join(filter(None, [status["state"], status["message"]]))
+
+
+def elapsed(status: Answer) -> str:
+    """For how long it has run."""
+    if status["started_at"] is None:
+        return ""
+    return f"{(status['finished_at'] or time.time()) - status['started_at']:.1f} s"

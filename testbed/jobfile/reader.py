@@ -1,0 +1,265 @@
+"""Job files: YAML in; jobs, or every mistake with line and column, out."""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.files.fields import plain
+from patchlight.testbed.files.groups import Fields
+from patchlight.testbed.files.issues import FileError, FileIssues, Located
+from patchlight.testbed.files.reader import parse, read_standard_input, read_text
+from patchlight.testbed.jobfile.schema import FILE, JOB, LONGEST_NAME, OF_FILES
+from patchlight.testbed.jobs import MOST_JOBS, JobSpec, Mount, checked_specs, contradictions
+
+EXPECTED = "a job file: 'patchlight job schema' has its keys"
+# Of each pair a job has one: who gives one on the command line wants none of the other.
+_INSTEAD = ({"workers", "hosts"}, {"deadline", "requirement"})
+_FIELDS = {
+    "gradient": "gradient_bytes",
+    "compute": "compute_s",
+    "deadline": "deadline_s",
+    "dark_limit": "dark_limit_s",
+    "shared_memory": "shared_memory_bytes",
+}
+_KEYS = {field_name: key for key, field_name in _FIELDS.items()}
+
+JobGiven = JobSpec | Mapping[str, Any] | str | os.PathLike[str]
+"""A job: as a value, as a mapping with a job file's keys, or a job file by its path."""
+
+
+class JobFileError(FileError):
+    """A job file has mistakes."""
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Jobs to be submitted: all start ``together``, or each is submitted alone."""
+
+    specs: tuple[JobSpec, ...]
+    together: bool = True
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What a command line says of a job beside its file, in place of what stands there.
+
+    ``values`` has what ``plain`` makes of keys; ``sweep`` the values of each key, with their
+    spellings.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    sweep: Mapping[str, Sequence[tuple[str, Any]]] = field(default_factory=dict)
+    array: int | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.values or self.sweep or self.array)
+
+
+NOTHING = Overrides()
+
+
+def read_jobs(path: str | os.PathLike[str], given: Overrides = NOTHING) -> Jobs:
+    """The jobs in this file (``-``: on standard input); ``JobFileError`` with every mistake.
+
+    ``given`` is for files of one job.
+    """
+    if str(path) == "-":
+        return parse_jobs(read_standard_input(EXPECTED), "standard input", given=given)
+    text = read_text(str(path), JobFileError, EXPECTED)
+    return parse_jobs(text, str(path), folder=Path(path).absolute().parent, given=given)
+
+
+def parse_jobs(
+    text: str, name: str = "job", *, folder: Path | None = None, given: Overrides = NOTHING
+) -> Jobs:
+    """The jobs in this YAML text, which messages call ``name``.
+
+    Graph files are looked for in ``folder``, by default where we are.
+    """
+    issues = FileIssues(name, JobFileError)
+    fields: Fields | None = parse(text, FILE, issues)
+    jobs = None if fields is None else _Reader(issues, folder or Path.cwd()).jobs(fields, given)
+    issues.raise_if_any()
+    assert jobs is not None
+    return jobs
+
+
+def jobs_of(values: Mapping[str, Any], given: Overrides = NOTHING) -> Jobs:
+    """The jobs in a mapping with a job file's keys; ``BadInput`` with every mistake in it."""
+    try:
+        return parse_jobs(json.dumps(values, ensure_ascii=False), given=given)
+    except TypeError as error:
+        raise BadInput(f"a job is made of texts, numbers, lists and mappings: {error}") from error
+    except JobFileError as error:
+        raise BadInput("\n".join(issue.message for issue in error.issues)) from error
+
+
+def jobs_meant(given: Sequence[JobGiven]) -> Jobs:
+    """Jobs of any form, which start together.
+
+    Those of a file with a sweep or an array are each submitted alone, and come without others.
+    """
+    found = [_meant(each) for each in given]
+    specs = tuple(spec for jobs in found for spec in jobs.specs)
+    together = all(jobs.together for jobs in found)
+    if not together and len(found) > 1:
+        raise BadInput("jobs of a sweep or an array start one by one: submit them without others")
+    return Jobs(specs, together)
+
+
+def _meant(given: JobGiven) -> Jobs:
+    if isinstance(given, JobSpec):
+        return Jobs((given,))
+    return jobs_of(given) if isinstance(given, Mapping) else read_jobs(given)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Makes jobs of what could be read; notes what does not go together."""
+
+    issues: FileIssues
+    folder: Path
+
+    def jobs(self, fields: Fields, given: Overrides) -> Jobs | None:
+        if "jobs" in fields or "jobs" in fields.broken:
+            return self._several(fields, given)
+        if "defaults" in fields:
+            message = "'defaults' are for several jobs: expected them with 'jobs'"
+            self.issues.at(fields["defaults"], message)
+        if "name" not in fields:
+            if "name" not in fields.broken:
+                self.issues.add(1, 1, f"the file lacks 'name', or 'jobs': expected {JOB.what}")
+            return None
+        if self.issues:
+            return None  # More would follow from it: a key that is misspelt is lacking, too.
+        job = Fields()
+        job.update((key, value) for key, value in fields.items() if key not in _OF_FILES)
+        return self._written_out(job, fields, given)
+
+    def _several(self, fields: Fields, given: Overrides) -> Jobs | None:
+        if given:
+            self.issues.add(1, 1, "options go with a file of one job, and this has 'jobs'")
+        for key in fields.keys() - {"jobs", "defaults"}:
+            where = "in a job, or in 'defaults'" if key not in _OF_FILES else "with one job alone"
+            self.issues.at(fields[key], f"{key!r} stands beside 'jobs': expected it {where}")
+        if "jobs" in fields and not 0 < len(fields["jobs"].value) <= MOST_JOBS:
+            message = f"{len(fields['jobs'].value)} jobs: expected 1 to {MOST_JOBS:,}"
+            self.issues.at(fields["jobs"], message)
+        if self.issues:
+            return None
+        defaults: Fields = fields["defaults"].value if "defaults" in fields else Fields()
+        jobs = [Fields() for _ in fields["jobs"].value]
+        for job, item in zip(jobs, fields["jobs"].value, strict=True):
+            job.update({**defaults, **item.value})
+        first: dict[str, Located[str]] = {}
+        for name in (job["name"] for job in jobs):
+            before = first.setdefault(name.value, name)
+            if before is not name:
+                message = f"a second job is called {name.value!r}, first on line {before.line}"
+                self.issues.at(name, f"{message}: expected a name for each")
+        specs = [spec for job in jobs for spec in self._specs(job, self._values(job))]
+        for job, spec in zip(jobs, specs, strict=False):
+            for other in first.keys() & {*spec.after}:
+                message = f"{other!r} starts together with it: expected a job from before"
+                self.issues.at(job["after"], message)
+        return Jobs(tuple(specs))
+
+    def _values(self, job: Fields, given: Overrides = NOTHING) -> dict[str, Any]:
+        """What is known of a job, by its keys; a graph's file by its whole path."""
+        values: dict[str, Any] = plain(job)
+        for pair in _INSTEAD:
+            if pair & given.values.keys():
+                values = {key: value for key, value in values.items() if key not in pair}
+        values |= given.values
+        if "graph" in values:
+            try:
+                values["graph"] = _graph(values["graph"], self.folder)
+            except BadInput as error:
+                self.issues.at(job.get("graph", job["name"]), error.message)
+        return values
+
+    def _written_out(self, job: Fields, file: Fields, given: Overrides) -> Jobs | None:
+        """The job itself, or those that a sweep or an array makes of it."""
+        values = self._values(job, given)
+        in_file: dict[str, Any] = plain(file["sweep"].value) if "sweep" in file else {}
+        sweep = {**in_file, **given.sweep}
+        for key, listed in sweep.items():
+            if not listed or len({spelling for spelling, _ in listed}) < len(listed):
+                message = f"a sweep over {key}: expected values, each of them once"
+                self.issues.at(file.get("sweep", job["name"]), message)
+                return None
+        array = given.array or (file["array"].value if "array" in file else 1)
+        count = array * prod(map(len, sweep.values()))
+        if count > MOST_JOBS:
+            position = next((file[key] for key in ("sweep", "array") if key in file), job["name"])
+            self.issues.at(position, f"it makes {count:,} jobs: expected at most {MOST_JOBS:,}")
+            return None
+        specs: list[JobSpec] = []
+        for swept in product(*([(key, *each) for each in sweep[key]] for key in sweep)):
+            for number in range(1, array + 1):
+                one = values | {key: value for key, _, value in swept}
+                suffixes = [f"{key}-{spelling}" for key, spelling, _ in swept]
+                if array > 1:
+                    suffixes.append(str(number))
+                    one |= _of_array(one, number)
+                one["name"] = "-".join([values["name"], *map(_nameable, suffixes)])
+                specs += self._specs(job, one)
+            if self.issues:
+                return None  # The others would have the same mistakes.
+        return Jobs(tuple(specs), together=count == 1 and not sweep)
+
+    def _specs(self, job: Fields, values: dict[str, Any]) -> list[JobSpec]:
+        """The job with these values, or none after noting why not. ``job`` has the positions."""
+        if "command" in values:
+            values.setdefault("trainer", "command")
+        mounts = tuple(m if isinstance(m, Mount) else Mount(**m) for m in values.get("mounts", ()))
+        named = {_FIELDS.get(key, key): value for key, value in values.items()}
+        spec = JobSpec(**{**named, "mounts": mounts})
+        mistakes = [_in_keys(words) for words in contradictions(spec)]
+        if not {"workers", "hosts", "degrees"} & values.keys():
+            mistakes.append(f"{JOB.what} lacks 'workers', or 'hosts': expected one of the two")
+        if len(spec.name) > LONGEST_NAME:
+            mistakes.append(f"the name {spec.name!r} is longer than {LONGEST_NAME} characters")
+        for words in mistakes:
+            about = (job[word] for word in re.findall(r"\w+", words) if word in job)
+            self.issues.at(next(about, job["name"]), words)
+        return [] if self.issues else checked_specs([spec])
+
+
+def _graph(text: str, folder: Path) -> str:
+    """A built-in graph's name, or the whole path of a graph file; ``BadInput`` for neither."""
+    from patchlight.testbed.graphs import BUILTIN_NAMES, read_graph
+
+    file = folder / text
+    if text in BUILTIN_NAMES:
+        return text
+    if not file.exists():
+        raise BadInput(f"no graph file {text!r}: expected one, or {' or '.join(BUILTIN_NAMES)}")
+    read_graph(file)
+    return str(file)
+
+
+def _of_array(values: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """What tells a job of an array from the others: its seed, or a variable of its program."""
+    if "command" in values:
+        return {"environment": {**values.get("environment", {}), "ARRAY_INDEX": str(number)}}
+    return {"seed": values.get("seed", 0) + number - 1}
+
+
+_OF_FILES = {key.name for key in OF_FILES.keys}
+
+
+def _nameable(text: str) -> str:
+    return re.sub("[^A-Za-z0-9_.-]", "-", text.replace("µ", "u"))
+
+
+def _in_keys(words: str) -> str:
+    """What is said of a spec's fields, said of a file's keys."""
+    return re.sub(r"\w+", lambda word: _KEYS.get(word[0], word[0]), words)

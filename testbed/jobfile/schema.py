@@ -1,0 +1,338 @@
+"""The keys of a job file, each with its type: for the reader, for editors and for the options of
+``patchlight job submit``."""
+
+from dataclasses import replace
+from typing import Any, get_args
+
+from patchlight.testbed import units
+from patchlight.testbed.commands import RESERVED_VARIABLES
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.files.fields import (
+    ListOf,
+    MapOf,
+    Number,
+    Text,
+    Whole,
+    YesNo,
+    choice,
+    matching,
+    quantity,
+)
+from patchlight.testbed.files.forms import Either, Spelled
+from patchlight.testbed.files.groups import Group, Key, required
+from patchlight.testbed.files.issues import short
+from patchlight.testbed.jobs import (
+    JOB_NAME,
+    LARGEST_GRADIENT_BYTES,
+    LARGEST_SEED,
+    LONGEST_COMPUTE_S,
+    LONGEST_DARK_S,
+    LONGEST_LIMIT_S,
+    LONGEST_TEXT,
+    MOST_ITERATIONS,
+    MOST_JOBS,
+    MOST_RETRIES,
+    MOST_WORKERS,
+    HowHeld,
+    Mount,
+    Trainer,
+)
+from patchlight.testbed.labfile.values import MODEL, VARIABLE_NAME
+
+LONGEST_NAME = 41
+
+
+def _time(longest_s: float, what: str, example: str) -> Text:
+    def take(text: str) -> float:
+        time_s = units.parse_time(text)
+        if 0 < time_s <= longest_s:
+            return time_s
+        most = units.format_time(longest_s)
+        raise BadInput(f"{text!r} is not {what}: expected more than 0s, at most {most}")
+
+    return quantity(take, units.TIME, what, example)
+
+
+def _size(least_bytes: int, most_bytes: int, what: str, example: str) -> Text:
+    def take(text: str) -> int:
+        size_bytes = units.parse_size(text)
+        if least_bytes <= size_bytes <= most_bytes:
+            return size_bytes
+        bounds = " to ".join(map(units.format_size, (least_bytes, most_bytes)))
+        raise BadInput(f"{text!r} is not {what}: expected {bounds}")
+
+    return quantity(take, units.SIZE, what, example)
+
+
+def _line(what: str, example: str, begin: str = "", *, numbers: bool = False) -> Text:
+    def take(text: str) -> str:
+        if text.startswith(begin) and text and "\0" not in text and len(text) <= LONGEST_TEXT:
+            return text
+        found = f"{short(text)!r} is not {what}"
+        raise BadInput(f"{found}: expected 1 to {LONGEST_TEXT} characters, like {example!r}")
+
+    json = {"minLength": 1, "maxLength": LONGEST_TEXT}
+    return Text(what, take, json, example=example, numbers=numbers)
+
+
+def _one_or_more(item: Text, what: str) -> Either:
+    return Either(replace(item, take=lambda text: (item.take(text),)), ListOf(item, what))
+
+
+def _workers(text: str) -> int:
+    if text == "auto":
+        return 0
+    if text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= MOST_WORKERS:
+        return int(text)
+    raise BadInput(f"{short(text)!r} workers: expected 1 to {MOST_WORKERS}, or auto")
+
+
+def _variable(text: str) -> str:
+    VARIABLE_NAME.take(text)
+    if text in RESERVED_VARIABLES or text.startswith("PATCHLIGHT_"):
+        raise BadInput(f"{text} cannot be given: Patchlight sets it for each rank")
+    return text
+
+
+def _mount(text: str) -> Mount:
+    source, colon, rest = text.partition(":")
+    target, _, how = rest.partition(":")
+    if colon and how in ("", "ro", "rw"):
+        for folder in (source, target):
+            _FOLDER.take(folder)
+        return Mount(source, target, read_only=how != "rw")
+    raise BadInput(f"{short(text)!r} is not a mount: expected SOURCE:TARGET, or SOURCE:TARGET:rw")
+
+
+_NAME = matching(
+    JOB_NAME.strip("^$"),
+    "a job's name",
+    f"a letter or digit, then letters, digits, '_', '.' or '-', at most {LONGEST_NAME} in all",
+    "vgg",
+    LONGEST_NAME,
+)
+_HOST = matching(
+    r"[A-Za-z][A-Za-z0-9_-]*(\.[A-Za-z][A-Za-z0-9_-]*)?",
+    "a host",
+    "a GPU or NIC of the lab, maybe with its server",
+    "server1.gpu0",
+    2 * 31,
+)
+_FOLDER = _line("a folder of the servers", "/srv/data", begin="/")
+_WORD = _line("a word", "train.py", numbers=True)
+_VALUE = Text("a value", lambda text: text, {"maxLength": LONGEST_TEXT}, numbers=True)
+_WORKER_COUNT = Whole("how many workers", 1, MOST_WORKERS)
+_ITERATIONS = Whole("how many iterations", 1, MOST_ITERATIONS, grouped=True)
+_GRADIENT = _size(4, LARGEST_GRADIENT_BYTES, "a gradient's size", "553MB")
+_SEED = Whole("a seed", 0, LARGEST_SEED)
+_SHARED_MEMORY = _size(2**20, 2**50, "a size of shared memory", "1GB")
+_REQUIREMENT = Number("a requirement", above=0, highest=1000)
+_DEADLINE = _time(LONGEST_LIMIT_S, "a deadline", "2h")
+_DARK_LIMIT = _time(LONGEST_DARK_S, "a time without light", "10min")
+_PRIORITY = Whole("a priority", -1000, 1000)
+_RETRIES = Whole("how often", 0, MOST_RETRIES)
+_COMMAND = Either(
+    replace(_line("a shell line", "python train.py"), take=lambda line: ("sh", "-c", line)),
+    ListOf(_WORD, "words"),
+)
+MOUNT = Group(
+    "a mount",
+    required("source", _FOLDER, "the folder on the server", "/srv/data"),
+    required("target", _FOLDER, "where the worker sees it", "/data"),
+    Key("read_only", YesNo("whether it is only read"), "whether it is only read", default="true"),
+)
+_SHORT_MOUNT = Text("SOURCE:TARGET, or SOURCE:TARGET:rw", _mount, example="/srv/data:/data")
+
+JOB = Group(
+    "a job",
+    required("name", _NAME, "what the job is called"),
+    Key(
+        "trainer",
+        choice("a trainer", *get_args(Trainer)),
+        "what runs: our ring all-reduce of made-up gradients, or a program of your own",
+        default="command where there is a command, else synthetic",
+    ),
+    Key(
+        "workers",
+        Text(
+            "a number of workers, or auto",
+            _workers,
+            {"anyOf": [_WORKER_COUNT.schema(), {"const": "auto"}]},
+            numbers=True,
+            example="4",
+        ),
+        "how many GPUs it gets; the placement policy chooses which, and with auto the partition "
+        "policy how many",
+    ),
+    Key(
+        "degrees",
+        _one_or_more(
+            Text(
+                "a number of workers",
+                lambda text: _workers(text) or _workers("0"),
+                {"anyOf": [_WORKER_COUNT.schema()]},
+                numbers=True,
+                example="2",
+            ),
+            "numbers of workers",
+        ),
+        "which numbers auto may choose",
+        default="any",
+        example="[2, 4]",
+    ),
+    Key("hosts", ListOf(_HOST, "hosts"), "its GPUs, in ring order, instead of a number"),
+    Key("gpu_models", _one_or_more(MODEL, "GPU models"), "the only models it takes", "any"),
+    Key("iterations", _ITERATIONS, "how many iterations it has", example="100"),
+    Key("gradient", _GRADIENT, "the size of one gradient"),
+    Key(
+        "compute",
+        MapOf(
+            MODEL,
+            _time(LONGEST_COMPUTE_S, "a compute time", "500ms"),
+            "the compute time of an iteration on each GPU model",
+            "{Tesla M40: 500ms, Titan V: 250ms}",
+        ),
+        "how long an iteration computes, forward and backward, on each GPU model",
+    ),
+    Key("seed", _SEED, "makes a synthetic job's gradients", default="0"),
+    Key("command", _COMMAND, "the program of each worker: a shell line, or a list of words"),
+    Key(
+        "image",
+        matching(
+            "[A-Za-z0-9][A-Za-z0-9_./:@-]*", "an image", "a container image", "pytorch/pytorch"
+        ),
+        "the container image it runs in",
+        default="that of our own workers",
+    ),
+    Key(
+        "environment",
+        MapOf(
+            replace(VARIABLE_NAME, take=_variable),
+            _VALUE,
+            "environment variables",
+            "{LEARNING_RATE: 0.1}",
+        ),
+        "environment variables of the program",
+    ),
+    Key(
+        "mounts",
+        ListOf(Either(_SHORT_MOUNT, MOUNT), "mounts"),
+        "folders of the server that its containers see",
+    ),
+    Key("shared_memory", _SHARED_MEMORY, "how large a worker's /dev/shm is"),
+    Key("working_directory", _FOLDER, "where the program begins", example="/srv/vgg"),
+    Key(
+        "hold",
+        choice("how to hold it", *get_args(HowHeld)),
+        "how a program is held while light moves: by our protocol, frozen, or by the protocol if "
+        "it speaks it",
+        default="auto",
+    ),
+    Key(
+        "graph",
+        _line("a computation graph", "vgg16"),
+        "what it computes: a built-in computation graph, or a graph file, named from the job "
+        "file's folder on",
+    ),
+    Key(
+        "requirement",
+        _REQUIREMENT,
+        "by when it is to end: within so much of its time on one GPU",
+        example="0.5",
+    ),
+    Key("deadline", _DEADLINE, "by when it is to end, from its submission on"),
+    Key("priority", _PRIORITY, "jobs of a higher one are sooner in their turn", "0", "10"),
+    Key(
+        "after",
+        _one_or_more(_line("a job", "prepare"), "jobs"),
+        "the jobs, by name or id, that have to be done before it begins",
+    ),
+    Key("retries", _RETRIES, "how often it begins again after it failed", "0", "3"),
+    Key("checkpoint", _FOLDER, "the folder of its checkpoints", example="/srv/checkpoints/vgg"),
+    Key(
+        "preemptible",
+        YesNo("whether others may interrupt it"),
+        "whether a job that is sooner in its turn may interrupt it",
+        default="true",
+    ),
+    Key(
+        "topology",
+        _line("a topology policy", "regroup"),
+        "which circuits are lit for it: as they are (keep), its GPUs under one packet switch "
+        "(regroup), or as a policy of that name says",
+        default="the lab's policy",
+    ),
+    Key(
+        "placement",
+        _line("a placement policy", "consolidated"),
+        "the policy that chooses its GPUs",
+        default="the lab's policy",
+    ),
+    Key(
+        "dark_limit",
+        _DARK_LIMIT,
+        "how long it may be paused because a NIC has no light, before it fails",
+        default="10min",
+    ),
+)
+KEYS = {key.name: key for key in JOB.keys}
+
+
+def _swept(name: str, type: Any) -> Key:
+    values = ListOf(Spelled(type), "values")
+    return Key(name, values, f"a job for each of these values of {name}", default="none")
+
+
+SWEEP = Group(
+    "a sweep",
+    _swept("workers", _WORKER_COUNT),
+    _swept("iterations", _ITERATIONS),
+    _swept("gradient", _GRADIENT),
+    _swept("seed", _SEED),
+    _swept("shared_memory", _SHARED_MEMORY),
+    _swept("requirement", _REQUIREMENT),
+    _swept("deadline", _DEADLINE),
+    _swept("priority", _PRIORITY),
+    _swept("retries", _RETRIES),
+    _swept("dark_limit", _DARK_LIMIT),
+)
+ARRAY = Whole("how many jobs", 1, MOST_JOBS)
+_COMMON = [replace(key, required=False) for key in JOB.keys if key.name != "name"]
+OF_FILES = Group(
+    "a job file",
+    Key(
+        "jobs",
+        ListOf(JOB, "jobs"),
+        "several jobs that start together, instead of one at the top",
+        example="[{name: a, workers: 2}, {name: b, workers: 2}]",
+    ),
+    Key(
+        "defaults",
+        Group("what the jobs have", *_COMMON),
+        "what each of the jobs has that says nothing else",
+        default="none",
+        example="{iterations: 100, gradient: 553MB}",
+    ),
+    Key(
+        "sweep",
+        SWEEP,
+        "a job for each value, or for each combination of values, each submitted alone",
+        default="none",
+        example="{workers: [2, 4, 6]}",
+    ),
+    Key("array", ARRAY, "so many of the job, each submitted alone", default="1", example="10"),
+)
+FILE = Group("a job file", *(replace(key, required=False) for key in JOB.keys), *OF_FILES.keys)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a job file, for editors.
+
+    It knows keys and the form of values; what does not go together only ``read_jobs`` finds.
+    """
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Patchlight job file",
+        **FILE.schema(),
+        "oneOf": [{"required": ["name"]}, {"required": ["jobs"]}],
+    }

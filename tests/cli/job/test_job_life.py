@@ -1,0 +1,164 @@
+"""``patchlight job`` commands on jobs that wait, run and end: what they print, how they end."""
+
+import asyncio
+import json
+
+import pytest
+
+from patchlight.cli.job.top import pace
+from patchlight.testbed.jobs import JobSpec, JobState
+from patchlight.testbed.worker_api import WorkerState
+from tests.support.job_api import JobCommand
+from tests.support.job_cluster import COMPUTE, Cluster
+
+
+def spec(name: str, *hosts: str) -> JobSpec:
+    return JobSpec(name, 5, 4_000_000, COMPUTE, hosts=hosts)
+
+
+async def running(cluster: Cluster, name: str, *hosts: str) -> str:
+    (job_id,) = cluster.submit(spec(name, *hosts))
+    await cluster.until_state(job_id, JobState.RUNNING)
+    return job_id
+
+
+async def test_the_list_shows_the_latest_and_says_that_there_are_more(
+    job: JobCommand, cluster: Cluster
+) -> None:
+    ids = [cluster.submit(spec(f"job{n}", "gpu0"))[0] for n in range(4)]
+    printed = await job("list", "-n", "2")
+    rows = {line.split(" ")[0] for line in printed.splitlines()}
+    assert [job_id in rows for job_id in ids] == [False, False, True, True]
+    assert "these are the latest 2" in printed
+    listed = json.loads(await job("list", "--all", "--json"))
+    assert [status["id"] for status in listed] == ids
+    assert "latest" not in await job("list")
+
+
+async def test_the_list_can_be_of_a_state_a_name_or_a_user(
+    job: JobCommand, cluster: Cluster
+) -> None:
+    first = await running(cluster, "first", "gpu0")
+    (second,) = cluster.submit(spec("second", "gpu0"))
+    for words, found in (
+        (("--state", "running"), [first]),
+        (("--name", "second"), [second]),
+        (("--user", "nobody"), []),
+    ):
+        listed = json.loads(await job("list", *words, "--json"))
+        assert [status["id"] for status in listed] == found
+
+
+async def test_show_says_why(job: JobCommand, cluster: Cluster) -> None:
+    job_id = await running(cluster, "first", "gpu0")
+    decision = {"kind": "placement", "policy": "packed", "seconds": 0.002}
+    decision |= {"answer": ["server1.gpu0"], "digest": "abc"}
+    cluster.table.ledger.add_decision(job_id, 1.0, decision)
+    shown = json.loads(await job("show", "first", "--why", "--json"))
+    assert [row["state"] for row in shown["states"]] == ["queued", "preparing", "running"]
+    assert shown["decisions"][0]["policy"] == "packed"
+    printed = await job("show", "first", "--why")
+    assert max(map(len, printed.splitlines())) <= 80
+    for words in ("preparing", "placement", "packed", "2.0 ms", "server1.gpu0"):
+        assert words in printed
+
+
+async def test_logs_are_those_of_every_worker_or_of_one(job: JobCommand, cluster: Cluster) -> None:
+    job_id = await running(cluster, "talks", "gpu0", "gpu1")
+    for name in cluster.fleet.job_workers(job_id):
+        cluster.fleet.printed[name] = f"I am {name[-1]}\nno line break"
+    assert (await job("logs", "talks")).splitlines() == [
+        "[0] I am 0",
+        "[1] I am 1",
+        "[0] no line break",
+        "[1] no line break",
+    ]
+    assert await job("logs", "talks", "--worker", "1") == "I am 1\nno line break\n"
+    lines = (await job("logs", "talks", "--worker", "0", "--json")).splitlines()
+    assert json.loads(lines[0]) == {"worker": 0, "line": "I am 0"}
+    assert "has no worker 2: expected 0 to 1" in await job("logs", "talks", "--worker", "2", code=2)
+
+
+async def test_logs_are_followed_to_the_end_of_the_job(job: JobCommand, cluster: Cluster) -> None:
+    job_id = await running(cluster, "talks", "gpu0")
+    (name,) = cluster.fleet.job_workers(job_id)
+    cluster.fleet.printed[name] = "first\nsec"
+    following = asyncio.create_task(job("logs", "-f", "talks"))
+    await cluster.until(lambda: ("log", name) in cluster.fleet.calls)
+    calls = cluster.fleet.calls.count(("log", name))
+    cluster.fleet.printed[name] += "ond\n"
+    await cluster.until(lambda: cluster.fleet.calls.count(("log", name)) > calls + 2)
+    cluster.fleet.put(job_id, WorkerState.DONE)
+    assert (await following).splitlines() == ["first", "second", f"{job_id} done"]
+
+
+async def test_of_a_job_that_failed_the_last_lines_are_kept(
+    job: JobCommand, cluster: Cluster
+) -> None:
+    job_id = await running(cluster, "fails", "gpu0")
+    cluster.fleet.put(job_id, WorkerState.FAILED, "no such file")
+    await cluster.until_state(job_id, JobState.FAILED)
+    printed = await job("logs", "fails")
+    assert printed.startswith("no such file\n")
+    assert f"{job_id} failed: " in printed
+
+
+async def test_wait_ends_with_what_became_of_the_jobs(job: JobCommand, cluster: Cluster) -> None:
+    good, bad = await running(cluster, "good", "gpu0"), await running(cluster, "bad", "gpu1")
+    printed = await job("wait", "good", "bad", "--timeout", "10ms", code=2)
+    assert f"these have not ended: {good}, {bad}" in printed
+    waiting = asyncio.create_task(job("wait", "good"))
+    cluster.fleet.put(good, WorkerState.DONE)
+    assert await waiting == f"{good} done\n"
+    cluster.fleet.put(bad, WorkerState.FAILED, "why not")
+    assert f"{bad} failed: " in await job("wait", good, bad, code=1)
+
+
+async def test_top_shows_how_fast_jobs_are(job: JobCommand, cluster: Cluster) -> None:
+    assert "no job runs" in await job("top", "--once")
+    job_id = await running(cluster, "fast", "gpu0")
+    (name,) = cluster.fleet.job_workers(job_id)
+    for index in range(3):
+        cluster.fleet.report(name, index)
+    await cluster.until(lambda: cluster.table[job_id].iterations_done == 3)
+    (row,) = json.loads(await job("top", "--json"))
+    assert row["id"] == job_id
+    assert row["compute_s"] == row["communication_s"] == pytest.approx(0.1)
+    printed = await job("top", "--once")
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "3/5" in printed
+
+
+def test_the_pace_is_that_of_the_slowest_rank() -> None:
+    reports = [
+        {
+            "index": index,
+            "finished_at": 10.0 + 2 * index + rank,
+            "compute_s": 1,
+            "communication_s": rank,
+        }
+        for index in range(5)
+        for rank in range(2)
+    ]
+    assert pace(reports) == {"iterations_per_s": 0.5, "compute_s": 1, "communication_s": 0.5}
+    assert pace([]) == {"iterations_per_s": None, "compute_s": None, "communication_s": None}
+    assert pace(reports[:1])["iterations_per_s"] is None
+
+
+async def test_a_job_that_ended_is_restarted_as_a_new_one(
+    job: JobCommand, cluster: Cluster
+) -> None:
+    job_id = await running(cluster, "again", "gpu0")
+    assert await job("stop", "again") == "stopped\n"
+    new, state = (await job("restart", job_id)).split()
+    assert (new != job_id, state) == (True, "queued")
+    await cluster.until_state(new, JobState.RUNNING)
+
+
+@pytest.mark.parametrize("words", [("show",), ("logs",), ("wait",), ("restart",), ("stop",)])
+async def test_a_job_that_there_is_not_is_told_with_those_there_are(
+    job: JobCommand, cluster: Cluster, words: tuple[str, ...]
+) -> None:
+    job_id = await running(cluster, "vgg", "gpu0")
+    printed = await job(*words, job_id[:-1] + "~", code=2)
+    assert f"did you mean {job_id!r}?" in printed

@@ -1,0 +1,172 @@
+"""``patchlight job submit`` and job files: what is queued, refused, or would come of it."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from patchlight.cli.main import cli
+from patchlight.controller.client import ControllerClient
+from patchlight.testbed.jobfile.reader import JobFileError, parse_jobs
+from patchlight.testbed.jobs import JobState
+from tests.support.job_api import JobCommand
+from tests.support.job_cluster import Cluster
+
+ONE = """\
+name: vgg
+workers: 2
+iterations: 5
+gradient: 4MB
+compute: {Tesla M40: 100ms, Titan V: 100ms}
+"""
+GANG = """\
+defaults: {iterations: 5, gradient: 4MB, compute: {Tesla M40: 100ms}}
+jobs:
+  - {name: a, hosts: [gpu0]}
+  - {name: b, hosts: [gpu2]}
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    file = tmp_path / "vgg.yaml"
+    file.write_text(ONE)
+    return file
+
+
+async def test_a_file_is_submitted_and_options_go_before_it(
+    job: JobCommand, cluster: Cluster, spec: Path
+) -> None:
+    words = ("--workers", "1", "--retries", "2", "--compute", "Titan V=0.3s", "--regroup")
+    submitted = json.loads(await job("submit", str(spec), *words, "--json"))
+    told = cluster.table[submitted["id"]].spec
+    assert (told.name, told.workers, told.retries, told.gradient_bytes) == ("vgg", 1, 2, 4_000_000)
+    assert (dict(told.compute_s), told.topology) == ({"Titan V": 0.3}, "regroup")
+
+
+async def test_the_jobs_of_a_file_start_together(job: JobCommand, cluster: Cluster) -> None:
+    printed = await job("submit", "-", text=GANG)
+    first, second = printed.split()
+    assert cluster.table[first].gang == cluster.table[second].gang
+
+
+async def test_a_sweep_and_an_array_are_submitted_one_by_one(
+    job: JobCommand, cluster: Cluster, spec: Path
+) -> None:
+    words = ("--sweep", "workers=2,4", "--sweep", "seed=1,2", "--array", "2")
+    submitted = json.loads(await job("submit", str(spec), *words, "--json"))
+    assert len(submitted) == 8
+    assert submitted[0]["spec"]["name"] == "vgg-workers-2-seed-1-1"
+    assert len({status["gang"] for status in submitted}) == 8
+
+
+async def test_a_job_without_a_file_has_defaults(job: JobCommand, cluster: Cluster) -> None:
+    job_id = (await job("submit", "plain", "--workers", "1")).strip()
+    told = cluster.table[job_id].spec
+    assert (told.iterations, told.gradient_bytes) == (10, 553_000_000)
+    assert dict(told.compute_s) == {"Tesla M40": 0.5, "Titan V": 0.5}
+
+
+async def test_words_after_two_dashes_are_a_program(job: JobCommand, cluster: Cluster) -> None:
+    words = ("--env", "A=b=c", "--mount", "/srv/data:/data:rw", "--", "python", "-u", "--lr", "1")
+    job_id = (await job("submit", "mine", "--workers", "1", *words)).strip()
+    told = cluster.table[job_id].spec
+    assert (told.trainer, told.command) == ("command", ("python", "-u", "--lr", "1"))
+    assert dict(told.environment) == {"A": "b=c"}
+    assert [(m.source, m.target, m.read_only) for m in told.mounts] == [
+        ("/srv/data", "/data", False)
+    ]
+
+
+async def test_a_job_waits_for_the_latest_of_a_name(
+    job: JobCommand, cluster: Cluster, spec: Path
+) -> None:
+    first, second = [(await job("submit", str(spec))).strip() for _ in range(2)]
+    job_id = (await job("submit", "next", "--workers", "1", "--after", f"vgg,{first}")).strip()
+    assert cluster.table[job_id].spec.after == (second, first)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("VGG", "--after", "nobody"), "come after 'nobody', and there is no such job"),
+        (("VGG", "--sweep", "workers=1,99"), "job vgg-workers-99: 99 workers asked for"),
+        (("VGG", "--sweep", "image=a"), "no number 'image' of a job: expected one of workers"),
+        (("VGG", "--sweep", "workers=2,x"), "--sweep workers=2,x: expected how many workers"),
+        (("VGG", "--gradient", "5"), "'--gradient': '5' is not a size"),
+        (("VGG", "--compute", "500ms"), "'500ms': expected MODEL=TIME, like Tesla M40: 500ms"),
+        (("VGG", "--gpu-models", "3090"), "gpu_models names '3090'"),
+        (("VGG", "--image", "x"), "image: only for jobs with trainer command"),
+        (("VGG", "--regroup", "--topology", "keep"), "exclude each other"),
+        (("VGG", "--follow", "--array", "2"), "--follow is for one job"),
+        (("plain",), "expected either --workers N or --hosts"),
+        (("plain", "--workers", "0"), "'0' workers: expected 1 to 65536, or auto"),
+        (("none.yaml",), "none.yaml:1:1: cannot be read (No such file or directory)"),
+    ],
+)
+async def test_nothing_is_submitted_where_something_is_wrong(
+    job: JobCommand, cluster: Cluster, spec: Path, words: tuple[str, ...], message: str
+) -> None:
+    given = [word.replace("VGG", str(spec)) for word in words]
+    assert message in await job("submit", *given, code=2)
+    assert cluster.scheduler.jobs() == []
+
+
+async def test_a_mistake_in_a_file_is_told_at_its_place(job: JobCommand, cluster: Cluster) -> None:
+    printed = await job("submit", "-", text=ONE.replace("4MB", "4"), code=2)
+    assert "standard input:4:11: expected a gradient's size" in printed
+    assert cluster.scheduler.jobs() == []
+
+
+async def test_a_dry_run_says_what_would_come_of_it_and_queues_nothing(
+    job: JobCommand, cluster: Cluster, spec: Path
+) -> None:
+    (job_id,) = cluster.submit(parse_jobs(GANG).specs[0])
+    await cluster.until_state(job_id, JobState.RUNNING)
+    words = ("--dry-run", "--sweep", "workers=2,6")
+    rows = json.loads(await job("submit", str(spec), *words, "--json"))
+    assert [len(row["hosts"]) for row in rows] == [2, 0]
+    assert "server1.gpu0" not in rows[0]["hosts"]
+    assert "it wants 6 GPUs" in rows[1]["waits_for"]
+    printed = await job("submit", str(spec), *words)
+    assert "starts on server" in printed
+    assert "waits: it wants 6 GPUs" in printed
+    assert [status.id for status in cluster.scheduler.jobs()] == [job_id]
+
+
+async def test_python_submits_the_same_files_and_mappings(
+    job: JobCommand, cluster: Cluster, spec: Path
+) -> None:
+    def submit() -> list[str]:
+        with ControllerClient(job.api) as client:
+            mapping = {"name": "c", "workers": 1, "command": "true"}
+            return [status["id"] for status in client.submit([spec, mapping])]
+
+    first, second = await asyncio.to_thread(submit)
+    assert cluster.table[first].gang == cluster.table[second].gang
+    assert cluster.table[second].spec.command == ("sh", "-c", "true")
+
+
+def test_files_are_checked_without_a_controller(spec: Path, tmp_path: Path) -> None:
+    gang, wrong = tmp_path / "gang.yaml", tmp_path / "wrong.yaml"
+    gang.write_text(GANG)
+    wrong.write_text(ONE + "colour: red\nretries: x")
+    done = CliRunner().invoke(cli, ["job", "check", str(spec), str(gang)])
+    assert done.output.splitlines() == [
+        f"{spec} is good: a job: vgg",
+        f"{gang} is good: 2 jobs that start together: a, b",
+    ]
+    done = CliRunner().invoke(cli, ["job", "check", str(wrong), str(spec)])
+    assert done.exit_code == JobFileError.exit_code
+    assert [line.removeprefix(str(wrong))[:5] for line in done.output.splitlines()[:2]] == [
+        ":6:1:",
+        ":7:10",
+    ]
+
+
+def test_the_schema_is_printed() -> None:
+    printed = json.loads(CliRunner().invoke(cli, ["job", "schema"]).output)
+    assert printed["title"] == "Patchlight job file"
+    assert "gradient" in printed["properties"]

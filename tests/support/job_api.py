@@ -1,0 +1,59 @@
+"""The controller's API over a scheduler with agents in memory; ``patchlight job`` asks it."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+from click.testing import CliRunner, Result
+
+from patchlight.cli.main import cli
+from patchlight.controller.api.app import create_app
+from patchlight.controller.operations import CircuitOperations
+from patchlight.controller.parts import Controller
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab_api import LabIdentity
+from patchlight.testbed.linux.http_server import http_server
+from tests.support.job_cluster import Cluster
+
+
+class JobCommand:
+    """Runs ``patchlight job`` in a thread, so that the jobs go on meanwhile."""
+
+    def __init__(self, api: str) -> None:
+        self.api = api
+
+    async def __call__(self, *words: str, code: int = 0, text: str | None = None) -> str:
+        """What was printed, the error included. ``code``: how it is to end; ``text``: its input."""
+        return await asyncio.to_thread(self._run, words, code, text)
+
+    def _run(self, words: tuple[str, ...], code: int, text: str | None) -> str:
+        at = words.index("--") if "--" in words else len(words)
+        command = ["job", *words[:at], "--controller", self.api, *words[at:]]
+        result: Result = CliRunner().invoke(cli, command, input=text, env={"COLUMNS": "80"})
+        error = result.exception
+        exit_code = error.exit_code if isinstance(error, PatchlightError) else result.exit_code
+        assert exit_code == code, (result.output, error)
+        return f"{result.output}{error if isinstance(error, PatchlightError) else ''}"
+
+
+@contextlib.asynccontextmanager
+async def job_command(cluster: Cluster) -> AsyncIterator[JobCommand]:
+    """The command, with the cluster's API at a port until the block ends."""
+    parts: Any = SimpleNamespace(
+        lab=cluster.lab,
+        identity=LabIdentity.of(cluster.lab, None),
+        scheduler=cluster.scheduler,
+        jobs=cluster.table,
+        operations=CircuitOperations(cluster.circuits, cluster.transactions),
+    )
+    server = http_server(create_app(cast(Controller, parts)), lifespan="off")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield JobCommand(f"127.0.0.1:{listener.getsockname()[1]}")
+        finally:
+            server.should_exit = True
+            await serving

@@ -1,0 +1,346 @@
+"""Job files: what they say, and every mistake in them at its place."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.files.forms import value_of
+from patchlight.testbed.jobfile.reader import (
+    JobFileError,
+    Overrides,
+    jobs_meant,
+    jobs_of,
+    parse_jobs,
+    read_jobs,
+)
+from patchlight.testbed.jobfile.schema import KEYS, SWEEP, json_schema
+from patchlight.testbed.jobs import JobSpec, Mount, checked_specs
+from tests.support.lab_files import unmarked
+
+ONE = """\
+name: vgg
+workers: 4
+iterations: 1_000
+gradient: 553MB
+compute: {Tesla M40: 500ms, Titan V: 0.25s}
+"""
+
+EVERYTHING = """\
+name: resnet
+trainer: command
+workers: auto
+degrees: [2, 4]
+gpu_models: A100
+iterations: 10
+gradient: 102.2MB
+compute: {A100: 80ms}
+seed: 7
+command: [python, train.py, --epochs, 3]
+image: pytorch/pytorch:2.4.0
+environment: {LEARNING_RATE: 0.1, MODE: "true"}
+mounts: ["/srv/data:/data", "/srv/out:/out:rw", {source: /a, target: /b, read_only: false}]
+shared_memory: 1GB
+working_directory: /srv/resnet
+hold: freeze
+graph: resnet50
+requirement: 0.5
+priority: -3
+after: [prepare, fetch-1a2b3c]
+retries: 2
+checkpoint: /srv/checkpoints
+preemptible: false
+topology: regroup
+placement: consolidated
+dark_limit: 5min
+"""
+
+GANG = """\
+defaults: {iterations: 5, gradient: 40MB, compute: {M: 0.1s}}
+jobs:
+  - {name: a, workers: 2}
+  - {name: b, hosts: [server1.gpu0, gpu3], iterations: 6}
+"""
+
+
+def test_a_file_of_one_job() -> None:
+    jobs = parse_jobs(ONE)
+    compute_s = {"Tesla M40": 0.5, "Titan V": 0.25}
+    assert jobs.specs == (JobSpec("vgg", 1000, 553_000_000, compute_s, workers=4),)
+    assert jobs.together
+
+
+def test_a_file_with_every_key() -> None:
+    (spec,) = parse_jobs(EVERYTHING).specs
+    assert spec == JobSpec(
+        "resnet",
+        trainer="command",
+        degrees=(2, 4),
+        gpu_models=("A100",),
+        iterations=10,
+        gradient_bytes=102_200_000,
+        compute_s={"A100": 0.08},
+        seed=7,
+        command=("python", "train.py", "--epochs", "3"),
+        image="pytorch/pytorch:2.4.0",
+        environment={"LEARNING_RATE": "0.1", "MODE": "true"},
+        mounts=(
+            Mount("/srv/data", "/data"),
+            Mount("/srv/out", "/out", False),
+            Mount("/a", "/b", False),
+        ),
+        shared_memory_bytes=10**9,
+        working_directory="/srv/resnet",
+        hold="freeze",
+        graph="resnet50",
+        requirement=0.5,
+        priority=-3,
+        after=("prepare", "fetch-1a2b3c"),
+        retries=2,
+        checkpoint="/srv/checkpoints",
+        preemptible=False,
+        topology="regroup",
+        placement="consolidated",
+        dark_limit_s=300.0,
+    )
+
+
+def test_a_shell_line_is_run_by_a_shell() -> None:
+    (spec,) = parse_jobs("name: a\nworkers: 1\ncommand: cd /srv && ./train > log").specs
+    assert (spec.trainer, spec.command) == ("command", ("sh", "-c", "cd /srv && ./train > log"))
+
+
+def test_several_jobs_start_together_and_have_defaults() -> None:
+    jobs = parse_jobs(GANG)
+    assert jobs.together
+    assert [(s.name, s.iterations, s.size, s.hosts) for s in jobs.specs] == [
+        ("a", 5, 2, ()),
+        ("b", 6, 2, ("server1.gpu0", "gpu3")),
+    ]
+
+
+def test_a_sweep_makes_a_job_for_each_combination_with_a_name_that_says_which() -> None:
+    jobs = parse_jobs(ONE + "sweep: {workers: [2, 6], gradient: [10MB, 1.5MiB]}")
+    assert not jobs.together
+    assert [(s.name, s.workers, s.gradient_bytes) for s in jobs.specs] == [
+        ("vgg-workers-2-gradient-10MB", 2, 10_000_000),
+        ("vgg-workers-2-gradient-1.5MiB", 2, 1_572_864),
+        ("vgg-workers-6-gradient-10MB", 6, 10_000_000),
+        ("vgg-workers-6-gradient-1.5MiB", 6, 1_572_864),
+    ]
+
+
+def test_the_jobs_of_an_array_differ_in_seed_or_in_a_variable() -> None:
+    synthetic = parse_jobs(ONE + "seed: 5\narray: 3")
+    assert not synthetic.together
+    assert [(s.name, s.seed) for s in synthetic.specs] == [("vgg-1", 5), ("vgg-2", 6), ("vgg-3", 7)]
+    programs = parse_jobs("{name: p, workers: 1, command: ./run, environment: {A: b}, array: 2}")
+    assert [s.environment for s in programs.specs] == [
+        {"A": "b", "ARRAY_INDEX": "1"},
+        {"A": "b", "ARRAY_INDEX": "2"},
+    ]
+
+
+def test_what_a_command_line_says_goes_before_the_file() -> None:
+    given = Overrides(
+        {"workers": 2, "gradient": 8, "retries": 1}, {"seed": [("1", 1), ("2", 2)]}, 2
+    )
+    jobs = parse_jobs(ONE + "seed: 9\nsweep: {seed: [3]}\narray: 4", given=given)
+    assert [s.name for s in jobs.specs] == [
+        f"vgg-seed-{seed}-{n}" for seed in (1, 2) for n in (1, 2)
+    ]
+    assert {(s.workers, s.gradient_bytes, s.retries) for s in jobs.specs} == {(2, 8, 1)}
+    (spec,) = parse_jobs(ONE, given=Overrides({"hosts": ("gpu0", "gpu1")})).specs
+    assert (spec.workers, spec.hosts) == (0, ("gpu0", "gpu1"))
+    with pytest.raises(JobFileError, match="options go with a file of one job"):
+        parse_jobs(GANG, given=given)
+
+
+def test_values_of_a_command_line_are_read_as_in_a_file() -> None:
+    assert value_of(KEYS["workers"].type, "auto") == 0
+    assert value_of(KEYS["hosts"].type, "gpu0, server1.gpu2") == ("gpu0", "server1.gpu2")
+    assert value_of(KEYS["gpu_models"].type, "3090,Titan V") == ("3090", "Titan V")
+    assert value_of(KEYS["deadline"].type, "2h") == 7200.0
+    sweep = {key.name: key.type for key in SWEEP.keys}
+    assert value_of(sweep["deadline"], "1h,30min") == (("1h", 3600.0), ("30min", 1800.0))
+    with pytest.raises(BadInput, match="'' is not a size"):
+        value_of(KEYS["gradient"].type, "")
+
+
+@pytest.mark.parametrize(
+    ("marked", "message"),
+    [
+        (
+            ONE.replace("workers", "‸worker"),
+            "unknown key 'worker' in a job file: did you mean 'workers'?",
+        ),
+        (
+            ONE.replace("553MB", "‸553"),
+            "expected a gradient's size with its unit, like '553MB', found",
+        ),
+        (ONE.replace("553MB", "‸553Mbit"), "expected a number with one of B, kB, MB"),
+        (ONE.replace("553MB", "‸2B"), "'2B' is not a gradient's size: expected 4B to"),
+        (
+            ONE.replace("500ms", "‸30h"),
+            "'30h' is not a compute time: expected more than 0s, at most",
+        ),
+        (ONE.replace("4\n", "‸many\n", 1), "'many' workers: expected 1 to 65536, or auto"),
+        (ONE.replace("4\n", "‸0\n", 1), "'0' workers: expected 1 to 65536, or auto"),
+        (ONE.replace("vgg", "‸v g g"), "'v g g' is not a job's name: expected a letter or digit"),
+        (ONE + "name: b".replace("name", "‸name"), "key 'name' stands twice, first on line 1"),
+        (ONE + "retries: ‸101", "expected how often, a whole number from 0 to 100"),
+        (ONE + "degrees: ‸[2]", "degrees are for jobs whose number of workers a policy chooses"),
+        (ONE + "deadline: ‸1h\nrequirement: 1", "expected a deadline or a requirement, not both"),
+        (ONE + "image: ‸a", "image: only for jobs with trainer command"),
+        (
+            ONE + "trainer: command".replace("command", "‸command"),
+            "with trainer command needs a command",
+        ),
+        (ONE + "hosts: [a, b]".replace("[", "[", 1), ""),
+        ("name: ‸a\nworkers: 1", "a synthetic job needs iterations, gradient, compute"),
+        (
+            ONE.replace("workers: 4\n", "").replace("vgg", "‸vgg"),
+            "a job lacks 'workers', or 'hosts'",
+        ),
+        (ONE + "after: [a, ‸'']", "'' is not a job: expected 1 to 4096 characters"),
+        (ONE + "graph: ‸no-such-graph", "no graph file 'no-such-graph': expected one, or"),
+        (
+            "name: a\nworkers: 1\ncommand: x\nmounts: [‸/data]",
+            "'/data' is not a mount: expected SOURCE",
+        ),
+        (
+            "name: a\nworkers: 1\ncommand: x\nmounts: ['‸data:/data']".replace("'‸", "‸'"),
+            "'data' is not",
+        ),
+        (
+            "name: a\nworkers: 1\ncommand: x\nenvironment: {‸A B: c}",
+            "'A B' is not an environment variable",
+        ),
+        (
+            "name: a\nworkers: 1\ncommand: x\nenvironment: {‸RANK: 1}",
+            "RANK cannot be given: Patchlight sets it for each rank",
+        ),
+        (ONE + "sweep: {‸image: [a]}", "unknown key 'image' in a sweep: expected one of workers"),
+        (ONE + "sweep: {workers: [2, ‸x]}", "expected how many workers, a whole number from 1 to"),
+        (
+            ONE + "sweep: ‸{workers: [2, 2]}",
+            "a sweep over workers: expected values, each of them once",
+        ),
+        (ONE + "sweep: ‸{workers: []}", "a sweep over workers: expected values, each of them once"),
+        (ONE + "sweep: ‸{seed: [1, 2]}\narray: 501", "it makes 1,002 jobs: expected at most 1,000"),
+        (ONE + "array: ‸1001", "expected how many jobs, a whole number from 1 to 1000"),
+        (
+            "name: ‸" + "n" * 38 + "\nworkers: 1\ncommand: x\narray: 100",
+            "is longer than 41 characters",
+        ),
+        (GANG + "name: ‸c", "'name' stands beside 'jobs': expected it in a job, or in 'defaults'"),
+        (GANG + "array: ‸2", "'array' stands beside 'jobs': expected it with one job alone"),
+        (GANG.replace("name: b", "name: ‸a"), "a second job is called 'a', first on line 3"),
+        (GANG.replace("iterations: 6", "after: ‸a"), "'a' starts together with it"),
+        (
+            GANG.replace("- {name: a, ", "- ‸{"),
+            "a job lacks 'name': expected what the job is called",
+        ),
+        ("jobs: ‸[]", "0 jobs: expected 1 to 1,000"),
+        (
+            "defaults: ‸{seed: 1}\n" + ONE,
+            "'defaults' are for several jobs: expected them with 'jobs'",
+        ),
+        ("‸workers: 2", "the file lacks 'name', or 'jobs': expected a job"),
+        ("‸- name: a", "expected a job file, found a list"),
+    ],
+)
+def test_each_mistake_is_told_at_its_place(marked: str, message: str) -> None:
+    if "‸" not in marked:
+        marked = ONE.replace("4", "‸4", 1) + "hosts: [a, b]"
+        message = "4 workers on 2 hosts: expected one of the two"
+    text, line, column = unmarked(marked)
+    with pytest.raises(JobFileError) as caught:
+        parse_jobs(text, "f")
+    assert str(caught.value).startswith(f"f:{line}:{column}: "), str(caught.value)
+    assert message in str(caught.value)
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    wrong = ONE.replace("553MB", "553").replace("500ms", "500") + "retries: x\ncolour: red"
+    with pytest.raises(JobFileError) as caught:
+        parse_jobs(wrong)
+    assert [issue.line for issue in caught.value.issues] == [4, 5, 6, 7]
+
+
+def test_a_text_that_explodes_is_refused() -> None:
+    bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n"
+    for name, before in zip("bcdefghij", "abcdefghi", strict=True):
+        bomb += f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+    with pytest.raises(JobFileError, match="aliases stand for more than"):
+        parse_jobs(bomb)
+
+
+def test_a_graph_file_is_found_beside_the_job_file(tmp_path: Path) -> None:
+    graph = "node1 -- Input -- forward_compute_time=1, backward_compute_time=2, "
+    graph += "activation_size=4, parameter_size=8"
+    (tmp_path / "small.txt").write_text(graph)
+    file = tmp_path / "job.yaml"
+    file.write_text(ONE + "graph: small.txt")
+    assert read_jobs(file).specs[0].graph == str(tmp_path / "small.txt")
+    (tmp_path / "small.txt").write_text("not a graph")
+    with pytest.raises(JobFileError, match=r"job.yaml:6:8: .*small.txt:1:1: cannot read"):
+        read_jobs(file)
+
+
+def test_a_file_that_is_not_there_says_what_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(JobFileError, match=r"No such file.*expected a job file"):
+        read_jobs(tmp_path / "none.yaml")
+
+
+def test_jobs_are_meant_by_value_by_mapping_and_by_file(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(ONE)
+    mapping = yaml.safe_load(ONE.replace("1_000", "1000"))
+    spec = parse_jobs(ONE).specs[0]
+    assert jobs_meant([spec, mapping, file, str(file)]).specs == (spec,) * 4
+    with pytest.raises(BadInput, match="start one by one"):
+        jobs_meant([spec, {**mapping, "array": 2}])
+    with pytest.raises(BadInput, match=r"^unknown key 'worker' in a job file: did you mean"):
+        jobs_of({**mapping, "worker": 1})
+    with pytest.raises(BadInput, match="made of texts, numbers"):
+        jobs_of({**mapping, "graph": tmp_path})
+
+
+@pytest.mark.parametrize("text", [ONE, EVERYTHING, GANG, ONE + "sweep: {seed: [1]}\narray: 2"])
+def test_the_schema_for_editors_takes_what_is_good(text: str) -> None:
+    document = yaml.safe_load(text.replace("1_000", "1000"))
+    Draft202012Validator(json_schema()).validate(document)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"worker": 1}, {"gradient": 5}, {"workers": "many"}, {"jobs": []}, {"array": 0}]
+)
+def test_the_schema_for_editors_knows_mistakes(wrong: dict[str, Any]) -> None:
+    assert not Draft202012Validator(json_schema()).is_valid({"name": "a", **wrong})
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*KEYS, "jobs", "sweep", "M"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*KEYS, "jobs", "defaults", "sweep", "array"]), values))
+def test_whatever_stands_there_is_read_or_refused_in_words(changes: dict[str, Any]) -> None:
+    base = {"name": "a", "workers": 2, "iterations": 1, "gradient": "4B", "compute": {"M": "1s"}}
+    specs: list[JobSpec] = []
+    with contextlib.suppress(JobFileError):
+        specs += parse_jobs(json.dumps({**base, **changes})).specs
+    assert checked_specs(specs) == specs
