@@ -5,7 +5,7 @@ Each change of a job is on disk, with its time and reason, before it takes effec
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,10 @@ class JobTable:
     def find(self, job_id: str) -> JobStatus | None:
         """One job, or ``None``."""
         return self._live.get(job_id) or self.ledger.find(job_id)
+
+    def several(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        """The jobs of these ids."""
+        return {job_id: self[job_id] for job_id in job_ids}
 
     def live(self) -> list[JobStatus]:
         """Every job that has not ended, in the order of submission."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -48,14 +48,21 @@ class Placed(NamedTuple):
 class Placement:
     """Gives gangs their turn, and jobs their hosts and circuits, as the lab's policies say."""
 
-    def __init__(self, lab: Lab, policies: PolicySet, transactions: Transactions) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        policies: PolicySet,
+        transactions: Transactions,
+        statuses: Callable[[Iterable[str]], Mapping[str, JobStatus]],
+    ) -> None:
+        """``statuses`` gives those of jobs by id."""
         self._lab, self._policies, self._transactions = lab, policies, transactions
+        self._statuses = statuses
         self._circuits = transactions.parts
-        self._seen: Mapping[str, JobStatus] = {}
 
     async def look(
         self, recent: Sequence[JobStatus], without_agent: Mapping[str, str]
-    ) -> Callable[[HostsOfJobs, Mapping[str, JobStatus]], LabView]:
+    ) -> Callable[[HostsOfJobs], LabView]:
         """The lab now, as soon as one says who runs where. It may take a device's time.
 
         ``recent`` are the jobs that came last, the latest of them last; ``without_agent`` hosts
@@ -70,8 +77,8 @@ class Placement:
         cluster = WiredLab(self._lab, maps)
         jobs = [view_of(status) for status in recent]
 
-        def see(running: HostsOfJobs, statuses: Mapping[str, JobStatus]) -> LabView:
-            self._seen = statuses
+        def see(running: HostsOfJobs) -> LabView:
+            statuses = self._statuses(running)
             view = cluster.view(time.time(), running, tuple(unseen), jobs, locked, failed, statuses)
             return LabView(cluster, view, unseen)
 
@@ -222,11 +229,11 @@ class Placement:
     ) -> _WishedCircuits:
         policy = self._policies.topology(topology)
         locked, failed = await self._circuits.closed_ports()
-        unseen = tuple(self._circuits.devices.unseen_hosts())
+        unseen, statuses = tuple(self._circuits.devices.unseen_hosts()), self._statuses(running)
 
         def ask(maps: Mapping[str, PortMap]) -> tuple[Mapping[str, PortMap], Decision]:
             cluster = WiredLab(self._lab, maps)
-            view = cluster.view(time.time(), running, unseen, (), locked, failed, self._seen)
+            view = cluster.view(time.time(), running, unseen, (), locked, failed, statuses)
             gpus = [[cluster.numbers[name] for name in hosts] for hosts in groups.values()]
             return decided(
                 "topology",

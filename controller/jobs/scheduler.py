@@ -61,7 +61,7 @@ class Scheduler:
         self.choice = self._kept_choice(choice)
         self._policies = self._policy_set(self.choice)
         self._next_policies: PolicySet | None = None
-        self._placement = Placement(lab, self._policies, transactions)
+        self._placement = Placement(lab, self._policies, transactions, table.several)
         self.policy_faults: Counter[tuple[str, str]] = Counter()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
@@ -370,12 +370,7 @@ class Scheduler:
             if host.server.name in silent
         }
         see = await self._placement.look(self._table.recent(), without_agent)
-
-        def seen_now() -> LabView:
-            running = self._table.running
-            return see(self._hosts_of(running), {job_id: self._table[job_id] for job_id in running})
-
-        return seen_now
+        return lambda: see(self._hosts_of(self._table.running))
 
     def _hosts_of(self, job_ids: Iterable[str]) -> dict[str, list[str]]:
         running = self._table.running

@@ -304,5 +304,6 @@ async def test_running_jobs_are_regrouped_while_they_run(cluster: Cluster) -> No
     calls = [call for call, _ in cluster.fleet.calls]
     assert calls.index("hold") < calls.index("release")
     await finish(cluster, job_id)
+    await cluster.until(lambda: job_id not in cluster.table.running)
     with pytest.raises(BadInput, match="is not running: done"):
         await cluster.scheduler.regroup([job_id])

@@ -44,7 +44,8 @@ def trace(tmp_path: Path) -> Path:
 
 def command(trace: Path, output: Path, *options: str) -> Any:
     arguments = ["--trace", str(trace), "--output", str(output), *options]
-    return CliRunner().invoke(simulate, arguments, catch_exceptions=True)
+    # As through a pipe: no cell is cut short.
+    return CliRunner(env={"COLUMNS": None}).invoke(simulate, arguments, catch_exceptions=True)
 
 
 def test_a_table_plots_and_every_job(trace: Path, tmp_path: Path) -> None:
