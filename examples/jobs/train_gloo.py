@@ -1,4 +1,4 @@
-"""Data-parallel training with PyTorch and Gloo, as one writes it for torchrun: nothing of Patchlight.
+"""Data-parallel training with PyTorch and Gloo, as one writes it for torchrun, nothing else.
 
 torchrun --nproc-per-node 2 examples/jobs/train_gloo.py --steps 5
 """
