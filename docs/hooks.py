@@ -9,6 +9,7 @@ import click
 from mkdocs.exceptions import PluginError
 
 from patchlight.cli.main import cli
+from patchlight.testbed.jobfile.reference import job_file_reference
 from patchlight.testbed.labfile.reference import lab_file_reference
 from patchlight.testbed.ocs_drivers import drivers_table
 
@@ -76,6 +77,7 @@ def _escaped(text: str) -> str:
 # What a page asks for with a comment, and the function that writes it.
 GENERATED: dict[str, Callable[[], str]] = {
     "<!-- commands -->": command_reference,
+    "<!-- job file reference -->": job_file_reference,
     "<!-- lab file reference -->": lab_file_reference,
     "<!-- table of drivers -->": drivers_table,
 }

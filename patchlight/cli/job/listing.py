@@ -181,6 +181,8 @@ def _print_why(states: list[Answer], decisions: list[Answer]) -> None:
 
 
 def _answer(answer: object) -> str:
+    if isinstance(answer, dict):
+        return "; ".join(f"{ocs} {_answer(circuits)}" for ocs, circuits in answer.items())
     return ", ".join(map(str, answer)) if isinstance(answer, list) else str(answer)
 
 

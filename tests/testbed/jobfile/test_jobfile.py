@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +326,17 @@ def test_the_schema_for_editors_takes_what_is_good(text: str) -> None:
 )
 def test_the_schema_for_editors_knows_mistakes(wrong: dict[str, Any]) -> None:
     assert not Draft202012Validator(json_schema()).is_valid({"name": "a", **wrong})
+
+
+def test_the_files_of_examples_and_of_the_page_are_good() -> None:
+    root = Path(__file__).parents[3]
+    for file in (root / "examples" / "jobs").glob("*.yaml"):
+        assert read_jobs(file).specs
+    shown = re.findall(
+        r"^```yaml\n(.*?)^```$", (root / "docs" / "jobs.md").read_text(), re.M | re.S
+    )
+    assert len(shown) == 5
+    assert all(parse_jobs(text).specs for text in shown)
 
 
 values = st.recursive(

@@ -1,0 +1,30 @@
+"""Data-parallel training with PyTorch and Gloo, as one writes it for torchrun, nothing else.
+
+torchrun --nproc-per-node 2 examples/jobs/train_gloo.py --steps 5
+"""
+
+import argparse
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=50)
+steps = parser.parse_args().steps
+
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(steps):
+    began = time.monotonic()
+    inputs = torch.randn(32, 64)
+    loss = nn.functional.mse_loss(model(inputs), inputs)
+    optimizer.zero_grad()
+    torch.autograd.backward(loss)
+    optimizer.step()
+    took = time.monotonic() - began
+    print(f"rank {dist.get_rank()} step {step} loss {loss.item():.4f} in {took:.3f} s", flush=True)
+dist.destroy_process_group()
