@@ -83,7 +83,11 @@ def _trainer_of(task: Any) -> str:
 # A further trainer is one more class here, and its program in ``agents/programs.py``.
 Task = Annotated[
     Annotated[SyntheticTask, Tag("synthetic")] | Annotated[CommandTask, Tag("command")],
-    Discriminator(_trainer_of),
+    Discriminator(
+        _trainer_of,
+        custom_error_type="trainer",
+        custom_error_message="trainer: expected 'synthetic' or 'command'",
+    ),
 ]
 """A task without ``trainer`` is a synthetic one."""
 

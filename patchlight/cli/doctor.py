@@ -67,7 +67,6 @@ _PROGRAMS = (
     ("ip", "iproute2", _BY_HAND, "-V"),
     ("tc", "iproute2", _BY_HAND, "-V"),
     ("ethtool", "ethtool", _BY_HAND, "--version"),
-    ("nsenter", "util-linux", DEMO, "--version"),
     ("ping", "iputils-ping", _BY_HAND, "-V"),
     ("mmdebstrap", "mmdebstrap", "the image of Docker workers", "--version"),
 )
