@@ -38,8 +38,9 @@ class JobTable:
         return self._live.get(job_id) or self.ledger.find(job_id)
 
     def several(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
-        """The jobs of these ids."""
-        return {job_id: self[job_id] for job_id in job_ids}
+        """The jobs of these ids that there are."""
+        found = {job_id: self.find(job_id) for job_id in job_ids}
+        return {job_id: status for job_id, status in found.items() if status is not None}
 
     def live(self) -> list[JobStatus]:
         """Every job that has not ended, in the order of submission."""
