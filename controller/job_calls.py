@@ -1,7 +1,7 @@
 """The part of the controller's client that is about jobs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote
@@ -113,6 +113,28 @@ class JobCalls(ABC):
     def regroup(self, job_ids: Sequence[str]) -> Answer:
         """Bring running jobs under one packet switch each; the record of the change."""
         return self._call("POST", "/regroup", {"jobs": list(job_ids)})
+
+    def preview_regroup(self, job_ids: Sequence[str]) -> Answer:
+        """What ``regroup`` would make (cross-connects by OCS), and what speaks against it."""
+        return self._call("POST", "/regroup", {"jobs": list(job_ids), "dry_run": True})
+
+    def defragmentation(self) -> Answer | None:
+        """The change of light under running jobs that gains most; ``None`` where none pays."""
+        found: Answer | None = self._call("GET", "/defragmentation")["proposal"]
+        return found
+
+    def defragment(self) -> Answer | None:
+        """Carry that change out; its record, or ``None`` where none pays."""
+        found: Answer | None = self._call("POST", "/defragmentation")["change"]
+        return found
+
+    def policies(self) -> dict[str, str | None]:
+        """The policies that decide now, by kind."""
+        return dict(self._call("GET", "/policies")["policies"])
+
+    def use_policies(self, chosen: Mapping[str, str | None]) -> dict[str, str | None]:
+        """Have these decide from now on, by kind; the others stay. All that decide then."""
+        return dict(self._call("PUT", "/policies", dict(chosen))["policies"])
 
     def drain(self, why: str = "") -> list[str]:
         """Start no job any more, and end those that run: their ids."""

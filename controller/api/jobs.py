@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import os
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Le
 from fastapi import APIRouter
 
 from patchlight.controller.api import models
+from patchlight.controller.api.caller import IN_PROCESS, UNKNOWN
 from patchlight.controller.api.circuits import Caller
+from patchlight.controller.changes.record import ChangeOptions, Refused
+from patchlight.controller.jobs.live_light import record_of
+from patchlight.controller.policies.contract import KINDS
+from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.errors import BadInput
 
 if TYPE_CHECKING:
@@ -46,11 +52,13 @@ def _look(routes: APIRouter, controller: Controller) -> None:
             found = scheduler.meant(meant)
         else:
             found = scheduler.jobs(last, after, state=state, owner=user, name=name)
-        return {"jobs": [asdict(status) for status in found]}
+        predicted = scheduler.forecasts.shown(found)
+        return {"jobs": [{**asdict(s), **predicted.get(s.id, {})} for s in found]}
 
     @routes.get("/jobs/{job_id}")
     async def job(job_id: str) -> Answer:
-        return asdict(scheduler.job(job_id))
+        status = scheduler.job(job_id)
+        return {**asdict(status), **scheduler.forecasts.shown([status]).get(job_id, {})}
 
     @routes.get("/jobs/{job_id}/iterations")
     async def iterations(
@@ -86,6 +94,17 @@ def _look(routes: APIRouter, controller: Controller) -> None:
         return {"text": part.text, "next": part.next, "ended": False}
 
 
+def is_ours(policy: str, kind: str) -> bool:
+    """Whether a policy is built in, and so may be chosen by every user."""
+    return any(is_built_in(policy, each) for each in KINDS if each == kind)
+
+
+def is_keeper(caller: ChangeOptions) -> bool:
+    """Whether who asks is root, or the user that the controller runs as."""
+    uids = {0, os.geteuid()}
+    return caller.origin == IN_PROCESS or any(caller.origin.endswith(f"(uid {u})") for u in uids)
+
+
 def _change(routes: APIRouter, controller: Controller) -> None:
     scheduler = controller.scheduler
 
@@ -110,7 +129,38 @@ def _change(routes: APIRouter, controller: Controller) -> None:
 
     @routes.post("/regroup")
     async def regroup(request: models.RegroupRequest) -> Answer:
-        return asdict(await scheduler.regroup(request.jobs))
+        if not request.dry_run:
+            return asdict(await scheduler.regroup(request.jobs))
+        plan, objections = await scheduler.preview_regroup(request.jobs)
+        makes = {ocs: [str(c) for c in change.makes] for ocs, change in plan.changes.items()}
+        return {"jobs": request.jobs, "makes": makes, "objections": objections}
+
+    @routes.get("/defragmentation")
+    async def proposal() -> Answer:
+        found = await scheduler.light.proposal()
+        return {"proposal": None if found is None else record_of(found)}
+
+    @routes.post("/defragmentation")
+    async def defragment() -> Answer:
+        change = await scheduler.light.defragment()
+        return {"change": None if change is None else asdict(change)}
+
+    @routes.get("/policies")
+    async def policies() -> Answer:
+        return {"policies": scheduler.choice.words}
+
+    @routes.put("/policies")
+    async def use(request: models.PoliciesRequest, caller: Caller) -> Answer:
+        said = request.model_dump(exclude_unset=True)
+        files = [name for kind, name in said.items() if name and not is_ours(name, kind)]
+        if files and not is_keeper(caller):
+            raise Refused(
+                f"{files[0]!r} is a program that would run beside the controller, and you are "
+                f"{caller.by or UNKNOWN}",
+                hint="who runs the controller may have it used: sudo patchlight policy use …",
+            )
+        choice = replace(scheduler.choice, **said)
+        return {"policies": (await scheduler.use(choice)).words}
 
     @routes.post("/drain")
     async def drain(request: models.StopRequest) -> Answer:

@@ -165,6 +165,19 @@ class JobsRequest(_Strict):
 
 
 class RegroupRequest(_Strict):
-    """Running jobs, by id, each to be brought under one packet switch."""
+    """Running jobs, by id, each to be brought under one packet switch.
+
+    ``dry_run``: answer what would change, and change nothing.
+    """
 
     jobs: Names
+    dry_run: bool = False
+
+
+class PoliciesRequest(_Strict):
+    """Policies that are to decide from now on, by kind; those that are not named stay."""
+
+    placement: Text = ""
+    order: Text = ""
+    topology: Text = ""
+    partition: Text | None = None

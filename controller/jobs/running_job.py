@@ -200,6 +200,9 @@ class RunningJob:
         """Collect reports until every worker is done."""
         while True:
             await self.refresh()
+            # A controller may have ended before it told all of them to start; again is harmless.
+            idle = [worker for worker in self.workers if worker.state is WorkerState.READY]
+            await run_all(worker.agent.start(worker.spec.id) for worker in idle)
             done = all(worker.state is WorkerState.DONE for worker in self.workers)
             await run_all(self._collect(worker) for worker in self.workers)
             if done:

@@ -19,9 +19,11 @@ from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.fleet import Fleet
 from patchlight.controller.jobs.admission import check_policies, check_specs
 from patchlight.controller.jobs.cluster_view import WiredLab
+from patchlight.controller.jobs.forecasts import Forecasts
 from patchlight.controller.jobs.gangs import Gang, Gangs
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.line_up import LineUp
+from patchlight.controller.jobs.live_light import LiveLight
 from patchlight.controller.jobs.placement import LabView, Placement
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice, PolicySet
 from patchlight.controller.jobs.running_job import JobFailed, RunningJob
@@ -32,6 +34,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.queueing import Discipline
+from patchlight.testbed.wiring import Links
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +71,8 @@ class Scheduler:
         self._gangs = Gangs(lab, fleet, store, table, self._rewire_first, self)
         self._line_up = LineUp(store, table, self._placement, self._gangs, discipline)
         self._takeover = Takeover(fleet, store, table, self._gangs)
+        self.light = LiveLight(store, transactions, self._look)
+        self.forecasts = Forecasts(lab, table, transactions.parts.maps.present_links)
 
     def _policy_set(self, choice: PolicyChoice) -> PolicySet:
         shape = WiredLab(self._lab, self._lab.initial_maps).shape
@@ -192,20 +197,28 @@ class Scheduler:
             rows = [
                 {"job": s.spec.name, "hosts": list(found[s.id]), "waits_for": ""} for s in statuses
             ]
-            circuits = await self._circuits_for(chosen, found)
-            rows = [{**row, **circuits} for row in rows]
+            placed = [
+                replace(status, hosts=found[status.id], state=JobState.RUNNING)
+                for status in statuses
+            ]
+            circuits, links = await self._circuits_for(chosen, found)
+            predicted = self.forecasts.running(links, placed)
+            rows = [
+                {**row, **circuits, **predicted.get(status.id, {})}
+                for row, status in zip(rows, statuses, strict=True)
+            ]
         return [{"ahead": ahead, "topology": chosen, **row} for row in rows]
 
     async def _circuits_for(
         self, topology: str, hosts: Mapping[str, Sequence[str]]
-    ) -> dict[str, Any]:
-        """The cross-connects that would be made, and what speaks against that."""
+    ) -> tuple[dict[str, Any], Links | None]:
+        """The cross-connects that would be made, what speaks against that, and the links then."""
         if topology == "keep":
-            return {"circuits": [], "objections": []}
+            return {"circuits": [], "objections": []}, None
         running = self._hosts_of(self._table.running)
         plan, objections = await self._placement.preview(topology, hosts, {**running, **hosts})
         made = [f"{ocs}: {c}" for ocs, change in plan.changes.items() for c in change.makes]
-        return {"circuits": made, "objections": objections}
+        return {"circuits": made, "objections": objections}, plan.links_after
 
     def enqueue(self, status: JobStatus) -> None:
         """Have a job wait for its next attempt."""

@@ -42,11 +42,12 @@ class Takeover:
         return followed, queued
 
     async def sweep(self, agent: AgentStatus) -> None:
-        """End the workers of an agent that belong to no job which has hosts."""
+        """End the workers of an agent that are of no attempt which runs."""
         if not self.done:
             return
+        ours = {w.spec.id for job in self._table.running.values() for w in job.workers}
         for worker in agent.workers:
-            if worker.job in self._table.running:
+            if worker.id in ours:
                 continue
             try:
                 await self._fleet.agent_of(agent.server).delete(worker.id)

@@ -20,10 +20,10 @@ from tests.support.job_cluster import Cluster
 
 
 class JobCommand:
-    """Runs ``patchlight job`` in a thread, so that the jobs go on meanwhile."""
+    """Runs ``patchlight job``, or another noun, in a thread: the jobs go on meanwhile."""
 
-    def __init__(self, api: str) -> None:
-        self.api = api
+    def __init__(self, api: str, noun: str = "job") -> None:
+        self.api, self._noun = api, noun
 
     async def __call__(self, *words: str, code: int = 0, text: str | None = None) -> str:
         """What was printed, the error included. ``code``: how it is to end; ``text``: its input."""
@@ -31,7 +31,7 @@ class JobCommand:
 
     def _run(self, words: tuple[str, ...], code: int, text: str | None) -> str:
         at = words.index("--") if "--" in words else len(words)
-        command = ["job", *words[:at], "--controller", self.api, *words[at:]]
+        command = [self._noun, *words[:at], "--controller", self.api, *words[at:]]
         result: Result = CliRunner().invoke(cli, command, input=text, env={"COLUMNS": "80"})
         error = result.exception
         exit_code = error.exit_code if isinstance(error, PatchlightError) else result.exit_code

@@ -1,9 +1,12 @@
 """``patchlight job`` commands that change what runs: stop, restart, regroup."""
 
+from typing import Any
+
 import click
 
+from patchlight.cli.completion import complete_job
 from patchlight.cli.connection import connect, controller_options
-from patchlight.cli.job.find import find_job, force_option, job_argument, jobs_argument
+from patchlight.cli.job.find import find_job, force_option, job_argument
 from patchlight.cli.rendering import json_option, print_json, say
 
 
@@ -43,18 +46,56 @@ def restart(
 
 
 @click.command()
-@jobs_argument
+@click.argument("jobs", metavar="[JOB…]", nargs=-1, shell_complete=complete_job)
+@click.option("--dry-run", is_flag=True, help="Print what would change, and change nothing.")
 @json_option
 @controller_options
 def regroup(
-    jobs: tuple[str, ...], as_json: bool, lab_name: str | None, address: str | None
+    jobs: tuple[str, ...], dry_run: bool, as_json: bool, lab_name: str | None, address: str | None
 ) -> None:
-    """Bring running jobs under one packet switch each, without stopping them."""
+    """Bring running jobs under one packet switch each, without stopping them.
+
+    Without JOB those whose regrouping is predicted to gain the most, if that is more than it costs:
+    the iteration that each ends first, and the time without light.
+    """
     from patchlight.cli.ocs.output import print_record
 
     with connect(lab_name, address) as client:
-        record = client.regroup([find_job(client, job) for job in jobs])
-    print_record(record, as_json=as_json)
+        ids = [find_job(client, job) for job in jobs]
+        if dry_run:
+            found = client.preview_regroup(ids) if ids else client.defragmentation()
+            _print_proposal(found, as_json=as_json)
+            return
+        record = client.regroup(ids) if ids else client.defragment()
+    if record is not None:
+        print_record(record, as_json=as_json)
+    elif as_json:
+        print_json(None)
+    else:
+        say(_NOTHING)
+
+
+_NOTHING = "No running job gains more by other circuits than they would cost."
+
+
+def _print_proposal(found: dict[str, Any] | None, *, as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    if found is None:
+        say(_NOTHING)
+        return
+    for job, gain_s in found.get("gains_s", {}).items():
+        cost_s = found["costs_s"].get(job)
+        costs = f", {cost_s:.1f} s of cost counted in" if cost_s is not None else ""
+        said = f"ends {gain_s:.1f} s sooner" if gain_s >= 0 else f"ends {-gain_s:.1f} s later"
+        say(f"{job} {said}{costs}")
+    for ocs, pairs in (found.get("makes") or found.get("maps") or {}).items():
+        say(f"{ocs}: {', '.join(pairs)}")
+    if not found.get("makes", True):
+        say("The circuits are as they would be.")
+    for objection in found.get("objections", ()):
+        say(f"against it: {objection}")
 
 
 COMMANDS = (stop, restart, regroup)

@@ -121,9 +121,19 @@ def _of_status(status: Answer) -> Iterator[tuple[str, Cell]]:
     yield "hosts", ", ".join(status["hosts"])
     yield "submitted", when(status["submitted_at"])
     yield "ran for", words.elapsed(status)
+    yield "predicted", _predicted(status)
     yield "attempt", f"{status['attempt'] + 1}" if status["attempt"] else ""
     yield "restarts", str(status["restarts"] or "")
     yield "topology", status["topology"]
+
+
+def _predicted(status: Answer) -> str:
+    """What the flow model says of a job that runs."""
+    seconds, left_s = status.get("predicted_iteration_s"), status.get("predicted_completion_s")
+    if seconds is None:
+        return ""
+    ends = f", {left_s:.1f} s to its end" if left_s is not None else ""
+    return f"{seconds:.3f} s an iteration{ends}; {status['bottleneck']}"
 
 
 def _of_spec(spec: Answer) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ import click
 from patchlight.cli.completion import complete_policy
 from patchlight.cli.connection import complete_lab
 from patchlight.cli.errors import only_some_finished
+from patchlight.cli.policy.live import COMMANDS
 from patchlight.cli.rendering import (
     Column,
     Table,
@@ -70,6 +71,10 @@ def policy() -> None:
     A policy is written NAME, FILE.py:CLASS or FILE.onnx, with parameters after colons, like
     constant:8 or random:seed=3. See docs/policies.md.
     """
+
+
+for _command in COMMANDS:
+    policy.add_command(_command)
 
 
 @policy.command("list")

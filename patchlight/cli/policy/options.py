@@ -30,6 +30,15 @@ _OPTIONS = (
 )
 
 
+def kinds_of_policies(command: Command) -> Command:
+    """Adds the options of the four kinds alone, without saying what holds by default."""
+    for name, text in reversed(_POLICIES.items()):
+        about = text.partition("  [")[0]
+        option = click.option(name, metavar="POLICY", shell_complete=complete_policy, help=about)
+        command = option(command)
+    return command
+
+
 def policy_options(command: Command) -> Command:
     """Adds ``--placement``, ``--order``, ``--topology``, ``--partition``, ``--policy-deadline``.
 

@@ -67,19 +67,34 @@ async def test_paused_workers_are_let_go_on() -> None:
         await second.until(lambda: {s.state for s in states.values()} == {WorkerState.RUNNING})
 
 
+async def test_workers_that_were_not_told_to_start_yet_are() -> None:
+    async with at_work(PolicyChoice()) as first:
+        (half,) = await submit_running(first, job("half", "gpu0", "gpu1"))
+    first.fleet.put_worker(f"{half}-1", WorkerState.READY)
+    async with at_work(PolicyChoice(), first) as second:
+        workers = second.fleet.workers
+        await second.until(lambda: workers[f"{half}-1"].state is WorkerState.RUNNING)
+
+
 async def test_a_worker_that_is_nobodys_is_ended(cluster: Cluster) -> None:
     (ran,) = await submit_running(cluster, job("ran", "gpu0"))
     stray = WorkerStatus(id="gone-1-0", job="gone-1", state=WorkerState.HELD)
     ours = cluster.fleet.workers[f"{ran}-0"].model_copy(update={"job": ran})
-    cluster.fleet.workers[stray.id] = stray
+    old = WorkerStatus(id=f"{ran}.9-0", job=ran, state=WorkerState.RUNNING)
+    cluster.fleet.workers |= {stray.id: stray, old.id: old}
     agent = AgentStatus(
-        server="server1", version="1", runner="process", gpus=[], nics=[], workers=[ours, stray]
+        server="server1",
+        version="1",
+        runner="process",
+        gpus=[],
+        nics=[],
+        workers=[ours, stray, old],
     )
     await cluster.until(lambda: cluster.fleet.on_status)
     assert cluster.fleet.on_status is not None
     await cluster.fleet.on_status(agent)
-    assert calls(cluster, "delete") == ["gone-1-0"]
-    assert "gone-1-0" in cluster.store.events()[-1]["message"]
+    assert calls(cluster, "delete") == ["gone-1-0", f"{ran}.9-0"]
+    assert "gone-1-0" in cluster.store.events()[-2]["message"]
 
 
 async def test_a_failed_job_begins_again_elsewhere_where_it_was(cluster: Cluster) -> None:

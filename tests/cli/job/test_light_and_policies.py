@@ -1,0 +1,86 @@
+"""Commands on the light under running jobs, and on who decides; against the real API."""
+
+import json
+
+from patchlight.testbed.jobs import JobSpec
+from tests.support.job_api import JobCommand
+from tests.support.job_cluster import COMPUTE, Cluster, submit_running
+
+SPREAD = ("gpu0", "gpu2", "gpu4", "gpu5")
+
+
+def spread(gradient_bytes: int) -> JobSpec:
+    return JobSpec("spread", 1000, gradient_bytes, COMPUTE, hosts=SPREAD)
+
+
+async def test_regrouping_is_shown_before_it_is_done(cluster: Cluster, job: JobCommand) -> None:
+    (job_id,) = await submit_running(cluster, spread(500_000_000))
+    before = await cluster.ocs.read_map()
+    shown = json.loads(await job("regroup", "spread", "--dry-run", "--json"))
+    assert shown["makes"]["ocs1"]
+    assert shown["objections"] == []
+    assert "ocs1: " in await job("regroup", "spread", "--dry-run")
+    assert await cluster.ocs.read_map() == before
+    assert "committed" in await job("regroup", "spread")
+    assert len(await cluster.switches_of(SPREAD)) == 1
+    assert "The circuits are as they would be." in await job("regroup", job_id, "--dry-run")
+
+
+async def test_jobs_are_regrouped_where_that_pays(cluster: Cluster, job: JobCommand) -> None:
+    (job_id,) = await submit_running(cluster, spread(500_000_000))
+    shown = json.loads(await job("regroup", "--dry-run", "--json"))
+    assert shown["jobs"] == [job_id]
+    assert shown["gain_s"] > 10
+    assert f"{job_id} ends" in await job("regroup", "--dry-run")
+    assert "committed" in await job("regroup")
+    assert len(await cluster.switches_of(SPREAD)) == 1
+    (event,) = [e for e in cluster.store.events() if e["kind"] == "defragmented"]
+    assert event["gains_s"] == shown["gains_s"]
+    assert "No running job gains more" in await job("regroup")
+
+
+async def test_where_little_is_sent_no_light_moves(cluster: Cluster, job: JobCommand) -> None:
+    await submit_running(cluster, spread(4))
+    before = await cluster.ocs.read_map()
+    assert "No running job gains more" in await job("regroup", "--dry-run")
+    assert "No running job gains more" in await job("regroup")
+    assert await cluster.ocs.read_map() == before
+
+
+async def test_what_is_predicted_stands_beside_the_job(cluster: Cluster, job: JobCommand) -> None:
+    first = spread(500_000_000)
+    (row,) = json.loads(await job("submit", *_flags(first), "--dry-run", "--json"))
+    (job_id,) = await submit_running(cluster, first)
+    shown = json.loads(await job("show", job_id, "--json"))
+    assert shown["predicted_iteration_s"] == row["predicted_iteration_s"]
+    # 2 · 3/4 · 4 Gbit on an edge, and two edges of the ring share the trunk each way.
+    assert 0.1 + 0.6 <= shown["predicted_iteration_s"] <= 0.1 + 1.3
+    assert shown["predicted_completion_s"] > 900 * shown["predicted_iteration_s"]
+    assert "s an iteration" in await job("show", job_id)
+
+
+def _flags(spec: JobSpec) -> list[str]:
+    compute = [
+        word for model, s in spec.compute_s.items() for word in ("--compute", f"{model}={s}s")
+    ]
+    size = ["--iterations", str(spec.iterations), "--gradient", f"{spec.gradient_bytes}B"]
+    return [spec.name, "--hosts", ",".join(spec.hosts), *size, *compute]
+
+
+async def test_other_policies_are_used_and_decisions_asked_again(
+    cluster: Cluster, job: JobCommand
+) -> None:
+    policy = JobCommand(job.api, "policy")
+    assert json.loads(await policy("use", "--json"))["placement"] == "consolidated"
+    assert "rack-aware" in await policy("use", "--placement", "rack-aware")
+    (job_id,) = await submit_running(
+        cluster, JobSpec("two", 5, 4_000_000, COMPUTE, workers=2), topology="regroup"
+    )
+    rows = json.loads(await policy("replay", job_id, "--json"))
+    assert [(row["kind"], row["same"]) for row in rows] == [("placement", True), ("topology", True)]
+    (other,) = json.loads(
+        await policy("replay", job_id, "--with", "placement:random:seed=7", "--json")
+    )
+    assert (other["policy"], other["asked"]) == ("rack-aware", "placement:random:seed=7")
+    assert "placement" in await policy("replay", job_id)
+    assert "no policy" in await policy("use", "--order", "nonsense", code=2)
