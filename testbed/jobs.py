@@ -177,8 +177,8 @@ class JobStatus:
 
     ``by`` is the user who submitted it; ``policy_faults`` counts how often a policy failed on it,
     and the default decided. Jobs of one ``gang`` were submitted together and start together. Its
-    ``attempt`` counts from 0; the one that runs began at ``first_iteration``, and has its hosts
-    since ``runs_since``. ``gpu_s`` are the GPU-seconds that earlier ones had. Hosts to ``avoid``
+    ``attempt`` counts from 0, and ``failures`` those that failed; the one that runs began at
+    ``first_iteration``, and has its hosts since ``runs_since``. ``gpu_s`` are the GPU-seconds that earlier ones had. Hosts to ``avoid``
     are those that an attempt failed on. ``topology`` is the policy that it was submitted with.
     """
 
@@ -198,6 +198,7 @@ class JobStatus:
     gang: str = ""
     topology: str = ""
     attempt: int = 0
+    failures: int = 0
     first_iteration: int = 0
     avoid: tuple[str, ...] = ()
     runs_since: float | None = None

@@ -90,7 +90,8 @@ class Gangs:
         job.assign(self._lab, self._fleet)
         for message in await job.give_back():
             self._store.add_event(time.time(), "worker-left-behind", {"message": message})
-        self._next_attempt(status, "the controller ended while it was started", 0)
+        why = "the controller ended while it was started"
+        self._next_attempt(status, why, 0, gang=status.gang)
 
     def job_of(self, status: JobStatus) -> RunningJob:
         """A job on its hosts."""
@@ -199,15 +200,16 @@ class Gangs:
         finally:
             self._table.running.pop(job.id, None)
             status = self._table[job.id]
-            if gang.ends_because and gang.again:
+            if gang.again and not status.state.is_final:
                 status = self._next_attempt(status, gang.ends_because, job.iterations_done)
             self._queue.freed(job)
             if status.state is JobState.QUEUED:
                 self._queue.enqueue(status)
 
     def _next_attempt(
-        self, status: JobStatus, why: str, first_iteration: int, avoid: Sequence[str] = ()
+        self, status: JobStatus, why: str, first_iteration: int, **changes: Any
     ) -> JobStatus:
+        """Queue a job again, by default alone: those that it started with have begun."""
         synthetic = status.spec.trainer == "synthetic"
         return self._table.move(
             status.id,
@@ -218,7 +220,7 @@ class Gangs:
             runs_since=None,
             gpu_s=status.gpu_s + _held_s(status) * len(status.hosts),
             first_iteration=first_iteration if synthetic else 0,
-            avoid=tuple(dict.fromkeys((*status.avoid, *avoid))),
+            **{"gang": "", **changes},
         )
 
     def _failed(self, job: RunningJob, error: Exception) -> None:
@@ -229,10 +231,11 @@ class Gangs:
         status = self._table[job.id]
         if status.state.is_final:
             return
-        hosts = getattr(error, "hosts", ())
-        if job.attempt < job.spec.retries:
-            tried = f"attempt {job.attempt + 1} of {job.spec.retries + 1} failed: {said}"
-            self._next_attempt(status, tried, job.iterations_done, hosts)
+        failures = status.failures + 1
+        if failures <= job.spec.retries:
+            avoid = tuple(dict.fromkeys((*status.avoid, *getattr(error, "hosts", ()))))
+            tried = f"failure {failures} of {job.spec.retries + 1}: {said}"
+            self._next_attempt(status, tried, job.iterations_done, avoid=avoid, failures=failures)
         else:
             self._table.end([job.id], JobState.FAILED, said, getattr(error, "last_lines", ()))
 
@@ -242,9 +245,8 @@ def _held_s(status: JobStatus) -> float:
 
 
 def gangs_of(statuses: Iterable[JobStatus]) -> list[list[JobStatus]]:
-    """Jobs that were submitted together, in the order of submission; each alone once it began."""
+    """Jobs that start together, in the order of submission."""
     gangs: dict[str, list[JobStatus]] = {}
     for status in statuses:
-        alone = status.attempt > 0 or not status.gang
-        gangs.setdefault(status.id if alone else status.gang, []).append(status)
+        gangs.setdefault(status.gang or status.id, []).append(status)
     return list(gangs.values())

@@ -108,7 +108,7 @@ async def test_a_failed_job_begins_again_elsewhere_where_it_was(cluster: Cluster
     cluster.fleet.put_worker(f"{tries}-1", WorkerState.FAILED, "GPU fell off")
     await cluster.until(lambda: cluster.table[tries].attempt == 1)
     said = [event["message"] for event in cluster.store.events() if event["kind"] == "job-queued"]
-    assert "attempt 1 of 2 failed" in said[-1]
+    assert "failure 1 of 2: " in said[-1]
     await cluster.until_state(tries, JobState.RUNNING)
     again = cluster.table[tries]
     assert again.first_iteration == 3
