@@ -178,8 +178,9 @@ class JobStatus:
     ``by`` is the user who submitted it; ``policy_faults`` counts how often a policy failed on it,
     and the default decided. Jobs of one ``gang`` were submitted together and start together. Its
     ``attempt`` counts from 0, and ``failures`` those that failed; the one that runs began at
-    ``first_iteration``, and has its hosts since ``runs_since``. ``gpu_s`` are the GPU-seconds that earlier ones had. Hosts to ``avoid``
-    are those that an attempt failed on. ``topology`` is the policy that it was submitted with.
+    ``first_iteration``, and has its hosts since ``runs_since``. ``gpu_s`` are the GPU-seconds that
+    earlier ones had. Hosts to ``avoid`` are those that an attempt failed on. ``topology`` is the
+    policy that it was submitted with.
     """
 
     id: str
