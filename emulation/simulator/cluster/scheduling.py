@@ -42,9 +42,9 @@ class QueueScheduler:
 
     def decide(self) -> None:
         """Start all that can be started now."""
-        self._site.look()
-        self._queue.decide()
-        self._simulation.held_up = self._queue.held_up
+        simulation, site = self._simulation, self._site
+        site.now_s, site.released = simulation.now_s, simulation.released
+        simulation.held_up = self._queue.decide()
 
     def give_up(self) -> bool:
         """Nothing will happen any more but jobs wait: block the next one; ``False`` if none do."""
@@ -79,8 +79,8 @@ def simulate(
     """Run all jobs to their end. The same input gives the same result, but for the latencies."""
     simulation = Simulation(cluster, jobs, settings or Settings())
     scheduler = QueueScheduler(simulation, policies)
-    told = 0
-    while simulation.ended < len(jobs):
+    told, count = 0, len(jobs)
+    while simulation.ended < count:
         if simulation.advance():
             if simulation.waiting:
                 scheduler.decide()
@@ -96,13 +96,13 @@ def simulate(
         elif not scheduler.give_up():
             raise PatchlightError(
                 f"the simulation stands still at {simulation.now_s:.0f} s with "
-                f"{len(jobs) - simulation.ended} jobs not ended, and none waits"
+                f"{count - simulation.ended} jobs not ended, and none waits"
             )
         else:
             scheduler.decide()
         if tell is not None and simulation.ended - told >= _TELL_EVERY:
             told = simulation.ended
-            tell(told, len(jobs))
+            tell(told, count)
     if tell is not None:
-        tell(simulation.ended, len(jobs))
+        tell(simulation.ended, count)
     return QueueResult.of(simulation, scheduler.latencies_s)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
 
 from patchlight.controller.policies.contract import Progress, Running
 from patchlight.emulation.simulator.cluster.cluster import Demand
@@ -42,6 +43,8 @@ class SimulatedJob:
     links that it uses.
     """
 
+    held: ClassVar[bool] = False  # Nobody holds back jobs of a trace.
+
     index: int
     spec: QueueJob
     state: State = State.COMING
@@ -74,7 +77,6 @@ class SimulatedJob:
     busy_gpu_s: float = 0.0
     preemptions: int = 0
     losses: int = 0
-    held: bool = False  # Nobody holds back jobs of a trace.
 
     def __post_init__(self) -> None:
         spec = self.spec
