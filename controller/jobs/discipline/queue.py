@@ -19,19 +19,20 @@ _HELD = Waiting(WaitReason.HELD, "it is held back", is_blocked=True)
 class JobQueue(Generic[E, P]):
     """The waiting entries of one site, from one pass to the next.
 
-    The site's ``joined`` are its first entries. Under other settings or another order policy
-    take a new queue, and let all that wait join it.
+    The site's ``joined`` are its first entries; some may run already. Under other settings or
+    another order policy take a new queue, and let all that wait join it.
     """
 
     def __init__(self, site: Site[E, P], settings: Discipline, order: OrderTraits) -> None:
         if (settings.has_quotas or order.by_user) and site.accounts is None:
             raise ValueError("a queue with quotas or by user needs the site's accounts")
         self._site, self._settings = site, settings
-        self._stable = order.stable and not order.by_user
         self._quotas = site.accounts if settings.has_quotas else None
         self._line: Line[E] = Line(site.rank, order, settings.has_quotas)
         rises_at = None if order.by_user else order.rises_at
         self._victims = victims_of(site, self._line.standing, settings.quantum_s, rises_at)
+        for entry in sorted(site.running.values(), key=lambda each: each.began_s):
+            self._victims.started(entry)
         # Who is not in line, why, and for whom a place was sought, in which layout.
         self._aside: dict[int, tuple[E, Waiting, int | None]] = {}
         self._failed: tuple[int, int] | None = None
@@ -184,8 +185,7 @@ class JobQueue(Generic[E, P]):
         placement = site.place(entry)
         if isinstance(placement, Waiting):
             self._why_failed = placement
-            if placement.reason.is_passed:
-                self._hopeless = entry.index
+            self._hopeless = entry.index if placement.reason.is_passed else None
         elif site.start(entry, placement):
             if self._settings.preempt:
                 self._victims.started(entry)
