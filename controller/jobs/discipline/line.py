@@ -1,7 +1,7 @@
 """Entries that wait, in order: all in one line, or in a line for each user."""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from heapq import merge
 from itertools import islice
 from typing import Generic, TypeVar
@@ -60,13 +60,12 @@ class Line(Generic[E]):
             return self._one[:count]
         return list(islice(merge(*self._open(), key=self._turn), count))
 
-    def add(self, entries: Iterable[E]) -> None:
-        """These wait, too."""
-        places = self._one
-        for entry in entries:
-            if self._apart:
-                places = self._lines.setdefault(entry.user, [])
-            insort(places, self._place(entry))
+    def add(self, entry: E) -> None:
+        """One more waits."""
+        if self._apart:
+            insort(self._lines.setdefault(entry.user, []), self._place(entry))
+        else:
+            insort(self._one, (-entry.priority, self._rank(entry), entry.index, entry))
 
     def remove(self, place: Place[E]) -> None:
         """Somebody does not wait any more."""

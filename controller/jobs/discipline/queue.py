@@ -19,40 +19,39 @@ _HELD = Waiting(WaitReason.HELD, "it is held back", is_blocked=True)
 class JobQueue(Generic[E, P]):
     """The waiting entries of one site, from one pass to the next.
 
-    ``held_up``: since the last pass the next one waits though as many GPUs are free as it wants.
-    The site's ``joined`` are its first entries. Under other settings or another order policy
-    take a new queue, and let all that wait join it.
+    The site's ``joined`` are its first entries; some may run already. Under other settings or
+    another order policy take a new queue, and let all that wait join it.
     """
 
     def __init__(self, site: Site[E, P], settings: Discipline, order: OrderTraits) -> None:
         if (settings.has_quotas or order.by_user) and site.accounts is None:
             raise ValueError("a queue with quotas or by user needs the site's accounts")
         self._site, self._settings = site, settings
-        self._stable = order.stable and not order.by_user
         self._quotas = site.accounts if settings.has_quotas else None
         self._line: Line[E] = Line(site.rank, order, settings.has_quotas)
         rises_at = None if order.by_user else order.rises_at
         self._victims = victims_of(site, self._line.standing, settings.quantum_s, rises_at)
-        self._gated: dict[int, tuple[E, Waiting]] = {}
-        self._blocked: dict[int, tuple[E, Waiting]] = {}
-        self._layout = 0
+        for entry in sorted(site.running.values(), key=lambda each: each.began_s):
+            self._victims.started(entry)
+        # Who is not in line, why, and for whom a place was sought, in which layout.
+        self._aside: dict[int, tuple[E, Waiting, int | None]] = {}
         self._failed: tuple[int, int] | None = None
         self._why_failed = _NO_LIGHT
         self._hopeless: int | None = None
         self._in_vain: tuple[int, int] | None = None
         self._again_s = 0.0
-        self.held_up = False
 
-    def decide(self) -> None:
-        """One pass: start all that can be started now."""
+    def decide(self) -> bool:
+        """One pass: start all that can be started now.
+
+        Whether the next one waits on though as many GPUs are free as it wants.
+        """
         site, line, settings = self._site, self._line, self._settings
-        if self._gated or self._blocked:
+        if self._aside or line.changes:
             self._let_back()
-        if line.changes:
             line.begin()
         if site.joined:
             self._join()
-        self.held_up = False
         while (place := line.first()) is not None:
             head = place[3]
             if self._quotas is not None and self._over_quota(head):
@@ -66,12 +65,13 @@ class JobQueue(Generic[E, P]):
             else:
                 self._set_aside(place)
         if place is None:
-            return
-        self.held_up = site.occupancy.free >= head.workers
+            return False
+        held_up = site.occupancy.free >= head.workers
         if settings.backfill:
             self._backfill(head)
         if settings.preempt and site.running:
             site.wake_at(site.now_s + settings.quantum_s)
+        return held_up
 
     def first(self) -> E | None:
         """The next one, as of the last pass; ``None`` if nobody waits but for their own reasons."""
@@ -82,7 +82,7 @@ class JobQueue(Generic[E, P]):
         """An entry does not wait any more, whyever: it was stopped, or will never run."""
         if entry in self._site.joined:
             self._site.joined.remove(entry)
-        if self._gated.pop(entry.index, None) or self._blocked.pop(entry.index, None):
+        if self._aside.pop(entry.index, None):
             return
         for place, _ in self._line.all():
             if place[3] is entry:
@@ -105,37 +105,34 @@ class JobQueue(Generic[E, P]):
                 yield entry, _behind(ahead)
             else:
                 yield entry, _behind(first or entry)
-        yield from self._blocked.values()
-        yield from self._gated.values()
+        for entry, why, _ in self._aside.values():
+            yield entry, why
 
     # -- who is in line
 
     def _join(self) -> None:
-        joined = self._site.joined
-        gated = [entry for entry in joined if entry.after or entry.held]
-        free = [entry for entry in joined if not (entry.after or entry.held)] if gated else joined
-        self._line.add(free)
-        joined.clear()
-        for entry in gated:
-            self._at_gate(entry)
+        joined = self._site.joined.copy()
+        self._site.joined.clear()
+        for entry in joined:
+            if entry.after or entry.held:
+                self._at_gate(entry)
+            else:
+                self._line.add(entry)
 
     def _at_gate(self, entry: E) -> None:
         """Let an entry into the line once nothing holds it back that it brought with it."""
         why = _HELD if entry.held else self._depends(entry)
         if why is None:
-            self._line.add((entry,))
+            self._line.add(entry)
         elif not (why.is_blocked and self._site.refuse(entry, why)):
-            self._gated[entry.index] = entry, why
+            self._aside[entry.index] = entry, why, None
 
     def _let_back(self) -> None:
         """Look again at who was set aside."""
-        gated = [entry for entry, _ in self._gated.values()]
-        self._gated.clear()
-        for entry in gated:
-            self._at_gate(entry)
-        if self._blocked and self._site.layout != self._layout:
-            self._line.add([entry for entry, _ in self._blocked.values()])
-            self._blocked.clear()
+        for entry, _, layout in list(self._aside.values()):
+            if layout != self._site.layout:
+                del self._aside[entry.index]
+                self._at_gate(entry)
 
     def _depends(self, entry: E) -> Waiting | None:
         fates = {name: self._site.fate(name) for name in entry.after}
@@ -166,9 +163,7 @@ class JobQueue(Generic[E, P]):
         why = self._why_first(head)._replace(is_blocked=True)
         self._line.remove(place)
         if not site.refuse(head, why):
-            if not self._blocked:
-                self._layout = site.layout
-            self._blocked[head.index] = head, why
+            self._aside[head.index] = head, why, site.layout
 
     def _why_first(self, head: E) -> Waiting:
         free = self._site.free_for(head)
@@ -184,19 +179,20 @@ class JobQueue(Generic[E, P]):
         site = self._site
         if site.occupancy.free < entry.workers:
             return False
-        attempt = (entry.index, site.released)
-        if attempt == self._failed:
+        released = site.released
+        if self._failed is not None and self._failed == (entry.index, released):
             return False  # Nothing has become free since it was tried.
         placement = site.place(entry)
         if isinstance(placement, Waiting):
             self._why_failed = placement
-            if placement.reason.is_passed:
-                self._hopeless = entry.index
-        elif self._start(entry, placement):
+            self._hopeless = entry.index if placement.reason.is_passed else None
+        elif site.start(entry, placement):
+            if self._settings.preempt:
+                self._victims.started(entry)
             return True
         else:
             self._why_failed = _NO_LIGHT
-        self._failed = attempt
+        self._failed = (entry.index, released)
         return False
 
     def _start(self, entry: E, placement: P) -> bool:
@@ -260,7 +256,7 @@ class JobQueue(Generic[E, P]):
                     site.preempt(each)
             self._line.remove(place)
             if not self._start(head, placement):
-                self._line.add((head,))
+                self._line.add(head)
             # Those who lost their GPUs wait now, behind whoever comes first in order.
             self._join()
             return True

@@ -49,7 +49,7 @@ class _AskedAboutAll(Generic[E]):
         pass
 
     def behind(self, standing: Standing) -> Iterator[E]:
-        latest_s = _latest_s(self._site, self._quantum_s)
+        latest_s = self._site.now_s - self._quantum_s + EPSILON_S
         asked = [
             (self._standing(entry), -entry.index, entry)
             for entry in self._site.running.values()
@@ -121,10 +121,10 @@ class _AskedAboutFew(Generic[E]):
             bound = heappop(self._rising)[2]
             if self._holds(bound):
                 again.append(bound.entry)
-        latest_s, running = _latest_s(self._site, self._quantum_s), self._site.running
+        latest_s = now_s - self._quantum_s + EPSILON_S
         while self._fresh and self._fresh[0][0] <= latest_s:
             began_s, entry = self._fresh.popleft()
-            if entry.index in running and entry.began_s == began_s:
+            if entry.index in self._site.running and entry.began_s == began_s:
                 again.append(entry)
         for entry in again:
             self._ask(entry)
@@ -148,11 +148,6 @@ class _AskedAboutFew(Generic[E]):
         if passed < len(self._rises_at):
             away_s = (self._rises_at[passed] - attained_gpu_s) / entry.workers
             heappush(self._rising, (now_s + away_s - _EARLY_S, entry.index, bound))
-
-
-def _latest_s(site: Site[E, Any], quantum_s: float) -> float:
-    """Who began until then has run for the quantum."""
-    return site.now_s - quantum_s + EPSILON_S
 
 
 def _ascending(amounts: Sequence[float]) -> list[float]:

@@ -140,9 +140,10 @@ class QueueResult:
 def _columns(records: Sequence[JobRecord]) -> Columns:
     kinds = {int: np.int64, float: np.float64}
     found: dict[str, Any] = {}
-    for place, (name, kind) in enumerate(get_type_hints(JobRecord).items()):
-        values = [record[place] for record in records]
-        found[name] = np.array(values, kinds[kind]) if kind in kinds else values
+    hints = get_type_hints(JobRecord)
+    columns = zip(*records, strict=True) if records else ((),) * len(hints)
+    for (name, kind), values in zip(hints.items(), columns, strict=True):
+        found[name] = np.array(values, kinds[kind]) if kind in kinds else list(values)
     return found
 
 

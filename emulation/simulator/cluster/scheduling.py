@@ -46,10 +46,9 @@ class QueueScheduler:
 
     def decide(self) -> None:
         """Start all that can be started now; then move light under running jobs if that pays."""
-        simulation = self._simulation
-        self._site.look()
-        self._queue.decide()
-        simulation.held_up = self._queue.held_up
+        simulation, site = self._simulation, self._site
+        site.now_s, site.released = simulation.now_s, simulation.released
+        simulation.held_up = self._queue.decide()
         if simulation.settings.defragment_s is not None and simulation.running:
             self._defragment(simulation.settings.defragment_s)
 
@@ -101,8 +100,8 @@ def simulate(
     """Run all jobs to their end. The same input gives the same result, but for the latencies."""
     simulation = Simulation(cluster, jobs, settings or Settings())
     scheduler = QueueScheduler(simulation, policies)
-    told = 0
-    while simulation.ended < len(jobs):
+    told, count = 0, len(jobs)
+    while simulation.ended < count:
         if simulation.advance():
             if simulation.waiting:
                 scheduler.decide()
@@ -118,13 +117,13 @@ def simulate(
         elif not scheduler.give_up():
             raise PatchlightError(
                 f"the simulation stands still at {simulation.now_s:.0f} s with "
-                f"{len(jobs) - simulation.ended} jobs not ended, and none waits"
+                f"{count - simulation.ended} jobs not ended, and none waits"
             )
         else:
             scheduler.decide()
         if tell is not None and simulation.ended - told >= _TELL_EVERY:
             told = simulation.ended
-            tell(told, len(jobs))
+            tell(told, count)
     if tell is not None:
-        tell(simulation.ended, len(jobs))
+        tell(simulation.ended, count)
     return QueueResult.of(simulation, scheduler.latencies_s)

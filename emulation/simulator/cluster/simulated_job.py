@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
 
 from patchlight.controller.policies.contract import Progress, RingOfJob, Running
 from patchlight.controller.prediction.load import Load
@@ -43,6 +44,8 @@ class SimulatedJob:
     links that it uses.
     """
 
+    held: ClassVar[bool] = False  # Nobody holds back jobs of a trace.
+
     index: int
     spec: QueueJob
     state: State = State.COMING
@@ -76,7 +79,6 @@ class SimulatedJob:
     busy_gpu_s: float = 0.0
     preemptions: int = 0
     losses: int = 0
-    held: bool = False  # Nobody holds back jobs of a trace.
 
     def __post_init__(self) -> None:
         spec, view = self.spec, self.spec.view

@@ -89,12 +89,20 @@ class Simulation:
             ends_s = job.ends_s
             shared = self._take_off(job, ends_s) or shared
             job.finish(ends_s)
-            self._count_out(job)
+            self.ended += 1
+            if self._jobs_of is not None:
+                self._jobs_of[job.user] -= 1
         shared = self._break_and_mend(list(events.outages(limit_s))) or shared
         if shared:
             self._share()
         for number in events.arrivals(limit_s):
-            self._arrive(self.jobs[number])
+            job = self.jobs[number]
+            if job.workers > self._fitting(job):
+                self.block(job, Cause.TOO_LARGE)
+            elif self._jobs_of is None or self._is_admitted(job):
+                self._wait(job)
+            else:
+                self.block(job, Cause.QUOTA)
         return True
 
     def wake_at(self, at_s: float) -> None:
@@ -128,22 +136,15 @@ class Simulation:
         gpus = self.cluster.shape.gpus
         return sum(gpu.model in models for gpu in gpus) if models else len(gpus)
 
-    def _arrive(self, job: SimulatedJob) -> None:
-        if job.workers > self._fitting(job):
-            self.block(job, Cause.TOO_LARGE)
-            return
-        if (jobs_of := self._jobs_of) is not None:
-            user = job.user
-            if admission(self.settings, user, job.workers, jobs_of[user]) is not None:
-                self.block(job, Cause.QUOTA)
-                return
-            jobs_of[user] += 1
-        self._wait(job)
-
-    def _count_out(self, job: SimulatedJob) -> None:
-        self.ended += 1
-        if self._jobs_of is not None:
-            self._jobs_of[job.user] -= 1
+    def _is_admitted(self, job: SimulatedJob) -> bool:
+        """Whether the user may have one more job that waits or runs."""
+        jobs_of, user = self._jobs_of, job.user
+        if jobs_of is None:
+            return True
+        if admission(self.settings, user, job.workers, jobs_of[user]) is not None:
+            return False
+        jobs_of[user] += 1
+        return True
 
     def _wait(self, job: SimulatedJob) -> None:
         job.wait(self.now_s)
@@ -238,11 +239,10 @@ class Simulation:
     def block(self, job: SimulatedJob, cause: Cause) -> None:
         """A job that has come will never run."""
         waited = self.waiting.pop(job.index, None)
+        if waited is not None and self._jobs_of is not None:
+            self._jobs_of[job.user] -= 1
         job.block(self.now_s, cause)
-        if waited is None:
-            self.ended += 1
-        else:
-            self._count_out(job)
+        self.ended += 1
         self._view = None
 
     def rewire(self, maps: Mapping[str, PortMap]) -> Rewiring:
@@ -307,6 +307,9 @@ class Simulation:
 
     # -- what others see
 
+    def _usage(self, accounts: UserAccounts) -> Mapping[str, float]:
+        return Frozen(accounts.shares(self.now_s))
+
     def fate(self, name: str) -> Fate:
         """What has become of a job; one that the trace does not have will never be done."""
         job = self._by_name.get(name)
@@ -322,7 +325,7 @@ class Simulation:
         """The cluster as it is now."""
         if self._view is None:
             cluster, occupancy, arrived = self.cluster, self.occupancy, self._events.arrived
-            rewired, users = cluster.lab is not None, self.user_accounts
+            rewired = cluster.lab is not None
             self._view = ClusterView(
                 self.now_s,
                 cluster.shape,
@@ -334,7 +337,7 @@ class Simulation:
                 cluster.lab,
                 Frozen(cluster.circuits) if rewired else _NOTHING,
                 Frozen(cluster.ports_of(occupancy.allocated)) if rewired else _NOTHING,
-                usage=_NOTHING if users is None else Frozen(users.shares(self.now_s)),
+                usage=_NOTHING if self.user_accounts is None else self._usage(self.user_accounts),
                 rings=tuple([job.shown for job in self.running.values()]) if rewired else (),
             )
         return self._view

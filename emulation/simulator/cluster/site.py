@@ -38,12 +38,14 @@ class Policies:
 class SimulatedSite:
     """Asks the policies about the jobs of a simulation, and does there what a queue says.
 
-    ``latencies_s`` are how long decisions on a job's place took, measured.
+    ``latencies_s`` are how long decisions on a job's place took, measured. Whoever lets the queue
+    decide says before what ``now_s`` and ``released`` are: they are read too often to be asked for.
     """
 
     def __init__(self, simulation: Simulation, policies: Policies) -> None:
-        self._simulation, self._policies = simulation, policies
-        self._settings = simulation.settings
+        self._simulation, self._topology = simulation, policies.topology
+        self._priority, self._place = policies.order.priority, policies.placement.place
+        self._known, self._restart_s = simulation.settings.known, simulation.settings.restart_s
         self.joined, self.running = simulation.joined, simulation.running
         self.occupancy = simulation.occupancy
         self.now_s, self.released = simulation.now_s, simulation.released
@@ -53,11 +55,6 @@ class SimulatedSite:
     def accounts(self) -> UserAccounts | None:
         """The books of its users."""
         return self._simulation.user_accounts
-
-    def look(self) -> None:
-        """A pass begins, or something was changed in it."""
-        simulation = self._simulation
-        self.now_s, self.released = simulation.now_s, simulation.released
 
     @property
     def layout(self) -> int:
@@ -69,8 +66,8 @@ class SimulatedSite:
     def rank(self, job: SimulatedJob) -> float:
         """What the order policy says of a job now."""
         simulation = self._simulation
-        progress = job.progress(simulation.now_s, self._settings.known)
-        return self._policies.order.priority(simulation.view(), job.spec.view, progress)
+        progress = job.progress(simulation.now_s, self._known)
+        return self._priority(simulation.view(), job.spec.view, progress)
 
     def ends(self) -> Sequence[Running]:
         """The ends of running jobs at their present pace, the next first."""
@@ -79,7 +76,7 @@ class SimulatedSite:
     def would_end_s(self, job: SimulatedJob) -> float:
         """When a job would end if it started now, on links of its own."""
         now_s = self._simulation.now_s
-        again_s = 0.0 if math.isnan(job.started_s) else self._settings.restart_s
+        again_s = 0.0 if math.isnan(job.started_s) else self._restart_s
         return now_s + again_s + job.progress(now_s, known=True).remaining_s
 
     def fate(self, name: str) -> Fate:
@@ -98,14 +95,14 @@ class SimulatedSite:
         if occupied is not None:
             view = view._replace(occupied=occupied)
         began = time.perf_counter()
-        ring = self._policies.placement.place(view, job.spec.view, job.workers)
+        ring = self._place(view, job.spec.view, job.workers)
         self.latencies_s.append(time.perf_counter() - began)
         return _NO_PLACE if ring is None else ring
 
     def is_placeable(self, job: SimulatedJob) -> bool:
         """Whether the policy would find a place if nothing ran and nothing was broken."""
         empty = self._simulation.view()._replace(occupied=0, broken=0)
-        return self._policies.placement.place(empty, job.spec.view, job.workers) is not None
+        return self._place(empty, job.spec.view, job.workers) is not None
 
     def gpus_of(self, ring: Ring) -> int:
         """A ring as a set."""
@@ -113,7 +110,7 @@ class SimulatedSite:
 
     def start(self, job: SimulatedJob, ring: Ring) -> bool:
         """Start a job, with the circuits that the topology policy wants; ``False`` in the dark."""
-        simulation, topology = self._simulation, self._policies.topology
+        simulation, topology = self._simulation, self._topology
         dark_s = 0.0
         if topology is not None and len(ring) > 1:
             try:
@@ -123,13 +120,13 @@ class SimulatedSite:
             else:
                 if wanted:
                     dark_s = simulation.rewire(wanted).dark_s
-                    self.look()
+                    self.released = simulation.released
         return simulation.start(job, ring, dark_s)
 
     def preempt(self, job: SimulatedJob) -> None:
         """Take a job's GPUs; it waits again."""
         self._simulation.preempt(job)
-        self.look()
+        self.released = self._simulation.released
 
     def refuse(self, job: SimulatedJob, why: Waiting) -> bool:
         """A job of a trace that is blocked never runs: nobody is there who would mend it."""
@@ -144,5 +141,5 @@ class SimulatedSite:
         """Where the placement policy would put a job of so many GPUs, as a set."""
         if self.occupancy.free < degree:
             return None
-        ring = self._policies.placement.place(self._simulation.view(), job, degree)
+        ring = self._place(self._simulation.view(), job, degree)
         return None if ring is None else self.gpus_of(ring)

@@ -331,6 +331,31 @@ def test_nobody_is_preempted_who_may_not_be() -> None:
     assert sorted(cluster.running) == [0, 1]
 
 
+def test_a_new_queue_knows_of_who_runs_already() -> None:
+    jobs = [Job(0, 4, 1000), Job(1, 4, 1000, preemptible=False)]
+    cluster = Cluster(jobs, Discipline())
+    cluster.play(until_s=0)
+    cluster.discipline = Discipline(preempt=True, quantum_s=100)
+    cluster.queue = JobQueue(cluster, cluster.discipline, FIFO)
+    cluster.now_s = 200
+    cluster.joined.append(Job(2, 4, 10, 200, priority=1))
+    cluster.queue.decide()
+    assert sorted(cluster.running) == [1, 2]
+
+
+def test_what_no_gpu_would_mend_is_passed_at_once() -> None:
+    class Strict(Cluster):
+        def place(self, entry: Job, occupied: int | None = None) -> list[int] | Waiting:
+            if entry.index == 1:
+                return Waiting(WaitReason.UNREACHABLE, "no number of GPUs is in time")
+            return super().place(entry, occupied)
+
+    cluster = Strict([Job(0, 4, 10), Job(1, 1, 10), Job(2, 4, 10)], Discipline())
+    cluster.play(until_s=0)
+    assert sorted(cluster.running) == [0, 2]
+    assert cluster.why()["job1"].is_blocked
+
+
 # -- for any jobs
 
 NAMES = ("", "ann", "bob", "eve")

@@ -14,7 +14,9 @@ from patchlight.testbed.labfile.reader import (
     parse_lab,
     read_lab,
 )
+from patchlight.testbed.labfile.reference import write_commented_lab
 from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.queueing import Allowance, Discipline
 from tests.support.lab_files import SMALL_LAB, unmarked
 
 
@@ -72,6 +74,42 @@ LONE_SWITCH = """
 name: bench
 circuit_switches: [{name: ocs1, driver: polatis-scpi, address: "127.0.0.1:5025", ports: 32}]
 """
+
+
+def test_how_jobs_wait_is_read_and_written_again() -> None:
+    text = """\
+name: shared
+queue:
+  backfill: true
+  quantum: 10min
+  half_life: 3d
+  each_user: {gpus: 4, gpu_hours: 100.5}
+  users:
+    - {name: ann, share: 2, gpus: 8}
+    - {name: bob@lab, jobs: 3}
+"""
+    lab = parse_lab(text)
+    queue = lab.queue
+    assert (queue.backfill, queue.preempt, queue.quantum_s) == (True, False, 600)
+    assert queue.half_life_s == 3 * 86400
+    # What is not said of one user is what everybody may have.
+    assert queue.allowance("ann") == Allowance(share=2, gpus=8, gpu_hours=100.5)
+    assert queue.allowance("bob@lab") == Allowance(gpus=4, jobs=3, gpu_hours=100.5)
+    assert queue.allowance("eve") == Allowance(gpus=4, gpu_hours=100.5)
+    assert parse_lab(write_lab(lab)) == lab
+    assert parse_lab(write_commented_lab(lab)) == lab
+    assert hash(lab.queue)
+    assert parse_lab("name: plain").queue == Discipline()
+    assert "queue" not in write_lab(parse_lab("name: plain"))
+
+
+def test_a_queue_is_within_bounds_wherever_it_is_from() -> None:
+    with pytest.raises(BadInput, match="half_life_s cannot be nan s: expected at least 1 and"):
+        Discipline(half_life_s=float("nan"))
+    with pytest.raises(BadInput, match="share cannot be 0: expected more than 0 and at most"):
+        Allowance(share=0)
+    with pytest.raises(BadInput, match="user ann is named twice"):
+        Discipline(users=(("ann", Allowance()), ("ann", Allowance())))
 
 
 def test_a_lab_may_be_one_switch_alone() -> None:

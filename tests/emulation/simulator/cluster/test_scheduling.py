@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from patchlight.controller.policies.contract import ClusterView, JobView, Progress
-from patchlight.controller.policies.order import Deadline, Fifo, LeastAttainedService, Srpt
+from patchlight.controller.policies.order import (
+    Deadline,
+    FairShare,
+    Fifo,
+    LeastAttainedService,
+    Srpt,
+)
 from patchlight.controller.policies.placement import Consolidated, FirstFit, RandomPlacement
 from patchlight.emulation.simulator.cluster import (
     JobRecord,
@@ -27,6 +33,7 @@ from patchlight.emulation.simulator.cluster.scheduling import QueueScheduler
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.queueing import Allowance
 
 FOUR = TwoLevel(1, 1, 4)
 
@@ -173,6 +180,56 @@ def test_jobs_that_can_never_run_are_blocked_and_hold_up_nobody() -> None:
         summary = summary_of(result)
         assert summary["blocked"] == {"too-large": 1, "unplaceable": 1}
         assert summary["blocking_rate"] == 0.5
+
+
+def test_an_unplaceable_job_holds_up_others_only_while_something_runs() -> None:
+    class NotWide(FirstFit):
+        def place(self, cluster: ClusterView, job: JobView, workers: int) -> Any:
+            return None if job.name == "wide" else super().place(cluster, job, workers)
+
+    jobs = [job("a", 0, 4, 10), job("wide", 1, 2, 10), job("b", 2, 4, 10), job("late", 99, 1, 10)]
+    found = run(jobs, placement=NotWide())
+    assert (found["wide"].cause, found["wide"].waited_s) == ("unplaceable", 9)
+    assert (found["b"].started_s, found["late"].started_s) == (10, 99)
+
+
+def test_of_two_users_the_one_who_had_less_is_next() -> None:
+    jobs = [job(str(n), 0, 4, 100, user="ann") for n in range(3)]
+    jobs.append(job("new", 50, 4, 100, user="bob"))
+    started = {name: record.started_s for name, record in run(jobs, FairShare()).items()}
+    assert started == {"0": 0, "new": 100, "1": 200, "2": 300}
+    # With a hundred times the share, ann is next all the same.
+    shares = (("ann", Allowance(share=100.0)), ("bob", Allowance(share=0.5)))
+    jobs[3] = job("new", 0, 4, 100, user="bob")
+    assert run(jobs, FairShare(), users=shares)["new"].started_s == 100
+    jobs.append(job("again", 1, 4, 100, user="bob"))
+    assert run(jobs, FairShare(), users=shares)["again"].started_s == 400
+
+
+def test_quotas_of_users() -> None:
+    jobs = [job("a", 0, 2, 100, user="ann"), job("b", 1, 1, 100, user="ann")]
+    jobs += [job("wide", 2, 3, 10, user="ann"), job("c", 3, 2, 10, user="bob")]
+    jobs.append(job("d", 4, 1, 10, user="ann"))
+    found = run(jobs, users=(("ann", Allowance(gpus=2, jobs=2)),))
+    causes = {name: record.cause for name, record in found.items()}
+    assert causes == {"a": "", "b": "", "wide": "quota", "c": "", "d": "quota"}
+    assert (found["b"].started_s, found["c"].started_s) == (100, 3)
+    # Where jobs have ended, there is room for new ones.
+    later = [*jobs[:4], job("d", 150, 1, 10, user="ann")]
+    assert run(later, users=(("ann", Allowance(gpus=2, jobs=2)),))["d"].cause == ""
+
+
+def test_priority_and_dependencies_of_jobs() -> None:
+    first, second, third = job("a", 0, 4, 10), job("b", 1, 4, 10), job("c", 2, 4, 10)
+    jobs = [first, second._replace(after=("c",)), third, job("d", 3, 4, 10)._replace(priority=1)]
+    found = run(jobs)
+    started = sorted(found, key=lambda name: found[name].started_s)
+    assert started == ["a", "d", "c", "b"]
+    circle = [first, second._replace(after=("c",)), third._replace(after=("b",))]
+    lost = [first, second._replace(after=("x",)), third._replace(after=("b",))]
+    for jobs in (circle, lost):
+        found = run(jobs)
+        assert [found[name].cause for name in "abc"] == ["", "dependency", "dependency"]
 
 
 def test_jobs_on_one_uplink_slow_each_other_down_while_both_run() -> None:

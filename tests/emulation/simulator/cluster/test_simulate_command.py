@@ -201,6 +201,9 @@ def test_a_result_says_where_it_comes_from(trace: Path, tmp_path: Path) -> None:
         (("--oversubscription", "0.5"), "expected 1 or more"),
         (("--backfill", "--blind"), "needs to know how long"),
         (("--quantum", "nan", "--preempt"), "quantum_s cannot be nan"),
+        (("--quota", "0"), "gpus cannot be 0: expected at least 1 and at most 1,000,000"),
+        (("--quota", "nobody=3"), "no job of the trace is user nobody's: "),
+        (("--half-life", "0s"), "half_life_s cannot be 0.0 s: expected at least 1"),
         (("--engine", "serial", "--address", "1.2.3.4:5"), "only ray does"),
     ],
 )
@@ -211,6 +214,24 @@ def test_wrong_input_is_refused_and_leaves_nothing(
     assert isinstance(done.exception, BadInput), done.output
     assert message in str(done.exception)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--quota=a=x", "'a=x': expected a whole number, or USER=a whole number"),
+        ("--share=2", "'2': expected USER=N"),
+        ("--half-life=7", "'7' is not a time"),
+    ],
+)
+def test_what_users_may_have_is_checked_at_once(
+    trace: Path, tmp_path: Path, option: str, message: str
+) -> None:
+    done = command(trace, tmp_path / "out", option)
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.split())
+    twice = command(trace, tmp_path / "out", "--quota", "3", "--quota", "4")
+    assert "each user is there twice" in twice.output
 
 
 def without_clocks(result: dict[str, Any]) -> dict[str, Any]:

@@ -82,6 +82,21 @@ def test_helios(tmp_path: Path) -> None:
     assert (trace.out_of_order, trace.notes) == (0, ())
 
 
+@pytest.mark.parametrize(
+    ("text", "users"),
+    [(PHILLY, ["", ""]), (HELIOS, ["u1", "u1"]), (PAI, ["u", "u"]), (json.dumps(LOG), ["u", "u"])],
+)
+def test_whose_jobs_are(tmp_path: Path, text: str, users: list[str]) -> None:
+    assert [job.user for job in load_trace(written(tmp_path, text)).jobs] == users
+
+
+def test_whose_jobs_are_stands_in_the_job_table_of_pai(tmp_path: Path) -> None:
+    written(tmp_path, PAI_JOBS, "pai_job_table.csv")
+    written(tmp_path, PAI_TASKS, "pai_task_table.csv")
+    found = {job.name: job.user for job in load_trace(tmp_path).jobs}
+    assert found == {"j1": "u1", "j2": "u2"}
+
+
 def test_helios_with_the_columns_in_another_order_and_more_of_them(tmp_path: Path) -> None:
     text = "jobname,duration,submit_time,vc,gpu_num,job_id\nx,5,100,v,1,k\n"
     assert plain(read_trace(written(tmp_path, text))) == [("k", 0, 5, 1, "v")]
