@@ -357,6 +357,7 @@ class Scheduler:
                 self._line_up.follow(gang)
             for gang in queued:
                 self._line_up.join(gang)
+            self._line_up.use_order()  # a queue that knows of who runs already
         self._fleet.on_status = self._takeover.sweep
         while True:
             self._changed.clear()

@@ -78,7 +78,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder on a disk of 1 MiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "none", disk], check=True)
     yield disk
     subprocess.run(["umount", disk], check=True)
 
