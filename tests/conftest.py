@@ -7,16 +7,20 @@ stopped being made. A test that finds out on the way that the machine cannot do 
 """
 
 import functools
+import json
 import os
 import re
 import shutil
+import tempfile
 import time
 import uuid
 from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from patchlight.testbed.linux import docker_engine
 from patchlight.testbed.linux.processes import ancestors, command_line, environment, process_ids
@@ -68,12 +72,44 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[BEFORE] = _labs_made()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One process runs all tests that need the machine to themselves."""
-    for item in items:
-        if any(item.get_closest_marker(name) for name in NEEDS):
-            item.add_marker(pytest.mark.xdist_group("machine"))
+class GroupsStayTogether(LoadScopeScheduling):  # type: ignore[misc]
+    """One process runs all tests of a group: of xdist_group, or those that need the machine.
+
+    xdist's own loadgroup writes the group into a test's id, which pytest 9.2 makes anew each time.
+    """
+
+    @functools.cached_property
+    def _groups(self) -> dict[str, str]:
+        return dict(json.loads(_groups_file().read_text()))
+
+    def _split_scope(self, nodeid: str) -> str:
+        return self._groups.get(nodeid, nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return GroupsStayTogether(config, log)
+
+
+def _groups_file() -> Path:
+    return Path(tempfile.gettempdir()) / f"patchlight-groups-{os.environ[MARK]}.json"
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Tell the process that shares the tests out which of them stay together."""
+    if not _is_worker(session.config):
+        return
+    groups = {item.nodeid: group for item in session.items if (group := _group_of(item))}
+    written = _groups_file().with_suffix(f".{os.getpid()}")
+    written.write_text(json.dumps(groups))
+    written.replace(_groups_file())
+
+
+def _group_of(item: pytest.Item) -> str:
+    if any(item.get_closest_marker(name) for name in NEEDS):
+        return "machine"
+    marker = item.get_closest_marker("xdist_group")
+    return str(marker.args[0]) if marker else ""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -147,6 +183,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
     if _is_worker(session.config):
         return
+    _groups_file().unlink(missing_ok=True)
     deadline = time.monotonic() + GRACE_S
     while (left := _left_behind(session.config.stash[BEFORE])) and time.monotonic() < deadline:
         time.sleep(0.1)  # namespaces and killed processes go asynchronously

@@ -11,12 +11,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def run_session(folder: Path, test: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_session(
+    folder: Path, test: str, *options: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     shutil.copy(ROOT / "tests/conftest.py", folder)
     shutil.copy(ROOT / "pyproject.toml", folder)
     (folder / "test_it.py").write_text(test)
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py"],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "test_it.py"],
         cwd=folder,
         env={**os.environ, "CI": "", "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
@@ -40,6 +42,25 @@ def test_what_cannot_run_under_ci_fails(tmp_path: Path) -> None:
     done = run_session(tmp_path, NEEDS_DOCKER, DOCKER_HOST=NO_ENGINE, CI="true")
     assert done.returncode == 1
     assert "CI must be able to run this: no Docker engine at" in done.stdout
+
+
+def test_one_process_runs_all_that_need_the_machine(tmp_path: Path) -> None:
+    test = (
+        "import os, time, pytest\n"
+        "@pytest.mark.root\n"
+        "@pytest.mark.parametrize('n', range(6))\n"
+        "def test_machine(n): note('machine')\n"
+        "@pytest.mark.parametrize('n', range(6))\n"
+        "def test_other(n): note('other')\n"
+        "def note(kind):\n"
+        "    time.sleep(0.05)\n"
+        f"    open(f'{tmp_path}/{{kind}}-{{os.getpid()}}', 'w').close()\n"
+    )
+    done = run_session(tmp_path, test, "--numprocesses=2")
+    assert done.returncode == 0, done.stdout
+    if os.geteuid() == 0:  # as nobody else they are skipped
+        assert len(list(tmp_path.glob("machine-*"))) == 1
+    assert list(tmp_path.glob("other-*"))
 
 
 def test_a_process_that_outlives_the_tests_fails_the_session(tmp_path: Path) -> None:
