@@ -95,6 +95,7 @@ def _groups_file() -> Path:
     return Path(tempfile.gettempdir()) / f"patchlight-groups-{os.environ[MARK]}.json"
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist says that this process is ready
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Tell the process that shares the tests out which of them stay together."""
     if not _is_worker(session.config):
