@@ -101,10 +101,10 @@ class Controller:
             "lab": self.lab.name,
             "version": version("patchlight"),
             "engine": self.speaker.info.get("engine"),
-            "policies": self.scheduler.choice.words,
+            "policies": self.scheduler.policies.choice.words,
             "policy_faults": [
                 {"kind": kind, "policy": policy, "faults": faults}
-                for (kind, policy), faults in self.scheduler.policy_faults.items()
+                for (kind, policy), faults in self.scheduler.policies.faults.items()
             ],
             "drained": self.scheduler.drained,
             "parts": self.background.status(),

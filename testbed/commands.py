@@ -1,6 +1,7 @@
 """Somebody's own program as a training job: what can be said of it, with the bounds of it all."""
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -13,25 +14,30 @@ RESERVED_VARIABLES = frozenset(
 )
 """Variables that an agent sets, besides all that begin with ``PATCHLIGHT_``."""
 
-AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00]*$", max_length=4096)]
-_Text = Annotated[str, Field(pattern=r"^[^\x00]*$", max_length=32_768)]
-_Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
-_Image = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$", max_length=255)]
+LONGEST_TEXT = 4096
+MOST_WORDS, MOST_MOUNTS = 1000, 64
+
+AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00]*$", max_length=LONGEST_TEXT)]
+Line = Annotated[str, Field(pattern=r"^[^\x00]*$", max_length=LONGEST_TEXT)]
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=255)]
+Image = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$", max_length=255)]
+SharedMemory = Annotated[int, Field(ge=2**20, le=2**40)]
+"""In bytes."""
+HowHeld = Literal["auto", "protocol", "freeze"]
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Mount(_Value):
+@dataclass(frozen=True, slots=True)
+class Mount:
     """A file or folder of the server, and where a container sees it."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     source: AbsolutePath
     target: AbsolutePath
     read_only: bool = True
 
 
-class CommandTask(_Value):
+class CommandTask(BaseModel):
     """Somebody's own program, the same on every rank.
 
     ``image`` is the container's (``None``: that of Patchlight's workers). ``working_directory``
@@ -40,14 +46,16 @@ class CommandTask(_Value):
     processes and packets; ``auto``, by the socket once it is there.
     """
 
+    model_config = ConfigDict(extra="forbid")
+
     trainer: Literal["command"]
-    command: Annotated[list[_Text], Field(min_length=1, max_length=1000)]
-    image: _Image | None = None
-    environment: Annotated[dict[_Variable, _Text], Field(max_length=1000)] = {}
-    mounts: Annotated[list[Mount], Field(max_length=64)] = []
-    shared_memory_bytes: Annotated[int, Field(ge=2**20, le=2**40)] | None = None
+    command: Annotated[list[Line], Field(min_length=1, max_length=MOST_WORDS)]
+    image: Image | None = None
+    environment: Annotated[dict[Variable, Line], Field(max_length=MOST_WORDS)] = {}
+    mounts: Annotated[list[Mount], Field(max_length=MOST_MOUNTS)] = []
+    shared_memory_bytes: SharedMemory | None = None
     working_directory: AbsolutePath | None = None
-    hold: Literal["protocol", "freeze", "auto"] = "auto"
+    hold: HowHeld = "auto"
 
     @field_validator("environment")
     @classmethod

@@ -8,6 +8,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
+from patchlight.testbed.commands import (
+    MOST_MOUNTS,
+    MOST_WORDS,
+    AbsolutePath,
+    HowHeld,
+    Image,
+    Line,
+    Mount,
+    SharedMemory,
+    Variable,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import short
 from patchlight.testbed.mistakes import joined, mistake_in_words
@@ -21,17 +32,13 @@ LONGEST_DARK_S = 86_400.0
 LARGEST_SEED = 2**63 - 1
 LARGEST_GRADIENT_BYTES = 10**15
 MOST_RETRIES = 100
-MOST_WORDS = 1000
-LONGEST_TEXT = 4096
 LONGEST_GRAPH = 2**20
 LONGEST_LIMIT_S = 10 * 366 * 86_400.0
 
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$"
 
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_LIMIT_S, allow_inf_nan=False)]
-Line = Annotated[str, Field(max_length=LONGEST_TEXT, pattern=r"^[^\x00]*$")]
 Trainer = Literal["synthetic", "command"]
-HowHeld = Literal["auto", "protocol", "freeze"]
 
 
 class JobState(StrEnum):
@@ -60,15 +67,6 @@ class JobState(StrEnum):
     def is_waiting(self) -> bool:
         """Whether the job has nothing yet: no hosts, no workers."""
         return self in (JobState.QUEUED, JobState.BLOCKED)
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """A folder of the server that a worker sees under ``target``."""
-
-    source: Line
-    target: Line
-    read_only: bool = True
 
 
 def _name(text: str) -> str:
@@ -120,14 +118,13 @@ class JobSpec:
     dark_limit_s: Annotated[float, Field(gt=0, le=LONGEST_DARK_S, allow_inf_nan=False)] = 600.0
     trainer: Trainer = "synthetic"
     command: Annotated[tuple[Line, ...], FailFast(), Field(max_length=MOST_WORDS)] = ()
-    image: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./:@-]{0,254}$")] | None = None
-    environment: Annotated[
-        Mapping[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,254}$")], Line],
-        Field(max_length=MOST_WORDS),
-    ] = field(default_factory=dict)
-    mounts: Annotated[tuple[Mount, ...], FailFast(), Field(max_length=100)] = ()
-    shared_memory_bytes: Annotated[int, Field(ge=2**20, le=2**50)] | None = None
-    working_directory: Line | None = None
+    image: Image | None = None
+    environment: Annotated[Mapping[Variable, Line], Field(max_length=MOST_WORDS)] = field(
+        default_factory=dict
+    )
+    mounts: Annotated[tuple[Mount, ...], FailFast(), Field(max_length=MOST_MOUNTS)] = ()
+    shared_memory_bytes: SharedMemory | None = None
+    working_directory: AbsolutePath | None = None
     hold: HowHeld = "auto"
     gpu_models: Annotated[tuple[str, ...], FailFast(), Field(max_length=MOST_GPU_MODELS)] = ()
     degrees: Annotated[
@@ -138,7 +135,7 @@ class JobSpec:
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     after: Annotated[tuple[Line, ...], FailFast(), Field(max_length=MOST_WORDS)] = ()
     retries: Annotated[int, Field(ge=0, le=MOST_RETRIES)] = 0
-    checkpoint: Line | None = None
+    checkpoint: AbsolutePath | None = None
     graph: Annotated[str, Field(max_length=LONGEST_GRAPH)] | None = None
     topology: Line | None = None
     placement: Line | None = None
@@ -204,6 +201,11 @@ class JobStatus:
     avoid: tuple[str, ...] = ()
     runs_since: float | None = None
     gpu_s: float = 0.0
+
+    def gpu_seconds(self, now_s: float) -> float:
+        """What the job has had up to now (Unix time), in GPU-seconds."""
+        held_s = 0.0 if self.runs_since is None else now_s - self.runs_since
+        return self.gpu_s + len(self.hosts) * held_s
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> "JobStatus":

@@ -31,7 +31,7 @@ class _State:
 
     def collect(self) -> Iterator[Metric]:
         controller = self._controller
-        jobs = controller.scheduler.counts()
+        jobs = controller.jobs.ledger.counts()
         changes = controller.store.reconfiguration_counts()
         gpus = controller.fleet.latest_utilization()
         devices = {row["name"]: row["reachable"] for row in controller.circuits.devices.status()}
@@ -79,7 +79,7 @@ def create_app(controller: Controller) -> FastAPI:
     async def shutdown() -> Answer:
         # As by whoever else ends it: what has to be put in order then is in one place.
         os.kill(os.getpid(), signal.SIGTERM)
-        counts = controller.scheduler.counts().items()
+        counts = controller.jobs.ledger.counts().items()
         return {"jobs": {state: n for state, n in counts if not JobState(state).is_final}}
 
     app.include_router(circuit_routes(controller.operations))

@@ -4,6 +4,7 @@ The kernel knows who is at the other end of a Unix socket, and its table of TCP 
 user id of each of this machine. What a client says of itself counts only if it is root's.
 """
 
+import os
 import pwd
 import socket
 from ipaddress import ip_address
@@ -44,7 +45,17 @@ def caller_of(request: Request) -> ChangeOptions:
     if uid is None:
         return ChangeOptions(by=UNKNOWN, origin=f"{origin} (no user to be seen)")
     by = declared if uid == 0 and declared else _login(uid)
-    return ChangeOptions(by=by, origin=f"{origin} (uid {uid})")
+    return ChangeOptions(by=by, origin=origin + _of_user(uid))
+
+
+def is_keeper(caller: ChangeOptions) -> bool:
+    """Whether who asks is root, or the user that the controller runs as."""
+    keepers = (_of_user(uid) for uid in (0, os.geteuid()))
+    return caller.origin == IN_PROCESS or caller.origin.endswith(tuple(keepers))
+
+
+def _of_user(uid: int) -> str:
+    return f" (uid {uid})"
 
 
 def user_id_of(client: tuple[str, int], server: tuple[str, int | None] | None) -> int | None:

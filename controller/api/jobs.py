@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,9 +9,9 @@ from annotated_types import Ge, Le
 from fastapi import APIRouter
 
 from patchlight.controller.api import models
-from patchlight.controller.api.caller import IN_PROCESS, UNKNOWN
+from patchlight.controller.api.caller import UNKNOWN, is_keeper
 from patchlight.controller.api.circuits import Caller
-from patchlight.controller.changes.record import ChangeOptions, Refused
+from patchlight.controller.changes.record import Refused
 from patchlight.controller.jobs.live_light import record_of
 from patchlight.controller.policies.contract import KINDS
 from patchlight.controller.policies.registry import is_built_in
@@ -66,7 +65,7 @@ def _look(routes: APIRouter, controller: Controller) -> None:
     ) -> Answer:
         if latest is not None:
             return {"iterations": table.ledger.latest_iterations(table[job_id].id, latest)}
-        reports, last = scheduler.iterations(job_id, after, _MOST_REPORTS)
+        reports, last = table.ledger.iterations(table[job_id].id, after, _MOST_REPORTS)
         return {"iterations": reports, "next": last}
 
     @routes.get("/jobs/{job_id}/history")
@@ -75,7 +74,7 @@ def _look(routes: APIRouter, controller: Controller) -> None:
 
     @routes.get("/jobs/{job_id}/decisions")
     async def decisions(job_id: str) -> Answer:
-        return {"decisions": scheduler.decisions(job_id)}
+        return {"decisions": table.ledger.decisions(table[job_id].id)}
 
     @routes.get("/jobs/{job_id}/log")
     async def log(
@@ -92,17 +91,6 @@ def _look(routes: APIRouter, controller: Controller) -> None:
         asked = running.workers[worker]
         part = await asked.agent.log(asked.spec.id, after, limit)
         return {"text": part.text, "next": part.next, "ended": False}
-
-
-def is_ours(policy: str, kind: str) -> bool:
-    """Whether a policy is built in, and so may be chosen by every user."""
-    return any(is_built_in(policy, each) for each in KINDS if each == kind)
-
-
-def is_keeper(caller: ChangeOptions) -> bool:
-    """Whether who asks is root, or the user that the controller runs as."""
-    uids = {0, os.geteuid()}
-    return caller.origin == IN_PROCESS or any(caller.origin.endswith(f"(uid {u})") for u in uids)
 
 
 def _change(routes: APIRouter, controller: Controller) -> None:
@@ -147,20 +135,21 @@ def _change(routes: APIRouter, controller: Controller) -> None:
 
     @routes.get("/policies")
     async def policies() -> Answer:
-        return {"policies": scheduler.choice.words}
+        return {"policies": scheduler.policies.choice.words}
 
     @routes.put("/policies")
     async def use(request: models.PoliciesRequest, caller: Caller) -> Answer:
         said = request.model_dump(exclude_unset=True)
-        files = [name for kind, name in said.items() if name and not is_ours(name, kind)]
+        files = [name for kind in KINDS if (name := said.get(kind)) and not is_built_in(name, kind)]
         if files and not is_keeper(caller):
             raise Refused(
                 f"{files[0]!r} is a program that would run beside the controller, and you are "
                 f"{caller.by or UNKNOWN}",
                 hint="who runs the controller may have it used: sudo patchlight policy use …",
             )
-        choice = replace(scheduler.choice, **said)
-        return {"policies": (await scheduler.use(choice)).words}
+        choice = replace(scheduler.policies.choice, **said)
+        await scheduler.policies.use(choice)
+        return {"policies": choice.words}
 
     @routes.post("/drain")
     async def drain(request: models.StopRequest) -> Answer:

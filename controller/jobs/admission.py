@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from patchlight.controller.jobs.cluster_view import graph_of
 from patchlight.controller.jobs.policy_set import PolicyChoice
-from patchlight.controller.jobs.running_job import command_task, scaled_gradient_bytes
+from patchlight.controller.jobs.worker_specs import command_task, scaled_gradient_bytes
 from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import nearest

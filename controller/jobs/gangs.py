@@ -115,7 +115,13 @@ class Gangs:
     ) -> None:
         self.active.append(gang)
         self._table.running |= {job.id: job for job in jobs}
-        gang.task = asyncio.create_task(life)
+        gang.task = asyncio.create_task(self._live(gang, life))
+
+    async def _live(self, gang: Gang, life: Coroutine[Any, Any, None]) -> None:
+        try:
+            await life
+        finally:
+            self.active.remove(gang)
 
     async def end(self, gangs: Iterable[Gang], why: str, *, again: bool = False) -> None:
         """End these: workers stop, GPUs and NICs go back; ``again``: they are queued once more."""
@@ -156,20 +162,16 @@ class Gangs:
         except asyncio.CancelledError:
             if gang.ends_because:
                 await self._all_over(gang, jobs)
-            self._leave(gang)
-            return
         except Exception as error:
             for job in jobs:
                 self._failed(job, error)
             await self._all_over(gang, jobs)
-            self._leave(gang)
-            return
-        await self._follow(gang, jobs)
+        else:
+            await self._follow(gang, jobs)
 
     async def _follow(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
         # One job of a gang failing does not end the others: they share only the start.
         await asyncio.gather(*(self._see_through(gang, job) for job in jobs))
-        self._leave(gang)
 
     async def _see_through(self, gang: Gang, job: RunningJob) -> None:
         try:
@@ -182,22 +184,19 @@ class Gangs:
             self._failed(job, error)
         await self._over(gang, job)
 
-    def _leave(self, gang: Gang) -> None:
-        self.active.remove(gang)
-
     async def _all_over(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
         await asyncio.gather(*(self._over(gang, job) for job in jobs))
 
     async def _over(self, gang: Gang, job: RunningJob) -> None:
         """The job has no more to do, or is to have none: all that it had goes back."""
-        if gang.ends_because and not gang.again:
-            self._table.end([job.id], JobState.STOPPED, gang.ends_because)
+        self._stop_if_wanted(gang, job)
         try:
             if gang.again:
                 await job.hold_for_good()
             for message in await job.give_back():
                 self._store.add_event(time.time(), "worker-left-behind", {"message": message})
         finally:
+            self._stop_if_wanted(gang, job)  # or somebody wants it only now
             self._table.running.pop(job.id, None)
             status = self._table[job.id]
             if gang.again and not status.state.is_final:
@@ -206,11 +205,16 @@ class Gangs:
             if status.state is JobState.QUEUED:
                 self._queue.enqueue(status)
 
+    def _stop_if_wanted(self, gang: Gang, job: RunningJob) -> None:
+        if gang.ends_because and not gang.again:
+            self._table.end([job.id], JobState.STOPPED, gang.ends_because)
+
     def _next_attempt(
         self, status: JobStatus, why: str, first_iteration: int, **changes: Any
     ) -> JobStatus:
         """Queue a job again, by default alone: those that it started with have begun."""
-        synthetic = status.spec.trainer == "synthetic"
+        if status.spec.trainer == "command":
+            first_iteration = 0  # where it goes on, its own checkpoint says
         return self._table.move(
             status.id,
             JobState.QUEUED,
@@ -218,8 +222,9 @@ class Gangs:
             hosts=(),
             attempt=status.attempt + 1,
             runs_since=None,
-            gpu_s=status.gpu_s + _held_s(status) * len(status.hosts),
-            first_iteration=first_iteration if synthetic else 0,
+            gpu_s=status.gpu_seconds(time.time()),
+            first_iteration=first_iteration,
+            iterations_done=first_iteration,
             **{"gang": "", **changes},
         )
 
@@ -238,10 +243,6 @@ class Gangs:
             self._next_attempt(status, tried, job.iterations_done, avoid=avoid, failures=failures)
         else:
             self._table.end([job.id], JobState.FAILED, said, getattr(error, "last_lines", ()))
-
-
-def _held_s(status: JobStatus) -> float:
-    return 0.0 if status.runs_since is None else time.time() - status.runs_since
 
 
 def gangs_of(statuses: Iterable[JobStatus]) -> list[list[JobStatus]]:

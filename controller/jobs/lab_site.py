@@ -73,14 +73,8 @@ class GangEntry:
 
     def progress(self, now_s: float, known: bool) -> Progress:
         """GPU-seconds had, and seconds of computing left of the job with the most."""
-        had = sum(gpu_seconds(status, now_s) for status in self.statuses)
+        had = sum(status.gpu_seconds(now_s) for status in self.statuses)
         return Progress(had, max(map(remaining_s, self.statuses)) if known else math.nan)
-
-
-def gpu_seconds(status: JobStatus, now_s: float) -> float:
-    """What a job has had, up to now, in GPU-seconds."""
-    since = status.runs_since
-    return status.gpu_s + (len(status.hosts) * (now_s - since) if since is not None else 0.0)
 
 
 def remaining_s(status: JobStatus) -> float:
@@ -168,7 +162,7 @@ class LabSite:
         view = self._view()
         return min(
             self.placement.priority(
-                view, status, Progress(gpu_seconds(status, self.now_s), remaining_s(status))
+                view, status, Progress(status.gpu_seconds(self.now_s), remaining_s(status))
             )
             for status in entry.statuses
         )
@@ -251,7 +245,7 @@ class LabSite:
         self.preempted.append(entry)
         self.occupancy.occupied &= ~entry.gpus
         self._freed.append((entry.gpus, entry))
-        self.gone(entry, self.now_s)
+        self.gone(entry, self.now_s, entry.gpus)
 
     def refuse(self, entry: GangEntry, why: Waiting) -> bool:
         """Whether a gang is off the queue for good."""
@@ -263,9 +257,9 @@ class LabSite:
         """There has to be a pass by then."""
         self.wake_s = min(self.wake_s, at_s)
 
-    def gone(self, entry: GangEntry, now_s: float, gpus: int | None = None) -> None:
+    def gone(self, entry: GangEntry, now_s: float, gpus: int) -> None:
         """A gang, or some of its jobs, have given back these GPUs."""
-        back = entry.gpus if gpus is None else entry.gpus & gpus
+        back = entry.gpus & gpus
         if entry.index in self.running and back:
             entry.gpus &= ~back
             self.books.gave_back(entry.user, back.bit_count(), now_s)

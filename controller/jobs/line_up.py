@@ -56,9 +56,9 @@ class LineUp:
         self._site = LabSite(table, placement, UserAccounts(discipline, usage))
         self._numbers = itertools.count()
         self._waiting: dict[str, GangEntry] = {}
-        self._placed: dict[str, GangEntry] = {}
+        self._placed: dict[str, tuple[GangEntry, int]] = {}  # with the GPUs of each job
         self._left: list[GangEntry] = []
-        self._back: list[tuple[GangEntry, str]] = []
+        self._back: list[tuple[GangEntry, int]] = []
         self._came: list[GangEntry] = []
         self.use_order()
 
@@ -77,7 +77,8 @@ class LineUp:
 
         So many other jobs of the user come ``beside`` them.
         """
-        own = {e.gang for e in (*self._waiting.values(), *self._placed.values()) if e.user == user}
+        placed = (entry for entry, _ in self._placed.values())
+        own = {e.gang for e in (*self._waiting.values(), *placed) if e.user == user}
         jobs = sum(len(gang.ids) for gang in own) + len(specs) - 1 + beside
         return admission(self._settings, user, sum(spec.size for spec in specs), jobs)
 
@@ -90,11 +91,14 @@ class LineUp:
         self._came.append(entry)
 
     def follow(self, gang: Gang) -> None:
-        """A gang has its hosts already."""
+        """A gang has its hosts already; again is harmless."""
+        if gang.ids[0] in self._placed:
+            return
         entry = self._entry(gang)
-        self._placed |= dict.fromkeys(gang.ids, entry)
-        hosts = [name for status in entry.statuses for name in status.hosts]
-        entry.gpus = self._placement.gpus_of(hosts)
+        for status in entry.statuses:
+            gpus = self._placement.gpus_of(status.hosts)
+            self._placed[status.id] = entry, gpus
+            entry.gpus |= gpus
         entry.began_s = min(s.runs_since or s.submitted_at for s in entry.statuses)
         self._site.running[entry.index] = entry
         accounts = self._site.books
@@ -120,8 +124,8 @@ class LineUp:
 
     def freed(self, job_id: str) -> None:
         """A job has given back its hosts."""
-        if (entry := self._placed.pop(job_id, None)) is not None:
-            self._back.append((entry, job_id))
+        if (placed := self._placed.pop(job_id, None)) is not None:
+            self._back.append(placed)
 
     async def would_place(
         self, statuses: Sequence[JobStatus], look: Look
@@ -172,9 +176,8 @@ class LineUp:
                 self._came.remove(entry)
             else:
                 self._queue.remove(entry)
-        for entry, job_id in self._back:
-            hosts = next(s.hosts for s in entry.statuses if s.id == job_id)
-            site.gone(entry, now_s, self._placement.gpus_of(hosts))
+        for entry, gpus in self._back:
+            site.gone(entry, now_s, gpus)
         site.joined.extend(self._came)
         if self._back:
             self._keep_usage(now_s)
@@ -212,16 +215,16 @@ class LineUp:
     def _begin(self, started: Started, after: Sequence[asyncio.Task[None]]) -> None:
         entry, now_s = started.entry, time.time()
         if entry.gang.ids[0] not in self._waiting:  # stopped by the user meanwhile
-            self._site.gone(entry, now_s)
+            self._site.gone(entry, now_s, entry.gpus)
             self._left[:] = [each for each in self._left if each is not entry]
             return
         self._forget(entry)
-        self._placed |= dict.fromkeys(entry.gang.ids, entry)
         for job_id, placed in started.hosts.by_job.items():
             for decision in placed.decisions:
                 self._table.ledger.add_decision(job_id, now_s, decision.record)
             status = replace(self._table[job_id], hosts=placed.hosts, runs_since=now_s)
             self._table.keep(status)
+            self._placed[job_id] = entry, self._placement.gpus_of(placed.hosts)
         entry.statuses = [self._table[job_id] for job_id in entry.gang.ids]
         self._gangs.begin(entry.gang, after)
 

@@ -14,11 +14,10 @@ from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.jobs.cluster_view import WiredLab, view_of
 from patchlight.controller.jobs.decisions import OWN_GRAPH, Decision, decided, seen
-from patchlight.controller.jobs.policy_set import PolicySet
-from patchlight.controller.jobs.running_job import JobFailed
+from patchlight.controller.jobs.policies_in_use import PoliciesInUse
+from patchlight.controller.jobs.worker_specs import JobFailed
 from patchlight.controller.policies.contract import ClusterView, JobView, Progress
 from patchlight.controller.policies.guard import GuardedOrder
-from patchlight.controller.policies.registry import DEFAULTS
 from patchlight.controller.policies.topology import NO_PORTS
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobStatus
@@ -51,7 +50,7 @@ class Placement:
     def __init__(
         self,
         lab: Lab,
-        policies: PolicySet,
+        policies: PoliciesInUse,
         transactions: Transactions,
         statuses: Callable[[Iterable[str]], Mapping[str, JobStatus]],
     ) -> None:
@@ -61,18 +60,19 @@ class Placement:
         self._circuits = transactions.parts
 
     async def look(
-        self, recent: Sequence[JobStatus], without_agent: Mapping[str, str]
+        self, recent: Sequence[JobStatus], without_agent: Mapping[str, str], *, ports: bool
     ) -> Callable[[HostsOfJobs], LabView]:
         """The lab now, as soon as one says who runs where. It may take a device's time.
 
         ``recent`` are the jobs that came last, the latest of them last; ``without_agent`` hosts
-        whose agents do not answer, and that in words.
+        whose agents do not answer, and that in words. ``ports``: with those that are locked or
+        have failed, for who plans circuits.
         """
         maps = await self._circuits.maps.read()
         # On hosts whose links nobody knows, a job would wait for its ring for ever.
         unseen = {**self._circuits.devices.unseen_hosts(), **without_agent}
         locked = failed = NO_PORTS
-        if self._policies.choice.placement != DEFAULTS["placement"] and maps:
+        if ports and maps:
             locked, failed = await self._circuits.closed_ports()
         cluster = WiredLab(self._lab, maps)
         jobs = [view_of(status) for status in recent]
@@ -86,16 +86,12 @@ class Placement:
 
     def priority(self, lab: LabView, status: JobStatus, progress: Progress) -> float:
         """What the order policy says of a job; the lowest is next."""
-        return self._policies.order.priority(lab.view, view_of(status), progress)
-
-    def use(self, policies: PolicySet) -> None:
-        """Ask these from now on."""
-        self._policies = policies
+        return self._policies.now.order.priority(lab.view, view_of(status), progress)
 
     @property
     def order(self) -> GuardedOrder:
         """The order policy that there is now."""
-        return self._policies.order
+        return self._policies.now.order
 
     def gpus_of(self, hosts: Collection[str]) -> int:
         """The GPUs of these hosts, as a set."""
@@ -131,9 +127,9 @@ class Placement:
                 f"it is to end within {job.limit_s:g} s, and computes for {job.sequential_s:g} s"
             )
             return Waiting(WaitReason.UNREACHABLE, words, is_blocked=True)
-        placement = self._policies.placement
+        placement = self._policies.now.placement
         if status.spec.placement is not None:
-            placement = self._policies.placement_named(status.spec.placement)
+            placement = self._policies.now.placement_named(status.spec.placement)
         # Hosts that it failed on are left alone as long as there are others.
         for avoided in dict.fromkeys((lab.cluster.as_set(status.avoid), 0)):
             view = lab.view._replace(occupied=occupied | avoided)
@@ -184,7 +180,7 @@ class Placement:
 
     def _degree(self, view: ClusterView, status: JobStatus, decisions: list[Decision]) -> int:
         """How many workers the partition policy gives a job; 0 while too few GPUs are free."""
-        partition, job, spec = self._policies.partition, view_of(status), status.spec
+        partition, job, spec = self._policies.now.partition, view_of(status), status.spec
         free = view.free_for(job).bit_count()
         legal = (0, *sorted(n for n in spec.degrees or range(1, free + 1) if n <= free))
         if partition is None or len(legal) == 1:
@@ -227,7 +223,7 @@ class Placement:
     async def _wish(
         self, topology: str, groups: HostsOfJobs, running: HostsOfJobs, jobs: Sequence[str]
     ) -> _WishedCircuits:
-        policy = self._policies.topology(topology)
+        policy = self._policies.now.topology(topology)
         locked, failed = await self._circuits.closed_ports()
         unseen, statuses = tuple(self._circuits.devices.unseen_hosts()), self._statuses(running)
 

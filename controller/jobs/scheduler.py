@@ -8,7 +8,6 @@ import contextlib
 import logging
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,17 +17,18 @@ from patchlight.controller.changes.record import Reconfiguration, Refused
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.fleet import Fleet
 from patchlight.controller.jobs.admission import check_policies, check_specs
-from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.jobs.forecasts import Forecasts
 from patchlight.controller.jobs.gangs import Gang, Gangs
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.line_up import LineUp
 from patchlight.controller.jobs.live_light import LiveLight
 from patchlight.controller.jobs.placement import LabView, Placement
-from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice, PolicySet
-from patchlight.controller.jobs.running_job import JobFailed, RunningJob
+from patchlight.controller.jobs.policies_in_use import PoliciesInUse
+from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
+from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.takeover import Takeover
-from patchlight.controller.policies.guard import Fault
+from patchlight.controller.jobs.worker_specs import JobFailed
+from patchlight.controller.policies.registry import DEFAULTS
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
@@ -38,7 +38,7 @@ from patchlight.testbed.wiring import Links
 
 _log = logging.getLogger(__name__)
 
-_DRAINED, _POLICIES = "drained", "policies"
+_DRAINED = "drained"
 DEFAULT_DISCIPLINE = Discipline()
 
 
@@ -61,54 +61,14 @@ class Scheduler:
     ) -> None:
         """``BadInput`` if a policy of ``choice`` cannot be had."""
         self._lab, self._fleet, self._store, self._table = lab, fleet, store, table
-        self.choice = self._kept_choice(choice)
-        self._policies = self._policy_set(self.choice)
-        self._next_policies: PolicySet | None = None
-        self._placement = Placement(lab, self._policies, transactions, table.several)
-        self.policy_faults: Counter[tuple[str, str]] = Counter()
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
+        self.policies = PoliciesInUse(lab, store, table, choice, self._changed.set)
+        self._placement = Placement(lab, self.policies, transactions, table.several)
         self._gangs = Gangs(lab, fleet, store, table, self._rewire_first, self)
         self._line_up = LineUp(store, table, self._placement, self._gangs, discipline)
         self._takeover = Takeover(fleet, store, table, self._gangs)
         self.light = LiveLight(store, transactions, self._look)
         self.forecasts = Forecasts(lab, table, transactions.parts.maps.present_links)
-
-    def _policy_set(self, choice: PolicyChoice) -> PolicySet:
-        shape = WiredLab(self._lab, self._lab.initial_maps).shape
-        return PolicySet(choice, self._on_fault, shape, self._lab)
-
-    def _kept_choice(self, given: PolicyChoice) -> PolicyChoice:
-        """What ``use`` chose in an earlier life, if the controller is given the same as then."""
-        kept = self._store.mark(_POLICIES)
-        if kept is None or kept["given"] != given.words:
-            self._store.set_mark(_POLICIES, {"given": given.words, "used": given.words})
-            return given
-        return replace(given, **kept["used"])
-
-    async def use(self, choice: PolicyChoice) -> PolicyChoice:
-        """Have other policies decide from now on; ``BadInput`` if one cannot be had.
-
-        What runs is left as it is. The choice outlives the controller, until it is started with
-        others.
-        """
-        policies = await asyncio.to_thread(self._policy_set, choice)
-        if self._next_policies is not None:
-            self._next_policies.close()
-        self._next_policies, self.choice = policies, choice
-        kept = self._store.mark(_POLICIES) or {"given": choice.words}
-        self._store.set_mark(_POLICIES, {**kept, "used": choice.words})
-        self._store.add_event(time.time(), "policies", {"policies": choice.words})
-        self._changed.set()
-        return choice
-
-    def _take_next_policies(self) -> None:
-        """Between two passes of the queue, which would go by neither the old nor the new ones."""
-        if self._next_policies is not None:
-            self._policies.close()
-            self._policies, self._next_policies = self._next_policies, None
-            self._placement.use(self._policies)
-            self._line_up.use_order()
 
     # -- what users ask ----------------------------------------------------------------
 
@@ -146,11 +106,11 @@ class Scheduler:
         self, specs: Sequence[JobSpec], topology: str | None, by: str
     ) -> tuple[list[JobStatus], str]:
         """Jobs as they would be submitted, and the topology policy that they would have."""
-        specs = check_specs(self._lab, specs, counted=self.choice.partition is None)
-        check_policies(specs, self.choice)
+        specs = check_specs(self._lab, specs, counted=self.policies.choice.partition is None)
+        check_policies(specs, self.policies.choice)
         specs = [replace(spec, after=self._ids_of(spec)) for spec in specs]
         named = topology or next((spec.topology for spec in specs if spec.topology), None)
-        chosen = named or self.choice.topology
+        chosen = named or self.policies.choice.topology
         now, gang = time.time(), uuid.uuid4().hex[:12]
         statuses = [
             JobStatus(
@@ -175,10 +135,6 @@ class Scheduler:
                     f"job {spec.name}: it is to come after {name!r}, and there is no such job"
                 )
         return tuple(jobs[0].id for _, jobs in found)
-
-    def decisions(self, job_id: str) -> list[dict[str, Any]]:
-        """What policies decided of a job, oldest first, each with all that it saw."""
-        return self._table.ledger.decisions(self._table[job_id].id)
 
     async def preview(
         self, specs: Sequence[JobSpec], topology: str | None = None, by: str = ""
@@ -254,14 +210,6 @@ class Scheduler:
         """The jobs that somebody may mean by an id, the start of one, or a name."""
         exact = self._table.find(text)
         return [self._shown(s) for s in ([exact] if exact else self._table.ledger.meant(text))]
-
-    def counts(self) -> dict[str, int]:
-        """How many jobs there are in each state."""
-        return self._table.ledger.counts()
-
-    def iterations(self, job_id: str, after: int, most: int) -> tuple[list[dict[str, Any]], int]:
-        """What a job's workers reported after number ``after``, and the last number."""
-        return self._table.ledger.iterations(self._table[job_id].id, after, most)
 
     def _shown(self, status: JobStatus) -> JobStatus:
         """A job with what it waits for now, which changes too often to be written down."""
@@ -350,10 +298,10 @@ class Scheduler:
 
     async def run(self) -> None:
         """Start gangs as their hosts come free, for ever. What fails of a gang fails it alone."""
-        self._loop = asyncio.get_running_loop()
+        self.policies.note_faults()
         if not self._takeover.done:
-            followed, queued = await self._takeover.run()
-            for gang in followed:
+            queued = await self._takeover.run()
+            for gang in self._gangs.active:
                 self._line_up.follow(gang)
             for gang in queued:
                 self._line_up.join(gang)
@@ -362,9 +310,10 @@ class Scheduler:
         while True:
             self._changed.clear()
             wait_s: float | None = None
-            self._take_next_policies()
+            if self.policies.take_next():
+                self._line_up.use_order()
             if not self.drained:
-                wait_s = await self._line_up.decide(self._look)
+                wait_s = await self._line_up.decide(self._look_for_waiting)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._changed.wait()
@@ -372,18 +321,22 @@ class Scheduler:
     async def close(self) -> None:
         """Let go of the gangs, whose workers go on, and of the policies."""
         await self._gangs.close()
-        for policies in (self._policies, self._next_policies):
-            if policies is not None:
-                policies.close()
+        self.policies.close()
 
-    async def _look(self) -> Callable[[], LabView]:
+    async def _look_for_waiting(self) -> Callable[[], LabView]:
+        """As ``_look``; states of ports, which cost reading, only for who places by circuits."""
+        own = any(s.spec.placement for s in self._table.live() if s.state.is_waiting)
+        lab_wide = self.policies.choice.placement != DEFAULTS["placement"]
+        return await self._look(ports=own or lab_wide)
+
+    async def _look(self, *, ports: bool = True) -> Callable[[], LabView]:
         silent = self._fleet.silent()
         without_agent = {
             host.name: f"the agent of {host.server.name} is silent"
             for host in self._lab.hosts
             if host.server.name in silent
         }
-        see = await self._placement.look(self._table.recent(), without_agent)
+        see = await self._placement.look(self._table.recent(), without_agent, ports=ports)
         return lambda: see(self._hosts_of(self._table.running))
 
     def _hosts_of(self, job_ids: Iterable[str]) -> dict[str, list[str]]:
@@ -421,24 +374,3 @@ class Scheduler:
             for job_id in because_of:
                 self._table.ledger.add_decision(job_id, time.time(), record)
         return change
-
-    # -- bookkeeping ---------------------------------------------------------------------
-
-    def _on_fault(self, fault: Fault) -> None:
-        """A policy failed. Called in the thread in which it was asked."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._note_fault, fault)
-
-    def _note_fault(self, fault: Fault) -> None:
-        _log.warning("%s", fault)
-        self.policy_faults[fault.kind, fault.policy] += 1
-        for job_id in fault.jobs:
-            if (status := self._table.find(job_id)) is not None:
-                self._table.keep(replace(status, policy_faults=status.policy_faults + 1))
-        record = {
-            "policy": fault.policy,
-            "policy_kind": fault.kind,
-            "job": ", ".join(fault.jobs),
-            "message": str(fault),
-        }
-        self._store.add_event(time.time(), "policy-fault", record)

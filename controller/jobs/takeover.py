@@ -20,18 +20,17 @@ class Takeover:
         self._fleet, self._store, self._table, self._gangs = fleet, store, table, gangs
         self.done = False
 
-    async def run(self) -> tuple[list[Gang], list[Gang]]:
-        """Follow the jobs that ran: those gangs, and the ones that are queued.
+    async def run(self) -> list[Gang]:
+        """Follow the jobs that ran; the gangs that are queued.
 
         Jobs that were just being started are queued again: none of their workers had begun.
         """
-        followed, queued = list[Gang](), list[Gang]()
+        queued: list[Gang] = []
         for gang in gangs_of(self._table.live()):
             begun = [s for s in gang if s.state in (JobState.RUNNING, JobState.PAUSED)]
             for status in begun:
                 if status.id not in self._table.running:
-                    followed.append(Gang((status.id,), status.topology))
-                    await self._gangs.take_over(followed[-1])
+                    await self._gangs.take_over(Gang((status.id,), status.topology))
             rest = [status for status in gang if status not in begun]
             for status in rest:
                 if not status.state.is_waiting:
@@ -39,12 +38,10 @@ class Takeover:
             if rest:
                 queued.append(Gang(tuple(status.id for status in rest), rest[0].topology))
         self.done = True
-        return followed, queued
+        return queued
 
     async def sweep(self, agent: AgentStatus) -> None:
         """End the workers of an agent that are of no attempt which runs."""
-        if not self.done:
-            return
         ours = {w.spec.id for job in self._table.running.values() for w in job.workers}
         for worker in agent.workers:
             if worker.id in ours:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from patchlight.testbed import units
-from patchlight.testbed.commands import RESERVED_VARIABLES
+from patchlight.testbed.commands import LONGEST_TEXT, RESERVED_VARIABLES, HowHeld, Mount
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.fields import (
     ListOf,
@@ -28,13 +28,10 @@ from patchlight.testbed.jobs import (
     LONGEST_COMPUTE_S,
     LONGEST_DARK_S,
     LONGEST_LIMIT_S,
-    LONGEST_TEXT,
     MOST_ITERATIONS,
     MOST_JOBS,
     MOST_RETRIES,
     MOST_WORKERS,
-    HowHeld,
-    Mount,
     Trainer,
 )
 from patchlight.testbed.labfile.values import MODEL, VARIABLE_NAME

@@ -16,7 +16,7 @@ from fastapi import Request
 from patchlight.controller.api.answers import explain
 from patchlight.controller.client import ControllerClient, ControllerError
 from patchlight.controller.fleet import AgentClient, AgentError, Fleet
-from patchlight.controller.jobs.running_job import worker_specs
+from patchlight.controller.jobs.worker_specs import worker_specs
 from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab import Lab, Server

@@ -43,7 +43,8 @@ class FakeFleet(Fleet):
     A new worker is in ``first_state``; one that is told to pause does where ``pauses``, except
     for the first ``too_late`` times. ``held_before`` has the iteration that it was told last.
     ``refusals`` has, for a call such as ``"create"``, what the agents answer instead of doing it;
-    in ``bugs`` are calls, or ``"worker ID"``, that end in an error which nobody foresaw.
+    in ``bugs`` are calls, or ``"worker ID"``, that end in an error which nobody foresaw. Workers
+    end only while ``may_delete`` is set.
     """
 
     def __init__(self, lab: Lab) -> None:
@@ -59,6 +60,8 @@ class FakeFleet(Fleet):
         self.workers: dict[str, WorkerStatus] = {}
         self.written: dict[str, list[Report]] = {}
         self.printed: dict[str, str] = {}
+        self.may_delete = asyncio.Event()
+        self.may_delete.set()
 
     def job_workers(self, job_id: str) -> list[str]:
         """The workers that a job has now, in the order of ranks."""
@@ -149,6 +152,7 @@ class FakeAgent(AgentClient):
 
     async def delete(self, worker_id: str) -> None:
         self._called("delete", worker_id)
+        await self._fleet.may_delete.wait()
         self._fleet.workers.pop(worker_id, None)
 
 

@@ -76,7 +76,7 @@ async def test_where_a_policy_fails_the_default_decides(policies: Path) -> None:
         assert "RuntimeError: no idea" in faults
         assert "it answered 'perhaps'" in faults
         assert "RuntimeError: no light" in faults
-        counts = {kind: count for (kind, _), count in cluster.scheduler.policy_faults.items()}
+        counts = {kind: count for (kind, _), count in cluster.scheduler.policies.faults.items()}
         assert counts["placement"] == 2
         assert counts["topology"] == 2
         # Which is next was asked of both, and where each runs, and with which circuits.

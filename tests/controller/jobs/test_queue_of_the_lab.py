@@ -112,7 +112,7 @@ async def test_decisions_are_kept_with_all_that_was_seen(cluster: Cluster) -> No
     (job_id,) = await submit_running(
         cluster, job("two", workers=2, graph="alexnet"), topology="regroup"
     )
-    decisions = cluster.scheduler.decisions(job_id)
+    decisions = cluster.table.ledger.decisions(job_id)
     assert [decision["kind"] for decision in decisions] == ["placement", "topology"]
     for decision in decisions:
         assert decision["digest"] == digest(decision["saw"])
@@ -128,24 +128,24 @@ async def test_decisions_are_kept_with_all_that_was_seen(cluster: Cluster) -> No
 async def test_policies_change_while_the_controller_runs(tmp_path: Path) -> None:
     async with at_work(PolicyChoice()) as first:
         await submit_running(first, job("before", workers=1))
-        await first.scheduler.use(PolicyChoice(placement="random", order="srpt"))
+        await first.scheduler.policies.use(PolicyChoice(placement="random", order="srpt"))
         (then,) = await submit_running(first, job("then", workers=1))
-        assert first.scheduler.decisions(then)[0]["policy"] == "random"
+        assert first.table.ledger.decisions(then)[0]["policy"] == "random"
         with pytest.raises(BadInput, match=r"no policy .nonsense."):
-            await first.scheduler.use(PolicyChoice(placement="nonsense"))
-        assert first.scheduler.choice.placement == "random"
+            await first.scheduler.policies.use(PolicyChoice(placement="nonsense"))
+        assert first.scheduler.policies.choice.placement == "random"
     async with at_work(PolicyChoice(), first) as second:
-        assert second.scheduler.choice.order == "srpt"
+        assert second.scheduler.policies.choice.order == "srpt"
     async with at_work(PolicyChoice(order="las"), first) as third:
-        assert (third.scheduler.choice.placement, third.scheduler.choice.order) == (
-            "consolidated",
-            "las",
-        )
+        assert (
+            third.scheduler.policies.choice.placement,
+            third.scheduler.policies.choice.order,
+        ) == ("consolidated", "las")
 
 
 async def test_a_job_may_ask_for_a_built_in_policy_only(cluster: Cluster, tmp_path: Path) -> None:
     (job_id,) = await submit_running(cluster, job("own", workers=1, placement="rack-aware"))
-    assert cluster.scheduler.decisions(job_id)[0]["policy"] == "rack-aware"
+    assert cluster.table.ledger.decisions(job_id)[0]["policy"] == "rack-aware"
     mine = tmp_path / "mine.py"
     mine.write_text("raise SystemExit('this ran beside the controller')")
     with pytest.raises(BadInput, match="neither built in nor the lab's policy"):

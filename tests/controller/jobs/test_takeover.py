@@ -4,6 +4,7 @@ import asyncio
 
 from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.testbed.jobs import JobState
+from patchlight.testbed.queueing import Allowance, Discipline
 from patchlight.testbed.worker_api import AgentStatus, WorkerState, WorkerStatus
 from tests.support.job_cluster import Cluster, at_work, job, submit_running
 
@@ -116,6 +117,36 @@ async def test_a_failed_job_begins_again_elsewhere_where_it_was(cluster: Cluster
     cluster.fleet.put_worker(f"{tries}.1-0", WorkerState.FAILED, "once more")
     await cluster.until_state(tries, JobState.FAILED)
     assert "once more" in cluster.table[tries].message
+
+
+async def test_a_job_that_is_stopped_while_it_gives_back_does_not_begin_again(
+    cluster: Cluster,
+) -> None:
+    (tries,) = await submit_running(cluster, job("tries", "gpu0", retries=1))
+    cluster.fleet.may_delete.clear()
+    cluster.fleet.put(tries, WorkerState.FAILED, "GPU fell off")
+    await cluster.until(lambda: calls(cluster, "delete"))
+    stop = asyncio.create_task(cluster.scheduler.stop(tries))
+    await asyncio.sleep(0)
+    cluster.fleet.may_delete.set()
+    assert (await stop).state is JobState.STOPPED
+    (other,) = await submit_running(cluster, job("other", "gpu0"))
+    assert cluster.table[tries].state is JobState.STOPPED
+    assert other in cluster.table.running
+
+
+async def test_what_a_failed_job_had_counts_for_its_user_no_more() -> None:
+    rules = Discipline(users=(("ann", Allowance(gpus=2)),))
+    async with at_work(PolicyChoice(), discipline=rules) as cluster:
+        (tries,) = cluster.scheduler.submit([job("tries", workers=2, retries=1)], by="ann")
+        await cluster.until_state(tries.id, JobState.RUNNING)
+        cluster.fleet.may_delete.clear()
+        cluster.fleet.put(tries.id, WorkerState.FAILED, "GPU fell off")
+        await cluster.until(lambda: calls(cluster, "delete"))
+        # A pass of the queue sees the job without hosts, before it has given them back.
+        await submit_running(cluster, job("other", workers=1))
+        cluster.fleet.may_delete.set()
+        await cluster.until_state(tries.id, JobState.RUNNING)
 
 
 async def test_a_drained_controller_starts_nothing_until_it_resumes() -> None:

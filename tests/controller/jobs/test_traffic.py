@@ -5,7 +5,7 @@ from ipaddress import IPv4Network
 
 import pytest
 
-from patchlight.controller.jobs.running_job import (
+from patchlight.controller.jobs.worker_specs import (
     JobFailed,
     scaled_gradient_bytes,
     scaled_window_bytes,
