@@ -5,7 +5,7 @@ import contextlib
 import functools
 import logging
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from patchlight.controller.circuits.conformance import (
@@ -72,16 +72,21 @@ class CheckResult:
     failure: str = ""
 
 
-async def run_check(check: Check, new_driver: NewDriver, *, password: str = "") -> None:
-    """Bring the device's map to ``INITIAL``, then run one check with a fresh driver.
+async def run_check(
+    check: Check, new_driver: NewDriver, *, password: str = "", is_initial: bool = False
+) -> None:
+    """Bring the device's map to ``INITIAL``, run one check with a fresh driver, bring it back.
 
     Rewires the device, whatever it carries. Raises ``CheckFailed``, or what the driver raises.
     With ``password`` also if the driver lets that into a log or an error meanwhile.
+    ``is_initial``: the map is ``INITIAL`` already, as it is after a check that passed.
     """
     with _kept_secret(password):
-        await bring_to(INITIAL, new_driver)
+        if not is_initial:
+            await bring_to(INITIAL, new_driver)
         async with _opened(new_driver) as driver:
             await check(driver)
+            await _bring(driver, INITIAL)
 
 
 async def run_checks(
@@ -118,8 +123,10 @@ async def run_checks(
         if raise_alarm is not None:
             arrive = functools.partial(alarms_arrive, raise_alarm=raise_alarm)
             checks[alarms_arrive.__name__] = (arrive, alarms_arrive.__doc__)
+        failure = "none has run"
         for name, (check, about) in checks.items():
-            failure = await _failure(check, new_driver, longest_s, password)
+            run = run_check(check, new_driver, password=password, is_initial=not failure)
+            failure = await _failure(run, longest_s)
             yield CheckResult(name, about or "", failure)
     finally:
         await bring_to(before, new_driver)
@@ -128,17 +135,21 @@ async def run_checks(
 async def bring_to(target: PortMap, new_driver: NewDriver) -> None:
     """Make the device carry this map and no more; ``PatchlightError`` if it refuses."""
     async with _opened(new_driver) as driver:
-        change = (await driver.read_map()).diff(target)
-        outcomes = [await driver.disconnect(change.breaks), await driver.connect(change.makes)]
-        refused = [str(refusal) for outcome in outcomes for refusal in outcome.refused]
+        await _bring(driver, target)
+
+
+async def _bring(driver: CircuitDriver, target: PortMap) -> None:
+    change = (await driver.read_map()).diff(target)
+    outcomes = [await driver.disconnect(change.breaks), await driver.connect(change.makes)]
+    refused = [str(refusal) for outcome in outcomes for refusal in outcome.refused]
     if refused:
         raise PatchlightError(f"bringing the device to its map: {'; '.join(refused)}")
 
 
-async def _failure(check: Check, new_driver: NewDriver, longest_s: float, password: str) -> str:
+async def _failure(check: Awaitable[None], longest_s: float) -> str:
     try:
         async with asyncio.timeout(longest_s):
-            await run_check(check, new_driver, password=password)
+            await check
     except CheckFailed as error:
         return str(error)
     except TimeoutError:

@@ -1,22 +1,26 @@
 """Which controller a command talks to: the one named, or the one of the lab that is up."""
 
+from __future__ import annotations
+
 import getpass
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from patchlight.cli.rendering import say
-from patchlight.controller.client import ControllerClient
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.lab_api import UNIX, LabIdentity, api_address
 from patchlight.testbed.labfile.reader import builtin_labs, find_lab, parse_lab, read_lab
 from patchlight.testbed.labfile.values import HOST_PORT
 from patchlight.testbed.linux.sockets import unix_socket_answers
+
+if TYPE_CHECKING:
+    from patchlight.controller.client import ControllerClient
 
 RUN_ROOT = Path("/run/patchlight")
 LAB_VARIABLE = "PATCHLIGHT_LAB"
@@ -122,6 +126,8 @@ def running_lab_file(lab_name: str | None) -> Path:
 
 def connect(lab_name: str | None, address: str | None) -> ControllerClient:
     """A client of the controller meant, that talks to no other lab's than the one named."""
+    from patchlight.controller.client import ControllerClient
+
     if address is not None and lab_name is None:
         return ControllerClient(address, user=user_name())
     file = running_lab_file(lab_name)

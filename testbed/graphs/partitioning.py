@@ -5,16 +5,20 @@ the forward operation's time decides how often it can be split, its backward twi
 parts of a backward operation exchange what they hold.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs.model import ComputationGraph
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ def mirror(graph: ComputationGraph) -> TrainingGraph:
     Each edge a→b of the forward pass is b'→a' in the backward pass, a' and b' being the
     backward twins; the loss leads to its own twin.
     """
+    import numpy as np
+
     half = len(graph.operations)
     compute = [o.forward_ms for o in graph.operations] + [o.backward_ms for o in graph.operations]
     memory = [float(o.memory_bytes) for o in graph.operations] * 2
@@ -147,6 +153,8 @@ def partition(
 
     ``served`` and ``BadInput`` as ``splits_of``.
     """
+    import numpy as np
+
     splits = splits_of(training, degree, quantum_ms, served)
     counts = np.array(splits, dtype=float)
     part_bytes = training.memory_bytes / counts

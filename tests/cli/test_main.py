@@ -37,6 +37,18 @@ def test_help_imports_no_command_and_nothing_slow() -> None:
     assert result.stdout.splitlines()[-1] == "[]"
 
 
+def test_commands_are_listed_and_names_completed_without_a_client_of_the_controller() -> None:
+    code = (
+        "import sys\nfrom patchlight.cli.main import main\n"
+        "for noun in ('ocs', 'controller', 'lab', 'policy', 'simulate', 'completion'):\n"
+        "    try: main([noun, '--help'])\n    except SystemExit as end: assert not end.code\n"
+        "print(sorted({'httpx', 'pydantic', 'numpy'} & set(sys.modules)))\n"
+    )
+    result = python("-c", code)
+    assert result.returncode == 0
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
 def test_a_lab_is_checked_from_the_shell(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("")

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -215,20 +215,20 @@ def test_a_long_body_is_refused_before_it_is_held(door: ControllerProcess) -> No
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("regroup", {"jobs": [1] * 1_000_000}),
-        ("regroup", {"jobs": ["x"] * 700_000}),
-        ("jobs", {"jobs": [{}] * 900_000}),
-        ("jobs", {"jobs": [{"name": "j", "hosts": [1] * 1_000_000}]}),
-        ("reconfigurations", {f"a{n}": 1 for n in range(200_000)}),
-        ("reconfigurations", {"maps": {f"o{n}": [] for n in range(200_000)}}),
-        ("reconfigurations", {"maps": {"o1": ["1-2"] * 500_000}}),
-        ("locks", {"ocs": "o1", "ports": [0] * 1_000_000, "why": "x"}),
+        ("regroup", lambda: {"jobs": [1] * 1_000_000}),
+        ("regroup", lambda: {"jobs": ["x"] * 700_000}),
+        ("jobs", lambda: {"jobs": [{}] * 900_000}),
+        ("jobs", lambda: {"jobs": [{"name": "j", "hosts": [1] * 1_000_000}]}),
+        ("reconfigurations", lambda: {f"a{n}": 1 for n in range(200_000)}),
+        ("reconfigurations", lambda: {"maps": {f"o{n}": [] for n in range(200_000)}}),
+        ("reconfigurations", lambda: {"maps": {"o1": ["1-2"] * 500_000}}),
+        ("locks", lambda: {"ocs": "o1", "ports": [0] * 1_000_000, "why": "x"}),
     ],
 )
 def test_a_million_mistakes_are_not_all_looked_at(
-    door: ControllerProcess, path: str, body: Any
+    door: ControllerProcess, path: str, body: Callable[[], Any]
 ) -> None:
-    answer = send(door, "POST", f"/v1/{path}", json=body, timeout=30)
+    answer = send(door, "POST", f"/v1/{path}", json=body(), timeout=30)
     assert answer.status_code == 422
     assert len(answer.content) < 5000
 

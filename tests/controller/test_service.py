@@ -11,6 +11,7 @@ import sqlite3
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,16 @@ from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.labfile.reader import read_lab
-from tests.support.controller_process import ControllerProcess
+from tests.support.controller_process import ControllerProcess, controller_process
 from tests.support.emulated_devices import lab_file, running
 from tests.support.waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerProcess]:
+    """A controller for all tests that leave its circuits and jobs as they are."""
+    with controller_process(tmp_path_factory.mktemp("lasting")) as process:
+        yield process
 
 
 def command(controller: ControllerProcess, *words: str) -> Result:
@@ -55,14 +63,15 @@ def test_each_change_is_in_the_history_with_its_stages(controller: ControllerPro
     assert "o1: unverified, it has no power monitor" in record["notes"]
 
 
+@pytest.mark.xdist_group("a lasting controller")
 def test_wrong_requests_change_nothing_and_say_what_was_expected(
-    controller: ControllerProcess,
+    lasting: ControllerProcess,
 ) -> None:
-    before = controller.client.circuits()
+    before = lasting.client.circuits()
     for maps in ({"o1": ["1-99"]}, {"nope": ["1-2"]}, {"o1": ["1-2", "1-3"]}, {"o1": ["x"]}):
         with pytest.raises(BadInput):
-            controller.client.reconfigure(maps)
-    assert controller.client.circuits() == before
+            lasting.client.reconfigure(maps)
+    assert lasting.client.circuits() == before
     spec = JobSpec("j", 1, 400, {"M": 0.1}, workers=1)
     for wrong, why in (
         (JobSpec("j", 1, 400, {"M": 0.1}, hosts=("nobody",)), "no host called 'nobody'"),
@@ -77,10 +86,10 @@ def test_wrong_requests_change_nothing_and_say_what_was_expected(
         ),
     ):
         with pytest.raises(BadInput, match=why):
-            controller.client.submit(
+            lasting.client.submit(
                 [spec, wrong] if wrong.hosts and "nobody" in wrong.hosts else [wrong]
             )
-    assert controller.client.jobs() == []
+    assert lasting.client.jobs() == []
 
 
 def test_a_job_without_agents_fails_and_says_why(controller: ControllerProcess) -> None:
@@ -89,8 +98,9 @@ def test_a_job_without_agents_fails_and_says_why(controller: ControllerProcess) 
     assert "has no agent" in controller.client.job(job["id"])["message"]
 
 
+@pytest.mark.xdist_group("a lasting controller")
 def test_a_job_that_no_float_can_count_is_refused_and_the_controller_goes_on(
-    controller: ControllerProcess,
+    lasting: ControllerProcess,
 ) -> None:
     usual: dict[str, Any] = {"name": "j", "iterations": 1, "gradient_bytes": 4, "workers": 1}
     for wrong, field in (
@@ -104,7 +114,7 @@ def test_a_job_that_no_float_can_count_is_refused_and_the_controller_goes_on(
         ({"whatever": 1}, "job j: whatever: "),
     ):
         answer = httpx.post(
-            f"http://{controller.api}/v1/jobs",
+            f"http://{lasting.api}/v1/jobs",
             content=json.dumps({"jobs": [{**usual, "compute_s": {"M": 0.1}, **wrong}]}),
             headers={"Content-Type": "application/json"},
         )
@@ -112,12 +122,12 @@ def test_a_job_that_no_float_can_count_is_refused_and_the_controller_goes_on(
         assert re.search(field, answer.json()["error"])
     for jobs in ("5", "[5]", "null"):
         answer = httpx.post(
-            f"http://{controller.api}/v1/jobs",
+            f"http://{lasting.api}/v1/jobs",
             content=f'{{"jobs": {jobs}}}',
             headers={"Content-Type": "application/json"},
         )
         assert (answer.status_code, "error" in answer.json()) == (422, True)
-    assert controller.client.jobs() == []
+    assert lasting.client.jobs() == []
 
 
 def connect_as_switch(port: int, datapath_id: int) -> None:
@@ -131,14 +141,15 @@ def connect_as_switch(port: int, datapath_id: int) -> None:
             pass
 
 
+@pytest.mark.xdist_group("a lasting controller")
 def test_a_stranger_that_connects_again_and_again_fills_no_journal(
-    controller: ControllerProcess,
+    lasting: ControllerProcess,
 ) -> None:
-    openflow = int(read_lab(controller.lab).controller_openflow.rpartition(":")[2])
+    openflow = int(read_lab(lasting.lab).controller_openflow.rpartition(":")[2])
     for number in range(40):
         connect_as_switch(openflow, 0x90 + number % 3)
-    wait_until(lambda: controller.client.status()["unknown_switch_connections"] == 40)
-    events = [e for e in controller.client.events() if e["kind"] == "openflow-unknown-switch"]
+    wait_until(lambda: lasting.client.status()["unknown_switch_connections"] == 40)
+    events = [e for e in lasting.client.events() if e["kind"] == "openflow-unknown-switch"]
     assert len(events) == 1
 
 
@@ -204,25 +215,27 @@ def test_sigterm_ends_it_in_good_order(controller: ControllerProcess) -> None:
         controller.client.status()
 
 
-def test_a_taken_port_names_who_has_it(controller: ControllerProcess) -> None:
+@pytest.mark.xdist_group("a lasting controller")
+def test_a_taken_port_names_who_has_it(lasting: ControllerProcess) -> None:
     second = subprocess.run(
-        controller.command(controller.state.with_name("other")),
+        lasting.command(lasting.state.with_name("other")),
         capture_output=True,
         text=True,
         timeout=30,
         check=False,
     )
     assert second.returncode == 1
-    assert f"(pid {controller.process.pid})" in second.stderr
+    assert f"(pid {lasting.process.pid})" in second.stderr
 
 
-def test_status_and_lists_print_and_are_json(controller: ControllerProcess) -> None:
-    assert "t1" in command(controller, "controller", "status").output
-    answer = json.loads(command(controller, "controller", "status", "--json").output)
+@pytest.mark.xdist_group("a lasting controller")
+def test_status_and_lists_print_and_are_json(lasting: ControllerProcess) -> None:
+    assert "t1" in command(lasting, "controller", "status").output
+    answer = json.loads(command(lasting, "controller", "status", "--json").output)
     assert answer["lab"] == "dry"
-    assert "calient" not in command(controller, "ocs", "list").output
-    assert json.loads(command(controller, "ocs", "show", "--json").output)["o1"]["map"]
-    assert json.loads(command(controller, "job", "list", "--json").output) == []
+    assert "calient" not in command(lasting, "ocs", "list").output
+    assert json.loads(command(lasting, "ocs", "show", "--json").output)["o1"]["map"]
+    assert json.loads(command(lasting, "job", "list", "--json").output) == []
 
 
 def test_metrics_are_what_prometheus_reads(controller: ControllerProcess) -> None:

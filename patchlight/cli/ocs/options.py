@@ -14,11 +14,11 @@ import click
 
 from patchlight.cli.connection import RUN_ROOT, connect, controller_options, lab_meant, user_name
 from patchlight.cli.rendering import listing_options
-from patchlight.controller.client import ControllerClient
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
 
 if TYPE_CHECKING:
+    from patchlight.controller.client import ControllerClient
     from patchlight.controller.standalone import Needs
 
 

@@ -10,7 +10,6 @@ from patchlight.cli.ocs.names import complete_switch, plugged_in, port_anywhere
 from patchlight.cli.ocs.options import Target, target_options
 from patchlight.cli.ocs.output import change_lines, say_unreachable
 from patchlight.cli.rendering import Coloured, Column, Meaning, Table, print_json, say, when
-from patchlight.controller.client import ControllerError
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab
 
@@ -42,6 +41,8 @@ def list_switches(target: Target, as_json: bool) -> None:
 
     If no controller answers: as the lab file has them.
     """
+    from patchlight.controller.client import ControllerError
+
     columns = ("name", "driver", "address", "ports", "switching_time_s", "insertion_loss_db")
     state = {"reachable": None, "since": None, "words": "", "identity": None}
     rows: list[Answer] = [

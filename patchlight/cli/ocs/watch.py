@@ -12,7 +12,6 @@ from patchlight.cli.ocs.options import Target, target_options
 from patchlight.cli.ocs.output import change_lines, say_unreachable
 from patchlight.cli.ocs.view import named_switches, switches_argument
 from patchlight.cli.rendering import Coloured, Meaning, Table, harmless, print_json, say, when
-from patchlight.controller.client import ControllerError
 
 Answer = dict[str, Any]
 
@@ -104,6 +103,8 @@ def watch(
 
 def _followed(target: Target, names: set[str] | None, since: int | None) -> Iterator[Answer]:
     """What happens, for ever."""
+    from patchlight.controller.client import ControllerError
+
     if target.direct:
         with _watching(target, names or ()) as happened:
             while True:

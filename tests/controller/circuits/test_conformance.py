@@ -1,15 +1,15 @@
 """The conformance suite on every driver that comes along, each against its emulated device."""
 
 import asyncio
-import functools
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from patchlight.conformance import CHECKS, INITIAL, Check, alarms_arrive, run_check
+from patchlight.conformance import CHECKS, INITIAL, Check, alarms_arrive, run_check, run_checks
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.labfile.reader import read_lab
@@ -54,14 +54,11 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
-def under_check(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[CircuitSwitch, Running | None]]:
+@contextlib.contextmanager
+def switch_of(name: str, folder: Path) -> Iterator[tuple[CircuitSwitch, Running | None]]:
     """The switch, and the emulated device where there is one."""
-    variant = VARIANTS[request.param]
-    driver = OCS_DRIVERS[request.param.partition(" ")[0]]
-    folder: Path = tmp_path_factory.mktemp("ocs")
+    variant = VARIANTS[name]
+    driver = OCS_DRIVERS[name.partition(" ")[0]]
     lab = lab_file(
         folder,
         driver=driver.name,
@@ -86,22 +83,54 @@ def under_check(
         yield device.switch, device
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_conformance(check: Check, under_check: tuple[CircuitSwitch, Running | None]) -> None:
-    switch, _ = under_check
-    password = PASSWORD if OCS_DRIVERS[switch.driver].has_users else ""
-    asyncio.run(run_check(check, lambda: open_driver(switch, password), password=password))
-
-
-def test_alarms_arrive(under_check: tuple[CircuitSwitch, Running | None]) -> None:
-    switch, device = under_check
-    if device is None or switch.driver == "calient-rest":
-        pytest.skip("it reports nothing")
-    password = PASSWORD if OCS_DRIVERS[switch.driver].has_users else ""
-
+async def failures_of(switch: CircuitSwitch, device: Running | None) -> Mapping[str, str]:
     async def raise_alarm() -> None:
         assert device is not None
         assert device.fault(report="*C EQPT: port 3: mirror stuck")["ok"]
 
-    check = functools.partial(alarms_arrive, raise_alarm=raise_alarm)
-    asyncio.run(run_check(check, lambda: open_driver(switch, password), password=password))
+    password = PASSWORD if OCS_DRIVERS[switch.driver].has_users else ""
+    reports = device is not None and switch.driver != "calient-rest"
+    results = run_checks(
+        lambda: open_driver(switch, password),
+        password=password,
+        raise_alarm=raise_alarm if reports else None,
+    )
+    return {result.name: result.failure async for result in results}
+
+
+@pytest.fixture(
+    scope="module",
+    # One process runs all checks of a driver: they are one run of the suite.
+    params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in VARIANTS],
+    ids=list(VARIANTS),
+)
+def failures(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, str]:
+    """What failed, by check."""
+    with switch_of(request.param, tmp_path_factory.mktemp("ocs")) as (switch, device):
+        return asyncio.run(failures_of(switch, device))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_conformance(check: Check, failures: Mapping[str, str]) -> None:
+    assert failures[check.__name__] == ""
+
+
+def test_alarms_arrive(failures: Mapping[str, str]) -> None:
+    if alarms_arrive.__name__ not in failures:
+        pytest.skip("it reports nothing")
+    assert failures[alarms_arrive.__name__] == ""
+
+
+@pytest.fixture(scope="module")
+def polatis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CircuitSwitch]:
+    with switch_of("polatis-scpi", tmp_path_factory.mktemp("polatis")) as (switch, _):
+        yield switch
+
+
+@pytest.mark.xdist_group("checks one by one")
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_a_test_of_each_check(check: Check, polatis: CircuitSwitch) -> None:
+    """As the author of a driver has them, who begins with whatever map there is."""
+    await run_check(check, lambda: open_driver(polatis, ""))
