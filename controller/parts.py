@@ -107,6 +107,7 @@ class Controller:
                 for (kind, policy), faults in self.scheduler.policies.faults.items()
             ],
             "drained": self.scheduler.drained,
+            "queue_pass_s": self.scheduler.last_pass_s,
             "parts": self.background.status(),
             "switches": [
                 {

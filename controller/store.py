@@ -88,8 +88,12 @@ class Store(Database):
 
     def unfinished_reconfigurations(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
         """What a controller that ended had begun; what cannot be read is set aside."""
+
+        def change(text: str, number: int, state: str) -> T:
+            return read({**json.loads(text), "id": number, "state": state})
+
         which = "WHERE state = 'intent' ORDER BY id"
-        return self.each("reconfigurations", which, read, "id", "state")
+        return self.each("reconfigurations", which, change, "id", "state")
 
     def _changes(self, which: str, *values: object) -> list[dict[str, Any]]:
         rows = self.rows(f"SELECT id, state, record FROM reconfigurations {which}", *values)
@@ -108,7 +112,9 @@ class Store(Database):
 
         A record that cannot be read is set aside.
         """
-        return dict(self.each("committed", "", lambda row: (row.pop("ocs"), read(row)), "ocs"))
+        return dict(
+            self.each("committed", "", lambda text, ocs: (ocs, read(json.loads(text))), "ocs")
+        )
 
     def save_baselines(self, baselines: Mapping[BaselineKey, Sequence[float]]) -> None:
         """Replace the readings of these circuits."""
@@ -135,7 +141,7 @@ class Store(Database):
 
     def locks(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
         """Every lock; what cannot be read is set aside."""
-        return self.each("locks", "ORDER BY ocs, port", read)
+        return self.each("locks", "ORDER BY ocs, port", lambda text: read(json.loads(text)))
 
     def save_map(self, name: str, record: Record) -> None:
         """Insert or replace maps saved under a name."""

@@ -9,6 +9,7 @@ from annotated_types import Ge, Le
 from fastapi import APIRouter
 
 from patchlight.controller.api import models
+from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import UNKNOWN, is_keeper
 from patchlight.controller.api.circuits import Caller
 from patchlight.controller.changes.record import Refused
@@ -46,18 +47,18 @@ def _look(routes: APIRouter, controller: Controller) -> None:
         user: models.Text = "",
         name: models.Text = "",
         meant: models.Text | None = None,
-    ) -> Answer:
+    ) -> Answered:
         if meant is not None:
             found = scheduler.meant(meant)
         else:
             found = scheduler.jobs(last, after, state=state, owner=user, name=name)
         predicted = scheduler.forecasts.shown(found)
-        return {"jobs": [{**asdict(s), **predicted.get(s.id, {})} for s in found]}
+        return Answered({"jobs": [{**s.as_record, **predicted.get(s.id, {})} for s in found]})
 
     @routes.get("/jobs/{job_id}")
     async def job(job_id: str) -> Answer:
         status = scheduler.job(job_id)
-        return {**asdict(status), **scheduler.forecasts.shown([status]).get(job_id, {})}
+        return {**status.as_record, **scheduler.forecasts.shown([status]).get(job_id, {})}
 
     @routes.get("/jobs/{job_id}/iterations")
     async def iterations(
@@ -105,15 +106,15 @@ def _change(routes: APIRouter, controller: Controller) -> None:
             return {"jobs": [row for gang in rows for row in gang]}
         together = request.together
         statuses = scheduler.submit(request.jobs, topology, by, together=together)
-        return {"jobs": [asdict(status) for status in statuses]}
+        return {"jobs": [status.as_record for status in statuses]}
 
     @routes.delete("/jobs/{job_id}")
     async def stop(job_id: str, caller: Caller, force: bool = False) -> Answer:
-        return asdict(await scheduler.stop(job_id, caller.by, force=force))
+        return (await scheduler.stop(job_id, caller.by, force=force)).as_record
 
     @routes.post("/jobs/{job_id}/restart")
     async def restart(job_id: str, caller: Caller, force: bool = False) -> Answer:
-        return asdict(await scheduler.restart(job_id, caller.by, force=force))
+        return (await scheduler.restart(job_id, caller.by, force=force)).as_record
 
     @routes.post("/regroup")
     async def regroup(request: models.RegroupRequest) -> Answer:

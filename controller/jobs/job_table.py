@@ -37,6 +37,10 @@ class JobTable:
         """One job, or ``None``."""
         return self._live.get(job_id) or self.ledger.find(job_id)
 
+    def page(self, last: int, after: str | None = None, **which: str) -> list[JobStatus]:
+        """As of the ledger."""
+        return self.ledger.page(last, after, **which, known=self._live)
+
     def several(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
         """The jobs of these ids that there are."""
         found = {job_id: self.find(job_id) for job_id in job_ids}

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 from patchlight.controller.database import ADD_EVENT, Database
@@ -60,30 +60,38 @@ class JobLedger:
         state: str = "",
         owner: str = "",
         name: str = "",
+        known: Mapping[str, JobStatus] = MappingProxyType({}),
     ) -> list[JobStatus]:
         """The ``last`` jobs of those meant, oldest first, or the first so many after one.
 
-        ``KeyError`` if there is no job ``after``; an empty one begins with the first job.
+        Those that are ``known``, by id, are not read. ``KeyError`` if there is no job ``after``; an
+        empty one begins with the first job.
         """
         wanted = [(column, value) for column, value in _columns(state, owner, name) if value]
         which = " AND ".join(["1", *(f"{column} = ?" for column, _ in wanted)])
         values: list[object] = [value for _, value in wanted]
         if after is None:
-            return self._read(f"WHERE {which} ORDER BY rowid DESC LIMIT ?", *values, last)[::-1]
+            order = "ORDER BY rowid DESC LIMIT ?"
+            return self._read(f"WHERE {which} {order}", *values, last, known=known)[::-1]
         rows = self._database.rows("SELECT rowid FROM jobs WHERE id = ?", after)
         if after and not rows:
             raise KeyError(after)
         begin = rows[0][0] if rows else 0
         return self._read(
-            f"WHERE {which} AND rowid > ? ORDER BY rowid LIMIT ?", *values, begin, last
+            f"WHERE {which} AND rowid > ? ORDER BY rowid LIMIT ?", *values, begin, last, known=known
         )
 
     def counts(self) -> dict[str, int]:
         """How many jobs there are in each state."""
         return dict(self._database.rows("SELECT state, count(*) FROM jobs GROUP BY state"))
 
-    def _read(self, which: str, *values: object) -> list[JobStatus]:
-        return self._database.each("jobs", which, JobStatus.from_dict, values=values)
+    def _read(
+        self, which: str, *values: object, known: Mapping[str, JobStatus] = MappingProxyType({})
+    ) -> list[JobStatus]:
+        def status(text: str, job_id: str) -> JobStatus:
+            return known.get(job_id) or JobStatus.from_json(text)
+
+        return self._database.each("jobs", which, status, "id", values=values)
 
     def add_iterations(self, job_id: str, records: Sequence[Record]) -> None:
         """Append what a job's workers reported."""
@@ -117,7 +125,7 @@ class JobLedger:
         """The states that a job came to, oldest first: ``at``, ``state`` and ``message``."""
         rows = self._database.rows(
             "SELECT at, substr(kind, 5), json_extract(record, '$.message') FROM events "
-            "WHERE kind LIKE 'job-%' AND json_extract(record, '$.job') = ? ORDER BY number",
+            "WHERE job = ? AND kind LIKE 'job-%' ORDER BY number",
             job_id,
         )
         return [{"at": at, "state": state, "message": words or ""} for at, state, words in rows]
@@ -178,7 +186,7 @@ def _row(status: JobStatus) -> tuple[object, ...]:
     return (
         status.id,
         status.state,
-        json.dumps(asdict(status)),
+        status.as_json,
         status.spec.name,
         status.by,
         status.finished_at,

@@ -1,5 +1,6 @@
 """Jobs on disk: found again, page by page, and forgotten in time."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +82,25 @@ def test_old_jobs_are_forgotten_with_all_that_was_kept_of_them(ledger: JobLedger
     assert ledger.iterations("j-1") == ([], 0)
     assert ledger.decisions("j-0") == []
     assert ledger.decisions("j-4")[0]["policy"] == "packed"
+
+
+def test_a_job_of_another_version_and_one_with_half_a_character_are_read(tmp_path: Path) -> None:
+    store = Store(tmp_path / "controller.db")
+    odd = replace(status("a-1"), message="half \ud800", gpu_s=1.5)
+    ledger = JobLedger(store)
+    ledger.save([odd, status("b-1"), status("c-1")])
+    newer = {**status("b-1").as_record, "of_a_newer_version": [1]}
+    store.write("UPDATE jobs SET record = ? WHERE id = 'b-1'", json.dumps(newer))
+    store.write("UPDATE jobs SET record = '{}' WHERE id = 'c-1'")
+    assert ledger.page(9) == [odd, status("b-1")]
+    assert [event["origin"] for event in store.events()] == ["jobs 3"]
+
+
+def test_a_jobs_history_is_its_own(ledger: JobLedger) -> None:
+    for n in range(3):
+        words = {"job": f"j-{n}", "message": "why"}
+        ledger.save([status(f"j-{n}")], [(n + 1.0, "job-queued", words), (9.0, "fault", words)])
+    assert ledger.history("j-1") == [{"at": 2.0, "state": "queued", "message": "why"}]
 
 
 def test_the_table_keeps_in_memory_only_what_has_not_ended(ledger: JobLedger) -> None:
