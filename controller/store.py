@@ -15,6 +15,13 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.private_folder import private_folder
 
 _SAVE_COMMITTED = "INSERT OR REPLACE INTO committed VALUES (?, ?)"
+_FORGET = (
+    "DELETE FROM events WHERE number IN (SELECT number FROM events WHERE at < ? AND job IS NULL "
+    "AND number < (SELECT max(number) FROM events) ORDER BY number LIMIT ?)",
+    "DELETE FROM reconfigurations WHERE id IN (SELECT id FROM reconfigurations WHERE "
+    "state NOT IN ('intent', 'unknown') AND json_extract(record, '$.finished_at') < ? "
+    "AND id < (SELECT max(id) FROM reconfigurations) ORDER BY id LIMIT ?)",
+)
 _SAVE_BASELINE = "INSERT OR REPLACE INTO baselines VALUES (?, ?, ?, ?, ?)"
 
 Record = Mapping[str, Any]
@@ -185,6 +192,15 @@ class Store(Database):
             limit,
         )
         return [{**json.loads(r), "number": n, "at": at, "kind": kind} for n, at, kind, r in rows]
+
+    def forget(self, before: float, most: int = 500) -> int:
+        """Drop events and changes of circuits that were over before then; how many were dropped.
+
+        At most so many of each at once. The events of jobs go with their job. The last event and
+        the last change stay, and so do changes of which nobody knows what came of them.
+        """
+        with self.together() as db:
+            return sum(db.execute(sql, (before, most)).rowcount for sql in _FORGET)
 
     def last_event(self) -> int:
         """The number of the latest event, 0 if there is none."""

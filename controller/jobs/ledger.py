@@ -16,6 +16,16 @@ _SAVE = (
     "finished_at = excluded.finished_at"
 )
 _ENDED = ", ".join(f"'{state}'" for state in JobState if state.is_final)
+_FORGETTABLE = f"""
+SELECT id FROM jobs WHERE state IN ({_ENDED}) AND (finished_at < ? OR rowid <=
+    (SELECT rowid FROM jobs WHERE state IN ({_ENDED}) ORDER BY rowid DESC LIMIT 1 OFFSET ?))
+AND id NOT IN (SELECT value FROM jobs AS waiting, json_each(waiting.record, '$.spec.after')
+    WHERE waiting.state NOT IN ({_ENDED}))
+ORDER BY rowid LIMIT ?"""
+_REPORTS = 2000
+_FORGET_REPORTS = (
+    "DELETE FROM iterations WHERE number IN (SELECT number FROM iterations WHERE job = ? LIMIT ?)"
+)
 
 
 class JobLedger:
@@ -157,25 +167,26 @@ class JobLedger:
         )
         return [{"number": number, "at": at, **json.loads(record)} for number, at, record in rows]
 
-    def forget(self, before: float, keep: int) -> int:
+    def forget(self, before: float, keep: int, most: int = 20) -> tuple[list[str], bool]:
         """Drop jobs that ended before then, and of the rest all but the latest ``keep`` ended ones.
 
-        Their reports and decisions go too. How many were dropped.
+        Their reports, decisions and events go too. A job that an unfinished one comes after stays.
+        At most so many jobs go at once, and some thousand reports, lest anybody waits: the ids of
+        those that are gone, and whether there is more to do.
         """
         with self._database.together() as db:
-            gone = [
-                row[0]
-                for row in db.execute(
-                    f"SELECT id FROM jobs WHERE state IN ({_ENDED}) AND (finished_at < ? OR rowid "
-                    f"NOT IN (SELECT rowid FROM jobs WHERE state IN ({_ENDED}) "
-                    "ORDER BY rowid DESC LIMIT ?))",
-                    (before, keep),
-                )
-            ]
-            for table in ("iterations", "decisions"):
-                db.executemany(f"DELETE FROM {table} WHERE job = ?", [(each,) for each in gone])
-            db.executemany("DELETE FROM jobs WHERE id = ?", [(each,) for each in gone])
-        return len(gone)
+            found = [row[0] for row in db.execute(_FORGETTABLE, (before, keep, most))]
+            gone = []
+            for job_id in found:
+                if db.execute(_FORGET_REPORTS, (job_id, _REPORTS)).rowcount == _REPORTS:
+                    break  # the rest of them, and the job, next time
+                db.execute("DELETE FROM decisions WHERE job = ?", (job_id,))
+                # The last event stays: the next one's number has to be higher.
+                last = "(SELECT max(number) FROM events)"
+                db.execute(f"DELETE FROM events WHERE job = ? AND number < {last}", (job_id,))
+                db.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
+                gone.append(job_id)
+        return gone, len(gone) < len(found) or len(found) == most
 
 
 def _columns(state: str, owner: str, name: str) -> tuple[tuple[str, str], ...]:
