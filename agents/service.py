@@ -35,6 +35,8 @@ MOST_ENDED = 200
 """Of so many workers that have ended it is known what became of them, should nobody delete them."""
 
 _LOOK_S = 1.0
+# Read from the disk and parsed each time; an agent is asked for its status every second.
+_VERSION = version("patchlight")
 _log = logging.getLogger("patchlight.agent")
 
 
@@ -194,7 +196,7 @@ class AgentService:
         """The whole server."""
         return AgentStatus(
             server=self._server.name,
-            version=version("patchlight"),
+            version=_VERSION,
             runner=self._runner.name,
             gpus=list(await asyncio.gather(*map(self._gpu_status, self._server.gpus))),
             nics=await asyncio.to_thread(lambda: [*map(self._nic_status, self._server.nics)]),

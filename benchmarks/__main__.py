@@ -22,6 +22,8 @@ MODULES = (
     "benchmarks.fabric",
     "benchmarks.experiment",
     "benchmarks.prediction",
+    "benchmarks.jobs",
+    "benchmarks.jobqueue",
     "benchmarks.openflow",
     "benchmarks.ocs",
     "benchmarks.ocssessions",

@@ -53,12 +53,22 @@ CREATE TABLE decisions (
 CREATE INDEX decisions_by_job ON decisions (job, number);
 """
 
-SCHEMAS = (_FIRST, _SECOND)
+# The events of a job are found, and forgotten with it, without the others being read.
+_THIRD = """
+ALTER TABLE events ADD COLUMN job TEXT;
+UPDATE events SET job = json_extract(record, '$.job') WHERE json_valid(record);
+CREATE INDEX events_by_job ON events (job, number) WHERE job IS NOT NULL;
+CREATE INDEX jobs_by_end ON jobs (finished_at) WHERE finished_at IS NOT NULL;
+"""
+
+SCHEMAS = (_FIRST, _SECOND, _THIRD)
 """What makes each version of the tables of the one before, beginning with an empty file."""
 
 SCHEMA_VERSION = len(SCHEMAS)
 
-ADD_EVENT = "INSERT INTO events (at, kind, record) VALUES (?, ?, ?)"
+ADD_EVENT = (
+    "INSERT INTO events (at, kind, record, job) VALUES (?1, ?2, ?3, json_extract(?3, '$.job'))"
+)
 
 T = TypeVar("T")
 
@@ -152,11 +162,11 @@ class Database:
         self,
         table: str,
         which: str,
-        read: Callable[[dict[str, Any]], T],
+        read: Callable[..., T],
         *columns: str,
         values: Sequence[object] = (),
     ) -> list[T]:
-        """What ``read`` makes of each record, with these columns in it.
+        """What ``read`` makes of each record, as text, and of these columns beside it.
 
         One that it can make nothing of is moved to the table ``set_aside``, and an event says so:
         a record that somebody else wrote is no reason not to start.
@@ -165,8 +175,7 @@ class Database:
         listed = ", ".join(("rowid", "record", *columns))
         for number, text, *more in self.rows(f"SELECT {listed} FROM {table} {which}", *values):
             try:
-                record = json.loads(text)
-                found.append(read({**record, **dict(zip(columns, more, strict=True))}))
+                found.append(read(text, *more))
             except Exception as error:
                 self._set_aside(table, number, text, f"{type(error).__name__}: {error}")
         return found

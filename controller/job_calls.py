@@ -91,7 +91,7 @@ class JobCalls(ABC):
     def log(self, job_id: str, worker: int = 0, after: int = 0) -> Answer:
         """What a worker printed from byte ``after`` on: ``text``, and the ``next`` byte.
 
-        Once the job has ``ended``, its last lines are all that is kept.
+        Once the job has ``ended``, the last MiB of each worker is what is kept.
         """
         return self._call("GET", f"{_job_path(job_id)}/log", worker=worker, after=after)
 

@@ -18,7 +18,9 @@ from patchlight.controller.fleet import Fleet
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.job_traffic import JobTraffic
 from patchlight.controller.jobs.ledger import JobLedger
+from patchlight.controller.jobs.outputs import JobOutputs
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
+from patchlight.controller.jobs.retention import Retention
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.packet_switches import PacketSwitches
@@ -77,7 +79,9 @@ class Controller:
         )
         self.switches = PacketSwitches(lab, self.speaker)
         self.unknown_switches = UnknownSwitches()
-        self.jobs = JobTable(JobLedger(self.store))
+        outputs = JobOutputs(settings.state_dir / "outputs")
+        self.jobs = JobTable(JobLedger(self.store), outputs)
+        self.retention = Retention(self.store, self.jobs.ledger, outputs, lab.queue)
         self.traffic = JobTraffic(self.jobs, lambda: self.circuits.maps.present_links())
         self.circuits = CircuitParts(
             lab,
@@ -107,6 +111,7 @@ class Controller:
                 for (kind, policy), faults in self.scheduler.policies.faults.items()
             ],
             "drained": self.scheduler.drained,
+            "queue_pass_s": self.scheduler.last_pass_s,
             "parts": self.background.status(),
             "switches": [
                 {

@@ -57,6 +57,7 @@ async def _run(controller: Controller, api: socket.socket, on_ready: Callable[[]
         stack.push_async_callback(controller.background.close)
         controller.background.start("scheduler", controller.scheduler.run)
         controller.background.start("job traffic", controller.traffic.watch)
+        controller.background.start("retention", controller.retention.run)
         controller.background.start("fleet", controller.fleet.watch)
         controller.background.start("device watch", controller.device_watch.run)
         serving = asyncio.create_task(server.serve(sockets=[api]), name="api")

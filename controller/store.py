@@ -15,6 +15,13 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.private_folder import private_folder
 
 _SAVE_COMMITTED = "INSERT OR REPLACE INTO committed VALUES (?, ?)"
+_FORGET = (
+    "DELETE FROM events WHERE number IN (SELECT number FROM events WHERE at < ? AND job IS NULL "
+    "AND number < (SELECT max(number) FROM events) ORDER BY number LIMIT ?)",
+    "DELETE FROM reconfigurations WHERE id IN (SELECT id FROM reconfigurations WHERE "
+    "state NOT IN ('intent', 'unknown') AND json_extract(record, '$.finished_at') < ? "
+    "AND id < (SELECT max(id) FROM reconfigurations) ORDER BY id LIMIT ?)",
+)
 _SAVE_BASELINE = "INSERT OR REPLACE INTO baselines VALUES (?, ?, ?, ?, ?)"
 
 Record = Mapping[str, Any]
@@ -88,8 +95,12 @@ class Store(Database):
 
     def unfinished_reconfigurations(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
         """What a controller that ended had begun; what cannot be read is set aside."""
+
+        def change(text: str, number: int, state: str) -> T:
+            return read({**json.loads(text), "id": number, "state": state})
+
         which = "WHERE state = 'intent' ORDER BY id"
-        return self.each("reconfigurations", which, read, "id", "state")
+        return self.each("reconfigurations", which, change, "id", "state")
 
     def _changes(self, which: str, *values: object) -> list[dict[str, Any]]:
         rows = self.rows(f"SELECT id, state, record FROM reconfigurations {which}", *values)
@@ -108,7 +119,9 @@ class Store(Database):
 
         A record that cannot be read is set aside.
         """
-        return dict(self.each("committed", "", lambda row: (row.pop("ocs"), read(row)), "ocs"))
+        return dict(
+            self.each("committed", "", lambda text, ocs: (ocs, read(json.loads(text))), "ocs")
+        )
 
     def save_baselines(self, baselines: Mapping[BaselineKey, Sequence[float]]) -> None:
         """Replace the readings of these circuits."""
@@ -135,7 +148,7 @@ class Store(Database):
 
     def locks(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
         """Every lock; what cannot be read is set aside."""
-        return self.each("locks", "ORDER BY ocs, port", read)
+        return self.each("locks", "ORDER BY ocs, port", lambda text: read(json.loads(text)))
 
     def save_map(self, name: str, record: Record) -> None:
         """Insert or replace maps saved under a name."""
@@ -179,6 +192,15 @@ class Store(Database):
             limit,
         )
         return [{**json.loads(r), "number": n, "at": at, "kind": kind} for n, at, kind, r in rows]
+
+    def forget(self, before: float, most: int = 500) -> int:
+        """Drop events and changes of circuits that were over before then; how many were dropped.
+
+        At most so many of each at once. The events of jobs go with their job. The last event and
+        the last change stay, and so do changes of which nobody knows what came of them.
+        """
+        with self.together() as db:
+            return sum(db.execute(sql, (before, most)).rowcount for sql in _FORGET)
 
     def last_event(self) -> int:
         """The number of the latest event, 0 if there is none."""

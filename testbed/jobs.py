@@ -1,5 +1,6 @@
 """A training job as a value: what the user asks for, and what became of it."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -209,11 +210,33 @@ class JobStatus:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> "JobStatus":
-        """The status that ``dataclasses.asdict`` made a record of, also by way of JSON.
+        """The status that ``as_record`` made a record of, also by way of JSON.
 
         A key that is not known is passed over. ``pydantic.ValidationError`` for what is no status.
         """
         return _STATUS.validate_python(record)
+
+    @property
+    def as_record(self) -> dict[str, Any]:
+        """What ``dataclasses.asdict`` gives, and much sooner."""
+        return dict(_STATUS.dump_python(self))
+
+    @property
+    def as_json(self) -> str:
+        """The status as text, from which ``from_json`` makes it again."""
+        return json.dumps(self.as_record)
+
+    @classmethod
+    def from_json(cls, text: str) -> "JobStatus":
+        """The status that ``as_json`` made a text of.
+
+        A key that is not known is passed over. ``ValueError`` for what is no status.
+        """
+        try:
+            return _STATUS.validate_json(text)
+        except ValidationError:
+            # pydantic reads JSON of whole characters alone, Python of halves of some, too.
+            return cls.from_dict(json.loads(text))
 
 
 _SPECS = TypeAdapter(Annotated[list[JobSpec], Field(max_length=MOST_JOBS)])

@@ -21,6 +21,8 @@ BOUNDS: Mapping[str, Bounds] = {
     "quantum_s": Bounds(0.001, 10**12),
     "half_life_s": Bounds(1, 10**12),
     "quota_window_s": Bounds(1, 10**12),
+    "keep_jobs": Bounds(0, 10**9),
+    "keep_for_s": Bounds(1, 10**12),
     "share": Bounds(0, 10**6, open=True),
     "gpus": Bounds(1, 1_000_000),
     "jobs": Bounds(1, 1_000_000),
@@ -116,6 +118,9 @@ class Discipline:
 
     What users had counts half as much for *fair-share* after ``half_life_s``. ``each_user`` is
     what every user may have, ``users`` what the named ones may have instead, as pairs.
+
+    A lab remembers the latest ``keep_jobs`` jobs that have ended, and each no longer than
+    ``keep_for_s`` (``None``: without an end).
     ``BadInput`` for a value that is out of bounds.
     """
 
@@ -127,6 +132,8 @@ class Discipline:
     quota_window_s: float = 7 * 86400.0
     each_user: Allowance = field(default_factory=Allowance)
     users: tuple[tuple[str, Allowance], ...] = ()
+    keep_jobs: int = 10_000
+    keep_for_s: float | None = None
 
     def __post_init__(self) -> None:
         _check_bounds(self)

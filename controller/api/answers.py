@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
 from patchlight.controller.changes.record import Refused
@@ -22,11 +23,10 @@ class Answered(JSONResponse):
     def render(self, content: Any) -> bytes:
         """The text: ``?`` for a lone surrogate, ``null`` for NaN and infinity."""
         try:
-            text = json.dumps(content, ensure_ascii=False, allow_nan=False)
-        except ValueError:
+            return to_json(content, inf_nan_mode="null")
+        except ValueError:  # half characters
             finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
-            text = json.dumps(finite, ensure_ascii=False)
-        return text.encode("utf-8", "replace")
+            return json.dumps(finite, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def new_app(title: str) -> FastAPI:

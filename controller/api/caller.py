@@ -4,6 +4,7 @@ The kernel knows who is at the other end of a Unix socket, and its table of TCP 
 user id of each of this machine. What a client says of itself counts only if it is root's.
 """
 
+import asyncio
 import os
 import pwd
 import socket
@@ -23,9 +24,10 @@ _TABLES = {4: Path("/proc/net/tcp"), 6: Path("/proc/net/tcp6")}
 _NOBODYS = "0"
 _LONGEST_NAME = 80
 UNKNOWN = "(unknown)"
+_logins: dict[int, str] = {}
 
 
-def caller_of(request: Request) -> ChangeOptions:
+async def caller_of(request: Request) -> ChangeOptions:
     """The user and where the request came from.
 
     A user goes by the name of the login, whatever was declared; the superuser may speak for
@@ -40,11 +42,12 @@ def caller_of(request: Request) -> ChangeOptions:
         uid: int | None = port
         origin = host
     else:
-        uid = user_id_of((host, port), request.scope.get("server"))
+        # The kernel's table may be long.
+        uid = await asyncio.to_thread(user_id_of, (host, port), request.scope.get("server"))
         origin = f"{host}:{port}"
     if uid is None:
         return ChangeOptions(by=UNKNOWN, origin=f"{origin} (no user to be seen)")
-    by = declared if uid == 0 and declared else _login(uid)
+    by = declared if uid == 0 and declared else await _login(uid)
     return ChangeOptions(by=by, origin=origin + _of_user(uid))
 
 
@@ -88,8 +91,11 @@ def _as_kernel(address: tuple[str, int]) -> str:
     return f"{host}:{address[1]:04X}"
 
 
-def _login(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
+async def _login(uid: int) -> str:
+    """The name of a user, who may be kept far away: it is looked up once."""
+    if uid not in _logins:
+        try:
+            _logins[uid] = (await asyncio.to_thread(pwd.getpwuid, uid)).pw_name
+        except KeyError:
+            return f"uid {uid}"
+    return _logins[uid]

@@ -9,6 +9,7 @@ from annotated_types import Ge, Le
 from fastapi import APIRouter
 
 from patchlight.controller.api import models
+from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import UNKNOWN, is_keeper
 from patchlight.controller.api.circuits import Caller
 from patchlight.controller.changes.record import Refused
@@ -18,6 +19,7 @@ from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.errors import BadInput
 
 if TYPE_CHECKING:
+    from patchlight.controller.jobs.running_job import RunningJob
     from patchlight.controller.parts import Controller
 
 Answer = dict[str, Any]
@@ -46,18 +48,20 @@ def _look(routes: APIRouter, controller: Controller) -> None:
         user: models.Text = "",
         name: models.Text = "",
         meant: models.Text | None = None,
-    ) -> Answer:
+    ) -> Answered:
         if meant is not None:
             found = scheduler.meant(meant)
         else:
             found = scheduler.jobs(last, after, state=state, owner=user, name=name)
         predicted = scheduler.forecasts.shown(found)
-        return {"jobs": [{**asdict(s), **predicted.get(s.id, {})} for s in found]}
+        return Answered({"jobs": [{**s.as_record, **predicted.get(s.id, {})} for s in found]})
 
     @routes.get("/jobs/{job_id}")
     async def job(job_id: str) -> Answer:
         status = scheduler.job(job_id)
-        return {**asdict(status), **scheduler.forecasts.shown([status]).get(job_id, {})}
+        predicted = scheduler.forecasts.shown([status]).get(job_id, {})
+        holds_by = _holds_by(table.running.get(job_id))
+        return {**status.as_record, **predicted, "holds_by": holds_by}
 
     @routes.get("/jobs/{job_id}/iterations")
     async def iterations(
@@ -81,16 +85,27 @@ def _look(routes: APIRouter, controller: Controller) -> None:
         job_id: str, worker: models.Number = 0, after: models.Number = 0, limit: LogBytes = 1 << 16
     ) -> Answer:
         status, running = table[job_id], table.running.get(job_id)
-        if running is None or not running.workers:
-            # Of a job that has ended, its last words are all that is kept.
-            text = "".join(f"{line}\n" for line in status.last_lines) if after == 0 else ""
-            return {"text": text, "next": len(text.encode()), "ended": status.state.is_final}
-        if worker >= len(running.workers):
-            last = len(running.workers) - 1
-            raise BadInput(f"job {job_id} has no worker {worker}: expected 0 to {last}")
-        asked = running.workers[worker]
-        part = await asked.agent.log(asked.spec.id, after, limit)
-        return {"text": part.text, "next": part.next, "ended": False}
+        count = len(running.workers) if running else len(status.hosts)
+        if count and worker >= count:
+            raise BadInput(f"job {job_id} has no worker {worker}: expected 0 to {count - 1}")
+        if running is not None and running.workers:
+            asked = running.workers[worker]
+            part = await asked.agent.log(asked.spec.id, after, limit)
+            return {"text": part.text, "next": part.next, "ended": False}
+        ended = status.state.is_final
+        if ended and table.outputs and (kept := table.outputs.read(job_id, worker, after, limit)):
+            return {"text": kept.text, "next": kept.next, "ended": True}
+        # Its last words at least, of a job whose output could not be kept.
+        text = "" if after or worker else "".join(f"{line}\n" for line in status.last_lines)
+        return {"text": text, "next": len(text.encode()), "ended": ended}
+
+
+def _holds_by(running: RunningJob | None) -> list[str | None]:
+    """How each worker is held: at its ``iteration``, by the ``protocol`` or a ``freeze``."""
+    if running is None:
+        return []
+    own = running.spec.trainer != "command"
+    return ["iteration" if own else worker.status.holds_by for worker in running.workers]
 
 
 def _change(routes: APIRouter, controller: Controller) -> None:
@@ -105,15 +120,15 @@ def _change(routes: APIRouter, controller: Controller) -> None:
             return {"jobs": [row for gang in rows for row in gang]}
         together = request.together
         statuses = scheduler.submit(request.jobs, topology, by, together=together)
-        return {"jobs": [asdict(status) for status in statuses]}
+        return {"jobs": [status.as_record for status in statuses]}
 
     @routes.delete("/jobs/{job_id}")
     async def stop(job_id: str, caller: Caller, force: bool = False) -> Answer:
-        return asdict(await scheduler.stop(job_id, caller.by, force=force))
+        return (await scheduler.stop(job_id, caller.by, force=force)).as_record
 
     @routes.post("/jobs/{job_id}/restart")
     async def restart(job_id: str, caller: Caller, force: bool = False) -> Answer:
-        return asdict(await scheduler.restart(job_id, caller.by, force=force))
+        return (await scheduler.restart(job_id, caller.by, force=force)).as_record
 
     @routes.post("/regroup")
     async def regroup(request: models.RegroupRequest) -> Answer:

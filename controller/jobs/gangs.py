@@ -193,6 +193,8 @@ class Gangs:
         try:
             if gang.again:
                 await job.hold_for_good()
+            if self._table.outputs is not None:
+                await self._table.outputs.keep(job)
             for message in await job.give_back():
                 self._store.add_event(time.time(), "worker-left-behind", {"message": message})
         finally:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from patchlight.controller.jobs.ledger import JobLedger
+from patchlight.controller.jobs.outputs import JobOutputs
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobState, JobStatus
@@ -19,11 +20,14 @@ _RECENT = 64
 
 
 class JobTable:
-    """The status of jobs by id; ``running`` are those that have hosts."""
+    """The status of jobs by id; ``running`` are those that have hosts.
 
-    def __init__(self, ledger: JobLedger) -> None:
+    ``outputs`` is where what their workers printed is kept, if it is.
+    """
+
+    def __init__(self, ledger: JobLedger, outputs: JobOutputs | None = None) -> None:
         self.running: dict[str, RunningJob] = {}
-        self.ledger = ledger
+        self.ledger, self.outputs = ledger, outputs
         self._live = {status.id: status for status in ledger.unfinished()}
         self._recent = OrderedDict((each.id, each) for each in ledger.page(_RECENT))
 
@@ -36,6 +40,10 @@ class JobTable:
     def find(self, job_id: str) -> JobStatus | None:
         """One job, or ``None``."""
         return self._live.get(job_id) or self.ledger.find(job_id)
+
+    def page(self, last: int, after: str | None = None, **which: str) -> list[JobStatus]:
+        """As of the ledger."""
+        return self.ledger.page(last, after, **which, known=self._live)
 
     def several(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
         """The jobs of these ids that there are."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 from patchlight.controller.database import ADD_EVENT, Database
@@ -16,6 +16,16 @@ _SAVE = (
     "finished_at = excluded.finished_at"
 )
 _ENDED = ", ".join(f"'{state}'" for state in JobState if state.is_final)
+_FORGETTABLE = f"""
+SELECT id FROM jobs WHERE state IN ({_ENDED}) AND (finished_at < ? OR rowid <=
+    (SELECT rowid FROM jobs WHERE state IN ({_ENDED}) ORDER BY rowid DESC LIMIT 1 OFFSET ?))
+AND id NOT IN (SELECT value FROM jobs AS waiting, json_each(waiting.record, '$.spec.after')
+    WHERE waiting.state NOT IN ({_ENDED}))
+ORDER BY rowid LIMIT ?"""
+_REPORTS = 2000
+_FORGET_REPORTS = (
+    "DELETE FROM iterations WHERE number IN (SELECT number FROM iterations WHERE job = ? LIMIT ?)"
+)
 
 
 class JobLedger:
@@ -60,30 +70,38 @@ class JobLedger:
         state: str = "",
         owner: str = "",
         name: str = "",
+        known: Mapping[str, JobStatus] = MappingProxyType({}),
     ) -> list[JobStatus]:
         """The ``last`` jobs of those meant, oldest first, or the first so many after one.
 
-        ``KeyError`` if there is no job ``after``; an empty one begins with the first job.
+        Those that are ``known``, by id, are not read. ``KeyError`` if there is no job ``after``; an
+        empty one begins with the first job.
         """
         wanted = [(column, value) for column, value in _columns(state, owner, name) if value]
         which = " AND ".join(["1", *(f"{column} = ?" for column, _ in wanted)])
         values: list[object] = [value for _, value in wanted]
         if after is None:
-            return self._read(f"WHERE {which} ORDER BY rowid DESC LIMIT ?", *values, last)[::-1]
+            order = "ORDER BY rowid DESC LIMIT ?"
+            return self._read(f"WHERE {which} {order}", *values, last, known=known)[::-1]
         rows = self._database.rows("SELECT rowid FROM jobs WHERE id = ?", after)
         if after and not rows:
             raise KeyError(after)
         begin = rows[0][0] if rows else 0
         return self._read(
-            f"WHERE {which} AND rowid > ? ORDER BY rowid LIMIT ?", *values, begin, last
+            f"WHERE {which} AND rowid > ? ORDER BY rowid LIMIT ?", *values, begin, last, known=known
         )
 
     def counts(self) -> dict[str, int]:
         """How many jobs there are in each state."""
         return dict(self._database.rows("SELECT state, count(*) FROM jobs GROUP BY state"))
 
-    def _read(self, which: str, *values: object) -> list[JobStatus]:
-        return self._database.each("jobs", which, JobStatus.from_dict, values=values)
+    def _read(
+        self, which: str, *values: object, known: Mapping[str, JobStatus] = MappingProxyType({})
+    ) -> list[JobStatus]:
+        def status(text: str, job_id: str) -> JobStatus:
+            return known.get(job_id) or JobStatus.from_json(text)
+
+        return self._database.each("jobs", which, status, "id", values=values)
 
     def add_iterations(self, job_id: str, records: Sequence[Record]) -> None:
         """Append what a job's workers reported."""
@@ -117,7 +135,7 @@ class JobLedger:
         """The states that a job came to, oldest first: ``at``, ``state`` and ``message``."""
         rows = self._database.rows(
             "SELECT at, substr(kind, 5), json_extract(record, '$.message') FROM events "
-            "WHERE kind LIKE 'job-%' AND json_extract(record, '$.job') = ? ORDER BY number",
+            "WHERE job = ? AND kind LIKE 'job-%' ORDER BY number",
             job_id,
         )
         return [{"at": at, "state": state, "message": words or ""} for at, state, words in rows]
@@ -149,25 +167,26 @@ class JobLedger:
         )
         return [{"number": number, "at": at, **json.loads(record)} for number, at, record in rows]
 
-    def forget(self, before: float, keep: int) -> int:
+    def forget(self, before: float, keep: int, most: int = 20) -> tuple[list[str], bool]:
         """Drop jobs that ended before then, and of the rest all but the latest ``keep`` ended ones.
 
-        Their reports and decisions go too. How many were dropped.
+        Their reports, decisions and events go too. A job that an unfinished one comes after stays.
+        At most so many jobs go at once, and some thousand reports, lest anybody waits: the ids of
+        those that are gone, and whether there is more to do.
         """
         with self._database.together() as db:
-            gone = [
-                row[0]
-                for row in db.execute(
-                    f"SELECT id FROM jobs WHERE state IN ({_ENDED}) AND (finished_at < ? OR rowid "
-                    f"NOT IN (SELECT rowid FROM jobs WHERE state IN ({_ENDED}) "
-                    "ORDER BY rowid DESC LIMIT ?))",
-                    (before, keep),
-                )
-            ]
-            for table in ("iterations", "decisions"):
-                db.executemany(f"DELETE FROM {table} WHERE job = ?", [(each,) for each in gone])
-            db.executemany("DELETE FROM jobs WHERE id = ?", [(each,) for each in gone])
-        return len(gone)
+            found = [row[0] for row in db.execute(_FORGETTABLE, (before, keep, most))]
+            gone = []
+            for job_id in found:
+                if db.execute(_FORGET_REPORTS, (job_id, _REPORTS)).rowcount == _REPORTS:
+                    break  # the rest of them, and the job, next time
+                db.execute("DELETE FROM decisions WHERE job = ?", (job_id,))
+                # The last event stays: the next one's number has to be higher.
+                last = "(SELECT max(number) FROM events)"
+                db.execute(f"DELETE FROM events WHERE job = ? AND number < {last}", (job_id,))
+                db.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
+                gone.append(job_id)
+        return gone, len(gone) < len(found) or len(found) == most
 
 
 def _columns(state: str, owner: str, name: str) -> tuple[tuple[str, str], ...]:
@@ -178,7 +197,7 @@ def _row(status: JobStatus) -> tuple[object, ...]:
     return (
         status.id,
         status.state,
-        json.dumps(asdict(status)),
+        status.as_json,
         status.spec.name,
         status.by,
         status.finished_at,

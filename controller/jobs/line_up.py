@@ -77,9 +77,11 @@ class LineUp:
 
         So many other jobs of the user come ``beside`` them.
         """
-        placed = (entry for entry, _ in self._placed.values())
-        own = {e.gang for e in (*self._waiting.values(), *placed) if e.user == user}
-        jobs = sum(len(gang.ids) for gang in own) + len(specs) - 1 + beside
+        jobs = len(specs) - 1 + beside
+        if self._settings.allowance(user).jobs is not None:
+            placed = (entry for entry, _ in self._placed.values())
+            own = {e.gang for e in (*self._waiting.values(), *placed) if e.user == user}
+            jobs += sum(len(gang.ids) for gang in own)
         return admission(self._settings, user, sum(spec.size for spec in specs), jobs)
 
     def join(self, gang: Gang) -> None:

@@ -39,6 +39,8 @@ from patchlight.testbed.wiring import Links
 _log = logging.getLogger(__name__)
 
 _DRAINED = "drained"
+# How long the queue rests after a pass, in times of what that took.
+_REST, _LONGEST_REST_S = 3.0, 0.2
 DEFAULT_DISCIPLINE = Discipline()
 
 
@@ -46,7 +48,7 @@ class Scheduler:
     """Takes jobs in, gives them hosts and circuits, and sees them through.
 
     Jobs outlive it: what an earlier controller had queued is queued, what it had running is
-    followed again.
+    followed again. ``last_pass_s`` is what the last pass of the queue took, devices included.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Scheduler:
         """``BadInput`` if a policy of ``choice`` cannot be had."""
         self._lab, self._fleet, self._store, self._table = lab, fleet, store, table
         self._changed = asyncio.Event()
+        self.last_pass_s = 0.0
         self.policies = PoliciesInUse(lab, store, table, choice, self._changed.set)
         self._placement = Placement(lab, self.policies, transactions, table.several)
         self._gangs = Gangs(lab, fleet, store, table, self._rewire_first, self)
@@ -201,7 +204,7 @@ class Scheduler:
     ) -> list[JobStatus]:
         """The last so many jobs, oldest first, or the first so many after one."""
         try:
-            found = self._table.ledger.page(last, after, state=state, owner=owner, name=name)
+            found = self._table.page(last, after, state=state, owner=owner, name=name)
         except KeyError:
             raise BadInput(f"there is no job {after!r} to go on after") from None
         return [self._shown(status) for status in found]
@@ -309,14 +312,21 @@ class Scheduler:
         self._fleet.on_status = self._takeover.sweep
         while True:
             self._changed.clear()
+            began = time.monotonic()
             wait_s: float | None = None
             if self.policies.take_next():
                 self._line_up.use_order()
             if not self.drained:
                 wait_s = await self._line_up.decide(self._look_for_waiting)
+            ended = time.monotonic()
+            took_s = self.last_pass_s = ended - began
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._changed.wait()
+            # Of a long queue, each pass takes a while: who submits many jobs is not kept waiting.
+            await asyncio.sleep(
+                max(0.0, ended + min(_REST * took_s, _LONGEST_REST_S) - time.monotonic())
+            )
 
     async def close(self) -> None:
         """Let go of the gangs, whose workers go on, and of the policies."""

@@ -17,7 +17,12 @@ from patchlight.testbed.files.fields import (
 from patchlight.testbed.files.groups import Fields, Group, Key, required
 from patchlight.testbed.queueing import BOUNDS, Allowance, Discipline
 
-_TIMES = {"quantum": "quantum_s", "half_life": "half_life_s", "quota_window": "quota_window_s"}
+_TIMES = {
+    "quantum": "quantum_s",
+    "half_life": "half_life_s",
+    "quota_window": "quota_window_s",
+    "keep_for": "keep_for_s",
+}
 
 
 def queue_group(user_name: Text) -> Group:
@@ -77,6 +82,18 @@ def queue_group(user_name: Text) -> Group:
             default="none",
             example="[{name: alice, share: 2, gpus: 6}]",
         ),
+        Key(
+            "keep_jobs",
+            _whole("keep_jobs", "a number of jobs"),
+            "so many jobs that have ended are remembered, the latest",
+            default="10000",
+        ),
+        Key(
+            "keep_for",
+            _time("keep_for_s", "90d"),
+            "how long a job that has ended, and whatever else happened, is remembered",
+            default="no limit",
+        ),
     )
 
 
@@ -94,7 +111,7 @@ def queue_document(queue: Discipline) -> dict[str, Any]:
     """The keys that say the same in a file; those that have their default are left out."""
     usual = Discipline()
     written: dict[str, Any] = {}
-    for key in ("backfill", "backfill_depth", "preempt", *_TIMES):
+    for key in ("backfill", "backfill_depth", "preempt", "keep_jobs", *_TIMES):
         field = _TIMES.get(key, key)
         value = getattr(queue, field)
         if value != getattr(usual, field):

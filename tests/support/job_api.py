@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +15,7 @@ from patchlight.controller.parts import Controller
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab_api import LabIdentity
 from patchlight.testbed.linux.http_server import http_server
+from patchlight.testbed.linux.sockets import listen
 from tests.support.job_cluster import Cluster
 
 
@@ -50,7 +50,7 @@ async def job_command(cluster: Cluster) -> AsyncIterator[JobCommand]:
         operations=CircuitOperations(cluster.circuits, cluster.transactions),
     )
     server = http_server(create_app(cast(Controller, parts)), lifespan="off")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with listen("127.0.0.1:0") as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             yield JobCommand(f"127.0.0.1:{listener.getsockname()[1]}")

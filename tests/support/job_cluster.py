@@ -18,6 +18,7 @@ from patchlight.controller.fleet import AgentClient, AgentError, Fleet
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.job_traffic import JobTraffic
 from patchlight.controller.jobs.ledger import JobLedger
+from patchlight.controller.jobs.outputs import JobOutputs
 from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.controller.jobs.scheduler import DEFAULT_DISCIPLINE, Scheduler
 from patchlight.controller.store import Store
@@ -129,8 +130,10 @@ class FakeAgent(AgentClient):
 
     async def log(self, worker_id: str, after: int, limit: int) -> LogPart:
         self._called("log", worker_id)
-        text = self._fleet.printed.get(worker_id, "")[after : after + limit]
-        return LogPart(offset=after, text=text, next=after + len(text))
+        printed = self._fleet.printed.get(worker_id, "")
+        offset = min(after, len(printed))
+        text = printed[offset : offset + limit]
+        return LogPart(offset=offset, text=text, next=offset + len(text))
 
     async def start(self, worker_id: str) -> None:
         self._called("start", worker_id)
@@ -196,13 +199,14 @@ class Cluster:
         policies: PolicyChoice,
         before: "Cluster | None" = None,
         discipline: Discipline = DEFAULT_DISCIPLINE,
+        outputs: JobOutputs | None = None,
     ) -> None:
         self.lab = LAB
         self.ocs: Ocs = before.ocs if before else Ocs(self.lab.circuit_switch("ocs1"))
         self.fleet: FakeFleet = before.fleet if before else FakeFleet(self.lab)
         self.store: Store = before.store if before else Store(":memory:")
         self.flows = Flows()
-        self.table = JobTable(JobLedger(self.store))
+        self.table = JobTable(JobLedger(self.store), outputs)
         self.traffic = JobTraffic(
             self.table, lambda: self.circuits.maps.present_links(), patience_s=0.2
         )
@@ -243,9 +247,10 @@ async def at_work(
     policies: PolicyChoice,
     before: Cluster | None = None,
     discipline: Discipline = DEFAULT_DISCIPLINE,
+    outputs: JobOutputs | None = None,
 ) -> AsyncIterator[Cluster]:
     """A controller's scheduler until the block ends, as it would by a kill: workers go on."""
-    cluster = Cluster(policies, before, discipline)
+    cluster = Cluster(policies, before, discipline, outputs)
     tasks = [asyncio.create_task(cluster.scheduler.run())]
     tasks.append(asyncio.create_task(cluster.traffic.watch()))
     try:

@@ -129,8 +129,8 @@ def logs(
 ) -> None:
     """Print what a job's workers print; with --json a line of theirs on each.
 
-    With several workers, each line begins with the rank of its worker. Of a job that has failed,
-    the last lines are kept.
+    With several workers, each line begins with the rank of its worker. Of a job that has ended,
+    the last MiB of each is kept.
     """
     with connect(lab_name, address) as client:
         job_id = find_job(client, job)
@@ -138,8 +138,8 @@ def logs(
         while True:
             status = patiently(lambda: client.job(job_id))
             final = JobState(status["state"]).is_final
-            count = 1 if final else max(1, len(status["hosts"]))
-            several = worker is None and len(status["hosts"]) > 1 and not final
+            count = max(1, len(status["hosts"]))
+            several = worker is None and count > 1
             for rank in range(count) if worker is None else [worker]:
                 try:
                     output.print(rank, marked=several)

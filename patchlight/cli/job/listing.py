@@ -102,7 +102,7 @@ def show(job: str, why: bool, as_json: bool, lab_name: str | None, address: str 
         print_json(status)
         return
     table = Table(Column("", whole=True), "")
-    for name, cell in (*_of_status(status), *_of_spec(status["spec"])):
+    for name, cell in (*_of_status(status), *_of_spec(status)):
         if cell:
             table.add_row(name, cell)
     table.print()
@@ -136,7 +136,28 @@ def _predicted(status: Answer) -> str:
     return f"{seconds:.3f} s an iteration{ends}; {status['bottleneck']}"
 
 
-def _of_spec(spec: Answer) -> Iterator[tuple[str, str]]:
+_HELD_BY = {
+    "iteration": "Patchlight, between two iterations",
+    "protocol": "itself, between two iterations (control protocol)",
+    "freeze": "Patchlight, at once: its processes and packets are stopped",
+}
+
+
+def _held_by(status: Answer) -> str:
+    """How workers are held while their circuits change; of a job that waits, what its spec says."""
+    ranks: dict[str | None, list[str]] = {}
+    for rank, how in enumerate(status["holds_by"]):
+        ranks.setdefault(how, []).append(str(rank))
+    if not ranks:
+        return status["spec"]["hold"] if status["spec"]["trainer"] == "command" else ""
+    found = {_HELD_BY.get(str(how), "not known yet"): who for how, who in ranks.items()}
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"worker {', '.join(who)}: {how}" for how, who in found.items())
+
+
+def _of_spec(status: Answer) -> Iterator[tuple[str, str]]:
+    spec = status["spec"]
     compute = (f"{model} {seconds:g} s" for model, seconds in spec["compute_s"].items())
     mounts = (
         f"{m['source']} at {m['target']}{'' if m['read_only'] else ', written too'}"
@@ -146,7 +167,7 @@ def _of_spec(spec: Answer) -> Iterator[tuple[str, str]]:
     yield "image", spec["image"] or ""
     yield "environment", ", ".join(f"{name}={value}" for name, value in spec["environment"].items())
     yield "mounts", "; ".join(mounts)
-    yield "held by", spec["hold"] if spec["trainer"] == "command" else ""
+    yield "held by", _held_by(status)
     yield "gradient", format_size(spec["gradient_bytes"]) if spec["gradient_bytes"] else ""
     yield "compute", ", ".join(compute)
     yield "GPU models", ", ".join(spec["gpu_models"])

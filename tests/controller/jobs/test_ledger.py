@@ -1,5 +1,6 @@
 """Jobs on disk: found again, page by page, and forgotten in time."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,17 +71,67 @@ def test_reports_are_read_on_from_where_one_was_and_counted_by_rank(ledger: JobL
     assert ledger.reports_by_rank("other", 0) == {0: 1}
 
 
-def test_old_jobs_are_forgotten_with_all_that_was_kept_of_them(ledger: JobLedger) -> None:
+def test_old_jobs_are_forgotten_with_all_that_was_kept_of_them(tmp_path: Path) -> None:
+    store = Store(tmp_path / "controller.db")
+    ledger = JobLedger(store)
     ended = [replace(status(f"j-{n}", JobState.DONE), finished_at=float(n)) for n in range(5)]
     ledger.save([*ended, status("waits-1")])
     for n in range(5):
         ledger.add_iterations(f"j-{n}", [{"index": 0, "rank": 0}])
         ledger.add_decision(f"j-{n}", 1.0, {"policy": "packed"})
-    assert ledger.forget(before=1.5, keep=2) == 3
+        store.add_event(1.0, "job-done", {"job": f"j-{n}"})
+    assert ledger.forget(before=1.5, keep=2) == (["j-0", "j-1", "j-2"], False)
     assert ids(ledger.page(9)) == ["j-3", "j-4", "waits-1"]
     assert ledger.iterations("j-1") == ([], 0)
     assert ledger.decisions("j-0") == []
     assert ledger.decisions("j-4")[0]["policy"] == "packed"
+    assert [event["job"] for event in store.events()] == ["j-3", "j-4"]
+    assert ledger.forget(before=1.5, keep=2) == ([], False)
+    assert ledger.forget(before=9.0, keep=2) == (["j-3", "j-4"], False)
+    # The number of the last event is not given to another one.
+    assert store.add_event(2.0, "test", {}) == 6
+
+
+def test_jobs_are_forgotten_a_little_at_a_time(ledger: JobLedger) -> None:
+    ledger.save([replace(status(f"j-{n}", JobState.DONE), finished_at=1.0) for n in range(5)])
+    ledger.add_iterations("j-1", [{"index": n, "rank": 0} for n in range(5000)])
+    pieces = []
+    more = True
+    while more:
+        gone, more = ledger.forget(before=2.0, keep=9, most=2)
+        pieces.append(gone)
+    assert pieces == [["j-0"], [], ["j-1", "j-2"], ["j-3", "j-4"], []]
+    assert ledger.page(9) == []
+
+
+def test_a_job_that_others_wait_for_is_not_forgotten(ledger: JobLedger) -> None:
+    first = [replace(status(f"{n}-1", JobState.DONE), finished_at=1.0) for n in ("a", "b", "c")]
+    waits = status("w-1")
+    waits = replace(waits, spec=replace(waits.spec, after=("b-1",)))
+    ledger.save([*first, waits, status("runs-1", JobState.RUNNING)])
+    assert ledger.forget(before=2.0, keep=0) == (["a-1", "c-1"], False)
+    ledger.save([replace(waits, state=JobState.DONE, finished_at=3.0)])
+    assert ledger.forget(before=2.0, keep=9) == (["b-1"], False)
+    assert ids(ledger.page(9)) == ["w-1", "runs-1"]
+
+
+def test_a_job_of_another_version_and_one_with_half_a_character_are_read(tmp_path: Path) -> None:
+    store = Store(tmp_path / "controller.db")
+    odd = replace(status("a-1"), message="half \ud800", gpu_s=1.5)
+    ledger = JobLedger(store)
+    ledger.save([odd, status("b-1"), status("c-1")])
+    newer = {**status("b-1").as_record, "of_a_newer_version": [1]}
+    store.write("UPDATE jobs SET record = ? WHERE id = 'b-1'", json.dumps(newer))
+    store.write("UPDATE jobs SET record = '{}' WHERE id = 'c-1'")
+    assert ledger.page(9) == [odd, status("b-1")]
+    assert [event["origin"] for event in store.events()] == ["jobs 3"]
+
+
+def test_a_jobs_history_is_its_own(ledger: JobLedger) -> None:
+    for n in range(3):
+        words = {"job": f"j-{n}", "message": "why"}
+        ledger.save([status(f"j-{n}")], [(n + 1.0, "job-queued", words), (9.0, "fault", words)])
+    assert ledger.history("j-1") == [{"at": 2.0, "state": "queued", "message": "why"}]
 
 
 def test_the_table_keeps_in_memory_only_what_has_not_ended(ledger: JobLedger) -> None:

@@ -87,11 +87,14 @@ queue:
   users:
     - {name: ann, share: 2, gpus: 8}
     - {name: bob@lab, jobs: 3}
+  keep_jobs: 500
+  keep_for: 90d
 """
     lab = parse_lab(text)
     queue = lab.queue
     assert (queue.backfill, queue.preempt, queue.quantum_s) == (True, False, 600)
     assert queue.half_life_s == 3 * 86400
+    assert (queue.keep_jobs, queue.keep_for_s) == (500, 90 * 86400)
     # What is not said of one user is what everybody may have.
     assert queue.allowance("ann") == Allowance(share=2, gpus=8, gpu_hours=100.5)
     assert queue.allowance("bob@lab") == Allowance(gpus=4, jobs=3, gpu_hours=100.5)

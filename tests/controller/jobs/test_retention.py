@@ -1,0 +1,125 @@
+"""What a lab remembers of jobs that have ended: so much as its settings say, and their output."""
+
+from pathlib import Path
+
+import pytest
+
+from patchlight.controller.jobs.ledger import JobLedger
+from patchlight.controller.jobs.outputs import MOST_KEPT_BYTES, JobOutputs
+from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES
+from patchlight.controller.jobs.retention import Retention
+from patchlight.controller.store import Store
+from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
+from patchlight.testbed.queueing import Discipline
+from patchlight.testbed.worker_api import WorkerState
+from tests.support.job_api import job_command
+from tests.support.job_cluster import at_work, finish, job, submit_running
+
+
+def done(job_id: str, finished_at: float) -> JobStatus:
+    spec = JobSpec("j", 1, 4, {"A100": 0.1})
+    return JobStatus(job_id, spec, JobState.DONE, finished_at=finished_at)
+
+
+@pytest.mark.parametrize(
+    ("settings", "left"),
+    [
+        (Discipline(), ["j-0", "j-1", "j-2"]),
+        (Discipline(keep_jobs=1), ["j-2"]),
+        (Discipline(keep_for_s=150.0), ["j-1", "j-2"]),
+        (Discipline(keep_jobs=0), []),
+    ],
+)
+def test_so_many_jobs_are_kept_and_for_so_long(
+    tmp_path: Path, settings: Discipline, left: list[str]
+) -> None:
+    store = Store(tmp_path / "controller.db")
+    ledger, outputs = JobLedger(store), JobOutputs(tmp_path / "outputs")
+    ledger.save([done(f"j-{n}", 100.0 * n) for n in range(3)])
+    retention = Retention(store, ledger, outputs, settings, clock=lambda: 200.0)
+    while retention.forget_some():
+        pass
+    assert [each.id for each in ledger.page(9)] == left
+
+
+def test_events_and_changes_go_with_the_time_but_not_those_that_are_open(tmp_path: Path) -> None:
+    store = Store(tmp_path / "controller.db")
+    numbers = [store.prepared_intent(0, {"why": str(n)})() for n in range(4)]
+    for number, state in zip(numbers, ("committed", "unknown", "refused"), strict=False):
+        store.update_reconfiguration(number, state, {"finished_at": float(number)})
+    store.add_event(2.0, "job-done", {"job": "j-1"})
+    store.add_event(50.0, "test", {})
+    assert store.forget(before=10.0) > 0
+    assert store.forget(before=10.0) == 0
+    assert [row["id"] for row in store.reconfigurations()] == [numbers[1], numbers[3]]
+    assert [event["kind"] for event in store.events()] == ["job-done", "test"]
+
+
+async def test_what_workers_printed_is_there_after_their_end(tmp_path: Path) -> None:
+    outputs = JobOutputs(tmp_path / "outputs")
+    async with at_work(DEFAULT_POLICIES, outputs=outputs) as cluster, job_command(cluster) as run:
+        (job_id,) = await submit_running(cluster, job("talks", workers=2))
+        first, second = cluster.fleet.job_workers(job_id)
+        cluster.fleet.printed[first] = "half a line"
+        cluster.fleet.printed[second] = "x" * MOST_KEPT_BYTES + "\nthe end\n"
+        await finish(cluster, job_id)
+        await cluster.until(lambda: job_id not in cluster.table.running)
+        assert (await run("logs", job_id, "--worker", "0")).startswith("half a line")
+        said = await run("logs", job_id, "--worker", "1")
+        assert "\n[9 bytes of output are not kept any more]\n" in f"\n{said}"
+        assert "\nthe end\n" in said
+        both = await run("logs", job_id)
+        assert "[0] half a line\n" in both
+        assert "[1] the end\n" in both
+        assert "has no worker 2" in await run("logs", job_id, "--worker", "2", code=2)
+        outputs.forget(job_id)
+        assert "half a line" not in await run("logs", job_id)
+
+
+async def test_an_agent_that_refuses_its_output_delays_nothing(tmp_path: Path) -> None:
+    outputs = JobOutputs(tmp_path / "outputs")
+    async with at_work(DEFAULT_POLICIES, outputs=outputs) as cluster:
+        (job_id,) = await submit_running(cluster, job("mute", workers=2))
+        cluster.fleet.refusals["log"] = "no output here"
+        await finish(cluster, job_id)
+        await cluster.until(lambda: job_id not in cluster.table.running)
+        assert cluster.table[job_id].state is JobState.DONE
+        assert outputs.read(job_id, 0, 0, 100) is None
+
+
+async def test_a_disk_that_is_full_keeps_no_job_from_ending(tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("no folder")
+    outputs = JobOutputs(tmp_path / "outputs")
+    async with at_work(DEFAULT_POLICIES, outputs=outputs) as cluster:
+        (job_id,) = await submit_running(cluster, job("talks", workers=1))
+        cluster.fleet.printed[cluster.fleet.job_workers(job_id)[0]] = "words"
+        await finish(cluster, job_id)
+        assert cluster.table[job_id].state is JobState.DONE
+
+
+def test_a_character_is_not_cut_in_two(tmp_path: Path) -> None:
+    folder = tmp_path / "j-1"
+    folder.mkdir()
+    (folder / "0.5").write_text("aé漢b", encoding="utf-8")
+    outputs, after, text = JobOutputs(tmp_path), 5, ""
+    while (part := outputs.read("j-1", 0, after, 4)) is not None and part.next > after:
+        text, after = text + part.text, part.next
+    assert text == "aé漢b"
+
+
+async def test_show_says_how_each_worker_can_be_held() -> None:
+    async with at_work(DEFAULT_POLICIES) as cluster, job_command(cluster) as run:
+        program = JobSpec("own", trainer="command", command=("train",), workers=2)
+        ours, own = await submit_running(cluster, job("ours", workers=2), program)
+        assert "Patchlight, between two iterations" in await run("show", ours, "--wide")
+        assert "not known yet" in await run("show", own, "--wide")
+        for name, how in zip(cluster.fleet.job_workers(own), ("protocol", "freeze"), strict=True):
+            update = {"holds_by": how}
+            cluster.fleet.workers[name] = cluster.fleet.workers[name].model_copy(update=update)
+        worker = cluster.table.running[own].workers[1]
+        await cluster.until(lambda: worker.status.holds_by == "freeze")
+        said = await run("show", own, "--wide")
+        assert "worker 0: itself, between two iterations" in said
+        assert "worker 1: Patchlight, at once" in said
+        cluster.fleet.put(own, WorkerState.DONE)
+        await finish(cluster, ours)
