@@ -91,12 +91,14 @@ class JobSpec:
     ``hosts`` is the ring: rank r runs on ``hosts[r]`` and sends to rank r+1; empty lets the
     placement policy choose ``workers`` of them, of ``gpu_models`` (empty: those of ``compute_s``,
     or any). ``workers`` 0 leaves the number to the partition policy, one of ``degrees`` where
-    there are any. The job is to end ``deadline_s`` after it came, or within ``requirement`` of its
-    time on one GPU (PAC-ML's β). Of a higher ``priority`` it is sooner in its turn; it waits until
-    the jobs ``after`` (ids or names) are done. A failed one begins again up to ``retries`` times, a
-    synthetic one where it was. Without light on all its NICs it pauses, and fails after
-    ``dark_limit_s``. ``topology`` and ``placement`` name policies in place of the lab's; ``graph``
-    is a built-in computation graph's name, or one as JSON.
+    there are any: ``compute_s`` is then an iteration's time on one GPU, which n workers share, and
+    the elasticity policy may change their number while the job runs. The job is to end
+    ``deadline_s`` after it came, or within ``requirement`` of its time on one GPU (PAC-ML's β). Of
+    a higher ``priority`` it is sooner in its turn; it waits until the jobs ``after`` (ids or names)
+    are done. A failed one begins again up to ``retries`` times, a synthetic one where it was.
+    Without light on all its NICs it pauses, and fails after ``dark_limit_s``. ``topology`` and
+    ``placement`` name policies in place of the lab's; ``graph`` is a built-in computation graph's
+    name, or one as JSON.
 
     The bounds stand in the annotations; ``checked_specs`` and the REST API hold a spec to them.
     """
@@ -151,6 +153,11 @@ class JobSpec:
     def size(self) -> int:
         """How many GPUs it asks for; 0 if a policy is to say."""
         return len(self.hosts) or self.workers
+
+    @property
+    def is_split(self) -> bool:
+        """Whether an iteration's work is split over the workers, however many a policy gives it."""
+        return not self.size
 
 
 @dataclass(frozen=True, slots=True)
