@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
@@ -33,6 +33,7 @@ LARGEST_SEED = 2**63 - 1
 LARGEST_GRADIENT_BYTES = 10**15
 MOST_RETRIES = 100
 LONGEST_GRAPH = 2**20
+_MOST_DEGREES = 100
 LONGEST_LIMIT_S = 10 * 366 * 86_400.0
 
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$"
@@ -175,6 +176,14 @@ class Iteration:
     sent_bytes: int
 
 
+class Degree(NamedTuple):
+    """How many workers a job has, since when (Unix time) and from which iteration on."""
+
+    since: float
+    iteration: int
+    workers: int
+
+
 @dataclass(frozen=True, slots=True)
 class JobStatus:
     """What is known of a job now; ``message`` says why it failed or what it waits for.
@@ -184,7 +193,8 @@ class JobStatus:
     ``attempt`` counts from 0, and ``failures`` those that failed; the one that runs began at
     ``first_iteration``, and has its hosts since ``runs_since``. ``gpu_s`` are the GPU-seconds that
     earlier ones had. Hosts to ``avoid`` are those that an attempt failed on. ``topology`` is the
-    policy that it was submitted with.
+    policy that it was submitted with. ``degrees`` are the latest numbers of workers of one whose
+    number a policy says, the present one last.
     """
 
     id: str
@@ -208,6 +218,15 @@ class JobStatus:
     avoid: tuple[str, ...] = ()
     runs_since: float | None = None
     gpu_s: float = 0.0
+    degrees: tuple[Degree, ...] = ()
+
+    def with_hosts(self, hosts: tuple[str, ...], now_s: float) -> "JobStatus":
+        """The same, with these hosts in place of those that it has, from now on."""
+        had = self.degrees
+        if self.spec.is_split:
+            had = (*had, Degree(now_s, self.first_iteration, len(hosts)))[-_MOST_DEGREES:]
+        gpu_s = self.gpu_seconds(now_s)
+        return replace(self, hosts=hosts, runs_since=now_s, gpu_s=gpu_s, degrees=had)
 
     def gpu_seconds(self, now_s: float) -> float:
         """What the job has had up to now (Unix time), in GPU-seconds."""

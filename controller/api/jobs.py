@@ -57,7 +57,10 @@ def _look(routes: APIRouter, controller: Controller) -> None:
     @routes.get("/jobs/{job_id}")
     async def job(job_id: str) -> Answer:
         status = scheduler.job(job_id)
-        return {**asdict(status), **scheduler.forecasts.shown([status]).get(job_id, {})}
+        answer = {**asdict(status), **scheduler.forecasts.shown([status]).get(job_id, {})}
+        if status.spec.is_split and status.hosts:
+            answer["rigid_because"] = scheduler.why_rigid(job_id)
+        return answer
 
     @routes.get("/jobs/{job_id}/iterations")
     async def iterations(

@@ -44,3 +44,20 @@ def elapsed(status: Answer) -> str:
     if status["started_at"] is None:
         return ""
     return f"{(status['finished_at'] or time.time()) - status['started_at']:.1f} s"
+
+
+def degrees(status: Answer) -> str:
+    """The number of workers of a job whose number a policy says: now, before, and if it stays."""
+    had = status.get("degrees") or []
+    if not had:
+        return ""
+    changes = [f"{workers} from iteration {iteration} on" for _, iteration, workers in had]
+    stays = status.get("rigid_because")
+    now = [f"{len(status['hosts'])} now"] if status["hosts"] else []
+    return "; ".join(
+        [
+            *now,
+            *([", ".join(changes)] if len(changes) > 1 or not now else []),
+            *([f"stays so: {stays}"] if stays else []),
+        ]
+    )

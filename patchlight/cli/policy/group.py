@@ -265,7 +265,11 @@ def evaluate(
         )
         run_simulation(options, output, strict, as_json)
         return
-    _refuse(("trace", "lab"), "is for all other policies: partition policies run PAC-ML's jobs")
+    _refuse(
+        ("trace", "lab"),
+        "is for placement, order, topology and elasticity policies: partition policies run "
+        "PAC-ML's jobs",
+    )
     counted = range(first_seed, first_seed + seeds)
     folder = output or Path("results") / time.strftime("evaluate-%Y%m%d-%H%M%S")
     check_output(folder)
