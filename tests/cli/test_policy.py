@@ -53,7 +53,7 @@ def test_list_says_what_there_is() -> None:
     rows = json.loads(run("list", "--json").output)
     assert {row["kind"] for row in rows} == set(KINDS)
     defaults = [row["name"] for row in rows if row["default"]]
-    assert defaults == ["sufficient", "consolidated", "fifo", "keep"]
+    assert defaults == ["sufficient", "consolidated", "fifo", "keep", "rigid"]
     orders = run("list", "--kind", "order").output
     assert "srpt" in orders
     assert "first-fit" not in orders
