@@ -265,7 +265,7 @@ class Gangs:
         self._stop_if_wanted(gang, job)
         try:
             runs = self._table[job.id].state in (JobState.RUNNING, JobState.PAUSED)
-            if gang.again and await job.hold_for_good() and runs:
+            if gang.again and runs and await job.hold_for_good():
                 await self._stop(job, gang.ends_because)
             else:
                 await self._give_back(job)

@@ -138,8 +138,9 @@ class Placement:
         placement = self._policies.now.placement
         if status.spec.placement is not None:
             placement = self._policies.now.placement_named(status.spec.placement)
-        # Hosts that it failed on are left alone as long as there are others.
-        for avoided in dict.fromkeys((lab.cluster.as_set(status.avoid), 0)):
+        # Hosts that it failed on are left alone as long as there are others, or it runs already.
+        failed_on = lab.cluster.as_set(status.avoid)
+        for avoided in dict.fromkeys((failed_on, failed_on if workers else 0)):
             view = lab.view._replace(occupied=occupied | avoided)
             decisions: list[Decision] = []
             degree = workers or job.workers or self._degree(view, status, decisions)

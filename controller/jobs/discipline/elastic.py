@@ -58,14 +58,14 @@ class ElasticSite(Protocol[E]):
         """There has to be a pass by then, whatever happens."""
 
 
-def resize_jobs(site: ElasticSite[E], waiting: Iterable[tuple[E, Waiting]]) -> bool:
-    """Ask once, and do what is answered; whether jobs changed. ``waiting`` has the next one first.
+def resize_jobs(site: ElasticSite[E], waiting: Iterable[tuple[E, Waiting]]) -> list[E]:
+    """Ask once, and do what is answered: who changed. ``waiting`` has the next one first.
 
     Those that shrink come first. A job does not grow beyond what its user may have.
     """
     elastic = site.elastic()
     if not elastic:
-        return False
+        return []
     if not site.is_stable:
         site.wake_at(site.now_s + ASK_AGAIN_S)
     queue = [site.queued(entry) for entry in itertools.islice(_for_gpus(waiting), _MOST_QUEUED)]
@@ -73,13 +73,13 @@ def resize_jobs(site: ElasticSite[E], waiting: Iterable[tuple[E, Waiting]]) -> b
     changes = [
         (wanted[job.name] - job.degree, entry, job) for entry, job in elastic if job.name in wanted
     ]
-    changed = False
+    changed: list[E] = []
     for more, entry, job in sorted(changes, key=lambda change: change[0]):
         accounts = site.accounts
         if more > 0 and accounts and accounts.over_quota(entry.user, more, site.now_s):
             continue
         site.resize(entry, job.degree + more)
-        changed = True
+        changed.append(entry)
     return changed
 
 

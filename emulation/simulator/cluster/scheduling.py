@@ -51,7 +51,10 @@ class QueueScheduler:
         simulation, site = self._simulation, self._site
         site.now_s, site.released = simulation.now_s, simulation.released
         simulation.held_up = self._queue.decide()
-        if self._is_elastic and resize_jobs(site, self._queue.reasons()):
+        resized = resize_jobs(site, self._queue.reasons()) if self._is_elastic else ()
+        for job in resized:
+            self._queue.began_anew(job)
+        if resized:
             simulation.held_up = self._queue.decide()
         if simulation.settings.defragment_s is not None and simulation.running:
             self._defragment(simulation.settings.defragment_s)

@@ -401,6 +401,16 @@ def test_a_job_shrinks_for_one_that_waits_and_grows_again() -> None:
     assert (found["a"].ended_s, found["b"].started_s, resizes) == (60, 60, 1)
 
 
+def test_a_job_that_grew_can_be_preempted() -> None:
+    jobs = [elastic("a", 0, 2, 100), job("c", 0, 2, 10), job("b", 40, 4, 5)]
+    policies = Policies(Srpt(), FirstFit(), elasticity=GiveAndTake())
+    settings = Settings(restart_s=10, preempt=True, quantum_s=5)
+    found = {r.name: r for r in simulate(FOUR, jobs, policies, settings).records}
+    # a has four GPUs from 10 s on, and 50 s of two left when b comes.
+    assert (found["b"].started_s, found["a"].preemptions) == (40, 1)
+    assert found["a"].ended_s == pytest.approx(45 + 10 + 25)
+
+
 def test_on_other_numbers_of_gpus_a_job_moves_the_same_gradient() -> None:
     traced = elastic("a", 0, 2, 100)._replace(communication=0.2)
     nic_bps = 1e9
