@@ -58,7 +58,7 @@ def _look(routes: APIRouter, controller: Controller) -> None:
     async def job(job_id: str) -> Answer:
         status = scheduler.job(job_id)
         answer = {**asdict(status), **scheduler.forecasts.shown([status]).get(job_id, {})}
-        if status.spec.is_split and status.hosts:
+        if status.spec.is_split and status.hosts and not status.state.is_final:
             answer["rigid_because"] = scheduler.why_rigid(job_id)
         return answer
 

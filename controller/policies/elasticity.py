@@ -12,6 +12,8 @@ from typing import ClassVar, NamedTuple
 
 from patchlight.controller.policies.contract import ClusterView, ElasticJob, QueuedJob
 
+_LOOKED_AT = 8
+
 
 class Rigid:
     """Every job keeps the workers that it began with."""
@@ -26,10 +28,11 @@ class Rigid:
 
 
 class GiveAndTake:
-    """Jobs take GPUs that nobody wants, and give up some for the next one that waits.
+    """Jobs take GPUs that nobody wants, and give up some for one that waits.
 
     While nobody waits, the job that ends sooner by the most for each further GPU grows. While
-    somebody waits, jobs shrink if the next one could start then. Each only where the predicted gain
+    somebody waits, jobs shrink for the first of the next eight that there is room for then. Each
+    only where the predicted gain
     is more than it costs, stopping and starting included.
     """
 
@@ -39,7 +42,10 @@ class GiveAndTake:
         self, cluster: ClusterView, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]
     ) -> Mapping[str, int]:
         """As the contract says."""
-        return _make_room(cluster, jobs, queue[0]) if queue else _grow(cluster, jobs)
+        if not queue:
+            return _grow(cluster, jobs)
+        found = (_make_room(cluster, jobs, waits) for waits in queue[:_LOOKED_AT])
+        return next(filter(None, found), {})
 
 
 def _grow(cluster: ClusterView, jobs: Sequence[ElasticJob]) -> dict[str, int]:

@@ -53,11 +53,10 @@ def degrees(status: Answer) -> str:
         return ""
     changes = [f"{workers} from iteration {iteration} on" for _, iteration, workers in had]
     stays = status.get("rigid_because")
-    now = [f"{len(status['hosts'])} now"] if status["hosts"] else []
-    return "; ".join(
-        [
-            *now,
-            *([", ".join(changes)] if len(changes) > 1 or not now else []),
-            *([f"stays so: {stays}"] if stays else []),
-        ]
-    )
+    runs = status["hosts"] and status["finished_at"] is None
+    parts = [f"{len(status['hosts'])} now"] if runs else []
+    if len(changes) > 1 or not runs:
+        parts.append(", ".join(changes))
+    if stays:
+        parts.append(f"stays so: {stays}")
+    return "; ".join(parts)

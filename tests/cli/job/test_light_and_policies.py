@@ -3,6 +3,7 @@
 import json
 
 from patchlight.testbed.jobs import JobSpec, JobState
+from patchlight.testbed.worker_api import WorkerState
 from tests.support.job_api import JobCommand
 from tests.support.job_cluster import COMPUTE, Cluster, submit_running
 
@@ -104,6 +105,11 @@ async def test_a_job_that_grows_shows_its_workers_now_and_before(
     (row,) = json.loads(await policy("replay", job_id, "--with", "elasticity:rigid", "--json"))
     assert (row["decided"], row["answer"], row["same"]) == ({job_id: 4}, {}, False)
     assert f"{job_id}: 4" in " ".join((await policy("replay", job_id)).split())
+    cluster.fleet.put(f"{job_id}.1", WorkerState.DONE)
+    await cluster.until_state(job_id, JobState.DONE)
+    assert "workers 2 from iteration 0 on, 4 from iteration 0 on submitted" in await one_line(
+        job, job_id
+    )
     (listed,) = json.loads(await job("list", "--json"))
     assert len(listed["hosts"]) == 4
 

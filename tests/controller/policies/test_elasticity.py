@@ -69,8 +69,10 @@ def test_a_job_shrinks_for_one_that_could_start_then() -> None:
     assert answer(cluster, jobs, QueuedJob("b", 4)) == {}
     assert answer(cluster, jobs, QueuedJob("b", 4, lasts_s=941.0)) == {}
     assert answer(cluster, jobs, QueuedJob("b", 4, lasts_s=939.0)) == {"a": 4}
-    # Nobody can free eight of nine.
-    assert answer(cluster, jobs, QueuedJob("b", 8, lasts_s=50.0)) == {}
+    # Nobody can free eight, but four for the next.
+    large = QueuedJob("b", 8, lasts_s=50.0)
+    assert answer(cluster, jobs, large) == {}
+    assert answer(cluster, jobs, large, QueuedJob("c", 4, lasts_s=50.0)) == {"a": 4}
 
 
 def test_no_job_shrinks_for_one_that_has_room_or_needs_other_gpus() -> None:
