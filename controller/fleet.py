@@ -20,6 +20,7 @@ from patchlight.testbed.worker_api import (
     HoldRequest,
     LogPart,
     Reports,
+    StopAtRequest,
     WorkerSpec,
     WorkerStatus,
 )
@@ -168,6 +169,11 @@ class AgentClient:
     async def release(self, worker_id: str) -> None:
         """Let a held worker go on."""
         await self._call("POST", f"/workers/{worker_id}/release", {})
+
+    async def stop_at(self, worker_id: str, iteration: int) -> None:
+        """Have a worker end, as stopped, before the all-reduce of ``iteration``."""
+        body = StopAtRequest(iteration=iteration).model_dump()
+        await self._call("POST", f"/workers/{worker_id}/stop-at", body)
 
     async def delete(self, worker_id: str) -> None:
         """Stop a worker; its GPU and NIC go back. No error if it is gone already."""

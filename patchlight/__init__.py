@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from patchlight.controller.client import ControllerClient
     from patchlight.controller.policies.contract import (
+        ElasticityPolicy,
         OrderPolicy,
         PartitionPolicy,
         PlacementPolicy,
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 # Loaded when first asked for: reading a lab file needs neither NumPy nor a web framework.
 _NAMES_IN = {
     "controller.client": "ControllerClient",
-    "controller.policies.contract": "OrderPolicy PartitionPolicy PlacementPolicy TopologyPolicy",
+    "controller.policies.contract": (
+        "ElasticityPolicy OrderPolicy PartitionPolicy PlacementPolicy TopologyPolicy"
+    ),
     "emulation.lab.emulated_lab": "EmulatedLab",
     "emulation.simulator.cluster": "Policies TwoLevel queue_jobs simulate",
     "emulation.simulator.traces": "read_trace",
@@ -46,7 +49,8 @@ _NAMES_IN = {
 }
 _PUBLIC = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 
-__all__ = ["BadInput", "ComputationGraph", "ControllerClient", "CrossConnect", "EmulatedLab"]
+__all__ = ["BadInput", "ComputationGraph", "ControllerClient", "CrossConnect"]
+__all__ += ["ElasticityPolicy", "EmulatedLab"]
 __all__ += ["JobSpec", "Lab", "LabBuilder", "OrderPolicy", "OutcomeUnknown", "PartitionPolicy"]
 __all__ += ["PatchlightError"]
 __all__ += ["PlacementPolicy", "Policies", "PortMap", "TopologyPolicy", "TwoLevel", "builtin_graph"]

@@ -3,9 +3,9 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
@@ -34,6 +34,7 @@ LARGEST_SEED = 2**63 - 1
 LARGEST_GRADIENT_BYTES = 10**15
 MOST_RETRIES = 100
 LONGEST_GRAPH = 2**20
+_MOST_DEGREES = 100
 LONGEST_LIMIT_S = 10 * 366 * 86_400.0
 
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$"
@@ -92,12 +93,14 @@ class JobSpec:
     ``hosts`` is the ring: rank r runs on ``hosts[r]`` and sends to rank r+1; empty lets the
     placement policy choose ``workers`` of them, of ``gpu_models`` (empty: those of ``compute_s``,
     or any). ``workers`` 0 leaves the number to the partition policy, one of ``degrees`` where
-    there are any. The job is to end ``deadline_s`` after it came, or within ``requirement`` of its
-    time on one GPU (PAC-ML's β). Of a higher ``priority`` it is sooner in its turn; it waits until
-    the jobs ``after`` (ids or names) are done. A failed one begins again up to ``retries`` times, a
-    synthetic one where it was. Without light on all its NICs it pauses, and fails after
-    ``dark_limit_s``. ``topology`` and ``placement`` name policies in place of the lab's; ``graph``
-    is a built-in computation graph's name, or one as JSON.
+    there are any: ``compute_s`` is then an iteration's time on one GPU, which n workers share, and
+    the elasticity policy may change their number while the job runs. The job is to end
+    ``deadline_s`` after it came, or within ``requirement`` of its time on one GPU (PAC-ML's β). Of
+    a higher ``priority`` it is sooner in its turn; it waits until the jobs ``after`` (ids or names)
+    are done. A failed one begins again up to ``retries`` times, a synthetic one where it was.
+    Without light on all its NICs it pauses, and fails after ``dark_limit_s``. ``topology`` and
+    ``placement`` name policies in place of the lab's; ``graph`` is a built-in computation graph's
+    name, or one as JSON.
 
     The bounds stand in the annotations; ``checked_specs`` and the REST API hold a spec to them.
     """
@@ -153,6 +156,11 @@ class JobSpec:
         """How many GPUs it asks for; 0 if a policy is to say."""
         return len(self.hosts) or self.workers
 
+    @property
+    def is_split(self) -> bool:
+        """Whether an iteration's work is split over the workers, however many a policy gives it."""
+        return not self.size
+
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
@@ -169,6 +177,14 @@ class Iteration:
     sent_bytes: int
 
 
+class Degree(NamedTuple):
+    """How many workers a job has, since when (Unix time) and from which iteration on."""
+
+    since: float
+    iteration: int
+    workers: int
+
+
 @dataclass(frozen=True, slots=True)
 class JobStatus:
     """What is known of a job now; ``message`` says why it failed or what it waits for.
@@ -178,7 +194,8 @@ class JobStatus:
     ``attempt`` counts from 0, and ``failures`` those that failed; the one that runs began at
     ``first_iteration``, and has its hosts since ``runs_since``. ``gpu_s`` are the GPU-seconds that
     earlier ones had. Hosts to ``avoid`` are those that an attempt failed on. ``topology`` is the
-    policy that it was submitted with.
+    policy that it was submitted with. ``degrees`` are the latest numbers of workers of one whose
+    number a policy says, the present one last.
     """
 
     id: str
@@ -202,6 +219,15 @@ class JobStatus:
     avoid: tuple[str, ...] = ()
     runs_since: float | None = None
     gpu_s: float = 0.0
+    degrees: tuple[Degree, ...] = ()
+
+    def with_hosts(self, hosts: tuple[str, ...], now_s: float) -> "JobStatus":
+        """The same, with these hosts in place of those that it has, from now on."""
+        had = self.degrees
+        if self.spec.is_split:
+            had = (*had, Degree(now_s, self.first_iteration, len(hosts)))[-_MOST_DEGREES:]
+        gpu_s = self.gpu_seconds(now_s)
+        return replace(self, hosts=hosts, runs_since=now_s, gpu_s=gpu_s, degrees=had)
 
     def gpu_seconds(self, now_s: float) -> float:
         """What the job has had up to now (Unix time), in GPU-seconds."""

@@ -61,7 +61,10 @@ def _look(routes: APIRouter, controller: Controller) -> None:
         status = scheduler.job(job_id)
         predicted = scheduler.forecasts.shown([status]).get(job_id, {})
         holds_by = _holds_by(table.running.get(job_id))
-        return {**status.as_record, **predicted, "holds_by": holds_by}
+        answer = {**status.as_record, **predicted, "holds_by": holds_by}
+        if status.spec.is_split and status.hosts and not status.state.is_final:
+            answer["rigid_because"] = scheduler.why_rigid(job_id)
+        return answer
 
     @routes.get("/jobs/{job_id}/iterations")
     async def iterations(

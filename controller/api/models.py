@@ -181,3 +181,4 @@ class PoliciesRequest(_Strict):
     order: Text = ""
     topology: Text = ""
     partition: Text | None = None
+    elasticity: Text = ""

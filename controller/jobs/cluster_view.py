@@ -121,7 +121,8 @@ def training_of(status: JobStatus) -> Training | None:
     spec = status.spec
     if not (spec.iterations and spec.gradient_bytes and spec.compute_s):
         return None
-    return Training(spec.iterations - status.iterations_done, spec.gradient_bytes, spec.compute_s)
+    left = spec.iterations - status.iterations_done
+    return Training(left, spec.gradient_bytes, spec.compute_s, split=spec.is_split)
 
 
 def _ports(ocs: str, *sets: Ports) -> frozenset[int]:
@@ -131,8 +132,9 @@ def _ports(ocs: str, *sets: Ports) -> frozenset[int]:
 def view_of(status: JobStatus, workers: int | None = None) -> JobView:
     """A job as policies see it, of so many workers. Its expected time is that of computing alone.
 
-    Each worker computes as long as one alone would, so it is the same for any number of them. Of
-    a foreign command that does not say how long it computes, no time is known.
+    Each worker computes as long as one alone would, so it is the same for any number of them,
+    unless an iteration is split over them. Of a foreign command that does not say how long it
+    computes, no time is known.
     """
     spec = status.spec
     known = bool(spec.compute_s and spec.iterations)
@@ -151,7 +153,9 @@ def view_of(status: JobStatus, workers: int | None = None) -> JobView:
         sequential_s=slowest_s,
         requirement=requirement,
         limit_s=limit_s,
-        expected_s=Frozen({workers: slowest_s} if workers and known else None),
+        expected_s=Frozen(
+            {workers: slowest_s / (workers if spec.is_split else 1)} if workers and known else None
+        ),
         gpu_models=frozenset(spec.gpu_models or spec.compute_s),
         user=status.by,
         training=training_of(status),

@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 from patchlight.controller.jobs.cluster_view import WiredLab, graph_of
 from patchlight.controller.policies.contract import (
     ClusterView,
+    ElasticJob,
     Frozen,
     JobView,
     PolicyKind,
+    QueuedJob,
     RingOfJob,
     Running,
 )
@@ -72,10 +74,12 @@ def seen(
     legal: Sequence[int] = (),
     groups: Sequence[Sequence[int]] = (),
     graph: str | None = None,
+    elastic: Sequence[ElasticJob] = (),
+    queue: Sequence[QueuedJob] = (),
 ) -> dict[str, Any]:
     """All that a policy is shown but the lab itself, as JSON: GPU sets in hexadecimal digits.
 
-    ``graph`` names the job's computation graph.
+    ``graph`` names the job's computation graph; ``elastic`` and ``queue`` are for *elasticity*.
     """
     found: dict[str, Any] = {
         "now_s": view.now_s,
@@ -104,6 +108,9 @@ def seen(
         found["legal"] = list(legal)
     if groups:
         found["groups"] = [list(group) for group in groups]
+    if elastic:
+        found["elastic"] = [_elastic_record(each) for each in elastic]
+        found["queue"] = [_queued_record(each) for each in queue]
     return found
 
 
@@ -134,6 +141,8 @@ def arguments(
     )
     if kind == "topology":
         return view, saw["groups"]
+    if kind == "elasticity":
+        return view, [*map(_elastic, saw["elastic"])], [*map(_queued, saw["queue"])]
     record = saw["job"]
     if record["graph"] == OWN_GRAPH:
         record = {**record, "graph": own_graph}
@@ -148,7 +157,8 @@ def plain_answer(answer: Any) -> Any:
 
 def _plain(answer: Any) -> Any:
     if isinstance(answer, Mapping):
-        return _maps(answer)
+        is_maps = any(isinstance(each, PortMap) for each in answer.values())
+        return _maps(answer) if is_maps else dict(answer)
     return list(answer) if isinstance(answer, Sequence) else answer
 
 
@@ -180,6 +190,27 @@ def _ring(record: Sequence[Any]) -> RingOfJob:
     name, gpus, load, ends_s, waits = record
     known = None if load is None else Load(*load)
     return RingOfJob(name, tuple(gpus), known, math.inf if ends_s is None else ends_s, waits)
+
+
+def _elastic_record(job: ElasticJob) -> dict[str, Any]:
+    times = {str(degree): seconds for degree, seconds in job.iteration_s.items()}
+    return {**job._asdict(), "iteration_s": times, "left": _number(job.left)}
+
+
+def _elastic(record: Mapping[str, Any]) -> ElasticJob:
+    times = {int(degree): seconds for degree, seconds in record["iteration_s"].items()}
+    left = math.inf if record["left"] is None else record["left"]
+    return ElasticJob(**{**record, "iteration_s": Frozen(times), "left": left})
+
+
+def _queued_record(job: QueuedJob) -> dict[str, Any]:
+    return {**job._asdict(), "gpu_models": sorted(job.gpu_models), "lasts_s": _number(job.lasts_s)}
+
+
+def _queued(record: Mapping[str, Any]) -> QueuedJob:
+    lasts_s = math.inf if record["lasts_s"] is None else record["lasts_s"]
+    models = frozenset(record["gpu_models"])
+    return QueuedJob(**{**record, "gpu_models": models, "lasts_s": lasts_s})
 
 
 def _job(record: Mapping[str, Any]) -> JobView:

@@ -14,10 +14,13 @@ from typing import Any, Protocol
 from patchlight.controller.fleet import Fleet
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.running_job import RunningJob, run_all
+from patchlight.controller.jobs.worker_specs import JobFailed
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
-from patchlight.testbed.jobs import JobState, JobStatus
+from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab import Lab
+
+_START_S = 2.0  # Until a gang was seen to start.
 
 _log = logging.getLogger(__name__)
 
@@ -46,11 +49,19 @@ class Waits(Protocol):
     def freed(self, job: RunningJob) -> None:
         """A job has given back its hosts."""
 
+    def settled(self, job: RunningJob) -> None:
+        """A job is on its hosts, and none besides are kept for it."""
+
+
+class CannotGoOn(JobFailed):
+    """A job was stopped to go on with other workers, and these could not begin."""
+
 
 class Gangs:
     """The gangs that have hosts.
 
-    ``rewire`` brings about the circuits of a gang; ``queue`` is where jobs wait.
+    ``rewire`` brings about the circuits of a gang; ``queue`` is where jobs wait. The gang that
+    started last took ``last_start_s`` for it.
     """
 
     def __init__(
@@ -63,6 +74,7 @@ class Gangs:
         queue: Waits,
     ) -> None:
         self.active: list[Gang] = []
+        self.last_start_s = _START_S
         self._lab, self._fleet, self._store, self._table = lab, fleet, store, table
         self._rewire, self._queue = rewire, queue
 
@@ -88,10 +100,9 @@ class Gangs:
         """Give back what a job has that was being started, and queue it again."""
         job = self.job_of(status)
         job.assign(self._lab, self._fleet)
-        for message in await job.give_back():
-            self._store.add_event(time.time(), "worker-left-behind", {"message": message})
+        await self._give_back(job)
         why = "the controller ended while it was started"
-        self._next_attempt(status, why, 0, gang=status.gang)
+        self._next_attempt(status, why, status.first_iteration, gang=status.gang)
 
     def job_of(self, status: JobStatus) -> RunningJob:
         """A job on its hosts."""
@@ -109,6 +120,17 @@ class Gangs:
             status.id, status.spec, hosts, on_reports, status.attempt, status.first_iteration
         )
         return job
+
+    def resize(self, job_id: str, hosts: Sequence[str], why: str) -> bool:
+        """Have a job that runs go on on these hosts from its next iteration on.
+
+        ``False`` if it has come to its end meanwhile.
+        """
+        job = self._table.running.get(job_id)
+        if job is None or self._table[job_id].state is not JobState.RUNNING:
+            return False
+        job.go_on_elsewhere(tuple(self._lab.host(name) for name in hosts), why)
+        return True
 
     def _take(
         self, gang: Gang, jobs: Sequence[RunningJob], life: Coroutine[Any, Any, None]
@@ -150,15 +172,7 @@ class Gangs:
         try:
             if after:
                 await asyncio.wait(after)
-            await self._rewire(gang)
-            for job in jobs:
-                self._table.move(job.id, JobState.PREPARING)
-                job.assign(self._lab, self._fleet)
-            # To the end, also if one fails: no worker may be made after all were given back.
-            await run_all(job.prepare() for job in jobs)
-            for job in jobs:
-                self._table.move(job.id, JobState.RUNNING)
-            await run_all(job.start() for job in jobs)
+            await self._start(gang, jobs)
         except asyncio.CancelledError:
             if gang.ends_because:
                 await self._all_over(gang, jobs)
@@ -169,13 +183,30 @@ class Gangs:
         else:
             await self._follow(gang, jobs)
 
+    async def _start(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
+        began = time.monotonic()
+        await self._rewire(gang)
+        for job in jobs:
+            if self._table[job.id].state is not JobState.PREPARING:
+                self._table.move(job.id, JobState.PREPARING)
+            job.assign(self._lab, self._fleet)
+        # To the end, also if one fails: no worker may be made after all were given back.
+        await run_all(job.prepare() for job in jobs)
+        for job in jobs:
+            self._table.move(job.id, JobState.RUNNING)
+        await run_all(job.start() for job in jobs)
+        self.last_start_s = time.monotonic() - began
+        for job in jobs:
+            self._queue.settled(job)
+
     async def _follow(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
         # One job of a gang failing does not end the others: they share only the start.
         await asyncio.gather(*(self._see_through(gang, job) for job in jobs))
 
     async def _see_through(self, gang: Gang, job: RunningJob) -> None:
         try:
-            await job.watch()
+            while not await job.watch():
+                await self._go_on_elsewhere(gang, job)
             self._table.move(job.id, JobState.DONE)
         except asyncio.CancelledError:
             if not gang.ends_because:
@@ -184,6 +215,50 @@ class Gangs:
             self._failed(job, error)
         await self._over(gang, job)
 
+    async def _go_on_elsewhere(self, gang: Gang, job: RunningJob) -> None:
+        """Stop a job where all ranks are at one iteration, and begin there on its next hosts.
+
+        One that cannot be stopped goes on as it is. Should the controller end meanwhile, the job
+        is on record as one that is being started, and is queued again.
+        """
+        if not await job.hold_for_good():
+            job.stay()
+            await job.release()
+            self._queue.settled(job)
+            return
+        await self._stop(job, job.changes_because)
+        status = self._table[job.id].with_hosts(
+            tuple(host.name for host in job.next_hosts), time.time()
+        )
+        self._table.keep(replace(status, attempt=status.attempt + 1))
+        job.begin_anew(status.attempt + 1, status.first_iteration)
+        self._queue.settled(job)
+        try:
+            await self._start(gang, [job])
+        except Exception as error:
+            said = str(error) if isinstance(error, PatchlightError) else in_words(error)
+            raise CannotGoOn(
+                f"its {len(job.hosts)} workers could not begin: {said}",
+                getattr(error, "last_lines", ()),
+                getattr(error, "hosts", ()),
+            ) from error
+
+    async def _stop(self, job: RunningJob, why: str) -> None:
+        """End the workers of a held job. That they end is on record before they do."""
+        done = job.iterations_done
+        first_iteration = self._first_iteration(job.spec, done)
+        self._table.move(
+            job.id, JobState.PREPARING, why, first_iteration=first_iteration, iterations_done=done
+        )
+        await job.end_held()
+        await self._give_back(job)
+
+    async def _give_back(self, job: RunningJob) -> None:
+        if self._table.outputs is not None:
+            await self._table.outputs.keep(job)
+        for message in await job.give_back():
+            self._store.add_event(time.time(), "worker-left-behind", {"message": message})
+
     async def _all_over(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
         await asyncio.gather(*(self._over(gang, job) for job in jobs))
 
@@ -191,12 +266,11 @@ class Gangs:
         """The job has no more to do, or is to have none: all that it had goes back."""
         self._stop_if_wanted(gang, job)
         try:
-            if gang.again:
-                await job.hold_for_good()
-            if self._table.outputs is not None:
-                await self._table.outputs.keep(job)
-            for message in await job.give_back():
-                self._store.add_event(time.time(), "worker-left-behind", {"message": message})
+            runs = self._table[job.id].state in (JobState.RUNNING, JobState.PAUSED)
+            if gang.again and runs and await job.hold_for_good():
+                await self._stop(job, gang.ends_because)
+            else:
+                await self._give_back(job)
         finally:
             self._stop_if_wanted(gang, job)  # or somebody wants it only now
             self._table.running.pop(job.id, None)
@@ -215,8 +289,7 @@ class Gangs:
         self, status: JobStatus, why: str, first_iteration: int, **changes: Any
     ) -> JobStatus:
         """Queue a job again, by default alone: those that it started with have begun."""
-        if status.spec.trainer == "command":
-            first_iteration = 0  # where it goes on, its own checkpoint says
+        first_iteration = self._first_iteration(status.spec, first_iteration)
         return self._table.move(
             status.id,
             JobState.QUEUED,
@@ -230,6 +303,11 @@ class Gangs:
             **{"gang": "", **changes},
         )
 
+    @staticmethod
+    def _first_iteration(spec: JobSpec, done: int) -> int:
+        """Where a job goes on that has done so many; of a command, its own checkpoint says."""
+        return 0 if spec.trainer == "command" else done
+
     def _failed(self, job: RunningJob, error: Exception) -> None:
         """The job has failed of this; whatever it was, it ends no other."""
         said = str(error) if isinstance(error, PatchlightError) else in_words(error)
@@ -238,10 +316,12 @@ class Gangs:
         status = self._table[job.id]
         if status.state.is_final:
             return
-        failures = status.failures + 1
-        if failures <= job.spec.retries:
+        # That it was to have other workers is no failure of its own.
+        resized = isinstance(error, CannotGoOn)
+        failures = status.failures + (not resized)
+        if resized or failures <= job.spec.retries:
             avoid = tuple(dict.fromkeys((*status.avoid, *getattr(error, "hosts", ()))))
-            tried = f"failure {failures} of {job.spec.retries + 1}: {said}"
+            tried = said if resized else f"failure {failures} of {job.spec.retries + 1}: {said}"
             self._next_attempt(status, tried, job.iterations_done, avoid=avoid, failures=failures)
         else:
             self._table.end([job.id], JobState.FAILED, said, getattr(error, "last_lines", ()))

@@ -86,8 +86,8 @@ class JobTraffic:
     async def _settle(self, job: RunningJob, *, hold: bool = False) -> None:
         """Paused while dark, running while not. ``hold``: its workers were not told to pause."""
         state, links = self._state(job), self._links()
-        if state not in (JobState.RUNNING, JobState.PAUSED):
-            return
+        if state not in (JobState.RUNNING, JobState.PAUSED) or job.next_hosts:
+            return  # who goes on elsewhere is held for that
         dark = dark_nics(job, links) if links is not None else []
         if dark and state is JobState.RUNNING:
             job.dark_since = time.monotonic()

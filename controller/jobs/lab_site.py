@@ -82,7 +82,8 @@ def remaining_s(status: JobStatus) -> float:
     spec = status.spec
     if not spec.iterations or not spec.compute_s:
         return math.nan
-    return max(spec.compute_s.values()) * max(0, spec.iterations - status.iterations_done)
+    share = max(1, len(status.hosts)) if spec.is_split else 1
+    return max(spec.compute_s.values()) / share * max(0, spec.iterations - status.iterations_done)
 
 
 class Hosts(NamedTuple):

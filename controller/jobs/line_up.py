@@ -7,13 +7,15 @@ in a thread, as policies may take their time.
 import asyncio
 import itertools
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 
 from patchlight.controller.jobs.discipline.accounts import Usage, UserAccounts, admission
 from patchlight.controller.jobs.discipline.contract import Fate, OrderTraits
+from patchlight.controller.jobs.discipline.elastic import resize_jobs
 from patchlight.controller.jobs.discipline.queue import JobQueue
+from patchlight.controller.jobs.elastic_site import ElasticLabSite, Resized
 from patchlight.controller.jobs.gangs import Gang, Gangs
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.lab_site import GangEntry, Hosts, LabSite, Started
@@ -53,7 +55,8 @@ class LineUp:
         self._settings, self._placement = discipline, placement
         kept = store.mark(_USAGE) or {}
         usage = {user: Usage(*numbers) for user, numbers in kept.items()}
-        self._site = LabSite(table, placement, UserAccounts(discipline, usage))
+        books = UserAccounts(discipline, usage)
+        self._site = ElasticLabSite(table, placement, books, start_s=lambda: gangs.last_start_s)
         self._numbers = itertools.count()
         self._waiting: dict[str, GangEntry] = {}
         self._placed: dict[str, tuple[GangEntry, int]] = {}  # with the GPUs of each job
@@ -129,6 +132,19 @@ class LineUp:
         if (placed := self._placed.pop(job_id, None)) is not None:
             self._back.append(placed)
 
+    def settled(self, job_id: str, hosts: Sequence[str]) -> None:
+        """A job has these hosts, and none of those any more that it had besides."""
+        entry, gpus = self._placed.get(job_id, (None, 0))
+        now = self._placement.gpus_of(hosts)
+        if entry is not None and gpus != now:
+            self._placed[job_id] = entry, now
+            self._back.append((entry, gpus & ~now))
+
+    def why_rigid(self, job_id: str) -> str | None:
+        """Why the number of workers of a job that runs stays; ``None`` if it may change."""
+        placed = self._placed.get(job_id)
+        return "it does not run" if placed is None else self._site.why_rigid(placed[0])
+
     async def would_place(
         self, statuses: Sequence[JobStatus], look: Look
     ) -> dict[str, tuple[str, ...]] | str:
@@ -152,7 +168,7 @@ class LineUp:
         """Start all that can be started now; in how many seconds to look again, if nothing is
         heard meanwhile."""
         self._hear()
-        if not self._waiting:
+        if not self._waiting and not self._site.has_elastic:
             return None
         try:
             see = await look()
@@ -169,7 +185,9 @@ class LineUp:
         reasons = await asyncio.to_thread(self._pass)
         self._carry_out(reasons)
         wait_s = max(0.0, self._site.wake_s - time.time())
-        return min(wait_s, _LOOK_AGAIN_S) if self._waiting else None
+        if self._waiting:
+            return min(wait_s, _LOOK_AGAIN_S)
+        return wait_s if wait_s < math.inf else None
 
     def _hear(self) -> None:
         site, now_s = self._site, time.time()
@@ -189,7 +207,10 @@ class LineUp:
 
     def _pass(self) -> list[tuple[GangEntry, Waiting]]:
         self._queue.decide()
-        return list(self._queue.reasons())
+        reasons = list(self._queue.reasons())
+        if self._site.has_elastic and not self._site.preempted:
+            resize_jobs(self._site, reasons)
+        return reasons
 
     def _carry_out(self, reasons: Sequence[tuple[GangEntry, Waiting]]) -> None:
         site = self._site
@@ -202,7 +223,9 @@ class LineUp:
             self._begin(started, [ending[each.index] for each in started.preempted])
         for entry, error in site.refused.items():
             self._fail(entry, error)
-        if site.started or site.preempted:
+        for resized in site.resized:
+            self._resize(resized)
+        if site.started or site.preempted or site.resized:
             self._keep_usage(site.now_s)
         self.why = {}
         for entry, found in reasons:
@@ -224,11 +247,21 @@ class LineUp:
         for job_id, placed in started.hosts.by_job.items():
             for decision in placed.decisions:
                 self._table.ledger.add_decision(job_id, now_s, decision.record)
-            status = replace(self._table[job_id], hosts=placed.hosts, runs_since=now_s)
-            self._table.keep(status)
+            self._table.keep(self._table[job_id].with_hosts(placed.hosts, now_s))
             self._placed[job_id] = entry, self._placement.gpus_of(placed.hosts)
         entry.statuses = [self._table[job_id] for job_id in entry.gang.ids]
         self._gangs.begin(entry.gang, after)
+
+    def _resize(self, resized: Resized) -> None:
+        entry, hosts, why, decisions = resized
+        (job_id,) = entry.gang.ids
+        if not self._gangs.resize(job_id, hosts, why):
+            # It ended meanwhile, or its light went out: what it was to have besides is free again.
+            self._back.append((entry, entry.gpus & ~self._placed.get(job_id, (entry, 0))[1]))
+            return
+        self._placed[job_id] = entry, entry.gpus
+        for decision in decisions:
+            self._table.ledger.add_decision(job_id, time.time(), decision.record)
 
     def _block(self, job_id: str, waiting: Waiting) -> None:
         """A state says whether time alone may help; what it waits for now is in ``why``."""

@@ -17,7 +17,7 @@ from patchlight.controller.jobs.decisions import OWN_GRAPH, Decision, decided, s
 from patchlight.controller.jobs.policies_in_use import PoliciesInUse
 from patchlight.controller.jobs.worker_specs import JobFailed
 from patchlight.controller.policies.contract import ClusterView, JobView, Progress
-from patchlight.controller.policies.guard import GuardedOrder
+from patchlight.controller.policies.guard import GuardedElasticity, GuardedOrder
 from patchlight.controller.policies.topology import NO_PORTS
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobStatus
@@ -93,6 +93,11 @@ class Placement:
         """The order policy that there is now."""
         return self._policies.now.order
 
+    @property
+    def elasticity(self) -> GuardedElasticity:
+        """The elasticity policy that there is now."""
+        return self._policies.now.elasticity
+
     def gpus_of(self, hosts: Collection[str]) -> int:
         """The GPUs of these hosts, as a set."""
         return WiredLab(self._lab, {}).as_set(hosts)
@@ -111,10 +116,13 @@ class Placement:
             able |= lab.view.free_for(view_of(status))
         return able.bit_count()
 
-    def place(self, lab: LabView, status: JobStatus, occupied: int) -> Placed | Waiting:
+    def place(
+        self, lab: LabView, status: JobStatus, occupied: int, workers: int = 0
+    ) -> Placed | Waiting:
         """Hosts for a job, or why it has to wait.
 
-        ``occupied`` are the GPUs that it cannot have. ``JobFailed`` if the partition policy
+        ``occupied`` are the GPUs that it cannot have. It gets so many ``workers``, by default as
+        many as it says, or else the partition policy. ``JobFailed`` if the partition policy
         refuses it. Policies may take until their deadline: not for an event loop.
         """
         if status.spec.hosts:
@@ -130,18 +138,19 @@ class Placement:
         placement = self._policies.now.placement
         if status.spec.placement is not None:
             placement = self._policies.now.placement_named(status.spec.placement)
-        # Hosts that it failed on are left alone as long as there are others.
-        for avoided in dict.fromkeys((lab.cluster.as_set(status.avoid), 0)):
+        # Hosts that it failed on are left alone as long as there are others, or it runs already.
+        failed_on = lab.cluster.as_set(status.avoid)
+        for avoided in dict.fromkeys((failed_on, failed_on if workers else 0)):
             view = lab.view._replace(occupied=occupied | avoided)
             decisions: list[Decision] = []
-            workers = job.workers or self._degree(view, status, decisions)
-            if not workers:
+            degree = workers or job.workers or self._degree(view, status, decisions)
+            if not degree:
                 continue
-            sized = job if job.workers else view_of(status, workers)
+            sized = job if job.workers else view_of(status, degree)
             gpus, decision = decided(
                 "placement",
                 placement.name,
-                partial(placement.place, view, sized, workers),
+                partial(placement.place, view, sized, degree),
                 partial(seen, view, sized, graph=_graph_name(status)),
             )
             if gpus is not None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.policy_set import PolicyChoice, PolicySet
+from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice, PolicySet
 from patchlight.controller.policies.guard import Fault
 from patchlight.controller.store import Store
 from patchlight.testbed.lab import Lab
@@ -48,7 +48,8 @@ class PoliciesInUse:
     def _kept(self, given: PolicyChoice) -> PolicyChoice:
         """What ``use`` chose in an earlier life, if the controller is given the same as then."""
         kept = self._store.mark(_MARK)
-        if kept is None or kept["given"] != given.words:
+        # An older controller knew fewer kinds of policies: their defaults held.
+        if kept is None or {**DEFAULT_POLICIES.words, **kept["given"]} != given.words:
             self._store.set_mark(_MARK, {"given": given.words, "used": given.words})
             return given
         return replace(given, **kept["used"])

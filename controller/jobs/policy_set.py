@@ -9,6 +9,7 @@ from patchlight.controller.policies.contract import KINDS, ClusterShape, Policy,
 from patchlight.controller.policies.guard import (
     DEADLINE_S,
     Fault,
+    GuardedElasticity,
     GuardedOrder,
     GuardedPartition,
     GuardedPlacement,
@@ -35,6 +36,7 @@ class PolicyChoice:
     order: str = DEFAULTS["order"]
     topology: str = DEFAULTS["topology"]
     partition: str | None = None
+    elasticity: str = DEFAULTS["elasticity"]
     deadline_s: float = DEADLINE_S
 
     def __post_init__(self) -> None:
@@ -78,6 +80,7 @@ class PolicySet:
             self.placement = self.placement_named(choice.placement)
             self.order = self._guarded(GuardedOrder, "order", choice.order)
             self.topology(choice.topology)
+            self.elasticity = self._guarded(GuardedElasticity, "elasticity", choice.elasticity)
             if choice.partition is not None:
                 self.partition = self._guarded(GuardedPartition, "partition", choice.partition)
         except BaseException:

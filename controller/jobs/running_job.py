@@ -73,7 +73,8 @@ class Worker:
 class RunningJob:
     """One job while it has workers. ``on_reports`` gets what the workers tell.
 
-    It is the job's ``attempt``, counted from 0, and begins at ``first_iteration``.
+    It is the job's ``attempt``, counted from 0, and begins at ``first_iteration``. While it is to
+    go on elsewhere, ``next_hosts`` says where, and ``changes_because`` why.
     """
 
     id: str
@@ -84,11 +85,26 @@ class RunningJob:
     first_iteration: int = 0
     workers: list[Worker] = field(default_factory=list)
     dark_since: float = 0.0
+    next_hosts: tuple[Host, ...] = ()
+    changes_because: str = ""
     _given_up: str = ""
 
     def give_up(self, why: str) -> None:
         """Have the job fail of this at its next look."""
         self._given_up = why
+
+    def go_on_elsewhere(self, hosts: tuple[Host, ...], why: str) -> None:
+        """Have its watch end, so that it goes on on these hosts."""
+        self.next_hosts, self.changes_because = hosts, why
+
+    def stay(self) -> None:
+        """It does not go on elsewhere after all."""
+        self.next_hosts, self.changes_because = (), ""
+
+    @property
+    def all_hosts(self) -> tuple[Host, ...]:
+        """The hosts that nobody else can have: its own, and those that it is to have next."""
+        return tuple(dict.fromkeys((*self.hosts, *self.next_hosts)))
 
     @property
     def restarts(self) -> int:
@@ -123,6 +139,12 @@ class RunningJob:
             )
             for spec, host in zip(specs, self.hosts, strict=True)
         ]
+
+    def begin_anew(self, attempt: int, first_iteration: int) -> None:
+        """It is on its next hosts from now on, with workers that are still to be made."""
+        self.hosts, self.attempt, self.first_iteration = self.next_hosts, attempt, first_iteration
+        self.workers = []
+        self.stay()
 
     async def prepare(self) -> None:
         """Have the agents make the workers, and wait until the ring is closed."""
@@ -169,9 +191,9 @@ class RunningJob:
                     [worker.host.name],
                 )
 
-    async def watch(self) -> None:
-        """Collect reports until every worker is done."""
-        while True:
+    async def watch(self) -> bool:
+        """Collect reports until every worker is done; ``False`` if it is to go on elsewhere."""
+        while not self.next_hosts:
             await self.refresh()
             # A controller may have ended before it told all of them to start; again is harmless.
             idle = [worker for worker in self.workers if worker.state is WorkerState.READY]
@@ -179,8 +201,9 @@ class RunningJob:
             done = all(worker.state is WorkerState.DONE for worker in self.workers)
             await run_all(self._collect(worker) for worker in self.workers)
             if done:
-                return
+                return True
             await asyncio.sleep(_POLL_S)
+        return False
 
     async def _collect(self, worker: Worker) -> None:
         if worker.silent_since is not None:
@@ -219,11 +242,28 @@ class RunningJob:
             await asyncio.sleep(_POLL_S / 8)
         return False
 
-    async def hold_for_good(self) -> None:
-        """Pause it at an iteration that all ranks have come to, to begin there again."""
+    async def hold_for_good(self) -> bool:
+        """Pause it at an iteration that all ranks have come to, to begin there again.
+
+        Whether all are held there, and the reports up to there are known.
+        """
         with contextlib.suppress(PatchlightError):
             await self.hold(_LAST_HOLD_S)
             await run_all(self._collect(worker) for worker in self.workers)
+            return all(worker.state is WorkerState.HELD for worker in self.workers)
+        return False
+
+    async def end_held(self) -> None:
+        """Have held workers end where they are, as far as they can be told; they may save first."""
+        at = max((worker.status.iterations_done for worker in self.workers), default=0)
+        deadline = time.monotonic() + _LAST_HOLD_S
+        with contextlib.suppress(PatchlightError):
+            await run_all(worker.agent.stop_at(worker.spec.id, at) for worker in self.workers)
+            while not all(worker.state.is_final for worker in self.workers):
+                if time.monotonic() > deadline:
+                    return
+                await asyncio.sleep(_POLL_S / 8)
+                await run_all(worker.refresh() for worker in self.workers)
 
     async def release(self) -> None:
         """Let held workers go on; a worker that ended meanwhile is no error."""

@@ -189,6 +189,18 @@ class Scheduler:
         self._line_up.freed(job.id)
         self._changed.set()
 
+    def settled(self, job: RunningJob) -> None:
+        """A job is on its hosts, and none besides are kept for it."""
+        self._line_up.settled(job.id, [host.name for host in job.hosts])
+        if job.spec.is_split:  # the elasticity policy may want to hear of it
+            self._changed.set()
+
+    def why_rigid(self, job_id: str) -> str | None:
+        """Why the number of workers of a job stays as it is; ``None`` if it may change."""
+        if self.policies.choice.elasticity == DEFAULTS["elasticity"]:
+            return "the lab's elasticity policy is rigid"
+        return self._line_up.why_rigid(job_id)
+
     def job(self, job_id: str) -> JobStatus:
         """One job, by its id; ``BadInput`` if there is none."""
         return self._shown(self._table[job_id])
@@ -335,7 +347,8 @@ class Scheduler:
 
     async def _look_for_waiting(self) -> Callable[[], LabView]:
         """As ``_look``; states of ports, which cost reading, only for who places by circuits."""
-        own = any(s.spec.placement for s in self._table.live() if s.state.is_waiting)
+        live = self._table.live()
+        own = any(s.spec.placement for s in live if s.state.is_waiting or s.spec.is_split)
         lab_wide = self.policies.choice.placement != DEFAULTS["placement"]
         return await self._look(ports=own or lab_wide)
 
@@ -351,7 +364,7 @@ class Scheduler:
 
     def _hosts_of(self, job_ids: Iterable[str]) -> dict[str, list[str]]:
         running = self._table.running
-        return {job_id: [host.name for host in running[job_id].hosts] for job_id in job_ids}
+        return {job_id: [host.name for host in running[job_id].all_hosts] for job_id in job_ids}
 
     # -- circuits --------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ def worker_specs(
                 ring=ring,
                 neighbours=[n for n in neighbours if n.address != host.nic.address],
                 checkpoint=spec.checkpoint,
-                task=_task(spec, host, lab, first_iteration),
+                task=_task(spec, host, lab, first_iteration, len(hosts)),
             )
             for rank, host in enumerate(hosts)
         ]
@@ -65,14 +65,15 @@ def worker_specs(
         ) from error
 
 
-def _task(spec: JobSpec, host: Host, lab: Lab, first_iteration: int) -> Task:
+def _task(spec: JobSpec, host: Host, lab: Lab, first_iteration: int, workers: int) -> Task:
     if spec.trainer == "command":
         return command_task(spec)
+    compute_s = spec.compute_s[host.gpu.model] if host.gpu else 0.0
     return SyntheticTask(
         iterations=spec.iterations,
         gradient_bytes=scaled_gradient_bytes(spec.gradient_bytes, lab),
         window_bytes=scaled_window_bytes(lab),
-        compute_s=spec.compute_s[host.gpu.model] if host.gpu else 0.0,
+        compute_s=compute_s / (workers if spec.is_split else 1),
         seed=spec.seed,
         first_iteration=first_iteration,
     )

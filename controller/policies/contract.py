@@ -1,8 +1,9 @@
 """What a policy sees and what it answers.
 
-A policy is a small object with one method. There are four kinds: *partition* (into how many
-parts a job is split), *placement* (which GPUs it gets), *order* (which waiting job is next) and
-*topology* (which circuits are lit). All see the cluster as frozen values and return a value: no
+A policy is a small object with one method. There are five kinds: *partition* (into how many
+parts a job is split), *placement* (which GPUs it gets), *order* (which waiting job is next),
+*topology* (which circuits are lit) and *elasticity* (which running jobs get other numbers of
+workers). All see the cluster as frozen values and return a value: no
 I/O and no clock; time comes in as ``ClusterView.now_s``. So the same object decides in the lab,
 in its emulation and in the simulator.
 
@@ -11,7 +12,7 @@ a bit for each, as sets of thousands of GPUs are compared and joined in one step
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -21,8 +22,8 @@ from patchlight.testbed.graphs.model import ComputationGraph
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
 
-PolicyKind = Literal["partition", "placement", "order", "topology"]
-KINDS: tuple[PolicyKind, ...] = ("partition", "placement", "order", "topology")
+PolicyKind = Literal["partition", "placement", "order", "topology", "elasticity"]
+KINDS: tuple[PolicyKind, ...] = ("partition", "placement", "order", "topology", "elasticity")
 
 
 K = TypeVar("K")
@@ -197,12 +198,14 @@ class ClusterView(NamedTuple):
 
     def free_for(self, job: JobView) -> int:
         """The GPUs that this job can have: free, and of a model that it can run on."""
-        if not job.gpu_models:
-            return self.free
+        return self.free & self.gpus_of_models(job.gpu_models) if job.gpu_models else self.free
+
+    def gpus_of_models(self, models: Collection[str]) -> int:
+        """The GPUs of these models, all where none is named, as a set."""
         of_models = 0
-        for model in job.gpu_models:
+        for model in models:
             of_models |= self.shape.model_gpus.get(model, 0)
-        return self.free & of_models
+        return of_models if models else self.shape.everything
 
 
 class Progress(NamedTuple):
@@ -210,6 +213,36 @@ class Progress(NamedTuple):
 
     attained_gpu_s: float = 0.0
     remaining_s: float = math.nan
+
+
+class ElasticJob(NamedTuple):
+    """A running job whose number of workers may change: it has ``degree`` since ``since_s``.
+
+    ``iteration_s`` gives the predicted seconds of an iteration by legal degree, its own among them:
+    those for which there is a place now, the job's GPUs taken to be free. ``left`` iterations are
+    to come, infinity where nobody knows. For ``cost_s`` a change of degree keeps it from training.
+    """
+
+    name: str
+    degree: int
+    iteration_s: Mapping[int, float]
+    left: float = math.inf
+    cost_s: float = 0.0
+    since_s: float = 0.0
+    user: str = ""
+
+
+class QueuedJob(NamedTuple):
+    """What waits for GPUs, a job or a gang: it can start on so many, of ``gpu_models`` (any).
+
+    ``lasts_s`` is about how long it then takes, infinity where nobody knows.
+    """
+
+    name: str
+    workers: int
+    gpu_models: frozenset[str] = frozenset()
+    lasts_s: float = math.inf
+    user: str = ""
 
 
 @runtime_checkable
@@ -246,12 +279,27 @@ class TopologyPolicy(Protocol):
         """The wanted map of each OCS that changes, for these jobs' GPUs; empty changes none."""
 
 
-Policy = PartitionPolicy | PlacementPolicy | OrderPolicy | TopologyPolicy
+@runtime_checkable
+class ElasticityPolicy(Protocol):
+    """Says which running jobs get other numbers of workers."""
+
+    def resize(
+        self, cluster: ClusterView, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]
+    ) -> Mapping[str, int]:
+        """The new degree of each job that changes, by name; ``queue`` has the next one first.
+
+        Jobs grow into GPUs that are free now. What jobs that shrink give up is free for others
+        once they have stopped. ``cluster.running`` has ends here, as far as they can be known.
+        """
+
+
+Policy = PartitionPolicy | PlacementPolicy | OrderPolicy | TopologyPolicy | ElasticityPolicy
 METHODS: Mapping[PolicyKind, str] = {
     "partition": "degree",
     "placement": "place",
     "order": "priority",
     "topology": "circuits",
+    "elasticity": "resize",
 }
 
 

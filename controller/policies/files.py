@@ -72,6 +72,7 @@ _ARGUMENTS = {
     "place": ("cluster", "job", "workers"),
     "priority": ("cluster", "job", "progress"),
     "circuits": ("cluster", "groups"),
+    "resize": ("cluster", "jobs", "queue"),
 }
 
 

@@ -8,9 +8,6 @@ next to nothing; there one that is late is reported, but its answer counts, as a
 hang on the machine's speed.
 """
 
-import itertools
-import math
-import operator
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -18,22 +15,25 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from patchlight.controller.policies.answers import CHECKS, PolicyFailed
 from patchlight.controller.policies.contract import (
     METHODS,
     ClusterView,
+    ElasticityPolicy,
+    ElasticJob,
     JobView,
     OrderPolicy,
     PartitionPolicy,
     PlacementPolicy,
     PolicyKind,
     Progress,
+    QueuedJob,
     TopologyPolicy,
 )
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.portmap import PortMap
 
 DEADLINE_S = 1.0
-_SHOWN = 80
 
 P = TypeVar("P")
 
@@ -51,10 +51,6 @@ class Fault(NamedTuple):
         about = f" on {', '.join(self.jobs)}" if self.jobs else ""
         then = "; the default decided" if self.overruled else ""
         return f"{self.kind} policy {self.policy}{about}: {self.reason}{then}"
-
-
-class PolicyFailed(PatchlightError):
-    """A policy gave no answer, or one that is none; the message says how, for ``Fault.reason``."""
 
 
 class Elsewhere(ABC):
@@ -220,102 +216,14 @@ class GuardedTopology(_Guard[TopologyPolicy]):
         return maps
 
 
-def _shown(answer: object) -> str:
-    try:
-        text = repr(answer)
-    except Exception:
-        text = f"a {type(answer).__name__}"
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+class GuardedElasticity(_Guard[ElasticityPolicy]):
+    """An ``ElasticityPolicy`` that always answers with legal degrees for which there is room."""
 
+    kind: PolicyKind = "elasticity"
 
-def _whole(answer: Any, what: str) -> int:
-    """Also NumPy's whole numbers, never a bool."""
-    if not isinstance(answer, bool):
-        try:
-            return int(operator.index(answer))
-        except TypeError:
-            pass
-    raise PolicyFailed(f"it answered {_shown(answer)}: expected {what}")
-
-
-def _legal(answer: Any, _cluster: ClusterView, _job: JobView, legal: tuple[int, ...]) -> int:
-    what = f"one of the legal degrees {', '.join(map(str, legal))}"
-    degree = _whole(answer, what)
-    if degree not in legal:
-        raise PolicyFailed(f"it answered {_shown(degree)}: expected {what}")
-    return degree
-
-
-def _placed(answer: Any, cluster: ClusterView, job: JobView, workers: int) -> list[int] | None:
-    if answer is None:
-        return None
-    what = f"{workers} different free GPUs, or None"
-    if isinstance(answer, str) or not hasattr(answer, "__iter__"):
-        raise PolicyFailed(f"it answered {_shown(answer)}: expected {what}")
-    # One more than wanted is enough to know: a generator may never end.
-    gpus = [_whole(gpu, what) for gpu in itertools.islice(answer, workers + 1)]
-    if len(gpus) != workers:
-        many = len(gpus) if len(gpus) < workers else f"more than {workers}"
-        raise PolicyFailed(f"it answered {many} GPUs: expected {what}")
-    left = cluster.free_for(job)
-    for gpu in gpus:
-        if not 0 <= gpu < len(cluster.shape.gpus):
-            raise PolicyFailed(
-                f"it answered GPU {_shown(gpu)}: there are 0 to {len(cluster.shape.gpus) - 1}"
-            )
-        if not left >> gpu & 1:
-            name, twice = cluster.shape.gpus[gpu].name, gpus.count(gpu) > 1
-            why = "it is there twice" if twice else "it is not free for this job"
-            raise PolicyFailed(f"it answered GPU {gpu} ({name}): {why}")
-        left ^= 1 << gpu
-    return gpus
-
-
-def _number(answer: Any, *_asked: object) -> float:
-    if not isinstance(answer, bool | str | bytes):
-        try:
-            if math.isfinite(found := float(answer)):
-                return found
-        except (TypeError, ValueError, OverflowError):
-            pass
-    raise PolicyFailed(f"it answered {_shown(answer)}: expected a finite number")
-
-
-def _maps(answer: Any, cluster: ClusterView, _groups: object) -> dict[str, PortMap]:
-    if not isinstance(answer, Mapping):
-        raise PolicyFailed(f"it answered {_shown(answer)}: expected a PortMap by OCS")
-    found: dict[str, PortMap] = dict(answer)
-    for ocs, wanted in found.items():
-        if ocs not in cluster.circuits:
-            known = ", ".join(cluster.circuits) or "none"
-            raise PolicyFailed(
-                f"it answered a map for {_shown(ocs)}: the circuit switches are {known}"
-            )
-        if not isinstance(wanted, PortMap):
-            raise PolicyFailed(f"it answered {_shown(wanted)} for {ocs}: expected a PortMap")
-        if cluster.lab is not None:
-            try:
-                wanted.check(cluster.lab.circuit_switch(ocs).ports)
-            except PatchlightError as error:
-                raise PolicyFailed(
-                    f"it answered a map for {ocs} that cannot be: {error}"
-                ) from error
-        change = cluster.circuits[ocs].diff(wanted)
-        made = {port for circuit in change.makes for port in (circuit.inp, circuit.out)}
-        barred = cluster.barred.get(ocs, frozenset())
-        touched = change.ports & (barred - cluster.failed.get(ocs, frozenset())) | made & barred
-        if touched:
-            ports = ", ".join(map(str, sorted(touched)))
-            raise PolicyFailed(
-                f"it answered a map for {ocs} that changes ports not to be touched: {ports}"
-            )
-    return found
-
-
-CHECKS: Mapping[PolicyKind, Callable[..., Any]] = {
-    "partition": _legal,
-    "placement": _placed,
-    "order": _number,
-    "topology": _maps,
-}
-"""What makes sure of an answer: called with it and with what the policy was asked."""
+    def resize(
+        self, cluster: ClusterView, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]
+    ) -> Mapping[str, int]:
+        names = tuple(job.name for job in jobs)
+        degrees: dict[str, int] = self._decide(names, (cluster, jobs, queue))
+        return degrees

@@ -18,8 +18,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from patchlight.controller.policies.answers import CHECKS, PolicyFailed
 from patchlight.controller.policies.contract import ClusterShape, PolicyKind
-from patchlight.controller.policies.guard import CHECKS, Elsewhere, PolicyFailed, answer_of, raised
+from patchlight.controller.policies.guard import Elsewhere, answer_of, raised
 from patchlight.controller.policies.registry import load_policy
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
 from patchlight.testbed.lab import Lab

@@ -56,12 +56,14 @@ BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
         "regroup": "topology:Regroup",
         "cheapest": "cheapest:CheapestTopology",
     },
+    "elasticity": {"rigid": "elasticity:Rigid", "give-and-take": "elasticity:GiveAndTake"},
 }
 DEFAULTS: Mapping[PolicyKind, str] = {
     "partition": "sufficient",
     "placement": "consolidated",
     "order": "fifo",
     "topology": "keep",
+    "elasticity": "rigid",
 }
 
 _FILE = re.compile(r"(?P<path>.+?\.(?P<suffix>py|onnx))(?::(?P<rest>.*))?", re.DOTALL)

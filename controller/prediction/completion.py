@@ -167,12 +167,12 @@ def _go_to_the_end(network: LabNetwork, runs: Sequence[_Run]) -> None:
 
 def _run_of(network: LabNetwork, job: PlacedJob) -> _Run:
     ring = [network.number(name) for name in job.hosts]
-    known_s, workers = job.training.compute_s, len(ring)
+    training, workers = job.training, len(ring)
     models = {gpu.model for number in ring if (gpu := network.hosts[number].gpu) is not None}
-    known = models <= known_s.keys()
-    compute_s = max(known_s[model] for model in models) if known else math.nan
-    bits = ring_bits(workers, job.training.gradient_bytes) if workers > 1 else 0.0
-    load = Load(job.training.iterations, *learned_work(compute_s, bits, job.measured))
+    known = models <= training.compute_s.keys()
+    compute_s = training.slowest_s(workers, models) if known else math.nan
+    bits = ring_bits(workers, training.gradient_bytes) if workers > 1 else 0.0
+    load = Load(training.iterations, *learned_work(compute_s, bits, job.measured))
     return _Run(network.demand(ring), load, job.dark_s, job.measured)
 
 

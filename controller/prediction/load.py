@@ -11,12 +11,19 @@ class Training(NamedTuple):
     """Synchronous data-parallel training, as in the lab's ``JobSpec``.
 
     ``gradient_bytes`` are those of one gradient, ``compute_s`` the seconds of one iteration by
-    GPU model; the slowest GPU of a job sets its pace.
+    GPU model; the slowest GPU of a job sets its pace. Where an iteration's work is ``split`` over
+    the workers, n of them compute for an n-th of that each.
     """
 
     iterations: float
     gradient_bytes: float
     compute_s: Mapping[str, float]
+    split: bool = False
+
+    def slowest_s(self, workers: int, models: Collection[str]) -> float:
+        """How long so many workers on GPUs of these models compute in an iteration."""
+        slowest_s = max(self.compute_s[model] for model in models)
+        return slowest_s / workers if self.split else slowest_s
 
 
 class Load(NamedTuple):
@@ -49,14 +56,14 @@ def training_load(name: str, training: Training, workers: int, models: Collectio
 
     ``BadInput`` if the training does not know a model.
     """
-    iterations, gradient_bytes, compute_s = training
+    compute_s = training.compute_s
     unknown = sorted({model for model in models if model not in compute_s})
     if unknown:
         raise BadInput(
             f"job {name} does not know how long an iteration takes on "
             f"{', '.join(unknown)}: it knows {', '.join(compute_s)}"
         )
-    slowest_s = max(compute_s[model] for model in models)
+    slowest_s = training.slowest_s(workers, models)
     if not 0 < slowest_s < math.inf:
         raise BadInput(f"job {name}: an iteration cannot take {slowest_s} s to compute")
-    return Load(iterations, slowest_s, ring_bits(workers, gradient_bytes))
+    return Load(training.iterations, slowest_s, ring_bits(workers, training.gradient_bytes))

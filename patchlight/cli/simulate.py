@@ -87,6 +87,7 @@ _OPTIONS = (
     click.option("--order", default="fifo", **_POLICY_NAMES),
     click.option("--placement", default="first-fit", **_POLICY_NAMES),
     click.option("--topology", default="keep", **_POLICY_NAMES),
+    click.option("--elasticity", default="rigid", **_POLICY_NAMES),
     click.option(
         "--preempt", is_flag=True, help="Waiting jobs take the GPUs of those behind them."
     ),
@@ -241,6 +242,7 @@ _COLUMNS = (
     _number_column("makespan"),
     _number_column("preempted", wide=True),
     _number_column("lost", wide=True),
+    _number_column("resized", wide=True),
     _number_column("rewired", wide=True),
     _number_column("CPU", wide=True),
 )
@@ -261,7 +263,7 @@ def _print(outcomes: Sequence[CombinationResult]) -> None:
             _number(s["bounded_slowdown"]["mean"]),
             *(_percent(s[key]) for key in ("allocated", "busy", "fragmentation")),
             _time(s["makespan_s"]),
-            *(str(s[key]) for key in ("preemptions", "losses", "reconfigurations")),
+            *(str(s[key]) for key in ("preemptions", "losses", "resizes", "reconfigurations")),
             f"{each.cpu_s:.1f} s",
             *([Coloured(str(each.faults.count), "bad")] if faults else []),
         )

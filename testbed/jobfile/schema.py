@@ -159,7 +159,7 @@ JOB = Group(
             example="4",
         ),
         "how many GPUs it gets; the placement policy chooses which, and with auto the partition "
-        "policy how many",
+        "policy how many, and the elasticity policy how many while it runs",
     ),
     Key(
         "degrees",
@@ -189,7 +189,8 @@ JOB = Group(
             "the compute time of an iteration on each GPU model",
             "{Tesla M40: 500ms, Titan V: 250ms}",
         ),
-        "how long an iteration computes, forward and backward, on each GPU model",
+        "how long an iteration computes, forward and backward, on each GPU model; with workers "
+        "auto on one GPU, which its workers share",
     ),
     Key("seed", _SEED, "makes a synthetic job's gradients", default="0"),
     Key("command", _COMMAND, "the program of each worker: a shell line, or a list of words"),

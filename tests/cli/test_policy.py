@@ -15,6 +15,7 @@ from patchlight.cli import rendering
 from patchlight.cli.main import cli
 from patchlight.cli.policy import group as command
 from patchlight.cli.policy.options import absolute, chosen_policies, policy_options
+from patchlight.controller.policies.contract import KINDS
 from patchlight.controller.policies.registry import BUILT_IN
 from patchlight.testbed.errors import BadInput, PatchlightError
 
@@ -50,9 +51,9 @@ def run(*arguments: str) -> Result:
 
 def test_list_says_what_there_is() -> None:
     rows = json.loads(run("list", "--json").output)
-    assert {row["kind"] for row in rows} == {"partition", "placement", "order", "topology"}
+    assert {row["kind"] for row in rows} == set(KINDS)
     defaults = [row["name"] for row in rows if row["default"]]
-    assert defaults == ["sufficient", "consolidated", "fifo", "keep"]
+    assert defaults == ["sufficient", "consolidated", "fifo", "keep", "rigid"]
     orders = run("list", "--kind", "order").output
     assert "srpt" in orders
     assert "first-fit" not in orders
@@ -216,7 +217,7 @@ def test_a_lab_is_given_its_policies(mine: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(mine.parent)
     assert CliRunner().invoke(lab, []).exit_code == 0
     plain = {"placement": "consolidated", "order": "fifo", "topology": "keep"}
-    assert seen[-1].words == {"partition": None, **plain}
+    assert seen[-1].words == {"partition": None, "elasticity": "rigid", **plain}
     given = ["--partition", "mine.py:Mine", "--order", "las:3", "--policy-deadline", "0.5"]
     assert CliRunner().invoke(lab, given).exit_code == 0
     assert seen[-1].partition == f"{mine}:Mine"

@@ -42,17 +42,18 @@ class FakeFleet(Fleet):
     """A fleet whose agents answer at once.
 
     A new worker is in ``first_state``; one that is told to pause does where ``pauses``, except
-    for the first ``too_late`` times. ``held_before`` has the iteration that it was told last.
-    ``refusals`` has, for a call such as ``"create"``, what the agents answer instead of doing it;
-    in ``bugs`` are calls, or ``"worker ID"``, that end in an error which nobody foresaw. Workers
-    end only while ``may_delete`` is set.
+    for the first ``too_late`` times, and one that is told to end there does where ``stops``.
+    ``held_before`` has the iteration that it was told last. ``refusals`` has, for a call such as
+    ``"create"``, what the agents answer instead of doing it; in ``bugs`` are calls, or
+    ``"worker ID"``, that end in an error which nobody foresaw. Workers end only while
+    ``may_delete`` is set.
     """
 
     def __init__(self, lab: Lab) -> None:
         super().__init__(lab.with_changes(servers=()))
         self.clients = {server.name: FakeAgent(server.name, self) for server in lab.servers}
         self.first_state = WorkerState.READY
-        self.pauses, self.too_late = True, 0
+        self.pauses, self.too_late, self.stops = True, 0, True
         self.held_before: dict[str, int] = {}
         self.refusals: dict[str, str] = {}
         self.bugs: set[str] = set()
@@ -152,6 +153,11 @@ class FakeAgent(AgentClient):
         self._called("release", worker_id)
         if self._fleet.workers[worker_id].state is WorkerState.HELD:
             self._fleet.put_worker(worker_id, WorkerState.RUNNING)
+
+    async def stop_at(self, worker_id: str, iteration: int) -> None:
+        self._called("stop-at", worker_id)
+        if self._fleet.stops:
+            self._fleet.put_worker(worker_id, WorkerState.STOPPED)
 
     async def delete(self, worker_id: str) -> None:
         self._called("delete", worker_id)

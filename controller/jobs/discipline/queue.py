@@ -89,6 +89,11 @@ class JobQueue(Generic[E, P]):
                 self._line.remove(place)
                 return
 
+    def began_anew(self, entry: E) -> None:
+        """A running entry has other GPUs from now on: its ``began_s`` is another."""
+        if self._settings.preempt:
+            self._victims.started(entry)
+
     def reasons(self) -> Iterator[tuple[E, Waiting]]:
         """Why each that waits was not started in the last pass: those in line first, in turn."""
         first: E | None = None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from patchlight.controller.policies.contract import JobView
-from patchlight.controller.prediction.load import Load, Training, training_load
+from patchlight.controller.prediction.load import Load, Training, ring_bits, training_load
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
 
@@ -20,7 +20,8 @@ class QueueJob(NamedTuple):
     ``duration_s`` is how long it runs on GPUs whose links it shares with nobody, and
     ``communication`` the part of that in which it only moves gradients. Both are set aside
     where ``training`` says what an iteration is. A higher ``priority`` comes before all lower
-    ones, and it waits until the jobs named in ``after`` are done.
+    ones, and it waits until the jobs named in ``after`` are done. While it runs it may have any
+    of ``degrees`` as its number of GPUs; it begins with those that it wants.
     """
 
     view: JobView
@@ -31,18 +32,24 @@ class QueueJob(NamedTuple):
     priority: int = 0
     after: tuple[str, ...] = ()
     preemptible: bool = True
+    degrees: tuple[int, ...] = ()
 
 
 def load_of(job: QueueJob, workers: int, models: Collection[str], nic_bps: float) -> Load:
     """The work of a job on GPUs of these models, behind NICs of this rate.
 
     A training's unit is an iteration. A trace's job is counted in seconds of its own time, of
-    which the communication share c moves V = c · nic_bps bits. ``BadInput`` if the training
-    does not know a model.
+    which the communication share c moves V = c · nic_bps bits. On n GPUs where it wanted m it
+    computes m/n as long, and its ring moves the same gradient. ``BadInput`` if the training does
+    not know a model.
     """
     if job.training is None:
-        share = job.communication if workers > 1 else 0.0
-        return Load(job.duration_s, 1.0 - share, share * nic_bps)
+        share, wanted = job.communication if workers > 1 else 0.0, job.view.workers
+        if workers == wanted or workers not in job.degrees:
+            return Load(job.duration_s, 1.0 - share, share * nic_bps)
+        compute_s = (1.0 - (job.communication if wanted > 1 else 0.0)) * wanted / workers
+        bits = share * nic_bps * ring_bits(workers, 1.0) / ring_bits(wanted, 1.0) if share else 0.0
+        return Load(job.duration_s, compute_s, bits)
     return training_load(job.view.name, job.training, workers, models)
 
 
@@ -53,7 +60,8 @@ def queue_jobs(
 
     ``communication`` is the part of a job's time that moves gradients, for those of several
     GPUs: traces do not tell. They come ``speed`` times as fast as in the trace. ``BadInput``
-    for a job of no GPU or of no time.
+    for a job of no GPU or of no time. Where an elasticity policy decides, a job of several GPUs may
+    have half or twice as many while it runs: traces do not tell that either.
     """
     if not (math.isfinite(speed) and speed > 0):
         raise BadInput(f"jobs cannot come {speed} times as fast: expected more than 0")
@@ -76,6 +84,9 @@ def _queue_job(job: TraceJob, arrived_s: float, communication: float) -> QueueJo
     limit_s = math.inf if math.isnan(job.deadline_s) else job.deadline_s - job.submitted_s
     sequential_s = job.duration_s * job.gpus
     share = communication if job.gpus > 1 else 0.0
+    # What a job of one GPU would communicate with several, nobody knows.
+    halved = (job.gpus // 2,) if job.gpus % 2 == 0 else ()
+    degrees = (*halved, job.gpus, 2 * job.gpus) if job.gpus > 1 else ()
     view = JobView(
         name=job.name,
         workers=job.gpus,
@@ -86,7 +97,7 @@ def _queue_job(job: TraceJob, arrived_s: float, communication: float) -> QueueJo
         user=job.user or job.cluster,
         communication=share,
     )
-    return QueueJob(view, job.duration_s, share, None, job.cluster)
+    return QueueJob(view, job.duration_s, share, None, job.cluster, degrees=degrees)
 
 
 # More large jobs than in the Philly trace, where 93 % want one GPU: places matter more here.

@@ -100,7 +100,8 @@ class QueueResult:
 
     ``jobs`` has the fields of ``JobRecord`` as columns. ``held_up_s`` is for how long the next
     job waited though as many GPUs were free as it wanted. ``dark_s`` adds up the switching
-    times, ``dark_gpu_s`` those of each NIC that was dark.
+    times, ``dark_gpu_s`` those of each NIC that was dark. ``resizes`` counts how often a running
+    job got another number of GPUs.
     """
 
     gpus: int
@@ -113,6 +114,7 @@ class QueueResult:
     regroups_refused: int
     dark_s: float
     dark_gpu_s: float
+    resizes: int = 0
 
     @classmethod
     def of(cls, simulation: Simulation, latencies_s: array[float]) -> QueueResult:
@@ -124,6 +126,7 @@ class QueueResult:
             series=Series(*(np.array(each) for each in accounts.series)),
             latencies_s=np.array(latencies_s),
             held_up_s=accounts.held_up_s,
+            resizes=sum(job.resizes for job in simulation.jobs),
             **{name: getattr(accounts, name) for name in _REWIRING},
         )
 
@@ -201,6 +204,7 @@ def summary_of(result: QueueResult) -> dict[str, Any]:
         "racks_mean": _of_several(result, "racks"),
         "preemptions": int(jobs["preemptions"].sum()),
         "losses": int(jobs["losses"].sum()),
+        "resizes": result.resizes,
         **{name: getattr(result, name) for name in _REWIRING},
         "decisions": {
             "placements": len(result.latencies_s),

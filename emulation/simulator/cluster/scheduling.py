@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from patchlight.controller.jobs.discipline.accounts import UserAccounts
 from patchlight.controller.jobs.discipline.contract import OrderTraits
+from patchlight.controller.jobs.discipline.elastic import resize_jobs
 from patchlight.controller.jobs.discipline.queue import JobQueue
 from patchlight.controller.policies.contract import Frozen
 from patchlight.controller.policies.defragment import defragment
@@ -41,16 +42,27 @@ class QueueScheduler:
         self._queue: JobQueue[SimulatedJob, Ring] = JobQueue(self._site, settings, order)
         self._look_s, self._seen_ended = 0.0, 0
         self._seen: frozenset[int] = frozenset()
+        self._is_elastic = policies.elasticity is not None
         self.latencies_s = self._site.latencies_s
         simulation.preview = self._site.preview
 
     def decide(self) -> None:
-        """Start all that can be started now; then move light under running jobs if that pays."""
+        """Start all that can be started now; then resize running jobs, or move light under them."""
         simulation, site = self._simulation, self._site
         site.now_s, site.released = simulation.now_s, simulation.released
         simulation.held_up = self._queue.decide()
+        resized = resize_jobs(site, self._queue.reasons()) if self._is_elastic else ()
+        for job in resized:
+            self._queue.began_anew(job)
+        if resized:
+            simulation.held_up = self._queue.decide()
         if simulation.settings.defragment_s is not None and simulation.running:
             self._defragment(simulation.settings.defragment_s)
+
+    @property
+    def decides(self) -> bool:
+        """Whether there is anything to decide now."""
+        return bool(self._simulation.waiting or (self._is_elastic and self._simulation.running))
 
     def _defragment(self, every_s: float) -> None:
         simulation = self._simulation
@@ -103,7 +115,7 @@ def simulate(
     told, count = 0, len(jobs)
     while simulation.ended < count:
         if simulation.advance():
-            if simulation.waiting:
+            if scheduler.decides:
                 scheduler.decide()
             if not simulation.running and simulation.all_arrived:
                 scheduler.drop_hopeless()

@@ -78,6 +78,7 @@ class SimulatedJob:
     attained_gpu_s: float = 0.0
     busy_gpu_s: float = 0.0
     preemptions: int = 0
+    resizes: int = 0
     losses: int = 0
 
     def __post_init__(self) -> None:
@@ -173,6 +174,10 @@ class SimulatedJob:
         self.remaining -= done
         self.busy_gpu_s += done * self.load.compute_s * workers
         self.since_s = now_s
+
+    def left(self, now_s: float) -> float:
+        """How many units it has still to do."""
+        return self.remaining - self._done_by(now_s)
 
     def _done_by(self, now_s: float) -> float:
         """How many units it did since it was last counted."""

@@ -189,7 +189,7 @@ class Simulation:
         demand = self.cluster.demand(ring) if len(ring) > 1 else {}
         if demand is None:
             return False
-        sites, load = self.cluster.shape.gpus, self._load_on(job, ring)
+        sites, load = self.cluster.shape.gpus, self.load_on(job, ring)
         job.start(self.now_s, ring, gpus, load, self.settings.restart_s, dark_s)
         if len(ring) == 1:
             job.servers = job.racks = 1
@@ -208,10 +208,11 @@ class Simulation:
             self._expect(job)
         return True
 
-    def _load_on(self, job: SimulatedJob, ring: Sequence[int]) -> Load:
+    def load_on(self, job: SimulatedJob, ring: Sequence[int], workers: int = 0) -> Load:
+        """A job's work on these GPUs, or on so many workers on such GPUs."""
         sites = self.cluster.shape.gpus
         models = [sites[gpu].model for gpu in ring] if job.spec.training else ()
-        return load_of(job.spec, len(ring), models, self.cluster.nic_bps)
+        return load_of(job.spec, workers or len(ring), models, self.cluster.nic_bps)
 
     def _checked(self, job: SimulatedJob, ring: Sequence[int]) -> int:
         gpus = 0
@@ -228,6 +229,16 @@ class Simulation:
                 hint="the placement policy answered what it may not",
             )
         return gpus
+
+    def resize(self, job: SimulatedJob, ring: Sequence[int]) -> None:
+        """A running job goes on there, on another number of GPUs; it begins again for that."""
+        if self._take_off(job, self.now_s):
+            self._share()
+        job.wait(self.now_s)
+        self.waiting[job.index] = job
+        job.workers, job.resizes = len(ring), job.resizes + 1
+        if not self.start(job, ring):
+            self.joined.append(job)
 
     def preempt(self, job: SimulatedJob) -> None:
         """Take a running job's GPUs; it waits again."""
@@ -344,7 +355,7 @@ class Simulation:
 
     def view_with(self, job: SimulatedJob, ring: Sequence[int]) -> ClusterView:
         """The cluster as it is now, with a waiting job's ring beside those that run."""
-        view, load = self.view(), self._load_on(job, ring)
+        view, load = self.view(), self.load_on(job, ring)
         units = job.remaining if self.settings.known else math.inf
         placed = RingOfJob(job.spec.view.name, tuple(ring), load._replace(units=units), waits=True)
         return view._replace(rings=(*view.rings, placed))

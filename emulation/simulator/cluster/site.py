@@ -3,18 +3,25 @@
 import math
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from patchlight.controller.jobs.discipline.accounts import UserAccounts
 from patchlight.controller.jobs.discipline.contract import Fate
+from patchlight.controller.jobs.discipline.elastic import is_stable, iteration_times, room_for
 from patchlight.controller.policies.contract import (
+    ClusterView,
+    ElasticityPolicy,
+    ElasticJob,
+    Frozen,
     JobView,
     OrderPolicy,
     PlacementPolicy,
+    QueuedJob,
     Running,
     TopologyPolicy,
 )
+from patchlight.controller.prediction.load import Load
 from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.testbed.errors import PatchlightError
@@ -28,11 +35,15 @@ _CAUSES = {WaitReason.QUOTA: Cause.QUOTA, WaitReason.DEPENDENCY: Cause.DEPENDENC
 
 @dataclass(frozen=True)
 class Policies:
-    """Who decides. Without ``topology`` circuits stay as they are."""
+    """Who decides.
+
+    Without ``topology`` circuits stay as they are, without ``elasticity`` jobs keep their degree.
+    """
 
     order: OrderPolicy
     placement: PlacementPolicy
     topology: TopologyPolicy | None = None
+    elasticity: ElasticityPolicy | None = None
 
 
 class SimulatedSite:
@@ -44,6 +55,7 @@ class SimulatedSite:
 
     def __init__(self, simulation: Simulation, policies: Policies) -> None:
         self._simulation, self._topology = simulation, policies.topology
+        self._elasticity = policies.elasticity
         self._priority, self._place = policies.order.priority, policies.placement.place
         self._known, self._restart_s = simulation.settings.known, simulation.settings.restart_s
         self.joined, self.running = simulation.joined, simulation.running
@@ -136,6 +148,72 @@ class SimulatedSite:
     def wake_at(self, at_s: float) -> None:
         """Be a moment then."""
         self._simulation.wake_at(at_s)
+
+    # -- other numbers of GPUs
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether the elasticity policy is asked at events only."""
+        return is_stable(self._elasticity)
+
+    def elastic(self) -> list[tuple[SimulatedJob, ElasticJob]]:
+        """The running jobs that may have other numbers of GPUs, with those that they can have."""
+        simulation = self._simulation
+        view = simulation.view()
+        found = []
+        for job in self.running.values():
+            if len(job.spec.degrees) < 2 or job.resume_s > simulation.now_s:
+                continue
+            shown = ElasticJob(
+                job.name,
+                len(job.ring),
+                Frozen(self._times(job, view)),
+                job.left(simulation.now_s) if self._known else math.inf,
+                self._restart_s,
+                job.began_s,
+                job.user,
+            )
+            found.append((job, shown))
+        return found
+
+    def _times(self, job: SimulatedJob, view: ClusterView) -> Mapping[int, float]:
+        """Seconds of a unit by each degree that the job can have now."""
+        simulation, now = self._simulation, len(job.ring)
+        most = now + view.free_for(job.spec.view).bit_count()
+        options: dict[int, tuple[Ring, Load]] = {}
+        for degree in job.spec.degrees:
+            if degree > most:
+                continue
+            ring: Ring | None = job.ring
+            if degree != now and view.lab is not None:
+                ring = self._ring_of(job, degree, view)
+            if ring is not None:
+                options[degree] = ring, simulation.load_on(job, ring, degree)
+        communicates_s = job.unit_s - job.load.compute_s
+        rate_bps = job.load.ring_bits / communicates_s if communicates_s > 0 else 0.0
+        return iteration_times(view, job.name, options, rate_bps or simulation.cluster.nic_bps)
+
+    def _ring_of(self, job: SimulatedJob, degree: int, view: ClusterView) -> Ring | None:
+        room = room_for(view, job.name, job.gpus, grows=degree > len(job.ring))
+        return self._place(room, job.spec.view._replace(workers=degree), degree)
+
+    def queued(self, job: SimulatedJob) -> QueuedJob:
+        """A job that waits."""
+        lasts_s = self.would_end_s(job) - self.now_s if self._known else math.inf
+        view = job.spec.view
+        return QueuedJob(job.name, job.workers, view.gpu_models, lasts_s, job.user)
+
+    def ask(self, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]) -> Mapping[str, int]:
+        """What the elasticity policy answers."""
+        assert self._elasticity is not None  # Whoever has none does not ask.
+        return self._elasticity.resize(self._simulation.view(), jobs, queue)
+
+    def resize(self, job: SimulatedJob, degree: int) -> None:
+        """Run a job on so many GPUs, if the placement policy finds them."""
+        ring = self._ring_of(job, degree, self._simulation.view())
+        if ring is not None:
+            self._simulation.resize(job, ring)
+            self.released = self._simulation.released
 
     def preview(self, job: JobView, degree: int) -> int | None:
         """Where the placement policy would put a job of so many GPUs, as a set."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from patchlight.controller.policies.contract import PolicyKind
 from patchlight.controller.policies.guard import (
     Fault,
+    GuardedElasticity,
     GuardedOrder,
     GuardedPlacement,
     GuardedTopology,
@@ -48,11 +49,17 @@ _GUARDS: dict[PolicyKind, Any] = {
     "order": GuardedOrder,
     "placement": GuardedPlacement,
     "topology": GuardedTopology,
+    "elasticity": GuardedElasticity,
 }
 
 
 def load_policies(
-    order: str, placement: str, topology: str, seed: int, faults: Callable[[Fault], None]
+    order: str,
+    placement: str,
+    topology: str,
+    seed: int,
+    faults: Callable[[Fault], None],
+    elasticity: str = "rigid",
 ) -> Policies:
     """The policies of these names; ``faults`` is told of each that they commit.
 
@@ -63,14 +70,19 @@ def load_policies(
         _load("order", order, seed, faults),
         _load("placement", placement, seed, faults),
         None if topology == "keep" else _load("topology", topology, seed, faults),
+        None if elasticity == "rigid" else _load("elasticity", elasticity, seed, faults),
     )
 
 
 def check_policies(
-    orders: Iterable[str], placements: Iterable[str], topologies: Iterable[str]
+    orders: Iterable[str],
+    placements: Iterable[str],
+    topologies: Iterable[str],
+    elasticities: Iterable[str],
 ) -> None:
     """``BadInput`` for the first policy that there is not, or that cannot be made."""
-    for kind, names in zip(_GUARDS, (orders, placements, topologies), strict=True):
+    named = orders, placements, topologies, elasticities
+    for kind, names in zip(_GUARDS, named, strict=True):
         for name in names:
             load_policy(name, kind, seed=0)
 
@@ -93,11 +105,13 @@ class Combination(NamedTuple):
     topology: str = "keep"
     seed: int = 0
     defragment: bool = False
+    elasticity: str = "rigid"
 
     @property
     def name(self) -> str:
-        """Short enough for a table and a file; the topology where it does something."""
+        """Short enough for a table and a file; what does nothing is left out."""
         parts = [self.order, self.placement, *([self.topology] * (self.topology != "keep"))]
+        parts += [self.elasticity] * (self.elasticity != "rigid")
         parts += ["defragment"] * self.defragment
         return " ".join(part.rpartition("/")[2].replace(":", " ") for part in parts)
 
@@ -124,7 +138,7 @@ class Sweep:
     def __call__(self, combination: Combination, tell: Tell | None = None) -> CombinationResult:
         """Run one; ``BadInput`` for a policy that there is not."""
         faults = Faults()
-        policies = load_policies(*combination[:4], faults)
+        policies = load_policies(*combination[:4], faults, combination.elasticity)
         began = time.process_time()
         every_s = self.settings.defragment_s if combination.defragment else None
         settings = replace(self.settings, seed=combination.seed, defragment_s=every_s)
@@ -139,11 +153,14 @@ def combinations(
     topologies: Sequence[str],
     seed: int,
     defragment: bool = False,
+    elasticities: Sequence[str] = ("rigid",),
 ) -> list[Combination]:
     """Each with each, every one once; with ``defragment`` each without and with that."""
     found = (
-        Combination(*each, seed, moves)
-        for each in itertools.product(orders, placements, topologies)
+        Combination(order, placement, topology, seed, moves, elasticity)
+        for order, placement, topology, elasticity in itertools.product(
+            orders, placements, topologies, elasticities
+        )
         for moves in ((False, True) if defragment else (False,))
     )
     return list(dict.fromkeys(found))

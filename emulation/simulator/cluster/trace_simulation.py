@@ -54,6 +54,7 @@ class SimulationOptions:
     order: tuple[str, ...] = ("fifo",)
     placement: tuple[str, ...] = ("first-fit",)
     topology: tuple[str, ...] = ("keep",)
+    elasticity: tuple[str, ...] = ("rigid",)
     settings: Settings = field(default_factory=Settings)
     engine: Engine = field(default_factory=Engine)
 
@@ -62,7 +63,8 @@ class SimulationOptions:
         """The policies of each run."""
         settings = self.settings
         moves = settings.defragment_s is not None
-        return combinations(self.order, self.placement, self.topology, settings.seed, moves)
+        kinds = self.order, self.placement, self.topology
+        return combinations(*kinds, settings.seed, moves, self.elasticity)
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def simulate_trace(
     finished; where none is, it is raised.
     """
     cluster, settings, engine = _cluster(options), options.settings, options.engine
-    check_policies(options.order, options.placement, options.topology)
+    check_policies(options.order, options.placement, options.topology, options.elasticity)
     if options.topology != ("keep",) and not cluster.circuits:
         raise BadInput(
             f"topology {', '.join(options.topology)} needs circuits: this cluster has no OCS",
@@ -161,6 +163,7 @@ def _files(options: SimulationOptions) -> list[Path]:
         *policy_files(options.order, "order"),
         *policy_files(options.placement, "placement"),
         *policy_files([name for name in options.topology if name != "keep"], "topology"),
+        *policy_files([name for name in options.elasticity if name != "rigid"], "elasticity"),
     ]
 
 

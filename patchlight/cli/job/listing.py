@@ -66,6 +66,7 @@ def _table(jobs: list[Answer]) -> Table:
         Column("done", whole=True, right=True),
         Column("time", whole=True, right=True),
         "message",
+        Column("workers", wide=True, right=True),
         Column("user", wide=True),
         Column("priority", wide=True, right=True),
         Column("hosts", wide=True),
@@ -78,6 +79,7 @@ def _table(jobs: list[Answer]) -> Table:
             words.iterations(status),
             words.elapsed(status),
             words.message(status),
+            str(len(status["hosts"]) or ""),
             status["by"],
             str(status["spec"]["priority"]),
             ", ".join(status["hosts"]),
@@ -119,6 +121,7 @@ def _of_status(status: Answer) -> Iterator[tuple[str, Cell]]:
     yield "user", status["by"]
     yield "iterations", words.iterations(status)
     yield "hosts", ", ".join(status["hosts"])
+    yield "workers", words.degrees(status)
     yield "submitted", when(status["submitted_at"])
     yield "ran for", words.elapsed(status)
     yield "predicted", _predicted(status)

@@ -44,3 +44,19 @@ def elapsed(status: Answer) -> str:
     if status["started_at"] is None:
         return ""
     return f"{(status['finished_at'] or time.time()) - status['started_at']:.1f} s"
+
+
+def degrees(status: Answer) -> str:
+    """The number of workers of a job whose number a policy says: now, before, and if it stays."""
+    had = status.get("degrees") or []
+    if not had:
+        return ""
+    changes = [f"{workers} from iteration {iteration} on" for _, iteration, workers in had]
+    stays = status.get("rigid_because")
+    runs = status["hosts"] and status["finished_at"] is None
+    parts = [f"{len(status['hosts'])} now"] if runs else []
+    if len(changes) > 1 or not runs:
+        parts.append(", ".join(changes))
+    if stays:
+        parts.append(f"stays so: {stays}")
+    return "; ".join(parts)

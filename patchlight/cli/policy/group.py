@@ -30,7 +30,7 @@ _ONLY_PARTITION = (
     *("laws", "law_instance", "rule", "seeds"),
     *("profiles", "ramp", "arrivals", "mix", "failures"),
 )
-_KINDS = ("partition", "placement", "order", "topology")
+_KINDS = ("partition", "placement", "order", "topology", "elasticity")
 # Imported only when they are used: they need PyTorch.
 _LATER: Mapping[str, str] = {
     "train": "Train a partition policy as a configuration says.",
@@ -201,10 +201,7 @@ def _source(factory: Any) -> str | None:
     help="Mean times that a server works and is mended, like 30d:4h.",
 )
 @click.option(
-    "--trace",
-    type=_FILE,
-    metavar="FILE",
-    help="For placement, order and topology policies: the jobs.",
+    "--trace", type=_FILE, metavar="FILE", help="For all but partition policies: the jobs."
 )
 @click.option(
     "--lab",
@@ -234,7 +231,7 @@ def evaluate(
 ) -> None:
     """How well policies do in the simulator.
 
-    Partition policies run PAC-ML's cluster. Placement, order and topology policies run the jobs
+    Partition policies run PAC-ML's cluster. All others run the jobs
     of --trace, as 'patchlight simulate' does, which has more options. Both print a table and
     write result.json; Ctrl-C keeps what is finished.
     """
@@ -270,7 +267,8 @@ def evaluate(
         return
     _refuse(
         ("trace", "lab"),
-        "is for placement, order and topology policies: partition policies run PAC-ML's jobs",
+        "is for placement, order, topology and elasticity policies: partition policies run "
+        "PAC-ML's jobs",
     )
     counted = range(first_seed, first_seed + seeds)
     folder = output or Path("results") / time.strftime("evaluate-%Y%m%d-%H%M%S")

@@ -86,9 +86,11 @@ def replay(
 
 def _words(answer: Any) -> str:
     if isinstance(answer, dict):
-        return (
-            "; ".join(f"{ocs}: {', '.join(pairs)}" for ocs, pairs in answer.items()) or "as it is"
+        parts = (
+            f"{name}: {', '.join(each) if isinstance(each, list) else each}"
+            for name, each in answer.items()
         )
+        return "; ".join(parts) or "as it is"
     if isinstance(answer, list):
         return "GPUs " + ", ".join(map(str, answer))
     return "wait" if answer is None else str(answer)

@@ -15,6 +15,7 @@ _POLICIES = {
     "--order": "Which waiting job is next.  [default: fifo]",
     "--topology": "Which circuits are lit for a job that does not say.  [default: keep]",
     "--partition": "How many workers a job gets that leaves it open.  [default: it may not]",
+    "--elasticity": "Which of these get other numbers while they run.  [default: rigid]",
 }
 _OPTIONS = (
     *(
@@ -31,7 +32,7 @@ _OPTIONS = (
 
 
 def kinds_of_policies(command: Command) -> Command:
-    """Adds the options of the four kinds alone, without saying what holds by default."""
+    """Adds the options of the five kinds alone, without saying what holds by default."""
     for name, text in reversed(_POLICIES.items()):
         about = text.partition("  [")[0]
         option = click.option(name, metavar="POLICY", shell_complete=complete_policy, help=about)
@@ -40,7 +41,7 @@ def kinds_of_policies(command: Command) -> Command:
 
 
 def policy_options(command: Command) -> Command:
-    """Adds ``--placement``, ``--order``, ``--topology``, ``--partition``, ``--policy-deadline``.
+    """Adds an option for each kind, and ``--policy-deadline``.
 
     A POLICY is a name, FILE.py:CLASS or FILE.onnx.
     """
@@ -56,10 +57,10 @@ def chosen_policies(options: dict[str, Any], lab_name: str | None = None) -> Any
     """
     from patchlight.controller.jobs.cluster_view import WiredLab
     from patchlight.controller.jobs.policy_set import PolicyChoice, PolicySet
+    from patchlight.controller.policies.contract import KINDS
     from patchlight.testbed.labfile.reader import load_lab
 
-    kinds = ("placement", "order", "topology", "partition")
-    given: dict[str, Any] = {kind: absolute(said) for kind in kinds if (said := options.pop(kind))}
+    given: dict[str, Any] = {kind: absolute(said) for kind in KINDS if (said := options.pop(kind))}
     deadline_s = options.pop("policy_deadline")
     if deadline_s is not None:
         given["deadline_s"] = deadline_s

@@ -2,7 +2,8 @@
 
 import json
 
-from patchlight.testbed.jobs import JobSpec
+from patchlight.testbed.jobs import JobSpec, JobState
+from patchlight.testbed.worker_api import WorkerState
 from tests.support.job_api import JobCommand
 from tests.support.job_cluster import COMPUTE, Cluster, submit_running
 
@@ -84,3 +85,35 @@ async def test_other_policies_are_used_and_decisions_asked_again(
     assert (other["policy"], other["asked"]) == ("rack-aware", "placement:random:seed=7")
     assert "placement" in await policy("replay", job_id)
     assert "no policy" in await policy("use", "--order", "nonsense", code=2)
+
+
+async def test_a_job_that_grows_shows_its_workers_now_and_before(
+    cluster: Cluster, job: JobCommand
+) -> None:
+    policy = JobCommand(job.api, "policy")
+    await policy("use", "--partition", "minimum")
+    compute = {model: 4 * seconds for model, seconds in COMPUTE.items()}
+    auto = JobSpec("auto", 1000, 4000, compute, degrees=(2, 4))
+    (job_id,) = await submit_running(cluster, auto)
+    assert "2 now; stays so: the lab's elasticity policy is rigid" in await one_line(job, job_id)
+    assert "give-and-take" in await policy("use", "--elasticity", "give-and-take")
+    await cluster.until(lambda: len(cluster.table[job_id].degrees) == 2)
+    await cluster.until_state(job_id, JobState.RUNNING)
+    assert "4 now; 2 from iteration 0 on, 4 from iteration 0 on" in await one_line(job, job_id)
+    shown = await job("show", job_id, "--why")
+    assert "from 2 to 4 workers" in " ".join(shown.split())
+    (row,) = json.loads(await policy("replay", job_id, "--with", "elasticity:rigid", "--json"))
+    assert (row["decided"], row["answer"], row["same"]) == ({job_id: 4}, {}, False)
+    assert f"{job_id}: 4" in " ".join((await policy("replay", job_id)).split())
+    cluster.fleet.put(f"{job_id}.1", WorkerState.DONE)
+    await cluster.until_state(job_id, JobState.DONE)
+    assert "workers 2 from iteration 0 on, 4 from iteration 0 on submitted" in await one_line(
+        job, job_id
+    )
+    (listed,) = json.loads(await job("list", "--json"))
+    assert len(listed["hosts"]) == 4
+
+
+async def one_line(job: JobCommand, job_id: str) -> str:
+    """What ``job show`` prints, without the breaks of its lines."""
+    return " ".join((await job("show", job_id)).split())

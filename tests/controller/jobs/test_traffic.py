@@ -40,7 +40,8 @@ def test_windows_are_left_to_the_kernel_or_small(scale: float, window: int | Non
 def test_what_goes_over_the_wire_for_a_worker() -> None:
     ofc2022 = read_lab(builtin_lab("ofc2022")).with_changes(scale=1000)
     hosts = [ofc2022.host("gpu1"), ofc2022.host("gpu2")]
-    spec = JobSpec("job", 3, 4_000_000, {"Titan V": 0.2, "Tesla M40": 0.4}, seed=7)
+    compute_s = {"Titan V": 0.2, "Tesla M40": 0.4}
+    spec = JobSpec("job", 3, 4_000_000, compute_s, workers=2, seed=7)
     first, _ = worker_specs("job-1", spec, hosts, ofc2022)
     assert first.model_dump(mode="json", exclude_defaults=True) == {
         "id": "job-1-0",

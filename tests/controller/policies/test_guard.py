@@ -16,13 +16,16 @@ from patchlight.controller.policies.contract import (
     METHODS,
     ClusterShape,
     ClusterView,
+    ElasticJob,
     GpuSite,
     JobView,
     PolicyKind,
     Progress,
 )
+from patchlight.controller.policies.elasticity import Rigid
 from patchlight.controller.policies.guard import (
     Fault,
+    GuardedElasticity,
     GuardedOrder,
     GuardedPartition,
     GuardedPlacement,
@@ -52,11 +55,16 @@ class Mine:
 
 
 LIT = VIEW._replace(lab=LAB, circuits=LAB.initial_maps, barred={"ocs1": frozenset({1})})
+ELASTIC = [
+    ElasticJob("one", 1, {1: 4.0, 2: 2.0, 4: 1.0}),
+    ElasticJob("two", 2, {1: 4.0, 2: 2.0, 4: 1.0}),
+]
 GUARDS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
     "partition": (GuardedPartition, Maximum(), (VIEW, JOB, (0, 1, 2, 4))),
     "placement": (GuardedPlacement, FirstFit(), (VIEW, JOB, 2)),
     "order": (GuardedOrder, Fifo(), (VIEW, JOB, Progress())),
     "topology": (GuardedTopology, Keep(), (LIT, [[0, 1]])),
+    "elasticity": (GuardedElasticity, Rigid(), (VIEW, ELASTIC, [])),
 }
 
 
@@ -67,7 +75,13 @@ def asked(kind: PolicyKind, act: Callable[[], Any], **options: Any) -> tuple[Any
     return getattr(guarded, METHODS[kind])(*arguments), faults
 
 
-DEFAULT: dict[str, Any] = {"partition": 4, "placement": [1, 2], "order": 3.0, "topology": {}}
+DEFAULT: dict[str, Any] = {
+    "partition": 4,
+    "placement": [1, 2],
+    "order": 3.0,
+    "topology": {},
+    "elasticity": {},
+}
 BOTH = pytest.mark.parametrize("alone", [False, True])
 
 
@@ -77,6 +91,7 @@ BOTH = pytest.mark.parametrize("alone", [False, True])
     [
         *(("partition", 2), ("partition", 0), ("order", -5.0), ("order", 7), ("topology", {})),
         *(("placement", [3, 1]), ("placement", None), ("placement", (1, 2))),
+        *(("elasticity", {"one": 2, "two": 4}), ("elasticity", {"two": 1})),
     ],
 )
 def test_good_answers_pass(kind: PolicyKind, answer: Any, alone: bool) -> None:
@@ -108,6 +123,11 @@ def test_good_answers_pass(kind: PolicyKind, answer: Any, alone: bool) -> None:
         ("topology", {"ocs1": PortMap.of([(2, 9999)])}, "outside 1"),
         ("topology", {"ocs1": PortMap()}, "ports not to be touched: 1"),
         ("topology", 5, "expected a PortMap by OCS"),
+        ("elasticity", {"three": 2}, "a degree for 'three': the jobs are one, two"),
+        ("elasticity", {"one": 3}, "answered 3 for one: expected one of the legal degrees 1, 2, 4"),
+        ("elasticity", {"one": "2"}, "answered '2': expected one of the legal degrees"),
+        ("elasticity", {"one": 4, "two": 4}, "grow by 5 GPUs in all: 3 are free"),
+        ("elasticity", [2], "expected a degree by job"),
     ],
 )
 def test_nonsense_is_reported_and_the_default_decides(

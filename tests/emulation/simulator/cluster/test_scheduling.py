@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from patchlight.controller.policies.contract import ClusterView, JobView, Progress
+from patchlight.controller.policies.elasticity import GiveAndTake
 from patchlight.controller.policies.order import (
     Deadline,
     FairShare,
@@ -23,11 +24,12 @@ from patchlight.emulation.simulator.cluster import (
     QueueJob,
     QueueResult,
     Settings,
+    Training,
     TwoLevel,
     queue_jobs,
     simulate,
 )
-from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
+from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs, load_of
 from patchlight.emulation.simulator.cluster.results import summary_of
 from patchlight.emulation.simulator.cluster.scheduling import QueueScheduler
 from patchlight.emulation.simulator.cluster.simulation import Simulation
@@ -358,3 +360,70 @@ def test_backfilling_reckons_with_the_time_to_begin_again() -> None:
     simulation.advance()
     scheduler.decide()
     assert (simulation.now_s, simulation.jobs[2].state) == (100, "running")
+
+
+def elastic(name: str, at_s: float, gpus: int, lasts_s: float, **more: Any) -> QueueJob:
+    """A job that computes alone, for as long as it takes on so many GPUs."""
+    return job(name, at_s, gpus, lasts_s, **more)._replace(degrees=(1, 2, 4))
+
+
+def resized(jobs: Sequence[QueueJob], **settings: Any) -> tuple[dict[str, JobRecord], int]:
+    policies = Policies(Fifo(), FirstFit(), elasticity=GiveAndTake())
+    result = simulate(FOUR, jobs, policies, Settings(restart_s=10, **settings))
+    return {record.name: record for record in result.records}, result.resizes
+
+
+def test_a_job_grows_into_gpus_that_nobody_wants() -> None:
+    # On 4 GPUs instead of 2 it is done in half the time, after 10 s to begin again.
+    found, resizes = resized([elastic("a", 0, 2, 100)])
+    assert found["a"].ended_s == pytest.approx(10 + 50)
+    assert resizes == 1
+    assert found["a"].allocated_gpu_s == pytest.approx(4 * 60)
+    assert found["a"].busy_gpu_s == pytest.approx(2 * 100)
+    assert (found["a"].waited_s, found["a"].preemptions) == (0, 0)
+    # Of 20 s, it would gain 10, which it costs.
+    found, resizes = resized([elastic("a", 0, 2, 20)])
+    assert (found["a"].ended_s, resizes) == (20, 0)
+    mine = Allowance(gpus=3)
+    found, resizes = resized([elastic("a", 0, 2, 100, user="ann")], each_user=mine)
+    assert (found["a"].ended_s, resizes) == (100, 0)
+
+
+def test_a_job_shrinks_for_one_that_waits_and_grows_again() -> None:
+    found, resizes = resized([elastic("a", 0, 2, 100), job("b", 20, 2, 10)])
+    # At 20 s it has 80 s left of 2 GPUs, or 40 of 4. b has two GPUs from 20 to 30 s; then a
+    # begins again on 4, at 40.
+    assert (found["b"].started_s, found["b"].ended_s) == (20, 30)
+    assert found["a"].ended_s == pytest.approx(30 + 10 + 40)
+    assert resizes == 3
+    # For 30 s, it would lose 2 · 10 + 15 s: more than the 30 that b gains.
+    found, resizes = resized([elastic("a", 0, 2, 100), job("b", 20, 2, 30)])
+    assert (found["a"].ended_s, found["b"].started_s, resizes) == (60, 60, 1)
+
+
+def test_a_job_that_grew_can_be_preempted() -> None:
+    jobs = [elastic("a", 0, 2, 100), job("c", 0, 2, 10), job("b", 40, 4, 5)]
+    policies = Policies(Srpt(), FirstFit(), elasticity=GiveAndTake())
+    settings = Settings(restart_s=10, preempt=True, quantum_s=5)
+    found = {r.name: r for r in simulate(FOUR, jobs, policies, settings).records}
+    # a has four GPUs from 10 s on, and 50 s of two left when b comes.
+    assert (found["b"].started_s, found["a"].preemptions) == (40, 1)
+    assert found["a"].ended_s == pytest.approx(45 + 10 + 25)
+
+
+def test_on_other_numbers_of_gpus_a_job_moves_the_same_gradient() -> None:
+    traced = elastic("a", 0, 2, 100)._replace(communication=0.2)
+    nic_bps = 1e9
+    # n GPUs compute 2/n as long; each edge of the ring carries (n−1)/n of twice the gradient.
+    wanted = {1: 1.6, 2: 0.8 + 0.2, 4: 0.4 + 0.2 * (3 / 4) / (1 / 2)}
+    for workers, seconds in wanted.items():
+        assert load_of(traced, workers, (), nic_bps).unit_s(nic_bps) == pytest.approx(seconds)
+    split = Training(100, 1e9, {"M40": 0.8}, split=True)
+    trained = traced._replace(training=split)
+    bits = 2 * 3 / 4 * 8e9
+    assert load_of(trained, 4, ["M40"], 1e10).unit_s(1e10) == pytest.approx(0.2 + bits / 1e10)
+
+
+def test_jobs_of_a_trace_may_have_half_or_twice_as_many() -> None:
+    jobs = queue_jobs([TraceJob(str(n), 0, 100, n) for n in (1, 2, 3, 8)])
+    assert [job.degrees for job in jobs] == [(), (1, 2, 4), (3, 6), (4, 8, 16)]
