@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,8 +45,11 @@ class Worker:
         return max(self._begun_anew, self.status.restarts)
 
     async def create(self) -> None:
-        """Have the agent make it."""
-        self.status = await self.agent.create_worker(self.spec)
+        """Have the agent make it; ``JobFailed`` if it does not."""
+        try:
+            self.status = await self.agent.create_worker(self.spec)
+        except AgentError as error:
+            raise JobFailed(str(error), hosts=[self.host.name]) from error
 
     async def refresh(self) -> None:
         """Ask the agent how the worker is; while it is silent, that is not known."""
@@ -84,11 +87,11 @@ class RunningJob:
     first_iteration: int = 0
     workers: list[Worker] = field(default_factory=list)
     dark_since: float = 0.0
-    _given_up: str = ""
+    _given_up: JobFailed | None = None
 
-    def give_up(self, why: str) -> None:
-        """Have the job fail of this at its next look."""
-        self._given_up = why
+    def give_up(self, why: str, hosts: Sequence[str] = ()) -> None:
+        """Have the job fail of this, by the fault of these hosts, at its next look."""
+        self._given_up = JobFailed(why, hosts=hosts)
 
     @property
     def restarts(self) -> int:
@@ -152,8 +155,8 @@ class RunningJob:
 
     async def refresh(self) -> None:
         """Ask for every worker's state; ``JobFailed`` as soon as one has failed."""
-        if self._given_up:
-            raise JobFailed(self._given_up)
+        if self._given_up is not None:
+            raise self._given_up
         try:
             await run_all(worker.refresh() for worker in self.workers)
         except AgentSilent as error:
@@ -221,6 +224,8 @@ class RunningJob:
 
     async def hold_for_good(self) -> None:
         """Pause it at an iteration that all ranks have come to, to begin there again."""
+        if not any(w.state in (WorkerState.RUNNING, WorkerState.HELD) for w in self.workers):
+            return  # workers that were not told to start come to none
         with contextlib.suppress(PatchlightError):
             await self.hold(_LAST_HOLD_S)
             await run_all(self._collect(worker) for worker in self.workers)
