@@ -9,8 +9,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
+from patchlight.controller.database import JournalError
 from patchlight.controller.fleet import Fleet
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.running_job import RunningJob, run_all
@@ -20,6 +22,8 @@ from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab import Lab
 
 _log = logging.getLogger(__name__)
+
+_JOURNAL_AGAIN_S = 0.5
 
 
 @dataclass(eq=False)
@@ -63,6 +67,7 @@ class Gangs:
         queue: Waits,
     ) -> None:
         self.active: list[Gang] = []
+        self._closing = False
         self._lab, self._fleet, self._store, self._table = lab, fleet, store, table
         self._rewire, self._queue = rewire, queue
 
@@ -88,8 +93,7 @@ class Gangs:
         """Give back what a job has that was being started, and queue it again."""
         job = self.job_of(status)
         job.assign(self._lab, self._fleet)
-        for message in await job.give_back():
-            self._store.add_event(time.time(), "worker-left-behind", {"message": message})
+        await self._tell_left_behind(await job.give_back())
         why = "the controller ended while it was started"
         self._next_attempt(status, why, 0, gang=status.gang)
 
@@ -98,17 +102,22 @@ class Gangs:
 
         async def on_reports(reports: list[dict[str, Any]]) -> None:
             # In a thread: a disk may take its time, and there are many of these.
-            await asyncio.to_thread(self._table.ledger.add_iterations, status.id, reports)
-            now = self._table[status.id]
-            done = max(now.iterations_done, *(report["index"] + 1 for report in reports))
-            if (done, job.restarts) != (now.iterations_done, now.restarts):
-                self._table.keep(replace(now, iterations_done=done, restarts=job.restarts))
+            add = partial(asyncio.to_thread, self._table.ledger.add_iterations, status.id, reports)
+            await self._on_record(add)
+            done = max(report["index"] + 1 for report in reports)
+            await self._on_record(partial(self._progress, job, done))
 
         hosts = tuple(self._lab.host(name) for name in status.hosts)
         job = RunningJob(
             status.id, status.spec, hosts, on_reports, status.attempt, status.first_iteration
         )
         return job
+
+    async def _progress(self, job: RunningJob, done: int) -> None:
+        now = self._table[job.id]
+        done = max(now.iterations_done, done)
+        if (done, job.restarts) != (now.iterations_done, now.restarts):
+            self._table.keep(replace(now, iterations_done=done, restarts=job.restarts))
 
     def _take(
         self, gang: Gang, jobs: Sequence[RunningJob], life: Coroutine[Any, Any, None]
@@ -132,6 +141,7 @@ class Gangs:
 
     async def close(self) -> None:
         """Let go of all of them; their workers go on."""
+        self._closing = True
         await self._cancel(list(self.active))
 
     @staticmethod
@@ -162,10 +172,13 @@ class Gangs:
         except asyncio.CancelledError:
             if gang.ends_because:
                 await self._all_over(gang, jobs)
-        except Exception as error:
-            for job in jobs:
-                self._failed(job, error)
+        except JournalError as error:
+            # No fault of theirs: none has begun, and they do when the journal takes it.
+            if not gang.ends_because:
+                gang.ends_because, gang.again = error.message, True
             await self._all_over(gang, jobs)
+        except Exception as error:
+            await self._all_over(gang, jobs, error)
         else:
             await self._follow(gang, jobs)
 
@@ -174,40 +187,81 @@ class Gangs:
         await asyncio.gather(*(self._see_through(gang, job) for job in jobs))
 
     async def _see_through(self, gang: Gang, job: RunningJob) -> None:
+        async def done() -> None:
+            self._table.move(job.id, JobState.DONE)
+
+        outcome = done
         try:
             await job.watch()
-            self._table.move(job.id, JobState.DONE)
         except asyncio.CancelledError:
             if not gang.ends_because:
                 return  # the controller ends, and the job does not
+            outcome = _nothing
         except Exception as error:
-            self._failed(job, error)
-        await self._over(gang, job)
+            outcome = partial(self._failed, job, error)
+        await self._to_the_end(self._over(gang, job, outcome))
 
-    async def _all_over(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
-        await asyncio.gather(*(self._over(gang, job) for job in jobs))
+    async def _all_over(
+        self, gang: Gang, jobs: Sequence[RunningJob], error: Exception | None = None
+    ) -> None:
+        outcomes = [partial(self._failed, job, error) if error else _nothing for job in jobs]
+        over = (self._over(gang, job, how) for job, how in zip(jobs, outcomes, strict=True))
+        await self._to_the_end(asyncio.gather(*over))
 
-    async def _over(self, gang: Gang, job: RunningJob) -> None:
+    async def _to_the_end(self, work: Awaitable[object]) -> None:
+        """Wait for it, whoever wants the gang to end: only the controller's end cuts it short."""
+        task = asyncio.ensure_future(work)
+        while not task.done():
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError:
+                if self._closing:
+                    task.cancel()
+                    raise
+
+    async def _on_record(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Write to the journal, again and again if it takes nothing: no job is lost by that."""
+        while True:
+            try:
+                return await write()
+            except JournalError as error:
+                _log.warning("%s", error)
+                await asyncio.sleep(_JOURNAL_AGAIN_S)
+
+    async def _over(
+        self, gang: Gang, job: RunningJob, outcome: Callable[[], Awaitable[None]]
+    ) -> None:
         """The job has no more to do, or is to have none: all that it had goes back."""
-        self._stop_if_wanted(gang, job)
+
+        async def stop_if_wanted() -> None:
+            if gang.ends_because and not gang.again:
+                self._table.end([job.id], JobState.STOPPED, gang.ends_because)
+
+        async def conclude() -> None:
+            await stop_if_wanted()  # or somebody wants it only now
+            status = self._table[job.id]
+            if gang.again and not status.state.is_final:
+                self._next_attempt(status, gang.ends_because, job.iterations_done)
+
+        await self._on_record(outcome)
+        await self._on_record(stop_if_wanted)
         try:
             if gang.again:
                 await job.hold_for_good()
-            for message in await job.give_back():
-                self._store.add_event(time.time(), "worker-left-behind", {"message": message})
+            await self._tell_left_behind(await job.give_back())
         finally:
-            self._stop_if_wanted(gang, job)  # or somebody wants it only now
+            await self._on_record(conclude)
             self._table.running.pop(job.id, None)
-            status = self._table[job.id]
-            if gang.again and not status.state.is_final:
-                status = self._next_attempt(status, gang.ends_because, job.iterations_done)
             self._queue.freed(job)
-            if status.state is JobState.QUEUED:
+            if (status := self._table[job.id]).state is JobState.QUEUED:
                 self._queue.enqueue(status)
 
-    def _stop_if_wanted(self, gang: Gang, job: RunningJob) -> None:
-        if gang.ends_because and not gang.again:
-            self._table.end([job.id], JobState.STOPPED, gang.ends_because)
+    async def _tell_left_behind(self, messages: Iterable[str]) -> None:
+        async def tell() -> None:
+            events = [(time.time(), {"message": message}) for message in messages]
+            self._store.add_events("worker-left-behind", events)
+
+        await self._on_record(tell)
 
     def _next_attempt(
         self, status: JobStatus, why: str, first_iteration: int, **changes: Any
@@ -228,7 +282,7 @@ class Gangs:
             **{"gang": "", **changes},
         )
 
-    def _failed(self, job: RunningJob, error: Exception) -> None:
+    async def _failed(self, job: RunningJob, error: Exception) -> None:
         """The job has failed of this; whatever it was, it ends no other."""
         said = str(error) if isinstance(error, PatchlightError) else in_words(error)
         if not isinstance(error, PatchlightError):
@@ -243,6 +297,10 @@ class Gangs:
             self._next_attempt(status, tried, job.iterations_done, avoid=avoid, failures=failures)
         else:
             self._table.end([job.id], JobState.FAILED, said, getattr(error, "last_lines", ()))
+
+
+async def _nothing() -> None:
+    return
 
 
 def gangs_of(statuses: Iterable[JobStatus]) -> list[list[JobStatus]]:
