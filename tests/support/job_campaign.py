@@ -17,6 +17,7 @@ from typing import Any
 
 from patchlight import EmulatedLab
 from patchlight.controller.client import ControllerClient, ControllerError
+from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobState
 from tests.support.job_audit import wrong_with
@@ -27,17 +28,21 @@ _COMPUTE = {"Tesla M40": 0.05, "Titan V": 0.05}
 _ROUND_S = 4.0
 _PATIENCE_S = 120.0
 
-NEVER = '''
-class Never:
-    """Finds no place, ever."""
+POLICY = '''
+from patchlight.controller.policies.placement import Consolidated
+
+
+class Moody(Consolidated):
+    """As the default, but finds no place for some jobs, ever, and never answers on others."""
 
     def place(self, cluster, job, workers):
-        return None
+        while job.name.startswith("hangs"):
+            pass
+        return None if job.name.startswith("never") else super().place(cluster, job, workers)
 '''
 
 
 def campaign(
-    lab: EmulatedLab,
     folder: Path,
     count: int,
     seed: int,
@@ -47,20 +52,25 @@ def campaign(
 ) -> Counter[str]:
     """Run so many jobs: how each kind ended. ``PatchlightError`` if something is wrong afterwards.
 
-    ``folder`` is for a policy of the user's; ``say`` hears of every fault.
+    ``folder`` is for a policy of the user's; ``say`` hears of every fault, and how jobs ended.
     """
-    policy = folder / "never.py"
-    policy.write_text(NEVER)
+    policy = folder / "moody.py"
+    policy.write_text(POLICY)
+    choice = PolicyChoice(placement=f"{policy}:Moody", deadline_s=0.5)
     rng, ended = random.Random(seed), Counter[str]()
-    with small_disks(lab):
+    with (
+        EmulatedLab.from_file(
+            "ofc2022", scale=1000, name=f"faults{seed}", workers="process", policies=choice
+        ) as lab,
+        small_disks(lab),
+    ):
         for first in range(0, count, in_a_round):
-            size = min(in_a_round, count - first)
-            one = _Round(lab, rng, [f"c{n:03}" for n in range(first, first + size)], policy, say)
+            numbers = range(first, min(first + in_a_round, count))
+            one = _Round(lab, rng, [f"{number:03}" for number in numbers], say)
             ended += one.run()
             if wrong := one.wrong():
-                raise PatchlightError(
-                    f"after jobs {first} to {first + size - 1} (seed {seed}): " + "; ".join(wrong)
-                )
+                jobs = f"jobs {numbers[0]} to {numbers[-1]} (seed {seed})"
+                raise PatchlightError(f"after {jobs}: {'; '.join(wrong)}")
     return ended
 
 
@@ -71,20 +81,19 @@ class _Round:
         self,
         lab: EmulatedLab,
         rng: random.Random,
-        names: Sequence[str],
-        policy: Path,
+        numbers: Sequence[str],
         say: Callable[[str], None],
     ) -> None:
-        self._lab, self._rng, self._names, self._policy = lab, rng, list(names), policy
+        self._lab, self._rng, self._numbers = lab, rng, list(numbers)
         self._say = say
         self._began = time.monotonic()
         self._kinds: dict[str, str] = {}
-        self._numbers = itertools.count()
+        self._order = itertools.count()
         self._deeds: list[tuple[float, int, Callable[[], None]]] = []
 
     def run(self) -> Counter[str]:
         """Let it all happen, and wait until every job has ended; how they did, by kind."""
-        while self._names:
+        while self._numbers:
             self._plan_jobs()
         self._plan_faults()
         with contextlib.ExitStack() as self._befallen:
@@ -104,7 +113,7 @@ class _Round:
     def _then(self, at_s: float, deed: Callable[[], None]) -> None:
         if at_s > _PATIENCE_S:
             raise PatchlightError(f"after {at_s:.0f} s the controller still refuses")
-        heapq.heappush(self._deeds, (at_s, next(self._numbers), deed))
+        heapq.heappush(self._deeds, (at_s, next(self._order), deed))
 
     def _say_now(self, what: str) -> None:
         self._say(f"{time.monotonic() - self._began:6.2f} s  {what}")
@@ -114,9 +123,9 @@ class _Round:
     def _plan_jobs(self) -> None:
         rng = self._rng
         kinds = ("plain", "plain", "plain", "gang", "program", "fails", "image", "endless")
-        kind = rng.choice((*kinds, "restarted", "never", "named"))
-        count = 2 if kind == "gang" and len(self._names) > 1 else 1
-        names = [self._names.pop(0) for _ in range(count)]
+        kind = rng.choice((*kinds, "restarted", "named", "never", "hangs"))
+        count = 2 if kind == "gang" and len(self._numbers) > 1 else 1
+        names = [f"{kind}-{self._numbers.pop(0)}" for _ in range(count)]
         specs = [self._spec(name, kind) for name in names]
         topology = rng.choice(["keep", "regroup"])
         at_s = rng.uniform(0, _ROUND_S)
@@ -139,8 +148,6 @@ class _Round:
             command = ("sh", "-c", shell.get(kind, "sleep 600"))
             image = "no-such-image:latest" if kind == "image" else None
             return JobSpec(name, trainer="command", command=command, image=image, **usual)
-        if kind == "never":
-            usual["placement"] = f"{self._policy}:Never"
         if kind == "named":
             hosts = rng.sample([host.name for host in self._lab.lab.hosts], usual.pop("workers"))
             usual["hosts"] = tuple(hosts)
