@@ -27,6 +27,7 @@ MODULES = (
     "benchmarks.ocssessions",
     "benchmarks.simulator",
     "benchmarks.queues",
+    "benchmarks.jobfaults",
     "benchmarks.learning",
 )
 

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from patchlight import EmulatedLab
-from patchlight.testbed.linux.processes import command_line, environment, process_ids
+from patchlight.emulation.fabric.plan import namespace_prefix
+from patchlight.testbed.linux.namespace_processes import processes_in
+from patchlight.testbed.linux.namespaces import names_with_prefix
+from patchlight.testbed.linux.processes import command_line, process_ids
 from tests.support.lab_processes import (
     LabProcess,
     agent_of,
@@ -132,15 +135,10 @@ def lose_light(lab: EmulatedLab, host: str) -> None:
         ocs_fault(lab, lose=circuit)
 
 
-def kill_a_worker(lab: EmulatedLab, rng: random.Random) -> None:
-    """Kill some process of some worker, its keeper maybe."""
-    here = f"{lab.run_dir}/agents/"
-    found = [
-        pid
-        for pid in process_ids()
-        if "--server=" not in command_line(pid)
-        and any(here in variable and "/workers/" in variable for variable in environment(pid))
-    ]
+def kill_a_worker(lab: EmulatedLab, rng: random.Random, server: str = "") -> None:
+    """Kill some process of some worker, of that server or any; its keeper maybe."""
+    spaces = names_with_prefix(f"{namespace_prefix(lab.lab.name)}{server}")
+    found = [pid for space in spaces if ".w-" in space for pid in processes_in(space)]
     with contextlib.suppress(ProcessLookupError):
         if found:
             os.kill(rng.choice(sorted(found)), signal.SIGKILL)
