@@ -1,10 +1,15 @@
-"""What goes wrong while two jobs run: what becomes of the one, and that the other is unharmed."""
+"""What goes wrong while two jobs run: what becomes of the one, and that the other is unharmed.
+
+An upgrade of the controller and the agents, too, which is to do no harm at all.
+"""
 
 import contextlib
+import os
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 
@@ -24,8 +29,14 @@ from tests.support.lab_faults import (
     no_carrier,
     small_disks,
 )
-from tests.support.lab_jobs import connected, ended
-from tests.support.lab_processes import LabProcess, agent_of
+from tests.support.lab_jobs import agent_statuses, checked_iterations, connected, ended
+from tests.support.lab_processes import (
+    LabProcess,
+    agent_of,
+    controller_of,
+    until_agent_answers,
+    until_controller_answers,
+)
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
@@ -158,3 +169,39 @@ def test_a_job_that_the_policy_never_places_waits_and_others_pass(client: Contro
     with victim(client, "hangs-no-more"):
         faults = [e["message"] for e in client.events() if e["kind"] == "policy-fault"]
     assert any("no answer within" in said for said in faults)
+
+
+@pytest.fixture
+def next_version(tmp_path: Path) -> Mapping[str, str]:
+    """Variables with which a process takes itself for another version of Patchlight."""
+    about = tmp_path / "patchlight-99.0.dist-info" / "METADATA"
+    about.parent.mkdir()
+    about.write_text("Metadata-Version: 2.1\nName: patchlight\nVersion: 99.0\n")
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def test_the_controller_and_then_the_agents_are_upgraded_under_running_jobs(
+    lab: EmulatedLab, client: ControllerClient, next_version: Mapping[str, str]
+) -> None:
+    with victim(client, "upgraded", hosts=("gpu4", "gpu5"), workers=0) as job_id:
+        (waits,) = client.submit([victim_spec("waits", hosts=("gpu4",), workers=0)])
+        controller = controller_of(lab)
+        controller.end(signal.SIGTERM)
+        controller.start(next_version)
+        until_controller_answers(lab)
+        assert client.status()["version"] == "99.0"
+        for server in lab.lab.servers:
+            agent = agent_of(lab, server.name)
+            agent.end(signal.SIGTERM)
+            agent.start(next_version)
+            until_agent_answers(lab, server.name)
+        assert {agent.version for agent in agent_statuses(lab.lab)} == {"99.0"}
+        done = client.job(job_id)["iterations_done"]
+        wait_until(lambda: client.job(job_id)["iterations_done"] > done + 2)
+        upgraded = client.job(job_id)
+        assert (upgraded["state"], upgraded["attempt"], upgraded["restarts"]) == ("running", 0, 0)
+        assert client.job(waits["id"])["state"] == "queued"
+    wait_until(lambda: client.job(waits["id"])["state"] == "running")
+    client.stop(waits["id"])
+    assert checked_iterations(client, job_id)
