@@ -70,3 +70,17 @@ async def test_a_job_that_an_agent_refuses_begins_again_on_other_hosts(cluster: 
     await cluster.until(lambda: cluster.table[job_id].state.is_final or cluster.fleet.workers)
     if cluster.table[job_id].hosts:
         assert refused not in cluster.table[job_id].hosts
+
+
+async def test_a_job_runs_when_its_gpu_is_back_though_others_ran_meanwhile(
+    cluster: Cluster,
+) -> None:
+    cluster.fleet.found = HostFaults(gone={"server1.gpu0": "gpu0 of server1: it is lost"})
+    (named,) = cluster.submit(job("named", "gpu0", "gpu1"))
+    await cluster.until_state(named, JobState.BLOCKED)
+    (five,) = await submit_running(cluster, job("five", workers=5))
+    cluster.fleet.found = HostFaults()
+    cluster.scheduler.resume()
+    await cluster.until(lambda: "it is lost" not in cluster.scheduler.job(named).message)
+    await cluster.scheduler.stop(five)
+    await cluster.until_state(named, JobState.RUNNING)

@@ -178,6 +178,8 @@ class JobQueue(Generic[E, P]):
         """Start an entry where the policy puts it; ``False`` if it has to wait."""
         site = self._site
         if site.occupancy.free < entry.workers:
+            if entry.index == self._hopeless:  # as of a time when other hosts were there
+                self._hopeless = None
             return False
         released = site.released
         if self._failed is not None and self._failed == (entry.index, released):
