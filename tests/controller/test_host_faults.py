@@ -51,6 +51,11 @@ async def test_a_job_waits_for_a_gpu_that_is_gone_and_says_so(cluster: Cluster) 
     cluster.fleet.found = HostFaults(gone={"server1.gpu0": "gpu0 of server1: it is lost"})
     (runs,) = await submit_running(cluster, job("runs", workers=3))
     assert "server1.gpu0" not in cluster.table[runs].hosts
+    (all_six,) = cluster.submit(job("six", workers=6))
+    await cluster.until(lambda: "it is lost" in cluster.scheduler.job(all_six).message)
+    (passes,) = await submit_running(cluster, job("passes", workers=1))
+    for job_id in (all_six, passes):
+        await cluster.scheduler.stop(job_id)
     (named,) = cluster.submit(job("named", "gpu0"))
     await cluster.until(lambda: "it is lost" in cluster.scheduler.job(named).message)
     await cluster.scheduler.stop(named)
