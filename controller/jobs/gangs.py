@@ -240,12 +240,12 @@ class Gangs:
         async def conclude() -> None:
             await stop_if_wanted()  # or somebody wants it only now
             status = self._table[job.id]
-            if gang.again and not status.state.is_final:
+            if gang.again and status.hosts and not status.state.is_final:
                 self._next_attempt(status, gang.ends_because, job.iterations_done)
 
-        await self._on_record(outcome)
-        await self._on_record(stop_if_wanted)
         try:
+            await self._on_record(outcome)
+            await self._on_record(stop_if_wanted)
             if gang.again:
                 await job.hold_for_good()
             await self._tell_left_behind(await job.give_back())

@@ -20,7 +20,7 @@ from tests.support.waiting import ask
 
 FOLLOWS: Mapping[str, frozenset[str]] = {
     "": frozenset({"queued"}),
-    "queued": frozenset({"blocked", "reconfiguring", "preparing", "failed", "stopped"}),
+    "queued": frozenset({"queued", "blocked", "reconfiguring", "preparing", "failed", "stopped"}),
     "blocked": frozenset({"queued", "reconfiguring", "preparing", "failed", "stopped"}),
     "reconfiguring": frozenset({"preparing", "queued", "failed", "stopped"}),
     "preparing": frozenset({"running", "queued", "failed", "stopped"}),
@@ -98,8 +98,8 @@ def _life(record: Mapping[str, Any], events: Sequence[tuple[str, str]]) -> Itera
 
 
 def _had(events: Sequence[tuple[str, str]], index: int) -> bool:
-    """Whether the job had hosts before this event, and not only waited."""
-    return events[index - 1][0] != "blocked"
+    """Whether the job had hosts before this event: one that is only blocked no more says nothing."""
+    return events[index - 1][0] != "blocked" or bool(events[index][1])
 
 
 def _reports(record: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:

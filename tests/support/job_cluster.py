@@ -14,7 +14,7 @@ from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DeviceUnreachable
 from patchlight.controller.circuits.drivers.dry_run import DryRun
-from patchlight.controller.fleet import AgentClient, AgentError, Fleet
+from patchlight.controller.fleet import AgentClient, AgentError, AgentSilent, Fleet
 from patchlight.controller.host_faults import HostFaults
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.job_traffic import JobTraffic
@@ -44,7 +44,8 @@ class FakeFleet(Fleet):
     A new worker is in ``first_state``; one that is told to pause does where ``pauses``, except
     for the first ``too_late`` times. ``held_before`` has the iteration that it was told last.
     ``refusals`` has, for a call such as ``"create"``, what the agents answer instead of doing it;
-    ``found`` is what is wrong with hosts. In ``bugs`` are calls, or ``"worker ID"``, that end in an
+    ``found`` is what is wrong with hosts, and agents of servers in ``quiet`` do not say how their
+    workers are. In ``bugs`` are calls, or ``"worker ID"``, that end in an
     error which nobody foresaw. Workers end only while ``may_delete`` is set.
     """
 
@@ -57,6 +58,7 @@ class FakeFleet(Fleet):
         self.refusals: dict[str, str] = {}
         self.bugs: set[str] = set()
         self.found = HostFaults()
+        self.quiet: set[str] = set()
         self.calls: list[tuple[str, str]] = []
         self.specs: dict[str, WorkerSpec] = {}
         self.workers: dict[str, WorkerStatus] = {}
@@ -126,6 +128,8 @@ class FakeAgent(AgentClient):
 
     async def worker(self, worker_id: str) -> WorkerStatus:
         self._fail_if_told(f"worker {worker_id}")
+        if self.server in self._fleet.quiet:
+            raise AgentSilent(f"the agent of {self.server} did not answer")
         return self._fleet.workers[worker_id]
 
     async def reports(self, worker_id: str, after: int) -> Reports:

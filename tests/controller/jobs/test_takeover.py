@@ -2,6 +2,9 @@
 
 import asyncio
 
+import pytest
+
+from patchlight.controller.jobs import running_job
 from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.queueing import Allowance, Discipline
@@ -173,3 +176,18 @@ async def test_a_running_job_can_begin_again_and_an_ended_one_anew(cluster: Clus
     new = await cluster.scheduler.restart(ran)
     assert new.id != ran
     await cluster.until_state(new.id, JobState.RUNNING)
+
+
+async def test_a_job_whose_agent_stays_silent_begins_again_elsewhere(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running_job, "LOST_AFTER_S", 0.5)
+    (lost,) = await submit_running(cluster, job("lost", workers=1, retries=1))
+    (host,) = cluster.table[lost].hosts
+    server = cluster.lab.host(host).server.name
+    cluster.fleet.quiet = {server}
+    said = f"no answer from the agent of {server}"
+    await cluster.until(lambda: cluster.scheduler.job(lost).message == said)
+    await cluster.until(lambda: cluster.table[lost].attempt == 1)
+    await cluster.until_state(lost, JobState.RUNNING)
+    assert host not in cluster.table[lost].hosts
