@@ -98,7 +98,7 @@ def _life(record: Mapping[str, Any], events: Sequence[tuple[str, str]]) -> Itera
 
 
 def _had(events: Sequence[tuple[str, str]], index: int) -> bool:
-    """Whether the job had hosts before this event: one that is only blocked no more says nothing."""
+    """Whether the job had hosts before this event: that it is not blocked any more says none."""
     return events[index - 1][0] != "blocked" or bool(events[index][1])
 
 
