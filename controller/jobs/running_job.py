@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,9 @@ from patchlight.testbed.worker_api import Report, WorkerSpec, WorkerState, Worke
 _PREPARE_DEADLINE_S = 90.0
 _POLL_S = 0.2
 _LAST_HOLD_S = 30.0
+# So long after a worker that lost a neighbour, the neighbour's own end may be told.
+_BLAME_S = 5.0
+_LOST_RANK = re.compile(r"lost rank (\d+) ")
 # So long an agent may be silent, restarted maybe, before its workers count as lost.
 LOST_AFTER_S = 60.0
 
@@ -43,6 +47,17 @@ class Worker:
     def restarts(self) -> int:
         """How often it was started again, as its agent or its reports say."""
         return max(self._begun_anew, self.status.restarts)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended before its time."""
+        return self.state in (WorkerState.FAILED, WorkerState.STOPPED)
+
+    @property
+    def lost_rank(self) -> int | None:
+        """The rank that it failed for want of, if that is why, as the trainer words it."""
+        found = _LOST_RANK.match(self.status.message)
+        return int(found[1]) if found else None
 
     async def create(self) -> None:
         """Have the agent make it; ``JobFailed`` if it does not."""
@@ -162,15 +177,34 @@ class RunningJob:
         except AgentSilent as error:
             lost = [w.host.name for w in self.workers if w.silent_since is not None]
             raise JobFailed(f"job {self.spec.name}: {error}", hosts=lost) from error
-        for worker in self.workers:
-            if worker.state in (WorkerState.FAILED, WorkerState.STOPPED):
-                why = worker.status.message or f"exit code {worker.status.exit_code}"
-                raise JobFailed(
-                    f"job {self.spec.name}: the worker on {worker.host.name} (rank "
-                    f"{worker.spec.rank}) {worker.state}: {why}",
-                    worker.status.last_lines,
-                    [worker.host.name],
-                )
+        if any(worker.has_failed for worker in self.workers):
+            raise await self._failure()
+
+    async def _failure(self) -> JobFailed:
+        """What the job fails of: the worker that failed first, not those that lost it in the ring.
+
+        These may tell before its own agent does.
+        """
+        deadline = time.monotonic() + _BLAME_S
+        while True:
+            failed = [worker for worker in self.workers if worker.has_failed]
+            by_itself = [worker for worker in failed if worker.lost_rank is None]
+            all_told = all(worker.state.is_final for worker in self.workers)
+            if by_itself or all_told or time.monotonic() > deadline:
+                break
+            await asyncio.sleep(_POLL_S / 2)
+            with contextlib.suppress(AgentSilent):
+                await run_all(worker.refresh() for worker in self.workers)
+        first = (by_itself or failed)[0]
+        why = first.status.message or f"exit code {first.status.exit_code}"
+        lost = first.lost_rank
+        blamed = first if lost is None or lost >= len(self.workers) else self.workers[lost]
+        return JobFailed(
+            f"job {self.spec.name}: the worker on {first.host.name} (rank {first.spec.rank}) "
+            f"{first.state}: {why}",
+            first.status.last_lines,
+            [blamed.host.name],
+        )
 
     async def watch(self) -> None:
         """Collect reports until every worker is done."""

@@ -21,10 +21,10 @@ from tests.support.job_campaign import POLICY
 from tests.support.jobs_under_faults import OtherJob, begins_again, other_job, victim, victim_spec
 from tests.support.lab_faults import (
     SERVER_WITH_SMALL_DISK,
-    frozen,
     full,
     gpu_gone,
     kill_a_worker,
+    killed,
     lose_light,
     no_carrier,
     small_disks,
@@ -152,7 +152,7 @@ def test_jobs_run_on_without_their_circuit_switch_and_new_ones_wait(
     lab: EmulatedLab, client: ControllerClient
 ) -> None:
     with victim(client, "lit", hosts=("gpu4", "gpu5"), workers=0) as job_id:
-        with frozen(LabProcess(lab, "--ocs=ocs1")):
+        with killed(LabProcess(lab, "--ocs=ocs1")):
             waits = client.submit([victim_spec("waits", hosts=("gpu2", "gpu3"), workers=0)])[0]
             wait_until(lambda: "ocs1" in client.job(waits["id"])["message"], deadline_s=60)
             done = client.job(job_id)["iterations_done"]
@@ -191,12 +191,13 @@ def test_the_controller_and_then_the_agents_are_upgraded_under_running_jobs(
         controller.start(next_version)
         until_controller_answers(lab)
         assert client.status()["version"] == "99.0"
-        for server in lab.lab.servers:
-            agent = agent_of(lab, server.name)
+        agents = [agent_of(lab, server.name) for server in lab.lab.servers]
+        for agent in agents:
             agent.end(signal.SIGTERM)
             agent.start(next_version)
+        for server in lab.lab.servers:
             until_agent_answers(lab, server.name)
-        assert {agent.version for agent in agent_statuses(lab.lab)} == {"99.0"}
+        assert {status.version for status in agent_statuses(lab.lab)} == {"99.0"}
         done = client.job(job_id)["iterations_done"]
         wait_until(lambda: client.job(job_id)["iterations_done"] > done + 2)
         upgraded = client.job(job_id)

@@ -191,3 +191,19 @@ async def test_a_job_whose_agent_stays_silent_begins_again_elsewhere(
     await cluster.until(lambda: cluster.table[lost].attempt == 1)
     await cluster.until_state(lost, JobState.RUNNING)
     assert host not in cluster.table[lost].hosts
+
+
+async def test_the_worker_that_failed_first_is_blamed_and_not_who_lost_it(cluster: Cluster) -> None:
+    spec = job("blame", workers=3, retries=1)
+    (job_id,) = await submit_running(cluster, spec)
+    hosts = cluster.table[job_id].hosts
+    for rank in (0, 1):
+        lost = "lost rank 2 while receiving from it in step 1 of 4"
+        cluster.fleet.put_worker(f"{job_id}-{rank}", WorkerState.FAILED, lost)
+    await asyncio.sleep(0.5)
+    assert cluster.table[job_id].attempt == 0
+    cluster.fleet.put_worker(f"{job_id}-2", WorkerState.FAILED, "its GPU is gone")
+    await cluster.until(lambda: cluster.table[job_id].attempt == 1)
+    assert cluster.table[job_id].avoid == (hosts[2],)
+    said = [each["message"] for each in cluster.table.ledger.history(job_id)]
+    assert any("(rank 2) failed: its GPU is gone" in each for each in said)
