@@ -25,7 +25,7 @@ from tests.support.lab_faults import random_faults, small_disks
 from tests.support.lab_processes import until_agent_answers, until_controller_answers
 
 _COMPUTE = {"Tesla M40": 0.05, "Titan V": 0.05}
-_ROUND_S = 4.0
+_ROUND_S = 3.0
 _PATIENCE_S = 120.0
 
 POLICY = '''
