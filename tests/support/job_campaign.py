@@ -169,7 +169,7 @@ class _Round:
             self._ask(lambda client: client.restart(client.jobs(name=name)[-1]["id"]))
 
     def _ask(self, question: Callable[[ControllerClient], object]) -> None:
-        with ControllerClient(self._lab.state.controller_api, deadline_s=10.0) as client:
+        with ControllerClient(self._lab.state.controller_api, deadline_s=3.0) as client:
             question(client)
 
     # -- faults
