@@ -21,7 +21,7 @@ from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobState
 from tests.support.job_audit import wrong_with
-from tests.support.lab_faults import random_faults, small_disks
+from tests.support.lab_faults import ocs_fault, random_faults, small_disks
 from tests.support.lab_processes import until_agent_answers, until_controller_answers
 
 _COMPUTE = {"Tesla M40": 0.05, "Titan V": 0.05}
@@ -204,6 +204,8 @@ class _Round:
 
     def _until_all_ended(self) -> Counter[str]:
         with ControllerClient(self._lab.state.controller_api) as client:
+            # What no change has used up is not to befall the repair.
+            ocs_fault(self._lab, refuse_next="", cut="")
             client.repair(["ocs1"], why="what was lost")
             deadline = time.monotonic() + _PATIENCE_S
             while True:
