@@ -33,7 +33,7 @@ class GpuBackend(Protocol):
     """Reads the GPUs of one server."""
 
     async def open(self) -> None:
-        """Find the GPUs; ``GpuError`` if one of the lab file is not there."""
+        """Find the GPUs. One that is not there is an error of ``read`` alone."""
 
     async def read(self, name: str) -> GpuReading:
         """One GPU's present reading; ``GpuError`` if it does not answer."""
@@ -64,26 +64,27 @@ def gpu_backend(choice: str, server: Server) -> GpuBackend:
 class SocketGpus(GpuBackend):
     """GPUs behind Unix sockets; each reading closes its own connection."""
 
-    def __init__(self, server: Server, directory: Path, deadline_s: float = 10.0) -> None:
+    def __init__(self, server: Server, directory: Path, deadline_s: float = 2.0) -> None:
         self._paths = {g.name: directory / f"{server.name}.{g.name}.sock" for g in server.gpus}
         self._deadline_s = deadline_s
 
     async def open(self) -> None:
-        """Wait until every GPU's socket is there: they may be starting just now."""
+        """Wait a while for every GPU's socket: they may be starting just now."""
         end = time.monotonic() + self._deadline_s
-        for name, path in self._paths.items():
+        for path in self._paths.values():
             while not path.exists():
                 if time.monotonic() > end:
-                    raise GpuError(
-                        f"GPU {name} has no socket {path}",
-                        hint="start the emulated GPUs first: "
-                        "python -m patchlight.emulation.lab.gpus",
-                    )
+                    break
                 await asyncio.sleep(0.02)
 
     async def read(self, name: str) -> GpuReading:
         """Ask the GPU's socket."""
         path = self._paths[name]
+        if not path.exists():
+            raise GpuError(
+                f"GPU {name} has no socket {path}",
+                hint="are the emulated GPUs there? python -m patchlight.emulation.lab.gpus",
+            )
         try:
             async with asyncio.timeout(2):
                 reader, writer = await asyncio.open_unix_connection(path)
@@ -111,12 +112,13 @@ class NvmlGpus(GpuBackend):
     """NVIDIA GPUs, through NVML (``nvidia-ml-py``); CUDA finds them by their UUIDs.
 
     A GPU of the lab file with a ``uuid`` is that one; one without is the server's GPU at the
-    same place in the list. NVML counts no busy time, so it is summed up from its utilisation,
-    read once a second.
+    same place in the list, as long as the server has as many as that. NVML counts no busy time, so
+    it is summed up from its utilisation, read once a second.
     """
 
     def __init__(self, server: Server) -> None:
         self._gpus = {gpu.name: (index, gpu) for index, gpu in enumerate(server.gpus)}
+        self._problems: dict[str, GpuError] = {}
         self._handles: dict[str, Any] = {}
         self._uuids: dict[str, str] = {}
         self._models: dict[str, str] = {}
@@ -125,7 +127,7 @@ class NvmlGpus(GpuBackend):
         self._watching: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Load the driver's library and find every GPU."""
+        """Load the driver's library and find the GPUs; ``GpuError`` if there is no driver."""
         await asyncio.to_thread(self._open)
         self._watching = asyncio.create_task(self._watch())
 
@@ -149,13 +151,22 @@ class NvmlGpus(GpuBackend):
             ) from exc
         self._nvml = pynvml
         for name, (index, gpu) in self._gpus.items():
-            self._find(name, index, gpu)
+            try:
+                self._find(name, index, gpu)
+            except GpuError as exc:
+                self._problems[name] = exc
 
     def _find(self, name: str, index: int, gpu: Gpu) -> None:
         nvml = self._nvml
         try:
             if gpu.uuid:
                 handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+            elif (count := nvml.nvmlDeviceGetCount()) < len(self._gpus):
+                raise GpuError(
+                    f"GPU {name} of the lab file: this server has {count} GPUs of "
+                    f"{len(self._gpus)}, and which is missing nobody knows",
+                    hint="give each its 'uuid:' in the lab file; nvidia-smi -L shows them",
+                )
             else:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
             self._uuids[name] = _text(nvml.nvmlDeviceGetUUID(handle))
@@ -189,6 +200,8 @@ class NvmlGpus(GpuBackend):
 
     async def read(self, name: str) -> GpuReading:
         """Ask NVML."""
+        if name in self._problems:
+            raise self._problems[name]
         utilization = await asyncio.to_thread(self._utilization, name)
         return GpuReading(
             name, self._models[name], self._uuids[name], utilization, self._busy_s[name]

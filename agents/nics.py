@@ -25,6 +25,7 @@ from patchlight.testbed.linux.netlink import KernelRefused, Netlink
 from patchlight.testbed.linux.rate_limits import LimitNotKept, SavedLimit, restore_limit, save_limit
 
 GONE = "{} is gone: the server has no such interface any more"
+NO_CARRIER = "{} has no carrier"
 # A queue of 50 ms is usual; one may be seconds deep on a slow link.
 _QUEUE_S = 10.0
 _IFF_UP = 1
@@ -174,7 +175,7 @@ def problem_of(namespace: Path, interface: str) -> str:
         carrier = namespaces.inside(namespace, lambda: ethtool.settle_link(interface))
     except OSError as exc:
         return GONE.format(interface) if exc.errno == errno.ENODEV else f"{interface}: {exc}"
-    return "" if carrier else f"{interface} has no carrier"
+    return "" if carrier else NO_CARRIER.format(interface)
 
 
 def is_in(namespace: Path, interface: str) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Coroutine
 from dataclasses import asdict
 from importlib.metadata import version
@@ -52,6 +53,7 @@ class AgentService:
         home = namespaces.process_namespace()
         self._site = Site(lab, server, runner, gpus, self._book, home, state / "workers")
         self._workers: dict[str, Worker] = {}
+        self._unwanted: deque[str] = deque(maxlen=MOST_ENDED)
         self._looking: asyncio.Task[None] | None = None
         self._under_way: set[asyncio.Task[None]] = set()
 
@@ -59,6 +61,9 @@ class AgentService:
         """Take over what an earlier agent left, then be ready for work."""
         await self._runner.open()
         await self._gpus.open()
+        for gpu in self._server.gpus:
+            if problem := (await self._gpu_status(gpu)).problem:
+                _log.warning("no worker gets GPU %s: %s", gpu.name, problem)
         leases = self._book.read()
         await self._runner.sweep({each.handle.container for each in leases if each.handle})
         for lease in sorted(leases, key=lambda each: each.created_at):
@@ -107,6 +112,8 @@ class AgentService:
             async with known.lock:  # it may be in the making
                 if self._workers.get(spec.id) is known:
                     return known.status(), False
+        if spec.id in self._unwanted:
+            raise Conflict(f"worker {spec.id} was deleted before it was made")
         nic = self._nic(spec.nic)
         self._check(spec, nic)
         worker = Worker(self._site, spec)
@@ -176,9 +183,13 @@ class AgentService:
         return await self._known(name).stop_at(iteration)
 
     async def delete(self, name: str) -> WorkerStatus:
-        """Stop it, take its NIC and GPU back and forget it. A worker not here is stopped."""
+        """Stop it, take its NIC and GPU back and forget it. A worker not here is stopped.
+
+        Nor is that one made any more: the request to make it may be under way still.
+        """
         worker = self._workers.get(name)
         if worker is None:
+            self._unwanted.append(name)
             return WorkerStatus(
                 id=name, state=WorkerState.STOPPED, message="there is no such worker here"
             )
@@ -220,16 +231,17 @@ class AgentService:
 
     def _nic_status(self, nic: Nic) -> NicStatus:
         holder = self._workers.get(self._holder(nic=nic.name) or "")
-        if holder is not None and holder.tenancy.is_launched:
-            problem = holder.tenancy.nic_problem
-        else:
+        if holder is None:
             problem = nics.problem_of(self._site.home, nic.interface or nic.name)
+        else:
+            problem = holder.nic_problem
         return NicStatus(
             name=nic.name,
             address=str(nic.address),
             state="leased" if holder else "idle",
             worker=holder.spec.id if holder else None,
             problem=problem,
+            carrier=problem != nics.NO_CARRIER.format(nic.interface or nic.name),
         )
 
     def _holder(self, *, gpu: str | None = None, nic: str | None = None) -> str | None:

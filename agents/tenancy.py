@@ -67,8 +67,12 @@ class Tenancy:
 
     @property
     def nic_problem(self) -> str:
-        """What is wrong with its NIC now, in words; empty if nothing is."""
-        return nics.problem_of(self.namespace, self.lease.nic_state.interface)
+        """What is wrong with its NIC now, in words; empty if nothing is, or before it has it."""
+        lease = self._lease  # others may change it while the kernel is asked
+        if lease is None or lease.handle is None:
+            return ""
+        space = namespaces.namespace_path(lease.namespace)
+        return nics.problem_of(space, lease.nic_state.interface)
 
     async def begin(self, nic: Nic) -> RunningWorker:
         """Lease, launch, move the NIC in. After an error there may be something to ``end``."""

@@ -54,7 +54,7 @@ class Worker:
         self.reports = ReportReader(self._folder, foreign=self._command is not None)
         self._runner, self._gpus = site.runner, site.gpus
         self._gpu_misses = 0
-        self._is_silent = False
+        self._is_silent = self._is_leaving = False
         self._running: RunningWorker | None = None
         self._watching: asyncio.Task[None] | None = None
         self._ending: Ending | None = None
@@ -98,6 +98,13 @@ class Worker:
             self._watching = asyncio.create_task(self._watch())
             if lease.frozen:  # the agent may have died halfway
                 await self._freeze(self._running)
+
+    @property
+    def nic_problem(self) -> str:
+        """What is wrong with its NIC now, in words; while that is on its way, nothing is."""
+        problem = self.tenancy.nic_problem
+        is_going_home = self._is_leaving and self._ended is None
+        return "" if is_going_home else problem
 
     @property
     def is_done(self) -> bool:
@@ -240,7 +247,9 @@ class Worker:
                 WorkerState.FAILED,
                 f"it was not told to start within {UNSTARTED_S:g} s: its controller is gone",
             )
-        problem = await asyncio.to_thread(lambda: self.tenancy.nic_problem)
+        problem = await asyncio.to_thread(lambda: self.nic_problem)
+        if self._is_leaving:  # it ends already
+            return None
         if problem == nics.GONE.format(lease.nic_state.interface):
             return Ending(WorkerState.FAILED, problem)
         return await self._look_at_gpu()
@@ -285,6 +294,7 @@ class Worker:
         await self._follow(await self._running.ended())
 
     async def _follow(self, exit_info: ExitInfo) -> None:
+        self._is_leaving = True
         foreign = self._command is not None
         last = final_report(self._last_report(), exit_info, self._ending, foreign=foreign)
         if last.state is WorkerState.FAILED and self._disk_is_full():  # it could not say so itself

@@ -29,6 +29,7 @@ MODULES = (
     "benchmarks.ocssessions",
     "benchmarks.simulator",
     "benchmarks.queues",
+    "benchmarks.jobfaults",
     "benchmarks.learning",
 )
 

@@ -73,13 +73,17 @@ ADD_EVENT = (
 T = TypeVar("T")
 
 
+class JournalError(PatchlightError):
+    """The file cannot be read or written just now: its disk may be full."""
+
+
 class Database:
     """One SQLite file (``:memory:`` for none), with a write-ahead log.
 
     Small synchronous writes from one thread: each is a committed transaction, on disk before the
     call returns.
 
-    Every method raises ``PatchlightError`` where the file cannot be read or written.
+    Every method raises ``JournalError`` where the file cannot be read or written.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -124,7 +128,7 @@ class Database:
             try:
                 yield self._db
             except sqlite3.Error as error:
-                raise PatchlightError(
+                raise JournalError(
                     f"the controller's journal in {self._path}: {error}",
                     hint="is there room on the disk, and is the file writable?",
                 ) from error

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from patchlight.controller.host_faults import HostFaults, host_faults
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.mistakes import mistakes_in_words
@@ -196,6 +197,10 @@ class Fleet:
         self.reachable: dict[str, bool] = dict.fromkeys(self.clients, False)
         self.on_status: Callable[[AgentStatus], Awaitable[None]] | None = None
         self._misses: Counter[str] = Counter()
+        self._lab = lab
+        self._samples: dict[str, deque[AgentStatus]] = {
+            name: deque(maxlen=2) for name in self.clients
+        }
         self._gpu_count = sum(len(server.gpus) for server in lab.servers)
         self.gpu_samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES_KEPT)
 
@@ -213,6 +218,10 @@ class Fleet:
         """The servers whose agents have not answered of late."""
         return frozenset(s for s, misses in self._misses.items() if misses >= _MISSES)
 
+    def faults(self) -> HostFaults:
+        """What is wrong with hosts, as agents said at their last two samples."""
+        return host_faults(self._lab, self._samples)
+
     async def watch(self, period_s: float = 1.0) -> None:
         """Sample every agent once a period, for ever."""
         while True:
@@ -229,8 +238,7 @@ class Fleet:
                 self.reachable[client.server] = False
                 _log.warning("the agent of %s is silent: %s", client.server, in_words(error))
             return
-        self._misses[client.server] = 0
-        self.reachable[client.server] = True
+        self._samples[client.server].append(status)
         now = time.time()
         for gpu in status.gpus:
             self.gpu_samples.append(
@@ -242,7 +250,9 @@ class Fleet:
                 }
             )
         if self.on_status is not None:
-            await self.on_status(status)
+            await self.on_status(status)  # before anybody counts on it again
+        self._misses[client.server] = 0
+        self.reachable[client.server] = True
 
     def latest_utilization(self) -> dict[str, float]:
         """The newest sample of each GPU, by its full name (0…1)."""

@@ -82,7 +82,11 @@ class Controller:
         outputs = JobOutputs(settings.state_dir / "outputs")
         self.jobs = JobTable(JobLedger(self.store), outputs)
         self.retention = Retention(self.store, self.jobs.ledger, outputs, lab.queue)
-        self.traffic = JobTraffic(self.jobs, lambda: self.circuits.maps.present_links())
+        self.traffic = JobTraffic(
+            self.jobs,
+            lambda: self.circuits.maps.present_links(),
+            lambda: self.fleet.faults().no_carrier,
+        )
         self.circuits = CircuitParts(
             lab,
             self.drivers,
@@ -124,8 +128,16 @@ class Controller:
             ],
             "unknown_switch_connections": self.unknown_switches.connections,
             "circuit_switches": self.circuits.devices.status(),
-            "agents": [{"server": s, "reachable": r} for s, r in self.fleet.reachable.items()],
+            "agents": [
+                {"server": s, "reachable": r, "problems": self._problems_of(s)}
+                for s, r in self.fleet.reachable.items()
+            ],
         }
+
+    def _problems_of(self, server: str) -> list[str]:
+        faults = self.fleet.faults().words
+        hosts = [host.name for host in self.lab.hosts if host.server.name == server]
+        return [faults[host] for host in hosts if host in faults]
 
     def on_event(self, event: dict[str, Any]) -> None:
         """Hear what the OpenFlow speaker reports."""

@@ -223,13 +223,17 @@ class GpuStatus(BaseModel):
 
 
 class NicStatus(BaseModel):
-    """One NIC of the server. ``problem``: that it is gone or has no carrier, in words."""
+    """One NIC of the server. ``problem``: that it is gone or has no carrier, in words.
+
+    One that is there without a carrier may only be dark: ``carrier`` is false.
+    """
 
     name: str
     address: str
     state: Literal["idle", "leased"]
     worker: str | None = None
     problem: str = ""
+    carrier: bool = True
 
 
 class AgentStatus(BaseModel):

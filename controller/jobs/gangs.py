@@ -5,24 +5,23 @@ follows them again.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
+from patchlight.controller.database import JournalError
 from patchlight.controller.fleet import Fleet
 from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.outcomes import CannotGoOn, Outcomes
 from patchlight.controller.jobs.running_job import RunningJob, run_all
-from patchlight.controller.jobs.worker_specs import JobFailed
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
-from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
+from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab import Lab
 
 _START_S = 2.0  # Until a gang was seen to start.
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -53,10 +52,6 @@ class Waits(Protocol):
         """A job is on its hosts, and none besides are kept for it."""
 
 
-class CannotGoOn(JobFailed):
-    """A job was stopped to go on with other workers, and these could not begin."""
-
-
 class Gangs:
     """The gangs that have hosts.
 
@@ -75,7 +70,9 @@ class Gangs:
     ) -> None:
         self.active: list[Gang] = []
         self.last_start_s = _START_S
-        self._lab, self._fleet, self._store, self._table = lab, fleet, store, table
+        self._closing = False
+        self._lab, self._fleet, self._table = lab, fleet, table
+        self._outcomes = Outcomes(store, table)
         self._rewire, self._queue = rewire, queue
 
     def begin(self, gang: Gang, after: Sequence[asyncio.Task[None]] = ()) -> None:
@@ -100,20 +97,15 @@ class Gangs:
         """Give back what a job has that was being started, and queue it again."""
         job = self.job_of(status)
         job.assign(self._lab, self._fleet)
-        await self._give_back(job)
+        await self._outcomes.give_back(job)
         why = "the controller ended while it was started"
-        self._next_attempt(status, why, status.first_iteration, gang=status.gang)
+        self._outcomes.next_attempt(status, why, status.first_iteration, gang=status.gang)
 
     def job_of(self, status: JobStatus) -> RunningJob:
         """A job on its hosts."""
 
         async def on_reports(reports: list[dict[str, Any]]) -> None:
-            # In a thread: a disk may take its time, and there are many of these.
-            await asyncio.to_thread(self._table.ledger.add_iterations, status.id, reports)
-            now = self._table[status.id]
-            done = max(now.iterations_done, *(report["index"] + 1 for report in reports))
-            if (done, job.restarts) != (now.iterations_done, now.restarts):
-                self._table.keep(replace(now, iterations_done=done, restarts=job.restarts))
+            await self._outcomes.reported(job, reports)
 
         hosts = tuple(self._lab.host(name) for name in status.hosts)
         job = RunningJob(
@@ -154,6 +146,7 @@ class Gangs:
 
     async def close(self) -> None:
         """Let go of all of them; their workers go on."""
+        self._closing = True
         await self._cancel(list(self.active))
 
     @staticmethod
@@ -176,10 +169,13 @@ class Gangs:
         except asyncio.CancelledError:
             if gang.ends_because:
                 await self._all_over(gang, jobs)
-        except Exception as error:
-            for job in jobs:
-                self._failed(job, error)
+        except JournalError as error:
+            # No fault of theirs: none has begun, and they do when the journal takes it.
+            if not gang.ends_because:
+                gang.ends_because, gang.again = error.message, True
             await self._all_over(gang, jobs)
+        except Exception as error:
+            await self._all_over(gang, jobs, error)
         else:
             await self._follow(gang, jobs)
 
@@ -204,16 +200,17 @@ class Gangs:
         await asyncio.gather(*(self._see_through(gang, job) for job in jobs))
 
     async def _see_through(self, gang: Gang, job: RunningJob) -> None:
+        outcome: Callable[[], object] = partial(self._table.move, job.id, JobState.DONE)
         try:
             while not await job.watch():
                 await self._go_on_elsewhere(gang, job)
-            self._table.move(job.id, JobState.DONE)
         except asyncio.CancelledError:
             if not gang.ends_because:
                 return  # the controller ends, and the job does not
+            outcome = _nothing
         except Exception as error:
-            self._failed(job, error)
-        await self._over(gang, job)
+            outcome = partial(self._outcomes.failed, job, error)
+        await self._to_the_end(self._over(gang, job, outcome))
 
     async def _go_on_elsewhere(self, gang: Gang, job: RunningJob) -> None:
         """Stop a job where all ranks are at one iteration, and begin there on its next hosts.
@@ -221,16 +218,16 @@ class Gangs:
         One that cannot be stopped goes on as it is. Should the controller end meanwhile, the job
         is on record as one that is being started, and is queued again.
         """
-        if not await job.hold_for_good():
+        if not await job.hold_for_good() or not await self._stop(job, job.changes_because):
             job.stay()
             await job.release()
             self._queue.settled(job)
             return
-        await self._stop(job, job.changes_because)
         status = self._table[job.id].with_hosts(
             tuple(host.name for host in job.next_hosts), time.time()
         )
-        self._table.keep(replace(status, attempt=status.attempt + 1))
+        moved = replace(status, attempt=status.attempt + 1)
+        await self._outcomes.on_record(lambda: self._table.keep(moved))
         job.begin_anew(status.attempt + 1, status.first_iteration)
         self._queue.settled(job)
         try:
@@ -243,88 +240,67 @@ class Gangs:
                 getattr(error, "hosts", ()),
             ) from error
 
-    async def _stop(self, job: RunningJob, why: str) -> None:
-        """End the workers of a held job. That they end is on record before they do."""
-        done = job.iterations_done
-        first_iteration = self._first_iteration(job.spec, done)
-        self._table.move(
-            job.id, JobState.PREPARING, why, first_iteration=first_iteration, iterations_done=done
-        )
-        await job.end_held()
-        await self._give_back(job)
-
-    async def _give_back(self, job: RunningJob) -> None:
-        if self._table.outputs is not None:
-            await self._table.outputs.keep(job)
-        for message in await job.give_back():
-            self._store.add_event(time.time(), "worker-left-behind", {"message": message})
-
-    async def _all_over(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
-        await asyncio.gather(*(self._over(gang, job) for job in jobs))
-
-    async def _over(self, gang: Gang, job: RunningJob) -> None:
-        """The job has no more to do, or is to have none: all that it had goes back."""
-        self._stop_if_wanted(gang, job)
+    async def _stop(self, job: RunningJob, why: str) -> bool:
+        """End the workers of a held job, if that can be put on record before they do."""
         try:
-            runs = self._table[job.id].state in (JobState.RUNNING, JobState.PAUSED)
-            if gang.again and runs and await job.hold_for_good():
-                await self._stop(job, gang.ends_because)
-            else:
-                await self._give_back(job)
-        finally:
-            self._stop_if_wanted(gang, job)  # or somebody wants it only now
-            self._table.running.pop(job.id, None)
+            self._outcomes.held(job, why)
+        except JournalError:
+            return False
+        await job.end_held()
+        await self._outcomes.give_back(job)
+        return True
+
+    async def _all_over(
+        self, gang: Gang, jobs: Sequence[RunningJob], error: Exception | None = None
+    ) -> None:
+        outcomes = [
+            partial(self._outcomes.failed, job, error) if error else _nothing for job in jobs
+        ]
+        over = (self._over(gang, job, how) for job, how in zip(jobs, outcomes, strict=True))
+        await self._to_the_end(asyncio.gather(*over))
+
+    async def _to_the_end(self, work: Awaitable[object]) -> None:
+        """Wait for it, whoever wants the gang to end: only the controller's end cuts it short."""
+        task = asyncio.ensure_future(work)
+        while not task.done():
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError:
+                if self._closing:
+                    task.cancel()
+                    raise
+
+    async def _over(self, gang: Gang, job: RunningJob, outcome: Callable[[], object]) -> None:
+        """The job has no more to do, or is to have none: all that it had goes back."""
+        on_record = self._outcomes.on_record
+
+        def stop_if_wanted() -> None:
+            if gang.ends_because and not gang.again:
+                self._table.end([job.id], JobState.STOPPED, gang.ends_because)
+
+        def conclude() -> None:
+            stop_if_wanted()  # or somebody wants it only now
             status = self._table[job.id]
-            if gang.again and not status.state.is_final:
-                status = self._next_attempt(status, gang.ends_because, job.iterations_done)
+            if gang.again and status.hosts and not status.state.is_final:
+                self._outcomes.next_attempt(status, gang.ends_because, job.iterations_done)
+
+        try:
+            await on_record(outcome)
+            await on_record(stop_if_wanted)
+            runs = self._table[job.id].state in (JobState.RUNNING, JobState.PAUSED)
+            held = gang.again and runs and await job.hold_for_good()
+            if not held or not await self._stop(job, gang.ends_because):
+                await self._outcomes.give_back(job)
+        finally:
+            await on_record(conclude)
+            self._table.running.pop(job.id, None)
             self._queue.freed(job)
-            if status.state is JobState.QUEUED:
+            if (status := self._table[job.id]).state is JobState.QUEUED:
                 self._queue.enqueue(status)
 
-    def _stop_if_wanted(self, gang: Gang, job: RunningJob) -> None:
-        if gang.ends_because and not gang.again:
-            self._table.end([job.id], JobState.STOPPED, gang.ends_because)
 
-    def _next_attempt(
-        self, status: JobStatus, why: str, first_iteration: int, **changes: Any
-    ) -> JobStatus:
-        """Queue a job again, by default alone: those that it started with have begun."""
-        first_iteration = self._first_iteration(status.spec, first_iteration)
-        return self._table.move(
-            status.id,
-            JobState.QUEUED,
-            why,
-            hosts=(),
-            attempt=status.attempt + 1,
-            runs_since=None,
-            gpu_s=status.gpu_seconds(time.time()),
-            first_iteration=first_iteration,
-            iterations_done=first_iteration,
-            **{"gang": "", **changes},
-        )
-
-    @staticmethod
-    def _first_iteration(spec: JobSpec, done: int) -> int:
-        """Where a job goes on that has done so many; of a command, its own checkpoint says."""
-        return 0 if spec.trainer == "command" else done
-
-    def _failed(self, job: RunningJob, error: Exception) -> None:
-        """The job has failed of this; whatever it was, it ends no other."""
-        said = str(error) if isinstance(error, PatchlightError) else in_words(error)
-        if not isinstance(error, PatchlightError):
-            _log.error("job %s", job.id, exc_info=error)
-        status = self._table[job.id]
-        if status.state.is_final:
-            return
-        # That it was to have other workers is no failure of its own.
-        resized = isinstance(error, CannotGoOn)
-        failures = status.failures + (not resized)
-        if resized or failures <= job.spec.retries:
-            avoid = tuple(dict.fromkeys((*status.avoid, *getattr(error, "hosts", ()))))
-            tried = said if resized else f"failure {failures} of {job.spec.retries + 1}: {said}"
-            self._next_attempt(status, tried, job.iterations_done, avoid=avoid, failures=failures)
-        else:
-            self._table.end([job.id], JobState.FAILED, said, getattr(error, "last_lines", ()))
+def _nothing() -> None:
+    return
 
 
 def gangs_of(statuses: Iterable[JobStatus]) -> list[list[JobStatus]]:

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.lab import Endpoint
+from patchlight.testbed.lab import Endpoint, Host
 from patchlight.testbed.wiring import Links
 
 _log = logging.getLogger(__name__)
@@ -25,13 +25,19 @@ class JobTraffic:
     Those whose workers use ports that move pause while circuits change; each gets the time of
     three of its iterations for that, but at least ``patience_s``. Those with a NIC that no
     circuit joins to anything pause until the light is back, or fail at their ``dark_limit_s``.
-    ``links`` gives the links as last known, ``None`` while they are not.
+    ``links`` gives the links as last known, ``None`` while they are not; ``no_carrier`` the hosts
+    whose NIC has none, whatever the circuits.
     """
 
     def __init__(
-        self, table: JobTable, links: Callable[[], Links | None], patience_s: float = 10.0
+        self,
+        table: JobTable,
+        links: Callable[[], Links | None],
+        no_carrier: Callable[[], Collection[str]] = tuple,
+        patience_s: float = 10.0,
     ) -> None:
         self._table, self._links, self._patience_s = table, links, patience_s
+        self._no_carrier = no_carrier
         self._drained: list[RunningJob] = []
 
     def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
@@ -88,10 +94,10 @@ class JobTraffic:
         state, links = self._state(job), self._links()
         if state not in (JobState.RUNNING, JobState.PAUSED) or job.next_hosts:
             return  # who goes on elsewhere is held for that
-        dark = dark_nics(job, links) if links is not None else []
+        dark, words = without_light(job, links, self._no_carrier())
         if dark and state is JobState.RUNNING:
             job.dark_since = time.monotonic()
-            self._table.move(job.id, JobState.PAUSED, f"{', '.join(dark)} {_is(dark)} dark")
+            self._table.move(job.id, JobState.PAUSED, words)
             if hold:
                 await job.hold(_HOLD_IN_THE_DARK_S)
                 if self._state(job) is not JobState.PAUSED:
@@ -99,10 +105,8 @@ class JobTraffic:
         elif dark:
             limit_s = job.spec.dark_limit_s
             if time.monotonic() - job.dark_since > limit_s:
-                job.give_up(
-                    f"job {job.spec.name}: {', '.join(dark)} {_is(dark)} dark for more than "
-                    f"{limit_s:g} s, the job's limit"
-                )
+                why = f"job {job.spec.name}: {words} for more than {limit_s:g} s, the job's limit"
+                job.give_up(why, dark)
         elif state is JobState.RUNNING:
             if not hold:
                 await job.release()
@@ -113,16 +117,18 @@ class JobTraffic:
                 self._table.move(job.id, JobState.RUNNING)
 
 
-def _is(names: list[str]) -> str:
-    return "is" if len(names) == 1 else "are"
+def without_light(
+    job: RunningJob, links: Links | None, no_carrier: Collection[str]
+) -> tuple[list[str], str]:
+    """The hosts of a job that have no link, and that in words. A worker alone needs none."""
+    if len(job.hosts) == 1 or links is None:
+        return [], ""
+    dark = [host for host in job.hosts if links.peer(host.endpoint) is None]
+    cut = [host for host in job.hosts if host.name in no_carrier and host not in dark]
+    said = [_said(dark, "is dark", "are dark"), _said(cut, "has no carrier", "have no carrier")]
+    return [host.name for host in (*dark, *cut)], ", ".join(filter(None, said))
 
 
-def dark_nics(job: RunningJob, links: Links) -> list[str]:
-    """The NICs of a job that have no link, in words. A worker that is alone needs none."""
-    if len(job.hosts) == 1:
-        return []
-    return [
-        f"{host.nic.name} of {host.server.name}"
-        for host in job.hosts
-        if links.peer(host.endpoint) is None
-    ]
+def _said(hosts: Sequence[Host], of_one: str, of_several: str) -> str:
+    names = ", ".join(f"{host.nic.name} of {host.server.name}" for host in hosts)
+    return f"{names} {of_one if len(hosts) == 1 else of_several}" if hosts else ""

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from patchlight.controller.database import JournalError
 from patchlight.controller.jobs.discipline.accounts import Usage, UserAccounts, admission
 from patchlight.controller.jobs.discipline.contract import Fate, OrderTraits
 from patchlight.controller.jobs.discipline.elastic import resize_jobs
@@ -199,11 +200,12 @@ class LineUp:
         for entry, gpus in self._back:
             site.gone(entry, now_s, gpus)
         site.joined.extend(self._came)
-        if self._back:
-            self._keep_usage(now_s)
+        freed = bool(self._back)
         self._left.clear()
         self._back.clear()
         self._came.clear()
+        if freed:
+            self._keep_usage(now_s)
 
     def _pass(self) -> list[tuple[GangEntry, Waiting]]:
         self._queue.decide()
@@ -220,7 +222,12 @@ class LineUp:
             end = self._gangs.end([entry.gang], f"preempted by {names}", again=True)
             ending[entry.index] = asyncio.create_task(end)
         for started in site.started:
-            self._begin(started, [ending[each.index] for each in started.preempted])
+            try:
+                self._begin(started, [ending[each.index] for each in started.preempted])
+            except JournalError as full:
+                _log.warning("%s waits again: %s", started.entry.name, full)
+                site.gone(started.entry, site.now_s, started.entry.gpus)
+                self._came.append(started.entry)
         for entry, error in site.refused.items():
             self._fail(entry, error)
         for resized in site.resized:
@@ -243,11 +250,12 @@ class LineUp:
             self._site.gone(entry, now_s, entry.gpus)
             self._left[:] = [each for each in self._left if each is not entry]
             return
-        self._forget(entry)
         for job_id, placed in started.hosts.by_job.items():
             for decision in placed.decisions:
                 self._table.ledger.add_decision(job_id, now_s, decision.record)
             self._table.keep(self._table[job_id].with_hosts(placed.hosts, now_s))
+        self._forget(entry)
+        for job_id, placed in started.hosts.by_job.items():
             self._placed[job_id] = entry, self._placement.gpus_of(placed.hosts)
         entry.statuses = [self._table[job_id] for job_id in entry.gang.ids]
         self._gangs.begin(entry.gang, after)
@@ -273,8 +281,8 @@ class LineUp:
         said = str(error) if isinstance(error, PatchlightError) else in_words(error)
         if not isinstance(error, PatchlightError):
             _log.error("jobs %s", entry.name, exc_info=error)
-        self._forget(entry)
         self._table.end(entry.gang.ids, JobState.FAILED, f"no hosts could be chosen: {said}")
+        self._forget(entry)
 
     def _keep_usage(self, now_s: float) -> None:
         usage = self._site.books.usage(now_s)

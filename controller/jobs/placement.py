@@ -60,17 +60,17 @@ class Placement:
         self._circuits = transactions.parts
 
     async def look(
-        self, recent: Sequence[JobStatus], without_agent: Mapping[str, str], *, ports: bool
+        self, recent: Sequence[JobStatus], unfit: Mapping[str, str], *, ports: bool
     ) -> Callable[[HostsOfJobs], LabView]:
         """The lab now, as soon as one says who runs where. It may take a device's time.
 
-        ``recent`` are the jobs that came last, the latest of them last; ``without_agent`` hosts
-        whose agents do not answer, and that in words. ``ports``: with those that are locked or
+        ``recent`` are the jobs that came last, the latest of them last; ``unfit`` the hosts that
+        no job can use, and why not. ``ports``: with those that are locked or
         have failed, for who plans circuits.
         """
         maps = await self._circuits.maps.read()
         # On hosts whose links nobody knows, a job would wait for its ring for ever.
-        unseen = {**self._circuits.devices.unseen_hosts(), **without_agent}
+        unseen = {**self._circuits.devices.unseen_hosts(), **unfit}
         locked = failed = NO_PORTS
         if ports and maps:
             locked, failed = await self._circuits.closed_ports()

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,9 @@ from patchlight.testbed.worker_api import Report, WorkerSpec, WorkerState, Worke
 _PREPARE_DEADLINE_S = 90.0
 _POLL_S = 0.2
 _LAST_HOLD_S = 30.0
+# So long after a worker that lost a neighbour, the neighbour's own end may be told.
+_BLAME_S = 5.0
+_LOST_RANK = re.compile(r"lost rank (\d+) ")
 # So long an agent may be silent, restarted maybe, before its workers count as lost.
 LOST_AFTER_S = 60.0
 
@@ -44,9 +48,23 @@ class Worker:
         """How often it was started again, as its agent or its reports say."""
         return max(self._begun_anew, self.status.restarts)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended before its time."""
+        return self.state in (WorkerState.FAILED, WorkerState.STOPPED)
+
+    @property
+    def lost_rank(self) -> int | None:
+        """The rank that it failed for want of, if that is why, as the trainer words it."""
+        found = _LOST_RANK.match(self.status.message)
+        return int(found[1]) if found else None
+
     async def create(self) -> None:
-        """Have the agent make it."""
-        self.status = await self.agent.create_worker(self.spec)
+        """Have the agent make it; ``JobFailed`` if it does not."""
+        try:
+            self.status = await self.agent.create_worker(self.spec)
+        except AgentError as error:
+            raise JobFailed(str(error), hosts=[self.host.name]) from error
 
     async def refresh(self) -> None:
         """Ask the agent how the worker is; while it is silent, that is not known."""
@@ -87,11 +105,11 @@ class RunningJob:
     dark_since: float = 0.0
     next_hosts: tuple[Host, ...] = ()
     changes_because: str = ""
-    _given_up: str = ""
+    _given_up: JobFailed | None = None
 
-    def give_up(self, why: str) -> None:
-        """Have the job fail of this at its next look."""
-        self._given_up = why
+    def give_up(self, why: str, hosts: Sequence[str] = ()) -> None:
+        """Have the job fail of this, by the fault of these hosts, at its next look."""
+        self._given_up = JobFailed(why, hosts=hosts)
 
     def go_on_elsewhere(self, hosts: tuple[Host, ...], why: str) -> None:
         """Have its watch end, so that it goes on on these hosts."""
@@ -174,22 +192,41 @@ class RunningJob:
 
     async def refresh(self) -> None:
         """Ask for every worker's state; ``JobFailed`` as soon as one has failed."""
-        if self._given_up:
-            raise JobFailed(self._given_up)
+        if self._given_up is not None:
+            raise self._given_up
         try:
             await run_all(worker.refresh() for worker in self.workers)
         except AgentSilent as error:
             lost = [w.host.name for w in self.workers if w.silent_since is not None]
             raise JobFailed(f"job {self.spec.name}: {error}", hosts=lost) from error
-        for worker in self.workers:
-            if worker.state in (WorkerState.FAILED, WorkerState.STOPPED):
-                why = worker.status.message or f"exit code {worker.status.exit_code}"
-                raise JobFailed(
-                    f"job {self.spec.name}: the worker on {worker.host.name} (rank "
-                    f"{worker.spec.rank}) {worker.state}: {why}",
-                    worker.status.last_lines,
-                    [worker.host.name],
-                )
+        if any(worker.has_failed for worker in self.workers):
+            raise await self._failure()
+
+    async def _failure(self) -> JobFailed:
+        """What the job fails of: the worker that failed first, not those that lost it in the ring.
+
+        These may tell before its own agent does.
+        """
+        deadline = time.monotonic() + _BLAME_S
+        while True:
+            failed = [worker for worker in self.workers if worker.has_failed]
+            by_itself = [worker for worker in failed if worker.lost_rank is None]
+            all_told = all(worker.state.is_final for worker in self.workers)
+            if by_itself or all_told or time.monotonic() > deadline:
+                break
+            await asyncio.sleep(_POLL_S / 2)
+            with contextlib.suppress(AgentSilent):
+                await run_all(worker.refresh() for worker in self.workers)
+        first = (by_itself or failed)[0]
+        why = first.status.message or f"exit code {first.status.exit_code}"
+        lost = first.lost_rank
+        blamed = first if lost is None or lost >= len(self.workers) else self.workers[lost]
+        return JobFailed(
+            f"job {self.spec.name}: the worker on {first.host.name} (rank {first.spec.rank}) "
+            f"{first.state}: {why}",
+            first.status.last_lines,
+            [blamed.host.name],
+        )
 
     async def watch(self) -> bool:
         """Collect reports until every worker is done; ``False`` if it is to go on elsewhere."""
@@ -247,6 +284,8 @@ class RunningJob:
 
         Whether all are held there, and the reports up to there are known.
         """
+        if not any(w.state in (WorkerState.RUNNING, WorkerState.HELD) for w in self.workers):
+            return False  # workers that were not told to start come to none
         with contextlib.suppress(PatchlightError):
             await self.hold(_LAST_HOLD_S)
             await run_all(self._collect(worker) for worker in self.workers)

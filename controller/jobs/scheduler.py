@@ -16,6 +16,7 @@ from patchlight.controller.changes.planning import Plan
 from patchlight.controller.changes.record import Reconfiguration, Refused
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.fleet import Fleet
+from patchlight.controller.host_faults import unfit_hosts
 from patchlight.controller.jobs.admission import check_policies, check_specs
 from patchlight.controller.jobs.forecasts import Forecasts
 from patchlight.controller.jobs.gangs import Gang, Gangs
@@ -71,7 +72,8 @@ class Scheduler:
         self._line_up = LineUp(store, table, self._placement, self._gangs, discipline)
         self._takeover = Takeover(fleet, store, table, self._gangs)
         self.light = LiveLight(store, transactions, self._look)
-        self.forecasts = Forecasts(lab, table, transactions.parts.maps.present_links)
+        self._links = transactions.parts.maps.present_links
+        self.forecasts = Forecasts(lab, table, self._links)
 
     # -- what users ask ----------------------------------------------------------------
 
@@ -353,13 +355,9 @@ class Scheduler:
         return await self._look(ports=own or lab_wide)
 
     async def _look(self, *, ports: bool = True) -> Callable[[], LabView]:
-        silent = self._fleet.silent()
-        without_agent = {
-            host.name: f"the agent of {host.server.name} is silent"
-            for host in self._lab.hosts
-            if host.server.name in silent
-        }
-        see = await self._placement.look(self._table.recent(), without_agent, ports=ports)
+        links = self._links()
+        unfit = unfit_hosts(self._lab, self._fleet.silent(), self._fleet.faults(), links)
+        see = await self._placement.look(self._table.recent(), unfit, ports=ports)
         return lambda: see(self._hosts_of(self._table.running))
 
     def _hosts_of(self, job_ids: Iterable[str]) -> dict[str, list[str]]:

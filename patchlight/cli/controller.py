@@ -150,6 +150,8 @@ def status(lab_name: str | None, address: str | None, as_json: bool) -> None:
         table.add_row(ocs["name"], "circuit switch", _reach(ocs))
     for agent in answer["agents"]:
         state = Coloured("answers", "good") if agent["reachable"] else Coloured("silent", "bad")
+        if agent["reachable"] and agent["problems"]:
+            state = Coloured(f"answers; {'; '.join(agent['problems'])}", "bad")
         table.add_row(agent["server"], "agent", state)
     if answer["drained"]:
         table.add_row("queue", "of jobs", Coloured("drained: no job is started", "caution"))

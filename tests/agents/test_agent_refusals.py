@@ -56,6 +56,15 @@ def test_a_gpu_and_a_nic_serve_one_worker_at_a_time(agent: Agent) -> None:
         assert agent.client.post(f"/workers/nobody/{path}").status_code == 404
 
 
+def test_a_worker_that_was_deleted_first_is_not_made(agent: Agent) -> None:
+    late = agent.bench.spec(0, 1)
+    assert agent.client.delete("/workers/job-0").json()["state"] == "stopped"
+    refused = agent.client.post("/workers", json=late)
+    assert refused.status_code == 409
+    assert "was deleted before it was made" in refused.json()["error"]
+    assert agent.client.post("/workers", json={**late, "id": "other"}).status_code == 201
+
+
 def test_a_nic_with_a_queue_that_cannot_be_carried_over_is_refused(agent: Agent) -> None:
     space = agent.bench.namespace("server1")
     ip(*f"netns exec {space} tc qdisc replace dev nic0 root handle 7: htb".split())

@@ -44,6 +44,23 @@ def test_a_gpu_that_falls_off_fails_its_worker_whatever_it_runs(make_bench: Make
     assert agents[1].client.get("/workers/next").status_code == 404
 
 
+def test_an_agent_starts_without_a_gpu_and_has_it_when_it_is_back(make_bench: MakeBench) -> None:
+    bench = make_bench(1)
+    agent = bench.agent("server1").start()
+    agent.stop()
+    socket = bench.gpu_socket("server1")
+    socket.rename(socket.with_suffix(".off"))
+    agent.start()
+    assert "no worker gets GPU gpu0" in agent.log.read_text()
+    assert "GPU gpu0 has no socket" in agent.client.get("/status").json()["gpus"][0]["problem"]
+    refused = agent.client.post("/workers", json=bench.spec(0, 1))
+    assert refused.status_code == 500
+    assert "GPU gpu0 has no socket" in refused.json()["error"]
+    socket.with_suffix(".off").rename(socket)
+    assert agent.client.get("/status").json()["gpus"][0]["problem"] == ""
+    assert agent.client.post("/workers", json=bench.spec(0, 1)).status_code == 201
+
+
 def test_a_nic_that_vanishes_fails_its_worker_and_frees_its_gpu(make_bench: MakeBench) -> None:
     bench = make_bench(1)
     (agent,) = run_job(bench, "process", 1, iterations=10_000)

@@ -59,7 +59,8 @@ class Agent:
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
 
     def until_it_answers(self) -> Agent:
-        """Wait until it answers."""
+        """Wait until it answers, and the GPUs do that started beside it."""
+        self.bench.until_gpus_are_there()
         wait_until(self._answers, f"the agent of {self.server} ({self.log.read_text()})", 30)
         return self
 
@@ -116,6 +117,7 @@ class Bench:
         self.lab_file.write_text(write_lab(self.lab))
         self.agents: list[Agent] = []
         self.gpus: subprocess.Popen[bytes] | None = None
+        self._had_gpus = False
 
     def _server(self, number: int) -> Server:
         return Server(
@@ -153,6 +155,17 @@ class Bench:
         command = [sys.executable, "-m", "patchlight.emulation.lab.gpus"]
         command += ["--lab", str(self.lab_file), "--dir", str(self.directory / "gpus")]
         self.gpus = subprocess.Popen(command, cwd=ROOT)
+
+    def until_gpus_are_there(self) -> None:
+        """Wait for them, once: a test may take one away."""
+        if not self._had_gpus:
+            sockets = [self.gpu_socket(server.name) for server in self.lab.servers]
+            wait_until(lambda: all(path.exists() for path in sockets), "the emulated GPUs")
+        self._had_gpus = True
+
+    def gpu_socket(self, server: str) -> Path:
+        """The socket of a server's GPU."""
+        return self.directory / "gpus" / f"{server}.gpu0.sock"
 
     def agent(self, server: str, workers: str = "process") -> Agent:
         agent = Agent(self, server, workers)

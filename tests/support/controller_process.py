@@ -63,12 +63,21 @@ class ControllerProcess:
     def start(self) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(self.command(self.state), stdout=log, stderr=log)
-        wait_until(self._answers)
+        try:
+            # On a busy machine its imports alone may take half a minute.
+            wait_until(self._answers, "the controller to answer", deadline_s=90.0)
+        except BaseException:
+            self.stop(signal.SIGKILL)  # or it would outlive the test that waited in vain
+            raise
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, self.log.read_text()
-        with contextlib.suppress(ControllerError):
-            return bool(self.client.status())
+        # It listens before it answers: whoever asks then would wait as long as a client does.
+        with (
+            contextlib.suppress(ControllerError),
+            ControllerClient(self.api, deadline_s=5.0) as asking,
+        ):
+            return bool(asking.status())
         return False
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:

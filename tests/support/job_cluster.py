@@ -14,7 +14,8 @@ from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DeviceUnreachable
 from patchlight.controller.circuits.drivers.dry_run import DryRun
-from patchlight.controller.fleet import AgentClient, AgentError, Fleet
+from patchlight.controller.fleet import AgentClient, AgentError, AgentSilent, Fleet
+from patchlight.controller.host_faults import HostFaults
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.job_traffic import JobTraffic
 from patchlight.controller.jobs.ledger import JobLedger
@@ -44,7 +45,8 @@ class FakeFleet(Fleet):
     A new worker is in ``first_state``; one that is told to pause does where ``pauses``, except
     for the first ``too_late`` times, and one that is told to end there does where ``stops``.
     ``held_before`` has the iteration that it was told last. ``refusals`` has, for a call such as
-    ``"create"``, what the agents answer instead of doing it; in ``bugs`` are calls, or
+    ``"create"``, what the agents answer instead of doing it; ``found`` is what is wrong with hosts,
+    and agents of servers in ``quiet`` do not say how their workers are. In ``bugs`` are calls, or
     ``"worker ID"``, that end in an error which nobody foresaw. Workers end only while
     ``may_delete`` is set.
     """
@@ -57,6 +59,8 @@ class FakeFleet(Fleet):
         self.held_before: dict[str, int] = {}
         self.refusals: dict[str, str] = {}
         self.bugs: set[str] = set()
+        self.found = HostFaults()
+        self.quiet: set[str] = set()
         self.calls: list[tuple[str, str]] = []
         self.specs: dict[str, WorkerSpec] = {}
         self.workers: dict[str, WorkerStatus] = {}
@@ -64,6 +68,9 @@ class FakeFleet(Fleet):
         self.printed: dict[str, str] = {}
         self.may_delete = asyncio.Event()
         self.may_delete.set()
+
+    def faults(self) -> HostFaults:
+        return self.found
 
     def job_workers(self, job_id: str) -> list[str]:
         """The workers that a job has now, in the order of ranks."""
@@ -123,6 +130,8 @@ class FakeAgent(AgentClient):
 
     async def worker(self, worker_id: str) -> WorkerStatus:
         self._fail_if_told(f"worker {worker_id}")
+        if self.server in self._fleet.quiet:
+            raise AgentSilent(f"the agent of {self.server} did not answer")
         return self._fleet.workers[worker_id]
 
     async def reports(self, worker_id: str, after: int) -> Reports:
@@ -214,7 +223,10 @@ class Cluster:
         self.flows = Flows()
         self.table = JobTable(JobLedger(self.store), outputs)
         self.traffic = JobTraffic(
-            self.table, lambda: self.circuits.maps.present_links(), patience_s=0.2
+            self.table,
+            lambda: self.circuits.maps.present_links(),
+            lambda: self.fleet.found.no_carrier,
+            patience_s=0.2,
         )
         self.circuits: CircuitParts = CircuitParts(
             self.lab, {"ocs1": self.ocs}, self.store, self.flows, self.traffic

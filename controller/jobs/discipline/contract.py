@@ -152,6 +152,12 @@ class Site(Protocol[E, P]):
     def free_for(self, entry: E) -> int:
         """How many free GPUs the entry can run on. Asked only when somebody asks why it waits."""
 
+    def out_of_reach(self, entry: E) -> Waiting | None:
+        """Why an entry waits for broken hosts of which nobody knows when they are back, if so.
+
+        Others pass it. Asked only while there are broken ones.
+        """
+
     # -- what can be done
 
     def place(self, entry: E, occupied: int | None = None) -> P | Waiting:

@@ -183,6 +183,9 @@ class JobQueue(Generic[E, P]):
         """Start an entry where the policy puts it; ``False`` if it has to wait."""
         site = self._site
         if site.occupancy.free < entry.workers:
+            # What was found while others had GPUs, or other hosts were there, counts no more.
+            hopeless = site.occupancy.broken and site.out_of_reach(entry) is not None
+            self._hopeless = entry.index if hopeless else None
             return False
         released = site.released
         if self._failed is not None and self._failed == (entry.index, released):

@@ -85,6 +85,9 @@ class SimulatedSite:
         """The ends of running jobs at their present pace, the next first."""
         return self._simulation.view().running
 
+    def out_of_reach(self, job: SimulatedJob) -> None:
+        """Outages end."""
+
     def would_end_s(self, job: SimulatedJob) -> float:
         """When a job would end if it started now, on links of its own."""
         now_s = self._simulation.now_s

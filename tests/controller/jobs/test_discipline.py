@@ -94,6 +94,9 @@ class Cluster:
             for job in self.running.values()
         )
 
+    def out_of_reach(self, entry: Job) -> None:
+        """All its GPUs are well."""
+
     def would_end_s(self, entry: Job) -> float:
         return self.now_s + entry.lasts_s - entry.had_s if self.known else math.inf
 

@@ -2,6 +2,9 @@
 
 import asyncio
 
+import pytest
+
+from patchlight.controller.jobs import running_job
 from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.queueing import Allowance, Discipline
@@ -173,3 +176,34 @@ async def test_a_running_job_can_begin_again_and_an_ended_one_anew(cluster: Clus
     new = await cluster.scheduler.restart(ran)
     assert new.id != ran
     await cluster.until_state(new.id, JobState.RUNNING)
+
+
+async def test_a_job_whose_agent_stays_silent_begins_again_elsewhere(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running_job, "LOST_AFTER_S", 0.5)
+    (lost,) = await submit_running(cluster, job("lost", workers=1, retries=1))
+    (host,) = cluster.table[lost].hosts
+    server = cluster.lab.host(host).server.name
+    cluster.fleet.quiet = {server}
+    said = f"no answer from the agent of {server}"
+    await cluster.until(lambda: cluster.scheduler.job(lost).message == said)
+    await cluster.until(lambda: cluster.table[lost].attempt == 1)
+    await cluster.until_state(lost, JobState.RUNNING)
+    assert host not in cluster.table[lost].hosts
+
+
+async def test_the_worker_that_failed_first_is_blamed_and_not_who_lost_it(cluster: Cluster) -> None:
+    spec = job("blame", workers=3, retries=1)
+    (job_id,) = await submit_running(cluster, spec)
+    hosts = cluster.table[job_id].hosts
+    for rank in (0, 1):
+        lost = "lost rank 2 while receiving from it in step 1 of 4"
+        cluster.fleet.put_worker(f"{job_id}-{rank}", WorkerState.FAILED, lost)
+    await asyncio.sleep(0.5)
+    assert cluster.table[job_id].attempt == 0
+    cluster.fleet.put_worker(f"{job_id}-2", WorkerState.FAILED, "its GPU is gone")
+    await cluster.until(lambda: cluster.table[job_id].attempt == 1)
+    assert cluster.table[job_id].avoid == (hosts[2],)
+    said = [each["message"] for each in cluster.table.ledger.history(job_id)]
+    assert any("(rank 2) failed: its GPU is gone" in each for each in said)

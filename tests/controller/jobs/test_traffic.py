@@ -5,6 +5,7 @@ from ipaddress import IPv4Network
 
 import pytest
 
+from patchlight.controller.host_faults import HostFaults
 from patchlight.controller.jobs.worker_specs import (
     JobFailed,
     scaled_gradient_bytes,
@@ -192,3 +193,31 @@ async def test_a_job_fails_when_the_light_stays_away_for_too_long(cluster: Clust
     await cluster.until_state(job_id, JobState.FAILED)
     assert "nic2 of server2 is dark for more than 0.2 s" in cluster.table[job_id].message
     await cluster.until(lambda: not cluster.fleet.workers)
+
+
+async def test_a_nic_without_carrier_pauses_its_job_which_begins_again_elsewhere(
+    cluster: Cluster,
+) -> None:
+    spec = JobSpec("job", 5, 4_000_000, COMPUTE, workers=2, dark_limit_s=0.2, retries=1)
+    (job_id,) = cluster.submit(spec)
+    await cluster.until_state(job_id, JobState.RUNNING)
+    cut, _ = cluster.table[job_id].hosts
+    host = cluster.lab.host(cut)
+    cluster.fleet.found = HostFaults(no_carrier={cut: f"{host.nic.name} has no carrier"})
+    await cluster.until_state(job_id, JobState.PAUSED)
+    said = f"{host.nic.name} of {host.server.name} has no carrier"
+    assert cluster.table[job_id].message == said
+    await cluster.until(lambda: cluster.table[job_id].attempt == 1)
+    await cluster.until_state(job_id, JobState.RUNNING)
+    assert cut not in cluster.table[job_id].hosts
+    why = [event["message"] for event in cluster.store.events() if event["kind"] == "job-queued"]
+    assert f"{said} for more than 0.2 s" in why[-1]
+
+
+async def test_a_job_goes_on_when_the_carrier_is_back(cluster: Cluster) -> None:
+    job_id = await running_job(cluster, "gpu0", "gpu2")
+    cluster.fleet.found = HostFaults(no_carrier={"server1.gpu0": "nic0 has no carrier"})
+    await cluster.until_state(job_id, JobState.PAUSED)
+    cluster.fleet.found = HostFaults()
+    await cluster.until_state(job_id, JobState.RUNNING)
+    assert cluster.table[job_id].attempt == 0

@@ -3,12 +3,14 @@
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
 from ipaddress import IPv4Network
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import pytest_asyncio
@@ -21,6 +23,7 @@ from patchlight.agents.training.compute import EmulatedGpu as GpuClient
 from patchlight.agents.training.task import TrainingError
 from patchlight.emulation.lab.gpus import BusyMeter, gpu_uuid, serve
 from patchlight.testbed.lab import Gpu, Lab, Server
+from tests.support.waiting import wait_until
 
 SERVER = Server("server1", None, (Gpu("gpu0", "Tesla M40"), Gpu("gpu1", "Titan V", "GPU-77")), ())
 LAB = Lab("lab", IPv4Network("10.0.0.0/24"), (SERVER,))
@@ -141,7 +144,7 @@ def test_the_process_serves_a_lab_file_until_it_is_told_to_stop(tmp_path: Path) 
     process = subprocess.Popen(command)
     try:
         backend = SocketGpus(SERVER, folder)
-        asyncio.run(backend.open())
+        wait_until((folder / "server1.gpu1.sock").exists)
         assert asyncio.run(backend.read("gpu1")).model == "Titan V"
     finally:
         process.terminate()
@@ -151,8 +154,11 @@ def test_the_process_serves_a_lab_file_until_it_is_told_to_stop(tmp_path: Path) 
 
 def test_a_gpu_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
     backend = SocketGpus(SERVER, tmp_path, deadline_s=0.1)
-    with pytest.raises(GpuError, match=r"has no socket .*gpu0\.sock"):
-        asyncio.run(backend.open())
+    asyncio.run(backend.open())  # the others may be there
+    with pytest.raises(GpuError, match=r"GPU gpu0 has no socket .*gpu0\.sock"):
+        asyncio.run(backend.read("gpu0"))
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "server1.gpu0.sock"))
     with pytest.raises(GpuError, match="reading GPU gpu0"):
         asyncio.run(backend.read("gpu0"))
 
@@ -162,3 +168,53 @@ def test_no_nvidia_driver_is_said() -> None:
     with pytest.raises(GpuError, match="opening the NVIDIA driver") as raised:
         asyncio.run(NvmlGpus(SERVER).open())
     assert "nvidia-smi" in str(raised.value.hint)
+
+
+class _NoGpu(Exception):
+    """As NVML says that there is none."""
+
+
+def _driver_with(*uuids: str) -> ModuleType:
+    """The driver's library on a server that has these GPUs."""
+    nvml = ModuleType("pynvml")
+
+    def of_uuid(uuid: str) -> str:
+        if uuid not in uuids:
+            raise _NoGpu("not found")
+        return uuid
+
+    functions: dict[str, object] = {
+        "NVMLError": _NoGpu,
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: len(uuids),
+        "nvmlDeviceGetHandleByIndex": lambda index: uuids[index],
+        "nvmlDeviceGetHandleByUUID": of_uuid,
+        "nvmlDeviceGetUUID": lambda handle: handle,
+        "nvmlDeviceGetName": lambda handle: "Titan V",
+        "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=50),
+    }
+    for name, function in functions.items():
+        setattr(nvml, name, function)
+    return nvml
+
+
+async def test_an_nvidia_gpu_that_is_gone_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", _driver_with("GPU-77"))
+    backend = NvmlGpus(SERVER)
+    await backend.open()
+    assert (await backend.read("gpu1")).uuid == "GPU-77"
+    # Of those without a UUID it cannot be said which one is missing.
+    with pytest.raises(GpuError, match="has 1 GPUs of 2") as raised:
+        await backend.read("gpu0")
+    assert "uuid:" in str(raised.value.hint)
+    await backend.close()
+    monkeypatch.setitem(sys.modules, "pynvml", _driver_with("GPU-1", "GPU-2"))
+    other = NvmlGpus(SERVER)
+    await other.open()
+    assert (await other.read("gpu0")).utilization == 0.5
+    with pytest.raises(GpuError, match="no GPU with UUID GPU-77"):
+        await other.read("gpu1")
+    await other.close()

@@ -1,0 +1,123 @@
+"""What becomes of jobs that have hosts, put on record: progress, failures, the next attempt.
+
+A journal that takes nothing for a while, as its disk is full, loses no job: it is asked again.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from patchlight.controller.database import JournalError
+from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.running_job import RunningJob
+from patchlight.controller.jobs.worker_specs import JobFailed
+from patchlight.controller.store import Store
+from patchlight.testbed.errors import PatchlightError, in_words
+from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
+
+_log = logging.getLogger(__name__)
+
+_JOURNAL_AGAIN_S = 0.5
+
+
+class CannotGoOn(JobFailed):
+    """A job was stopped to go on with other workers, and these could not begin."""
+
+
+class Outcomes:
+    """Writes down what becomes of jobs."""
+
+    def __init__(self, store: Store, table: JobTable) -> None:
+        self._store, self._table = store, table
+
+    async def on_record(self, write: Callable[[], object], *, in_thread: bool = False) -> None:
+        """Call what writes to the journal, again and again while that takes nothing."""
+        while True:
+            try:
+                await asyncio.to_thread(write) if in_thread else write()
+            except JournalError as error:
+                _log.warning("%s", error)
+                await asyncio.sleep(_JOURNAL_AGAIN_S)
+            else:
+                return
+
+    async def reported(self, job: RunningJob, reports: list[dict[str, Any]]) -> None:
+        """A job's workers have told of their iterations."""
+        # In a thread: a disk may take its time, and there are many of these.
+        add = partial(self._table.ledger.add_iterations, job.id, reports)
+        await self.on_record(add, in_thread=True)
+        done = max(report["index"] + 1 for report in reports)
+        await self.on_record(lambda: self._progress(job, done))
+
+    def _progress(self, job: RunningJob, done: int) -> None:
+        now = self._table[job.id]
+        done = max(now.iterations_done, done)
+        if (done, job.restarts) != (now.iterations_done, now.restarts):
+            self._table.keep(replace(now, iterations_done=done, restarts=job.restarts))
+
+    async def give_back(self, job: RunningJob) -> None:
+        """Take from a job all that it has; what its workers printed is kept."""
+        if self._table.outputs is not None:
+            await self._table.outputs.keep(job)
+        messages = await job.give_back()
+        await self.on_record(lambda: self._left_behind(messages))
+
+    def _left_behind(self, messages: Iterable[str]) -> None:
+        events = [(time.time(), {"message": message}) for message in messages]
+        self._store.add_events("worker-left-behind", events)
+
+    def held(self, job: RunningJob, why: str) -> None:
+        """A job is held where all ranks are at one iteration, and its workers are to end there."""
+        done = job.iterations_done
+        self._table.move(
+            job.id,
+            JobState.PREPARING,
+            why,
+            first_iteration=_goes_on_at(job.spec, done),
+            iterations_done=done,
+        )
+
+    def next_attempt(
+        self, status: JobStatus, why: str, first_iteration: int, **changes: Any
+    ) -> JobStatus:
+        """Queue a job again, by default alone: those that it started with have begun."""
+        first_iteration = _goes_on_at(status.spec, first_iteration)
+        return self._table.move(
+            status.id,
+            JobState.QUEUED,
+            why,
+            hosts=(),
+            attempt=status.attempt + 1,
+            runs_since=None,
+            gpu_s=status.gpu_seconds(time.time()),
+            first_iteration=first_iteration,
+            iterations_done=first_iteration,
+            **{"gang": "", **changes},
+        )
+
+    def failed(self, job: RunningJob, error: Exception) -> None:
+        """The job has failed of this; whatever it was, it ends no other."""
+        said = str(error) if isinstance(error, PatchlightError) else in_words(error)
+        if not isinstance(error, PatchlightError):
+            _log.error("job %s", job.id, exc_info=error)
+        status = self._table[job.id]
+        if status.state.is_final:
+            return
+        # That it was to have other workers is no failure of its own.
+        resized = isinstance(error, CannotGoOn)
+        failures = status.failures + (not resized)
+        if resized or failures <= job.spec.retries:
+            avoid = tuple(dict.fromkeys((*status.avoid, *getattr(error, "hosts", ()))))
+            tried = said if resized else f"failure {failures} of {job.spec.retries + 1}: {said}"
+            self.next_attempt(status, tried, job.iterations_done, avoid=avoid, failures=failures)
+        else:
+            self._table.end([job.id], JobState.FAILED, said, getattr(error, "last_lines", ()))
+
+
+def _goes_on_at(spec: JobSpec, done: int) -> int:
+    """Where a job goes on that has done so many; of a command, its own checkpoint says."""
+    return 0 if spec.trainer == "command" else done

@@ -1,0 +1,81 @@
+"""A journal that takes nothing for a while: no job is lost by it, and no host stays taken."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.jobs import JobState
+from patchlight.testbed.worker_api import WorkerState
+from tests.support.job_cluster import Cluster, job, submit_running
+
+
+@contextlib.contextmanager
+def full_journal(cluster: Cluster) -> Iterator[None]:
+    store = cluster.store
+    store.limit_size()
+    for size in (1000, 1):
+        with contextlib.suppress(PatchlightError):
+            while True:
+                store.add_event(0.0, "filler", {"text": "x" * size})
+    yield
+    store.limit_size(100_000)
+
+
+async def test_a_job_that_ends_while_the_journal_is_full_is_done_when_there_is_room(
+    cluster: Cluster,
+) -> None:
+    done, fails = await submit_running(cluster, job("done", "gpu0"), job("fails", "gpu1"))
+    with full_journal(cluster):
+        for index in range(5):
+            cluster.fleet.report(f"{done}-0", index)
+        await asyncio.sleep(0.3)
+        cluster.fleet.put(done, WorkerState.DONE)
+        cluster.fleet.put(fails, WorkerState.FAILED, "out of memory")
+        await asyncio.sleep(0.5)
+        assert {cluster.table[each].state for each in (done, fails)} == {JobState.RUNNING}
+    await cluster.until_state(done, JobState.DONE)
+    await cluster.until_state(fails, JobState.FAILED)
+    reports, _ = cluster.table.ledger.iterations(done)
+    assert [report["index"] for report in reports] == list(range(5))
+    await cluster.until(lambda: not cluster.table.running and not cluster.fleet.workers)
+    await submit_running(cluster, job("next", workers=6))
+
+
+async def test_a_job_that_was_to_start_while_the_journal_is_full_starts_when_there_is_room(
+    cluster: Cluster,
+) -> None:
+    (first,) = await submit_running(cluster, job("first", "gpu0", "gpu1"))
+    (waits,) = cluster.submit(job("waits", workers=6))
+    cluster.fleet.may_delete.clear()
+    cluster.fleet.put(first, WorkerState.DONE)
+    await cluster.until_state(first, JobState.DONE)
+    with full_journal(cluster):
+        cluster.fleet.may_delete.set()
+        await asyncio.sleep(0.5)
+        assert cluster.table[waits].state is JobState.QUEUED
+    cluster.scheduler.resume()  # look again now, and not in some seconds
+    await cluster.until_state(waits, JobState.RUNNING)
+
+
+async def test_a_job_is_stopped_while_its_end_cannot_be_written_down(cluster: Cluster) -> None:
+    (stopped,) = await submit_running(cluster, job("stopped", "gpu0"))
+    with full_journal(cluster):
+        cluster.fleet.put(stopped, WorkerState.FAILED, "out of memory")
+        await asyncio.sleep(0.5)
+        stop = asyncio.create_task(cluster.scheduler.stop(stopped))
+        await asyncio.sleep(0.1)
+    await stop
+    await cluster.until(lambda: cluster.table[stopped].state.is_final)
+    await submit_running(cluster, job("next", "gpu0"))
+
+
+async def test_a_job_that_is_begun_again_while_it_is_prepared_does_not_wait_for_workers(
+    cluster: Cluster,
+) -> None:
+    cluster.fleet.first_state, cluster.fleet.pauses = WorkerState.STARTING, False
+    (again,) = cluster.submit(job("again", "gpu0"))
+    await cluster.until(lambda: cluster.fleet.workers)
+    async with asyncio.timeout(5):
+        await cluster.scheduler.restart(again)
+    assert cluster.table[again].attempt == 1

@@ -1,0 +1,91 @@
+"""What is wrong with hosts, as their agents tell it, and who waits for them."""
+
+from patchlight.controller.fleet import Fleet
+from patchlight.controller.host_faults import HostFaults, host_faults, unfit_hosts
+from patchlight.testbed.jobs import JobState
+from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.worker_api import AgentStatus, GpuStatus, NicStatus
+from tests.support.job_cluster import LAB, Cluster, job, submit_running
+
+LINKS = trace_links(LAB, LAB.initial_maps)
+
+
+def sample(gpu: str = "", nic: str = "", *, carrier: bool = True) -> AgentStatus:
+    """Of server1, whose gpu0 and nic1 have these problems."""
+    gpus = [
+        GpuStatus(name="gpu0", model="Tesla M40", utilization=0, busy_s=0, problem=gpu),
+        GpuStatus(name="gpu1", model="Titan V", utilization=0, busy_s=0),
+    ]
+    nics = [
+        NicStatus(name="nic0", address="192.168.10.11", state="idle"),
+        NicStatus(name="nic1", address="192.168.10.12", state="idle", problem=nic, carrier=carrier),
+    ]
+    return AgentStatus(
+        server="server1", version="1", runner="process", gpus=gpus, nics=nics, workers=[]
+    )
+
+
+def test_what_two_samples_in_a_row_say_is_wrong() -> None:
+    gone, well = sample("GPU gpu0 is lost", "nic1 is gone"), sample()
+    assert host_faults(LAB, {"server1": [gone]}) == HostFaults()
+    assert host_faults(LAB, {"server1": [well, gone]}) == HostFaults()
+    assert dict(host_faults(LAB, {"server1": [gone, gone]}).gone) == {
+        "server1.gpu0": "gpu0 of server1: GPU gpu0 is lost",
+        "server1.gpu1": "nic1 of server1: nic1 is gone",
+    }
+    assert Fleet(LAB).faults() == HostFaults()
+
+
+def test_a_nic_without_carrier_is_of_no_use_only_if_it_should_have_light() -> None:
+    cut = sample(nic="nic1 has no carrier", carrier=False)
+    faults = host_faults(LAB, {"server1": [cut, cut]})
+    assert list(faults.no_carrier) == ["server1.gpu1"]
+    assert list(unfit_hosts(LAB, (), faults, LINKS)) == ["server1.gpu1"]
+    assert unfit_hosts(LAB, (), faults, trace_links(LAB, {})) == {}
+    assert unfit_hosts(LAB, (), faults, None) == {}
+    silent = unfit_hosts(LAB, ["server3"], faults, LINKS)
+    assert silent["server3.gpu4"] == "the agent of server3 is silent"
+
+
+async def test_a_job_waits_for_a_gpu_that_is_gone_and_says_so(cluster: Cluster) -> None:
+    cluster.fleet.found = HostFaults(gone={"server1.gpu0": "gpu0 of server1: it is lost"})
+    (runs,) = await submit_running(cluster, job("runs", workers=3))
+    assert "server1.gpu0" not in cluster.table[runs].hosts
+    (all_six,) = cluster.submit(job("six", workers=6))
+    await cluster.until(lambda: "it is lost" in cluster.scheduler.job(all_six).message)
+    (passes,) = await submit_running(cluster, job("passes", workers=1))
+    for job_id in (all_six, passes):
+        await cluster.scheduler.stop(job_id)
+    (named,) = cluster.submit(job("named", "gpu0"))
+    await cluster.until(lambda: "it is lost" in cluster.scheduler.job(named).message)
+    await cluster.scheduler.stop(named)
+    (waits,) = cluster.submit(job("waits", workers=6))
+    await cluster.until(lambda: "it is lost" in cluster.scheduler.job(waits).message)
+    cluster.fleet.found = HostFaults()
+    await cluster.scheduler.stop(runs)
+    await cluster.until_state(waits, JobState.RUNNING)
+
+
+async def test_a_job_that_an_agent_refuses_begins_again_on_other_hosts(cluster: Cluster) -> None:
+    cluster.fleet.refusals = {"create": "reading GPU gpu0: it is lost"}
+    (job_id,) = cluster.submit(job("job", workers=1, retries=1))
+    await cluster.until(lambda: cluster.table[job_id].failures == 1)
+    (refused,) = cluster.table[job_id].avoid
+    cluster.fleet.refusals = {}
+    await cluster.until(lambda: cluster.table[job_id].state.is_final or cluster.fleet.workers)
+    if cluster.table[job_id].hosts:
+        assert refused not in cluster.table[job_id].hosts
+
+
+async def test_a_job_runs_when_its_gpu_is_back_though_others_ran_meanwhile(
+    cluster: Cluster,
+) -> None:
+    cluster.fleet.found = HostFaults(gone={"server1.gpu0": "gpu0 of server1: it is lost"})
+    (named,) = cluster.submit(job("named", "gpu0", "gpu1"))
+    await cluster.until_state(named, JobState.BLOCKED)
+    (five,) = await submit_running(cluster, job("five", workers=5))
+    cluster.fleet.found = HostFaults()
+    cluster.scheduler.resume()
+    await cluster.until(lambda: "it is lost" not in cluster.scheduler.job(named).message)
+    await cluster.scheduler.stop(five)
+    await cluster.until_state(named, JobState.RUNNING)
