@@ -99,10 +99,10 @@ class WiredLab:
             circuits=Frozen(self.maps),
             barred=Frozen({ocs: _ports(ocs, locked, failed) for ocs in {*locked, *failed}}),
             failed=Frozen({ocs: _ports(ocs, failed) - _ports(ocs, locked) for ocs in failed}),
-            rings=tuple(self._ring(job, hosts, jobs.get(job)) for job, hosts in running.items()),
+            rings=tuple(self.ring(job, hosts, jobs.get(job)) for job, hosts in running.items()),
         )
 
-    def _ring(self, job: str, hosts: Collection[str], status: JobStatus | None) -> RingOfJob:
+    def ring(self, job: str, hosts: Collection[str], status: JobStatus | None) -> RingOfJob:
         """A job's ring, and the iterations that it has still to do where its status is known."""
         ring = tuple(self.numbers[name] for name in hosts)
         if status is None:
@@ -122,6 +122,21 @@ def training_of(status: JobStatus) -> Training | None:
     if not (spec.iterations and spec.gradient_bytes and spec.compute_s):
         return None
     return Training(spec.iterations - status.iterations_done, spec.gradient_bytes, spec.compute_s)
+
+
+def alone_s(status: JobStatus, nic_bps: float) -> float:
+    """How long a job still takes on GPUs whose links it shares with nobody, NaN if not known.
+
+    Of the models that it may run on the slowest sets its pace, as of a number of workers that a
+    policy chooses the lowest. What nobody knows of its gradient takes no time.
+    """
+    spec = status.spec
+    if not (spec.iterations and spec.compute_s):
+        return math.nan
+    models = [model for model in spec.compute_s if spec.runs_on(model)] or spec.compute_s
+    left = Training(spec.iterations - status.iterations_done, spec.gradient_bytes, spec.compute_s)
+    load = training_load(status.id, left, spec.size or min(spec.degrees, default=1), models)
+    return max(0.0, left.iterations) * load.unit_s(nic_bps)
 
 
 def _ports(ocs: str, *sets: Ports) -> frozenset[int]:
