@@ -20,11 +20,12 @@ def jobs_of_specs(
     ``BadInput`` for one that the lab would not take, and for one that a simulation knows too
     little of: on hosts of its own choice, or without gradient or computing time.
     """
+    checked = [each for spec in specs for each in check_specs(lab, [spec], counted=True)]
     return [
         _queue_job(
             lab, JobStatus(spec.name, spec, JobState.QUEUED, submitted_at=arrived_s, by=user)
         )
-        for spec in check_specs(lab, specs, counted=True)
+        for spec in checked
     ]
 
 
