@@ -84,13 +84,9 @@ class AgentClient:
         body: Mapping[str, Any] | None = None,
         *,
         pauses_s: Sequence[float] = _PAUSES_S,
-        twice_is_once: bool = True,
     ) -> bytes:
-        """The answer; ``AgentError`` after the last attempt.
-
-        Without ``twice_is_once`` only what never got to the agent is sent again.
-        """
-        response = await self._attempt(method, path, body, pauses_s, twice_is_once)
+        """The answer; ``AgentError`` after the last attempt. To an agent, twice is once."""
+        response = await self._attempt(method, path, body, pauses_s)
         if response.is_success:
             return response.content
         try:
@@ -101,22 +97,14 @@ class AgentClient:
         raise AgentError(f"the agent of {self.server}: {message}", hint=answer.get("hint"))
 
     async def _attempt(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None,
-        pauses_s: Sequence[float],
-        twice_is_once: bool,
+        self, method: str, path: str, body: Mapping[str, Any] | None, pauses_s: Sequence[float]
     ) -> httpx.Response:
         began = time.monotonic()
         for pause_s in (*pauses_s, None):
             try:
                 return await self._http.request(method, f"/v1{path}", json=body)
             except httpx.HTTPError as error:
-                again = twice_is_once or isinstance(
-                    error, httpx.ConnectError | httpx.ConnectTimeout
-                )
-                if pause_s is None or not again or time.monotonic() - began > _PATIENCE_S:
+                if pause_s is None or time.monotonic() - began > _PATIENCE_S:
                     raise AgentSilent(
                         f"the agent of {self.server} at {self._where} did not answer "
                         f"{method} {path}: {error or type(error).__name__}",
@@ -143,7 +131,7 @@ class AgentClient:
         """Lease the GPU and the NIC and start a worker with them."""
         # Only what is not the default: an agent may know fewer optional keys than this controller.
         body = spec.model_dump(mode="json", exclude_defaults=True)
-        return await self._ask(WorkerStatus, "POST", "/workers", body=body, twice_is_once=False)
+        return await self._ask(WorkerStatus, "POST", "/workers", body=body)
 
     async def worker(self, worker_id: str) -> WorkerStatus:
         """How a worker is."""

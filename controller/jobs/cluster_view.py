@@ -99,10 +99,10 @@ class WiredLab:
             circuits=Frozen(self.maps),
             barred=Frozen({ocs: _ports(ocs, locked, failed) for ocs in {*locked, *failed}}),
             failed=Frozen({ocs: _ports(ocs, failed) - _ports(ocs, locked) for ocs in failed}),
-            rings=tuple(self._ring(job, hosts, jobs.get(job)) for job, hosts in running.items()),
+            rings=tuple(self.ring(job, hosts, jobs.get(job)) for job, hosts in running.items()),
         )
 
-    def _ring(self, job: str, hosts: Collection[str], status: JobStatus | None) -> RingOfJob:
+    def ring(self, job: str, hosts: Collection[str], status: JobStatus | None) -> RingOfJob:
         """A job's ring, and the iterations that it has still to do where its status is known."""
         ring = tuple(self.numbers[name] for name in hosts)
         if status is None:
@@ -123,6 +123,24 @@ def training_of(status: JobStatus) -> Training | None:
         return None
     left = spec.iterations - status.iterations_done
     return Training(left, spec.gradient_bytes, spec.compute_s, split=spec.is_split)
+
+
+def alone_s(status: JobStatus, nic_bps: float) -> float:
+    """How long a job still takes on GPUs whose links it shares with nobody, NaN if not known.
+
+    Of the models that it may run on the slowest sets its pace. While it has no hosts, the lowest
+    number of workers counts that a policy may choose. What nobody knows of its gradient takes no
+    time.
+    """
+    spec = status.spec
+    if not (spec.iterations and spec.compute_s):
+        return math.nan
+    models = [model for model in spec.compute_s if spec.runs_on(model)] or spec.compute_s
+    left = spec.iterations - status.iterations_done
+    training = Training(left, spec.gradient_bytes, spec.compute_s, split=spec.is_split)
+    workers = len(status.hosts) or spec.size or min(spec.degrees, default=1)
+    load = training_load(status.id, training, workers, models)
+    return max(0.0, left) * load.unit_s(nic_bps)
 
 
 def _ports(ocs: str, *sets: Ports) -> frozenset[int]:

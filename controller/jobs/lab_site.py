@@ -11,27 +11,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from patchlight.controller.jobs.cluster_view import alone_s
 from patchlight.controller.jobs.discipline.accounts import UserAccounts
 from patchlight.controller.jobs.discipline.contract import Fate
 from patchlight.controller.jobs.gangs import Gang
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.placement import LabView, Placed, Placement
-from patchlight.controller.policies.contract import Progress, Running
+from patchlight.controller.policies.contract import Frozen, Progress, RingOfJob, Running
+from patchlight.controller.prediction.completion import RingWork, units_s
+from patchlight.controller.prediction.network import LabNetwork
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.queueing import Waiting, WaitReason
+from patchlight.testbed.wiring import trace_links
+
+_RETURNING = Waiting(WaitReason.NO_GPUS, "it was preempted, and still gives back its hosts")
 
 
 @dataclass(eq=False)
 class GangEntry:
-    """A gang in the queue, or with hosts. ``statuses`` are its jobs as of the last look."""
+    """A gang in the queue, or with hosts. ``statuses`` are its jobs as of the last look.
+
+    ``nic_bps`` is the rate of the slowest NIC that it may get. ``returning``: it was preempted, and
+    keeps its place in line while it still gives back its hosts.
+    """
 
     index: int
     gang: Gang
     statuses: Sequence[JobStatus]
+    nic_bps: float
     gpus: int = 0
     began_s: float = 0.0
     held: bool = False
+    returning: bool = False
 
     @property
     def name(self) -> str:
@@ -72,18 +84,10 @@ class GangEntry:
         return tuple(dict.fromkeys(name for s in self.statuses for name in s.spec.after))
 
     def progress(self, now_s: float, known: bool) -> Progress:
-        """GPU-seconds had, and seconds of computing left of the job with the most."""
+        """GPU-seconds had, and seconds left of the job with the most, on links of its own."""
         had = sum(status.gpu_seconds(now_s) for status in self.statuses)
-        return Progress(had, max(map(remaining_s, self.statuses)) if known else math.nan)
-
-
-def remaining_s(status: JobStatus) -> float:
-    """How long a job has to compute yet, NaN where that is not known."""
-    spec = status.spec
-    if not spec.iterations or not spec.compute_s:
-        return math.nan
-    share = max(1, len(status.hosts)) if spec.is_split else 1
-    return max(spec.compute_s.values()) / share * max(0, spec.iterations - status.iterations_done)
+        left_s = (alone_s(status, self.nic_bps) for status in self.statuses)
+        return Progress(had, max(left_s) if known else math.nan)
 
 
 class Hosts(NamedTuple):
@@ -133,16 +137,17 @@ class LabSite:
     layout: int = 0
     wake_s: float = math.inf
     _shown: object = None
+    _network: tuple[int, LabNetwork] | None = None
 
     def look(self, lab: LabView, now_s: float) -> None:
         """Begin a pass with the lab as it is now."""
-        view = lab.view
+        view = lab.view._replace(usage=Frozen(self.books.shares(now_s)))
         shown = (view.broken, dict(view.circuits), view.failed)
         if shown != self._shown:
             self.layout += 1
             self.released += 1
         self._shown = shown
-        self._lab = lab
+        self._lab = lab._replace(view=view)
         self.now_s, self.wake_s = now_s, math.inf
         self.started.clear()
         self.preempted.clear()
@@ -163,23 +168,62 @@ class LabSite:
         view = self._view()
         return min(
             self.placement.priority(
-                view, status, Progress(status.gpu_seconds(self.now_s), remaining_s(status))
+                view,
+                status,
+                Progress(status.gpu_seconds(self.now_s), alone_s(status, entry.nic_bps)),
             )
             for status in entry.statuses
         )
 
     def ends(self) -> Sequence[Running]:
-        """The ends of what runs, as far as computing alone tells."""
-        ends = [
-            Running(self._end_s(entry), entry.gpus, entry.name) for entry in self.running.values()
-        ]
-        return sorted(ends)
+        """The ends of what runs at its present pace, as links are shared now."""
+        cluster, hosts = self._lab.cluster, self._hosts_started()
+        rings = {
+            entry: [
+                cluster.ring(status.id, hosts.get(status.id, status.hosts), status)
+                for status in entry.statuses
+                if not status.state.is_final
+            ]
+            for entry in self.running.values()
+        }
+        works = {
+            ring.name: RingWork(ring.ring, ring.load)
+            for each in rings.values()
+            for ring in each
+            if ring.load is not None
+        }
+        paces = units_s(self._network_now(), list(works.values()))
+        unit_s = dict(zip(works, paces, strict=True))
+        return sorted(
+            Running(
+                max((self._end_s(ring, entry, unit_s) for ring in each), default=self.now_s),
+                entry.gpus,
+                entry.name,
+            )
+            for entry, each in rings.items()
+        )
+
+    def _hosts_started(self) -> dict[str, tuple[str, ...]]:
+        """The hosts that jobs got in this pass."""
+        return {job: at.hosts for each in self.started for job, at in each.hosts.by_job.items()}
+
+    def _end_s(self, ring: RingOfJob, entry: GangEntry, unit_s: Mapping[str, float]) -> float:
+        """The end of a running job; of one whose light is still to come, as on links of its own."""
+        if ring.load is None:
+            return math.inf
+        pace_s = unit_s[ring.name]
+        pace_s = ring.load.unit_s(entry.nic_bps) if pace_s == math.inf else pace_s
+        return self.now_s + max(0.0, ring.load.units) * pace_s
+
+    def _network_now(self) -> LabNetwork:
+        if self._network is None or self._network[0] != self.layout:
+            cluster = self._lab.cluster
+            network = LabNetwork(cluster.lab, trace_links(cluster.lab, cluster.maps))
+            self._network = self.layout, network
+        return self._network[1]
 
     def would_end_s(self, entry: GangEntry) -> float:
-        """When a gang that waits would end if it started now."""
-        return self._end_s(entry)
-
-    def _end_s(self, entry: GangEntry) -> float:
+        """When a gang that waits would end if it started now, on links of its own."""
         left_s = entry.progress(self.now_s, known=True).remaining_s
         return math.inf if math.isnan(left_s) else self.now_s + left_s
 
@@ -206,6 +250,8 @@ class LabSite:
 
     def place(self, entry: GangEntry, occupied: int | None = None) -> Hosts | Waiting:
         """Where the policies put a gang, or why nowhere."""
+        if entry.returning:
+            return _RETURNING
         taken = self.occupancy.occupied if occupied is None else occupied
         by_job: dict[str, Placed] = {}
         gpus = 0
@@ -242,11 +288,13 @@ class LabSite:
         return True
 
     def preempt(self, entry: GangEntry) -> None:
-        """Note that a gang has to give back its hosts; it waits again once it has."""
+        """Note that a gang has to give back its hosts; it waits again, and starts once it has."""
         self.preempted.append(entry)
         self.occupancy.occupied &= ~entry.gpus
         self._freed.append((entry.gpus, entry))
         self.gone(entry, self.now_s, entry.gpus)
+        entry.returning = True
+        self.joined.append(entry)
 
     def refuse(self, entry: GangEntry, why: Waiting) -> bool:
         """Whether a gang is off the queue for good."""

@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from weakref import WeakValueDictionary
 
 from patchlight.controller.database import JournalError
 from patchlight.controller.jobs.discipline.accounts import Usage, UserAccounts, admission
@@ -61,8 +62,12 @@ class LineUp:
         self._numbers = itertools.count()
         self._waiting: dict[str, GangEntry] = {}
         self._placed: dict[str, tuple[GangEntry, int]] = {}  # with the GPUs of each job
+        # A job that waits again is the entry that it was, with the same number: of equals the one
+        # that came first is first.
+        self._entries: WeakValueDictionary[tuple[str, ...], GangEntry] = WeakValueDictionary()
         self._left: list[GangEntry] = []
         self._back: list[tuple[GangEntry, int]] = []
+        self._returned: list[GangEntry] = []
         self._came: list[GangEntry] = []
         self.use_order()
 
@@ -71,8 +76,10 @@ class LineUp:
         traits = OrderTraits.of(self._placement.order)
         self._queue: JobQueue[GangEntry, Hosts] = JobQueue(self._site, self._settings, traits)
         self._site.joined.clear()
-        self._came = list(dict.fromkeys(self._waiting.values()))
+        returning = (entry for entry, _ in self._placed.values() if entry.returning)
+        self._came = list(dict.fromkeys((*returning, *self._waiting.values())))
         self._left.clear()
+        self._returned.clear()
 
     # -- what it hears
 
@@ -112,7 +119,13 @@ class LineUp:
         accounts.took(entry.user, entry.gpus.bit_count(), charged_s)
 
     def _entry(self, gang: Gang) -> GangEntry:
-        return GangEntry(next(self._numbers), gang, [self._table[job_id] for job_id in gang.ids])
+        statuses = [self._table[job_id] for job_id in gang.ids]
+        entry = self._entries.get(gang.ids)
+        if entry is None:
+            entry = GangEntry(next(self._numbers), gang, statuses, self._placement.nic_bps)
+            self._entries[gang.ids] = entry
+        entry.gang, entry.statuses = gang, statuses
+        return entry
 
     def leave(self, job_id: str) -> Gang | None:
         """The gang of a waiting job does not wait any more; ``None`` if the job does not wait."""
@@ -130,8 +143,16 @@ class LineUp:
 
     def freed(self, job_id: str) -> None:
         """A job has given back its hosts."""
-        if (placed := self._placed.pop(job_id, None)) is not None:
-            self._back.append(placed)
+        if (placed := self._placed.pop(job_id, None)) is None:
+            return
+        self._back.append(placed)
+        entry, _ = placed
+        if entry.returning and not self._placed.keys() & {*entry.gang.ids}:
+            entry.returning = False
+            if entry in self._came:
+                self._came.remove(entry)
+            else:
+                self._returned.append(entry)
 
     def settled(self, job_id: str, hosts: Sequence[str]) -> None:
         """A job has these hosts, and none of those any more that it had besides."""
@@ -150,7 +171,8 @@ class LineUp:
         self, statuses: Sequence[JobStatus], look: Look
     ) -> dict[str, tuple[str, ...]] | str:
         """Where jobs would go if it were their turn now: hosts by job, or why they would wait."""
-        entry = GangEntry(-1, Gang(tuple(status.id for status in statuses), ""), statuses)
+        gang = Gang(tuple(status.id for status in statuses), "")
+        entry = GangEntry(-1, gang, statuses, self._placement.nic_bps)
         site = LabSite(self._table, self._placement, UserAccounts(self._settings))
         site.look((await look())(), time.time())
         for name in entry.after:
@@ -179,7 +201,8 @@ class LineUp:
             self.why = dict.fromkeys(self._waiting, f"the circuits cannot be read: {said}")
             return _LOOK_AGAIN_S
         self._hear()  # and what was said while the devices were read
-        for entry in {*self._waiting.values(), *self._site.running.values()}:
+        placed = (entry for entry, _ in self._placed.values())
+        for entry in {*self._waiting.values(), *placed}:
             entry.statuses = [self._table[job_id] for job_id in entry.gang.ids]
         # Whoever has given back hosts meanwhile is heard of, and does not seem to have them.
         self._site.look(see(), time.time())
@@ -199,10 +222,14 @@ class LineUp:
                 self._queue.remove(entry)
         for entry, gpus in self._back:
             site.gone(entry, now_s, gpus)
+        for entry in self._returned:  # its jobs wait themselves now, if they are to go on
+            self._queue.remove(entry)
+            site.released += 1
         site.joined.extend(self._came)
         freed = bool(self._back)
         self._left.clear()
         self._back.clear()
+        self._returned.clear()
         self._came.clear()
         if freed:
             self._keep_usage(now_s)

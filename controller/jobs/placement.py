@@ -19,6 +19,7 @@ from patchlight.controller.jobs.worker_specs import JobFailed
 from patchlight.controller.policies.contract import ClusterView, JobView, Progress
 from patchlight.controller.policies.guard import GuardedElasticity, GuardedOrder
 from patchlight.controller.policies.topology import NO_PORTS
+from patchlight.controller.prediction.network import slowest_nic_bps
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobStatus
 from patchlight.testbed.lab import Lab
@@ -58,6 +59,7 @@ class Placement:
         self._lab, self._policies, self._transactions = lab, policies, transactions
         self._statuses = statuses
         self._circuits = transactions.parts
+        self.nic_bps = slowest_nic_bps(lab)
 
     async def look(
         self, recent: Sequence[JobStatus], unfit: Mapping[str, str], *, ports: bool

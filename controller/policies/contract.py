@@ -209,7 +209,10 @@ class ClusterView(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a waiting or preempted job is: GPU-seconds had, and seconds left if known."""
+    """How far a waiting or preempted job is: GPU-seconds had, and seconds left if known.
+
+    Those left are as on links that it shares with nobody.
+    """
 
     attained_gpu_s: float = 0.0
     remaining_s: float = math.nan

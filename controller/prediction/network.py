@@ -12,6 +12,12 @@ from patchlight.testbed.wiring import Links
 UNLIMITED_BPS = 1e15
 
 
+def slowest_nic_bps(lab: Lab) -> float:
+    """The rate of the slowest NIC that has a GPU: what an edge of any ring has at best."""
+    rates = [host.nic.rate_bps for host in lab.hosts if host.gpu is not None]
+    return float(min((rate for rate in rates if rate), default=UNLIMITED_BPS))
+
+
 class LabNetwork:
     """The directed links between the NICs of a lab's GPUs, as lit.
 
@@ -30,8 +36,7 @@ class LabNetwork:
         if not self.hosts:
             raise BadInput(f"lab {lab.name} has no GPU with a NIC: there is nothing to run jobs on")
         self._numbers = {host.name: number for number, host in enumerate(self.hosts)}
-        rates = [host.nic.rate_bps for host in self.hosts]
-        self.nic_bps = float(min((rate for rate in rates if rate), default=UNLIMITED_BPS))
+        self.nic_bps = slowest_nic_bps(lab)
         self.switches = [links.switch_of(lab, host.endpoint) for host in self.hosts]
         self.capacity_bps: dict[Hashable, float] = {}
         for number, host in enumerate(self.hosts):

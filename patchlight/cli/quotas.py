@@ -1,11 +1,15 @@
-"""Options that say what users may have of a queue: ``--quota alice=8``, and how time counts."""
+"""Options of a queue: backfilling, preemption, what users may have, and how time counts.
 
+What is not said is as a lab's file has it, if there is a lab.
+"""
+
+from dataclasses import fields, replace
 from typing import Any
 
 import click
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.queueing import Allowance
+from patchlight.testbed.queueing import Allowance, Discipline
 from patchlight.testbed.units import parse_time
 
 # The option, and the field of an allowance that it fills.
@@ -33,11 +37,17 @@ def _of_user(context: click.Context, parameter: click.Parameter, values: tuple[s
     return found
 
 
-def _time(context: click.Context, parameter: click.Parameter, text: str) -> float:
+def _time(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    if text is None:
+        return None
     try:
         return parse_time(text)
     except BadInput as error:
         raise click.BadParameter(error.message, context, parameter) from error
+
+
+_COUNT = click.IntRange(min=1)
+_TIME: dict[str, Any] = {"type": str, "callback": _time, "metavar": "TIME"}
 
 
 def _amounts(name: str, about: str, metavar: str = "[USER=]N") -> Any:
@@ -45,34 +55,53 @@ def _amounts(name: str, about: str, metavar: str = "[USER=]N") -> Any:
     return click.option(name, multiple=True, metavar=metavar, callback=_of_user, help=about)
 
 
-QUOTA_OPTIONS = (
+def _settled(name: str, about: str, usual: str, **how: Any) -> Any:
+    """An option that goes before what the lab's file says; ``usual`` is for where neither does."""
+    return click.option(
+        name, default=None, help=f"{about}  [default: as in --lab, else {usual}]", **how
+    )
+
+
+# The option, and the field of a discipline that it fills.
+_SETTINGS = {
+    "preempt": "preempt",
+    "quantum": "quantum_s",
+    "backfill": "backfill",
+    "backfill_depth": "backfill_depth",
+    "quota_window": "quota_window_s",
+    "half_life": "half_life_s",
+}
+
+QUEUE_OPTIONS = (
+    _settled("--preempt/--no-preempt", "Waiting jobs take the GPUs of those behind them.", "no"),
+    _settled("--quantum", "Seconds that a job runs before it is preempted.", "360", type=float),
+    _settled("--backfill/--no-backfill", "Jobs behind may start if they hold up nobody.", "no"),
+    _settled("--backfill-depth", "How many of them are looked at.", "100", type=_COUNT),
     _amounts("--quota", "Most GPUs of each user, or of one, at once"),
     _amounts("--most-jobs", "Most jobs of each user, or of one, that wait or run"),
     _amounts("--gpu-hours", "GPU-hours of each user, or of one, in a window"),
-    click.option(
-        "--quota-window", default="7d", callback=_time, help="How long GPU-hours are for."
-    ),
+    _settled("--quota-window", "How long GPU-hours are for.", "7d", **_TIME),
     _amounts("--share", "With --order fair-share: a user's share, else 1", "USER=N"),
-    click.option(
+    _settled(
         "--half-life",
-        default="7d",
-        callback=_time,
-        help="With --order fair-share: after how long what users had counts half as much.",
+        "With --order fair-share: after how long what users had counts half as much.",
+        "7d",
+        **_TIME,
     ),
 )
 
 
-def taken_allowances(given: dict[str, Any]) -> dict[str, Any]:
-    """What of a ``Discipline`` these options say; they are taken out of ``given``."""
-    said = {field: given.pop(option) for option, field in _FIELDS.items()}
-    named: dict[str, dict[str, Any]] = {user: {} for amounts in said.values() for user in amounts}
-    for field, amounts in said.items():
-        for user, amount in amounts.items():
-            named[user][field] = amount
-    each = Allowance(**named.pop("", {}))
-    return {
-        "each_user": each,
-        "users": tuple((user, Allowance(**fields)) for user, fields in sorted(named.items())),
-        "quota_window_s": given.pop("quota_window"),
-        "half_life_s": given.pop("half_life"),
-    }
+def taken_discipline(given: dict[str, Any], usual: Discipline) -> dict[str, Any]:
+    """A ``Discipline``'s fields as these options say, else as ``usual``; taken out of ``given``."""
+    found = {field.name: getattr(usual, field.name) for field in fields(Discipline)}
+    for option, name in _SETTINGS.items():
+        if (value := given.pop(option)) is not None:
+            found[name] = value
+    amounts = {field: given.pop(option) for option, field in _FIELDS.items()}
+    users = {"": usual.each_user, **dict(usual.users)}
+    for field, by_user in amounts.items():
+        for user, amount in by_user.items():
+            users[user] = replace(users.get(user, Allowance()), **{field: amount})
+    found["each_user"] = users.pop("")
+    found["users"] = tuple(sorted(users.items()))
+    return found

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from patchlight.cli.completion import complete_policy
-from patchlight.cli.connection import complete_lab
+from patchlight.cli.connection import complete_lab, user_name
 from patchlight.cli.errors import only_some_finished
-from patchlight.cli.quotas import QUOTA_OPTIONS, taken_allowances
+from patchlight.cli.quotas import QUEUE_OPTIONS, taken_discipline
 from patchlight.cli.rendering import (
     Coloured,
     Column,
@@ -25,6 +25,7 @@ from patchlight.cli.rendering import (
     say,
 )
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.queueing import Discipline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +55,7 @@ _OPTIONS = (
         "--trace",
         type=_FILE,
         required=True,
-        help="Jobs: Philly or Helios CSV, PAI tables, Philly JSON.",
+        help="Jobs: Philly or Helios CSV, PAI tables, Philly JSON; with --lab a job file (.yaml).",
     ),
     click.option(
         "--format", "trace_format", metavar="NAME", help="Its format.  [default: recognised]"
@@ -71,7 +72,7 @@ _OPTIONS = (
         "--lab",
         metavar="LAB",
         shell_complete=complete_lab,
-        help="The GPUs and links of a lab instead.",
+        help="The GPUs, links and queue of a lab instead.",
     ),
     click.option(
         "--oversubscription",
@@ -88,19 +89,9 @@ _OPTIONS = (
     click.option("--placement", default="first-fit", **_POLICY_NAMES),
     click.option("--topology", default="keep", **_POLICY_NAMES),
     click.option("--elasticity", default="rigid", **_POLICY_NAMES),
-    click.option(
-        "--preempt", is_flag=True, help="Waiting jobs take the GPUs of those behind them."
-    ),
-    click.option(
-        "--quantum", default=360.0, help="Seconds that a job runs before it is preempted."
-    ),
     click.option("--restart", default=60.0, help="Seconds that a job needs to begin again."),
     click.option("--checkpoint", default=3600.0, help="Seconds of running between checkpoints."),
-    click.option("--backfill", is_flag=True, help="Jobs behind may start if they hold up nobody."),
-    click.option(
-        "--backfill-depth", type=_COUNT, default=100, help="How many of them are looked at."
-    ),
-    *QUOTA_OPTIONS,
+    *QUEUE_OPTIONS,
     click.option(
         "--defragment",
         "defragment_s",
@@ -142,23 +133,21 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
         from patchlight.emulation.simulator.cluster import Outages, Settings
         from patchlight.emulation.simulator.cluster.trace_simulation import SimulationOptions
         from patchlight.emulation.simulator.executors import Engine
+        from patchlight.testbed.labfile.reader import load_lab
 
-        failures = given.pop("failures")
+        failures, lab = given.pop("failures"), given["lab"]
         settings = Settings(
-            backfill=given.pop("backfill"),
-            backfill_depth=given.pop("backfill_depth"),
-            preempt=given.pop("preempt"),
-            quantum_s=given.pop("quantum"),
             restart_s=given.pop("restart"),
             checkpoint_s=given.pop("checkpoint"),
             defragment_s=given.pop("defragment_s"),
             known=not given.pop("blind"),
             outages=None if failures is None else Outages.parse(failures),
             seed=given.pop("seed"),
-            **taken_allowances(given),
+            **taken_discipline(given, Discipline() if lab is None else load_lab(lab).queue),
         )
         engine = Engine(given.pop("engine"), given.pop("processes") or 0, given.pop("address"))
         other = {name: given.pop(name) for name in ("output", "strict", "as_json")}
+        given["user"] = user_name()
         options = SimulationOptions(settings=settings, engine=engine, **given)
         return command(*args, options=options, **other)
 

@@ -24,7 +24,7 @@ from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.controller.jobs.scheduler import DEFAULT_DISCIPLINE, Scheduler
 from patchlight.controller.store import Store
 from patchlight.testbed.jobs import JobSpec, JobState
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab import CircuitSwitch, Lab
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.queueing import Discipline
@@ -179,11 +179,22 @@ COMPUTE = {"Tesla M40": 0.1, "Titan V": 0.1}
 
 
 class Ocs(DryRun):
-    """The OCS in memory; ``away``: it does not answer; ``bug``: its driver has one."""
+    """The OCS in memory; ``away``: it does not answer; ``bug``: its driver has one.
 
-    away = bug = False
+    While ``readable`` is not set, readers wait, so that no job is placed; ``is_read``: one does.
+    """
+
+    away = bug = is_read = False
+
+    def __init__(self, switch: CircuitSwitch) -> None:
+        super().__init__(switch)
+        self.readable = asyncio.Event()
+        self.readable.set()
 
     async def read_map(self) -> PortMap:
+        self.is_read = True
+        await self.readable.wait()
+        self.is_read = False
         if self.bug:
             raise ZeroDivisionError("a driver's bug")
         if self.away:
@@ -240,8 +251,8 @@ class Cluster:
         """Queue one gang; its jobs' ids."""
         return [status.id for status in self.scheduler.submit(specs, topology)]
 
-    async def until(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 10
+    async def until(self, condition: Callable[[], object], deadline_s: float = 10.0) -> None:
+        deadline = time.monotonic() + deadline_s
         while not condition():
             assert time.monotonic() < deadline, self.scheduler.jobs()
             await asyncio.sleep(0.01)
@@ -275,6 +286,7 @@ async def at_work(
         yield cluster
     finally:
         cluster.flows.open.set()
+        cluster.ocs.readable.set()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

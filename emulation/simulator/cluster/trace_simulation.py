@@ -10,6 +10,7 @@ from patchlight.emulation.output_folder import check_output
 from patchlight.emulation.provenance import policy_files, provenance
 from patchlight.emulation.simulator.cluster.cluster import Cluster, TwoLevel
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, queue_jobs
+from patchlight.emulation.simulator.cluster.lab_jobs import jobs_of_specs
 from patchlight.emulation.simulator.cluster.labcluster import LabCluster
 from patchlight.emulation.simulator.cluster.report import result_of, write_report
 from patchlight.emulation.simulator.cluster.settings import Settings
@@ -25,11 +26,13 @@ from patchlight.emulation.simulator.executors import Engine, Interrupted
 from patchlight.emulation.simulator.traces import load_trace
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.jobfile.reader import read_jobs
 from patchlight.testbed.labfile.reader import find_lab, load_lab
 
 DEFAULT_CLUSTER = "16x16x8"
 # Of a job's time, on a lab: VGG16 on four M40 with 40 Gb/s each moves gradients for so much of it.
 LAB_COMMUNICATION = 0.25
+_JOB_FILES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,9 @@ class SimulationOptions:
     ``trace_format`` ``None`` is recognised; of the trace only the first ``jobs`` come, ``speed``
     times as fast. The cluster is that of ``lab``, else ``cluster`` (racks x servers x GPUs, the
     NIC rates of a rack ``oversubscription`` times its uplink's). ``communication`` is the part
-    of their time for which jobs of several GPUs move gradients.
+    of their time for which jobs of several GPUs move gradients. A ``trace`` with the suffix
+    ``.yaml`` is a job file: its jobs are ``user``'s, come at once, and say themselves what
+    they compute and move.
     """
 
     trace: Path
@@ -49,6 +54,7 @@ class SimulationOptions:
     speed: float = 1.0
     cluster: str | None = None
     lab: str | None = None
+    user: str = ""
     oversubscription: float = 1.0
     communication: float | None = None
     order: tuple[str, ...] = ("fifo",)
@@ -102,12 +108,11 @@ def simulate_trace(
             "--defragment needs circuits: this cluster has no OCS",
             hint="choose a --lab with an OCS, like ofc2022",
         )
-    trace = load_trace(options.trace, options.trace_format, skip_bad=options.skip_bad)
     communication = options.communication
     if communication is None:
         communication = 0.0 if options.lab is None else LAB_COMMUNICATION
-    jobs = queue_jobs(trace.jobs[: options.jobs], communication, options.speed)
-    _check_users(settings, jobs)
+    jobs, notes = _jobs(options, cluster, communication)
+    _check_users(settings, jobs, cluster)
     runs = options.combinations
     check_output(folder)
     began = time.monotonic()
@@ -142,14 +147,35 @@ def simulate_trace(
         "machine": origin["machine"],
     }
     files = write_report(outcomes, setting, folder)
-    return TraceSimulation(outcomes, result_of(outcomes, setting), trace.notes, files, interrupted)
+    return TraceSimulation(outcomes, result_of(outcomes, setting), notes, files, interrupted)
 
 
-def _check_users(settings: Settings, jobs: Sequence[QueueJob]) -> None:
-    """``BadInput`` if something is said of a user that no job has."""
+def _jobs(
+    options: SimulationOptions, cluster: Cluster, communication: float
+) -> tuple[list[QueueJob], tuple[str, ...]]:
+    """The jobs of a trace, or of a job file, and notes on them."""
+    if options.trace_format is None and options.trace.suffix in _JOB_FILES:
+        if cluster.lab is None:
+            raise BadInput(
+                f"{options.trace} is a job file, and its jobs run in a lab: no lab is given",
+                hint="choose one with --lab, like ofc2022",
+            )
+        file = read_jobs(options.trace)
+        specs = file.specs[: options.jobs]
+        alone = "in a lab they would start together: here each starts by itself"
+        notes = (alone,) if file.together and len(specs) > 1 else ()
+        return jobs_of_specs(cluster.lab, specs, options.user), notes
+    trace = load_trace(options.trace, options.trace_format, skip_bad=options.skip_bad)
+    jobs = queue_jobs(trace.jobs[: options.jobs], communication, options.speed)
+    return jobs, trace.notes
+
+
+def _check_users(settings: Settings, jobs: Sequence[QueueJob], cluster: Cluster) -> None:
+    """``BadInput`` if something is said of a user that no job has, and that the lab has not."""
     known = {job.view.user for job in jobs}
+    of_lab = set() if cluster.lab is None else {name for name, _ in cluster.lab.queue.users}
     for name, _ in settings.users:
-        if name not in known:
+        if name not in known | of_lab:
             near = nearest(name, sorted(known - {""}), "the trace's users are")
             raise BadInput(f"no job of the trace is user {name}'s: {near}")
 

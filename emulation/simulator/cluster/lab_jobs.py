@@ -1,0 +1,52 @@
+"""Jobs as a lab takes them, from job files, as those of a simulated cluster."""
+
+import math
+from collections.abc import Sequence
+
+from patchlight.controller.jobs.admission import check_specs
+from patchlight.controller.jobs.cluster_view import alone_s, training_of, view_of
+from patchlight.controller.prediction.network import slowest_nic_bps
+from patchlight.emulation.simulator.cluster.jobs import QueueJob
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
+from patchlight.testbed.lab import Lab
+
+
+def jobs_of_specs(
+    lab: Lab, specs: Sequence[JobSpec], user: str = "", arrived_s: float = 0.0
+) -> list[QueueJob]:
+    """Jobs that a user submits to a lab at one moment, each of which starts by itself.
+
+    ``BadInput`` for one that the lab would not take, and for one that a simulation knows too
+    little of: on hosts of its own choice, or without gradient or computing time.
+    """
+    checked = [each for spec in specs for each in check_specs(lab, [spec], counted=True)]
+    return [
+        _queue_job(
+            lab, JobStatus(spec.name, spec, JobState.QUEUED, submitted_at=arrived_s, by=user)
+        )
+        for spec in checked
+    ]
+
+
+def _queue_job(lab: Lab, status: JobStatus) -> QueueJob:
+    spec, training = status.spec, training_of(status)
+    if spec.hosts:
+        raise BadInput(
+            f"job {spec.name} names its hosts: in a simulation the placement policy chooses them",
+            hint=f"'workers: {spec.size}' in place of 'hosts'",
+        )
+    lasts_s = alone_s(status, slowest_nic_bps(lab))
+    if training is None or math.isnan(lasts_s):
+        raise BadInput(
+            f"job {spec.name}: nobody knows how long it takes",
+            hint="say 'iterations', 'gradient' and 'compute', also of a command",
+        )
+    return QueueJob(
+        view_of(status),
+        lasts_s,
+        training=training,
+        priority=spec.priority,
+        after=spec.after,
+        preemptible=spec.preemptible,
+    )

@@ -1,0 +1,89 @@
+"""``patchlight simulate --lab``: the lab file's queue, and jobs of a job file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+from click.testing import CliRunner
+
+from patchlight.cli.simulate import simulate
+from patchlight.testbed.labfile.reader import builtin_lab
+
+JOBS = """
+defaults: {iterations: 100, gradient: 400KB, compute: {Tesla M40: 100ms, Titan V: 100ms}}
+jobs:
+  - {name: half, workers: 4}
+  - {name: all, workers: 6}
+  - {name: small, workers: 2}
+"""
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    path = tmp_path / "jobs.yaml"
+    path.write_text(JOBS)
+    return path
+
+
+@pytest.fixture
+def backfilled(tmp_path: Path) -> Path:
+    path = tmp_path / "lab.yaml"
+    queue = "queue: {backfill: true, users: [{name: nobody-here, gpus: 1}]}\n"
+    path.write_text(builtin_lab("ofc2022").read_text() + queue)
+    return path
+
+
+def simulated(tmp_path: Path, jobs: Path, *options: str) -> dict[str, Any]:
+    arguments = ["--trace", str(jobs), "--output", str(tmp_path / "out"), *options, "--json"]
+    done = CliRunner().invoke(simulate, arguments)
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def started_s(tmp_path: Path, found: dict[str, Any]) -> dict[str, float]:
+    table = parquet.read_table(tmp_path / "out" / found["runs"][0]["jobs_file"]).to_pydict()
+    return dict(zip(table["name"], table["started_s"], strict=True))
+
+
+def test_jobs_of_a_job_file_wait_as_in_the_labs_queue(
+    tmp_path: Path, jobs: Path, backfilled: Path
+) -> None:
+    found = simulated(tmp_path, jobs, "--lab", "ofc2022")
+    starts = started_s(tmp_path, found)
+    assert 0 == starts["half"] < starts["all"] < starts["small"]
+    assert starts["all"] == pytest.approx(10.0, rel=0.05)
+
+    found = simulated(tmp_path, jobs, "--lab", str(backfilled))
+    assert found["settings"]["backfill"] is True
+    starts = started_s(tmp_path, found)
+    assert 0 == starts["half"] == starts["small"] < starts["all"]
+
+    found = simulated(tmp_path, jobs, "--lab", str(backfilled), "--no-backfill", "--quota", "5")
+    assert found["settings"]["backfill"] is False
+    assert found["settings"]["each_user"]["gpus"] == 5
+    assert found["settings"]["users"]["nobody-here"]["gpus"] == 1
+    assert found["runs"][0]["blocked"] == {"quota": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        (JOBS, (), "its jobs run in a lab"),
+        (JOBS.replace("workers: 4", "hosts: [gpu0]"), ("--lab", "ofc2022"), "names its hosts"),
+        (JOBS.replace("workers: 6", "workers: 7"), ("--lab", "ofc2022"), "7 workers asked for"),
+        ("{name: a, workers: 1, command: [ls]}", ("--lab", "ofc2022"), "nobody knows how long"),
+        ("name: 1", ("--lab", "ofc2022"), "jobs.yaml:1:"),
+    ],
+)
+def test_a_job_file_that_cannot_be_simulated(
+    tmp_path: Path, jobs: Path, text: str, options: tuple[str, ...], words: str
+) -> None:
+    jobs.write_text(text)
+    arguments = ["--trace", str(jobs), "--output", str(tmp_path / "out"), *options]
+    done = CliRunner().invoke(simulate, arguments)
+    assert done.exit_code != 0
+    assert words in f"{done.output} {done.exception}"
+    assert not (tmp_path / "out").exists()
