@@ -24,7 +24,7 @@ from patchlight.controller.jobs.line_up import LineUp
 from patchlight.controller.jobs.live_light import LiveLight
 from patchlight.controller.jobs.placement import LabView, Placement
 from patchlight.controller.jobs.policies_in_use import PoliciesInUse
-from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
+from patchlight.controller.jobs.policy_set import named
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.takeover import Takeover
 from patchlight.controller.jobs.worker_specs import JobFailed
@@ -33,6 +33,7 @@ from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab import Lab
+from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.queueing import Discipline
 from patchlight.testbed.wiring import Links
 
@@ -56,7 +57,7 @@ class Scheduler:
         store: Store,
         table: JobTable,
         transactions: Transactions,
-        choice: PolicyChoice = DEFAULT_POLICIES,
+        choice: PolicyChoice = NOTHING_SAID,
         discipline: Discipline = DEFAULT_DISCIPLINE,
     ) -> None:
         """``BadInput`` if a policy of ``choice`` cannot be had."""
@@ -106,11 +107,11 @@ class Scheduler:
         self, specs: Sequence[JobSpec], topology: str | None, by: str
     ) -> tuple[list[JobStatus], str]:
         """Jobs as they would be submitted, and the topology policy that they would have."""
-        specs = check_specs(self._lab, specs, counted=self.policies.choice.partition is None)
+        specs = check_specs(self._lab, specs, counted=not self.policies.choice.partition)
         check_policies(specs, self.policies.choice)
         specs = [replace(spec, after=self._ids_of(spec)) for spec in specs]
-        named = topology or next((spec.topology for spec in specs if spec.topology), None)
-        chosen = named or self.policies.choice.topology
+        own = topology or next((spec.topology for spec in specs if spec.topology), None)
+        chosen = own or named(self.policies.choice, "topology")
         now, gang = time.time(), uuid.uuid4().hex[:12]
         statuses = [
             JobStatus(
@@ -326,7 +327,7 @@ class Scheduler:
     async def _look_for_waiting(self) -> Callable[[], LabView]:
         """As ``_look``; states of ports, which cost reading, only for who places by circuits."""
         own = any(s.spec.placement for s in self._table.live() if s.state.is_waiting)
-        lab_wide = self.policies.choice.placement != DEFAULTS["placement"]
+        lab_wide = named(self.policies.choice, "placement") != DEFAULTS["placement"]
         return await self._look(ports=own or lab_wide)
 
     async def _look(self, *, ports: bool = True) -> Callable[[], LabView]:

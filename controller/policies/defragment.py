@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from patchlight.controller.policies.contract import ClusterView, RingOfJob
 from patchlight.controller.policies.price import Maps, Price, Prices
 
+LOOKED_AT_EVERY_S = 600.0
+"""How often light is looked at, beside each end of a job."""
+
 MINIMUM_GAIN_S = 10.0
 """Less, over all jobs together, is left alone: a prediction is not that exact."""
 

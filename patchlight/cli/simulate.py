@@ -71,7 +71,8 @@ _OPTIONS = (
         "--lab",
         metavar="LAB",
         shell_complete=complete_lab,
-        help="The GPUs and links of a lab instead.",
+        help="The GPUs and links of a lab instead; its file says of queue and policies what no "
+        "option does.",
     ),
     click.option(
         "--oversubscription",
@@ -87,15 +88,13 @@ _OPTIONS = (
     click.option("--order", default="fifo", **_POLICY_NAMES),
     click.option("--placement", default="first-fit", **_POLICY_NAMES),
     click.option("--topology", default="keep", **_POLICY_NAMES),
-    click.option(
-        "--preempt", is_flag=True, help="Waiting jobs take the GPUs of those behind them."
-    ),
+    click.option("--preempt/--no-preempt", help="Waiting jobs take the GPUs of those behind them."),
     click.option(
         "--quantum", default=360.0, help="Seconds that a job runs before it is preempted."
     ),
     click.option("--restart", default=60.0, help="Seconds that a job needs to begin again."),
     click.option("--checkpoint", default=3600.0, help="Seconds of running between checkpoints."),
-    click.option("--backfill", is_flag=True, help="Jobs behind may start if they hold up nobody."),
+    click.option("--backfill/--no-backfill", help="Jobs behind may start if they hold up nobody."),
     click.option(
         "--backfill-depth", type=_COUNT, default=100, help="How many of them are looked at."
     ),
@@ -138,12 +137,16 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_options(*args: Any, **given: Any) -> Any:
         # Not above: importing NumPy takes longer than --help should.
+        from patchlight.cli.lab_settings import left_to_the_lab
         from patchlight.emulation.simulator.cluster import Outages, Settings
         from patchlight.emulation.simulator.cluster.trace_simulation import SimulationOptions
         from patchlight.emulation.simulator.executors import Engine
 
+        policies, of_lab = left_to_the_lab(given["lab"]) if given["lab"] else ({}, {})
+        given |= policies
+        compares = given["defragment_s"] is not None
         failures = given.pop("failures")
-        settings = Settings(
+        said = dict(
             backfill=given.pop("backfill"),
             backfill_depth=given.pop("backfill_depth"),
             preempt=given.pop("preempt"),
@@ -156,9 +159,16 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             seed=given.pop("seed"),
             **taken_allowances(given),
         )
+        settings = Settings(**{**said, **of_lab})
         engine = Engine(given.pop("engine"), given.pop("processes") or 0, given.pop("address"))
         other = {name: given.pop(name) for name in ("output", "strict", "as_json")}
-        options = SimulationOptions(settings=settings, engine=engine, **given)
+        options = SimulationOptions(
+            settings=settings,
+            engine=engine,
+            compares=compares,
+            any_users="users" in of_lab,
+            **given,
+        )
         return command(*args, options=options, **other)
 
     for option in reversed(_OPTIONS):

@@ -18,12 +18,12 @@ from patchlight.controller.fleet import AgentClient, AgentError, Fleet
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.job_traffic import JobTraffic
 from patchlight.controller.jobs.ledger import JobLedger
-from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.controller.jobs.scheduler import DEFAULT_DISCIPLINE, Scheduler
 from patchlight.controller.store import Store
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
+from patchlight.testbed.policies import PolicyChoice
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.queueing import Discipline
 from patchlight.testbed.wiring import Links, trace_links
@@ -196,8 +196,9 @@ class Cluster:
         policies: PolicyChoice,
         before: "Cluster | None" = None,
         discipline: Discipline = DEFAULT_DISCIPLINE,
+        lab: Lab = LAB,
     ) -> None:
-        self.lab = LAB
+        self.lab = lab
         self.ocs: Ocs = before.ocs if before else Ocs(self.lab.circuit_switch("ocs1"))
         self.fleet: FakeFleet = before.fleet if before else FakeFleet(self.lab)
         self.store: Store = before.store if before else Store(":memory:")
@@ -243,9 +244,10 @@ async def at_work(
     policies: PolicyChoice,
     before: Cluster | None = None,
     discipline: Discipline = DEFAULT_DISCIPLINE,
+    lab: Lab = LAB,
 ) -> AsyncIterator[Cluster]:
     """A controller's scheduler until the block ends, as it would by a kill: workers go on."""
-    cluster = Cluster(policies, before, discipline)
+    cluster = Cluster(policies, before, discipline, lab)
     tasks = [asyncio.create_task(cluster.scheduler.run())]
     tasks.append(asyncio.create_task(cluster.traffic.watch()))
     try:

@@ -138,13 +138,13 @@ def combinations(
     placements: Sequence[str],
     topologies: Sequence[str],
     seed: int,
-    defragment: bool = False,
+    defragment: Sequence[bool] = (False,),
 ) -> list[Combination]:
-    """Each with each, every one once; with ``defragment`` each without and with that."""
+    """Each with each, every one once."""
     found = (
         Combination(*each, seed, moves)
         for each in itertools.product(orders, placements, topologies)
-        for moves in ((False, True) if defragment else (False,))
+        for moves in defragment
     )
     return list(dict.fromkeys(found))
 

@@ -39,7 +39,9 @@ class SimulationOptions:
     ``trace_format`` ``None`` is recognised; of the trace only the first ``jobs`` come, ``speed``
     times as fast. The cluster is that of ``lab``, else ``cluster`` (racks x servers x GPUs, the
     NIC rates of a rack ``oversubscription`` times its uplink's). ``communication`` is the part
-    of their time for which jobs of several GPUs move gradients.
+    of their time for which jobs of several GPUs move gradients. Where the settings have light
+    follow jobs and it ``compares``, each run is made without that, too. The settings may name
+    ``any_users``; else those alone that have jobs in the trace.
     """
 
     trace: Path
@@ -56,13 +58,16 @@ class SimulationOptions:
     topology: tuple[str, ...] = ("keep",)
     settings: Settings = field(default_factory=Settings)
     engine: Engine = field(default_factory=Engine)
+    compares: bool = True
+    any_users: bool = False
 
     @property
     def combinations(self) -> list[Combination]:
         """The policies of each run."""
         settings = self.settings
         moves = settings.defragment_s is not None
-        return combinations(self.order, self.placement, self.topology, settings.seed, moves)
+        defragment = (False, True) if moves and self.compares else (moves,)
+        return combinations(self.order, self.placement, self.topology, settings.seed, defragment)
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,8 @@ def simulate_trace(
     if communication is None:
         communication = 0.0 if options.lab is None else LAB_COMMUNICATION
     jobs = queue_jobs(trace.jobs[: options.jobs], communication, options.speed)
-    _check_users(settings, jobs)
+    if not options.any_users:
+        _check_users(settings, jobs)
     runs = options.combinations
     check_output(folder)
     began = time.monotonic()
