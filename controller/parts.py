@@ -106,6 +106,7 @@ class Controller:
                 {"kind": kind, "policy": policy, "faults": faults}
                 for (kind, policy), faults in self.scheduler.policies.faults.items()
             ],
+            "light": self.scheduler.follower.status(),
             "drained": self.scheduler.drained,
             "parts": self.background.status(),
             "switches": [

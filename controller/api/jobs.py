@@ -57,7 +57,8 @@ def _look(routes: APIRouter, controller: Controller) -> None:
     @routes.get("/jobs/{job_id}")
     async def job(job_id: str) -> Answer:
         status = scheduler.job(job_id)
-        return {**asdict(status), **scheduler.forecasts.shown([status]).get(job_id, {})}
+        predicted = scheduler.forecasts.shown([status]).get(job_id, {})
+        return {**asdict(status), **predicted, **scheduler.gains.shown(status)}
 
     @routes.get("/jobs/{job_id}/iterations")
     async def iterations(

@@ -20,6 +20,8 @@ from patchlight.controller.jobs.admission import check_policies, check_specs
 from patchlight.controller.jobs.forecasts import Forecasts
 from patchlight.controller.jobs.gangs import Gang, Gangs
 from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.light_follower import LightFollower
+from patchlight.controller.jobs.light_gains import LightGains
 from patchlight.controller.jobs.line_up import LineUp
 from patchlight.controller.jobs.live_light import LiveLight
 from patchlight.controller.jobs.placement import LabView, Placement
@@ -63,13 +65,17 @@ class Scheduler:
         """``BadInput`` if a policy of ``choice`` cannot be had."""
         self._lab, self._fleet, self._store, self._table = lab, fleet, store, table
         self._changed = asyncio.Event()
-        self.policies = PoliciesInUse(lab, store, table, choice, self._changed.set)
+        self.policies = PoliciesInUse(lab, store, table, choice, self._on_policies)
         self._placement = Placement(lab, self.policies, transactions, table.several)
         self._gangs = Gangs(lab, fleet, store, table, self._rewire_first, self)
         self._line_up = LineUp(store, table, self._placement, self._gangs, discipline)
         self._takeover = Takeover(fleet, store, table, self._gangs)
-        self.light = LiveLight(store, transactions, self._look)
         self.forecasts = Forecasts(lab, table, transactions.parts.maps.present_links)
+        self.gains = LightGains(store, table, self.forecasts)
+        self.light = LiveLight(store, table, transactions, self.gains, self._look, self.policies)
+        self.follower = LightFollower(
+            self.light, self.gains, self.policies, table, transactions, lambda: self.drained
+        )
 
     # -- what users ask ----------------------------------------------------------------
 
@@ -185,6 +191,7 @@ class Scheduler:
     def freed(self, job: RunningJob) -> None:
         """A job has given back its hosts."""
         self._line_up.freed(job.id)
+        self.follower.ended(job.id)
         self._changed.set()
 
     def job(self, job_id: str) -> JobStatus:
@@ -315,6 +322,7 @@ class Scheduler:
                 self._line_up.use_order()
             if not self.drained:
                 wait_s = await self._line_up.decide(self._look_for_waiting)
+            self.follower.queue_passed()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._changed.wait()
@@ -344,6 +352,10 @@ class Scheduler:
         running = self._table.running
         return {job_id: [host.name for host in running[job_id].hosts] for job_id in job_ids}
 
+    def _on_policies(self) -> None:
+        self._changed.set()
+        self.follower.look_soon()
+
     # -- circuits --------------------------------------------------------------------------
 
     async def _rewire_first(self, gang: Gang) -> None:
@@ -369,9 +381,12 @@ class Scheduler:
         what = topology if topology == "regroup" else f"{topology} for"
         why = f"{what} {', '.join(because_of)}"
         groups, running = self._hosts_of(job_ids), self._hosts_of(self._table.running)
+        before = self.gains.before(because_of)
         change, decision = await self._placement.rewire(topology, groups, running, why, because_of)
         if decision is not None:
             record = {**decision.record, "reconfiguration": change.id}
+            kept = self.gains.kept(before, change)
             for job_id in because_of:
-                self._table.ledger.add_decision(job_id, time.time(), record)
+                found = {**record, **kept.get(job_id, {})}
+                self._table.ledger.add_decision(job_id, time.time(), found)
         return change

@@ -77,14 +77,14 @@ class FakeFleet(Fleet):
         change = {"state": state, "message": message, "last_lines": [message] if message else []}
         self.workers[name] = self.workers[name].model_copy(update=change)
 
-    def report(self, name: str, index: int) -> None:
-        """A worker has finished the iteration of this index."""
+    def report(self, name: str, index: int, at: float = 0.0) -> None:
+        """A worker has finished the iteration of this index then (Unix time)."""
         done = {"iterations_done": index + 1}
         self.workers[name] = self.workers[name].model_copy(update=done)
         self.written.setdefault(name, []).append(
             Report(
                 index=index,
-                finished_at=0.0,
+                finished_at=at,
                 compute_s=0.1,
                 communication_s=0.1,
                 sent_bytes=8,
@@ -228,6 +228,11 @@ class Cluster:
     async def until_state(self, job_id: str, state: JobState) -> None:
         await self.until(lambda: self.table[job_id].state is state)
 
+    def report_all(self, job_id: str, index: int, at: float) -> None:
+        """All workers of a job have finished the iteration of this index then (Unix time)."""
+        for name in self.fleet.job_workers(job_id):
+            self.fleet.report(name, index, at)
+
     def faults(self) -> list[str]:
         """What policies did wrong."""
         events = self.store.events()
@@ -250,6 +255,7 @@ async def at_work(
     cluster = Cluster(policies, before, discipline, lab)
     tasks = [asyncio.create_task(cluster.scheduler.run())]
     tasks.append(asyncio.create_task(cluster.traffic.watch()))
+    tasks.append(asyncio.create_task(cluster.scheduler.follower.run()))
     try:
         yield cluster
     finally:

@@ -122,6 +122,9 @@ def _of_status(status: Answer) -> Iterator[tuple[str, Cell]]:
     yield "submitted", when(status["submitted_at"])
     yield "ran for", words.elapsed(status)
     yield "predicted", _predicted(status)
+    yield "measured", _measured(status)
+    for move in status["light_moves"]:
+        yield "light moved", _moved(move)
     yield "attempt", f"{status['attempt'] + 1}" if status["attempt"] else ""
     yield "restarts", str(status["restarts"] or "")
     yield "topology", status["topology"]
@@ -134,6 +137,29 @@ def _predicted(status: Answer) -> str:
         return ""
     ends = f", {left_s:.1f} s to its end" if left_s is not None else ""
     return f"{seconds:.3f} s an iteration{ends}; {status['bottleneck']}"
+
+
+def _measured(status: Answer) -> str:
+    """How long iterations take since circuits or other jobs last changed."""
+    seconds = status["measured_iteration_s"]
+    if seconds is None:
+        return ""
+    off = words.deviation(seconds, status.get("predicted_iteration_s"))
+    return f"{seconds:.3f} s an iteration" + (f", {off} than predicted" if off else "")
+
+
+def _moved(move: Answer) -> str:
+    """Once that light moved: what was predicted of it, and what came of it."""
+
+    def pace(what: str) -> str:
+        before_s, after_s = (move[f"{what}_{when}_s"] for when in ("before", "after"))
+        said = (
+            f"{each:.3f} s" if each is not None else "not known" for each in (before_s, after_s)
+        )
+        return f"{what} {' → '.join(said)}"
+
+    at = f"{when(move['moved_at'])} by {move['policy']} (change {move['reconfiguration']})"
+    return f"{at}, an iteration: {pace('predicted')}; {pace('measured')}"
 
 
 def _of_spec(spec: Answer) -> Iterator[tuple[str, str]]:

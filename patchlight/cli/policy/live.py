@@ -68,7 +68,7 @@ def replay(
     kind = None if other is None else find(other).kind
     rows: list[dict[str, Any]] = []
     for decision in decisions:
-        if kind not in (None, decision["kind"]):
+        if decision["kind"] not in METHODS or kind not in (None, decision["kind"]):
             continue
         policy: Any = load_policy(other or decision["policy"], decision["kind"])
         saw = arguments(decision["kind"], decision["saw"], lab, own_graph)
