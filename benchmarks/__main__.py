@@ -22,6 +22,7 @@ MODULES = (
     "benchmarks.fabric",
     "benchmarks.experiment",
     "benchmarks.prediction",
+    "benchmarks.following_light",
     "benchmarks.openflow",
     "benchmarks.ocs",
     "benchmarks.ocssessions",

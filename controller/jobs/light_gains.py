@@ -23,10 +23,14 @@ _PREDICTED, _KEPT = "predicted_iteration_s", "light"
 
 @dataclass(frozen=True)
 class PacesBefore:
-    """What was known of each job at work before a change; ``reported``: its reports, by number."""
+    """What was known of each job at work before a change; ``reported``: its reports, by number.
+
+    Of those ``unsettled`` something else changed since the measured iterations began.
+    """
 
     predicted_s: Mapping[str, float | None]
     measured_s: Mapping[str, float | None]
+    unsettled: Mapping[str, bool]
     reported: Mapping[str, int]
 
 
@@ -41,9 +45,17 @@ class LightGains:
         jobs = self._table.several(job_ids)
         predicted = self._forecasts.shown(list(jobs.values()))
         jobs = {job_id: status for job_id, status in jobs.items() if job_id in predicted}
+        settled = {job_id: self.measured_s(status) for job_id, status in jobs.items()}
+        latest = {
+            job_id: self._latest_s(status, -math.inf)
+            if settled[job_id] is None
+            else settled[job_id]
+            for job_id, status in jobs.items()
+        }
         return PacesBefore(
             {job_id: predicted[job_id][_PREDICTED] for job_id in jobs},
-            {job_id: self.measured_s(status) for job_id, status in jobs.items()},
+            latest,
+            {job_id: each is None for job_id, each in settled.items()},
             {job_id: self._table.ledger.reported(job_id) for job_id in jobs},
         )
 
@@ -62,6 +74,7 @@ class LightGains:
                     "predicted_before_s": before_s,
                     "predicted_after_s": after[job_id][_PREDICTED],
                     "measured_before_s": before.measured_s[job_id],
+                    "unsettled_before": before.unsettled[job_id],
                     "reported": before.reported[job_id],
                 }
             }
@@ -72,7 +85,9 @@ class LightGains:
     def of(self, status: JobStatus) -> list[dict[str, Any]]:
         """Each time that light of a job moved while it trained, oldest first.
 
-        ``measured_after_s`` is ``None`` until an iteration has begun and ended since.
+        ``measured_after_s`` is ``None`` until an iteration has begun and ended since. With
+        ``unsettled_before`` other jobs began or ended, or other circuits changed, while it was
+        measured before.
         """
         ledger, ranks = self._table.ledger, max(1, len(status.hosts))
         kept = [each for each in ledger.decisions(status.id) if _KEPT in each]
@@ -97,9 +112,12 @@ class LightGains:
     def measured_s(self, status: JobStatus) -> float | None:
         """The mean of a running job's latest iterations, as far as nothing else changed since they
         began: no circuits, and no other job began or ended."""
+        return self._latest_s(status, self._settled_at())
+
+    def _latest_s(self, status: JobStatus, since: float) -> float | None:
         ranks = max(1, len(status.hosts))
         reports = self._table.ledger.latest_iterations(status.id, (_ITERATIONS + 3) * ranks)
-        times_s = durations_s(reports, ranks, self._settled_at())[-_ITERATIONS:]
+        times_s = durations_s(reports, ranks, since)[-_ITERATIONS:]
         return fmean(times_s) if times_s else None
 
     def _settled_at(self) -> float:

@@ -159,7 +159,8 @@ def _moved(move: Answer) -> str:
         return f"{what} {' → '.join(said)}"
 
     at = f"{when(move['moved_at'])} by {move['policy']} (change {move['reconfiguration']})"
-    return f"{at}, an iteration: {pace('predicted')}; {pace('measured')}"
+    others = " (before, something else changed, too)" if move["unsettled_before"] else ""
+    return f"{at}, an iteration: {pace('predicted')}; {pace('measured')}{others}"
 
 
 def _of_spec(spec: Answer) -> Iterator[tuple[str, str]]:

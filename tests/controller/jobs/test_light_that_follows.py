@@ -157,6 +157,7 @@ async def test_what_was_predicted_and_measured_is_kept() -> None:
             "predicted_before_s": before_s,
             "predicted_after_s": after_s,
             "measured_before_s": pytest.approx(2.0),
+            "unsettled_before": False,
             "measured_after_s": None,
         }
         assert after_s < before_s
