@@ -121,6 +121,23 @@ async def test_a_drained_controller_moves_no_light() -> None:
         assert not events(cluster, "defragmented")
 
 
+async def test_what_earlier_changes_took_is_a_cost() -> None:
+    async with at_work(PolicyChoice()) as cluster:
+        (job_id,) = await submit_running(cluster, large("spread", SPREAD))
+        first = await cluster.scheduler.light.proposal()
+        assert first is not None
+        row = {"state": "committed", "changes": {"ocs1": {"breaks": [], "makes": []}}}
+        for spent_s in (20.0, 30.0, 1000.0):
+            stages = {"read": 500.0, "drain": 100.0, "make": 0.025, "verify": spent_s}
+            record = {**row, "finished_at": 0.0, "stages_s": stages}
+            number = cluster.store.prepared_intent(0, record)()
+            cluster.store.update_reconfiguration(number, "committed", record)
+        then = await cluster.scheduler.light.proposal()
+        assert then is not None
+        # The median of them; how long jobs took to their iteration's end is counted by itself.
+        assert then.costs_s[job_id] == pytest.approx(first.costs_s[job_id] + 30.0)
+
+
 async def test_a_device_that_is_away_ends_nothing() -> None:
     choice = PolicyChoice(defragment=True, defragment_every_s=0.05)
     async with at_work(PolicyChoice()) as cluster:
