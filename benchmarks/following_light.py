@@ -3,11 +3,11 @@
 The trace is 30 minutes long, and played ``COMPRESSION`` times as fast: iterations compute and send
 so many times less, and the lab's policies look and count in shorter seconds. Nothing is drawn to
 fit: kinds and sizes are equally likely, lengths and gaps are distributed as below, and the seed is
-the first one. In short it is the first ten minutes; with ``PATCHLIGHT_BENCH=full`` it is all of it.
+the first one. It is the first ten minutes, and in full all of it: ``python -m benchmarks --full
+benchmarks.following_light``.
 """
 
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -154,9 +154,8 @@ def _ended(client: ControllerClient, job_id: str) -> dict[str, Any]:
     return job
 
 
-def run() -> list[dict[str, Any]]:
+def run(*, full: bool = False) -> list[dict[str, Any]]:
     """Completion times without and with it, measured and predicted; what its moves gained."""
-    full = os.environ.get("PATCHLIGHT_BENCH") == "full"
     lab = EmulatedLab.from_file("ofc2022", scale=1000, name="bench-follows").lab
     jobs = trace(lab, FULL_S if full else SHORT_S)
     stays, follows = (played(jobs, follows=each) for each in (False, True))
