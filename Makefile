@@ -12,6 +12,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=CI,DOCKER_HOST)
 # As root, leave no root-owned bytecode in a user's checkout.
 ROOT_RUN := $(SUDO) env PYTHONDONTWRITEBYTECODE=1
 DEMO_ARGS ?=
+BENCH_ARGS ?=
 # The variable silences a notice about a successor of mkdocs.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
@@ -48,7 +49,7 @@ docs:
 
 bench:
 	@deploy/bootstrap.sh --bench
-	$(ROOT_RUN) $(BIN)/python -m benchmarks --output benchmarks.json
+	$(ROOT_RUN) $(BIN)/python -m benchmarks --output benchmarks.json $(BENCH_ARGS)
 
 clean:
 	$(SUDO) rm -rf build dist results benchmarks.json .coverage *.egg-info \

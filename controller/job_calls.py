@@ -128,12 +128,12 @@ class JobCalls(ABC):
         found: Answer | None = self._call("POST", "/defragmentation")["change"]
         return found
 
-    def policies(self) -> dict[str, str | None]:
-        """The policies that decide now, by kind."""
+    def policies(self) -> Answer:
+        """The policies that decide now, by kind; ``defragment``: whether light follows jobs."""
         return dict(self._call("GET", "/policies")["policies"])
 
-    def use_policies(self, chosen: Mapping[str, str | None]) -> dict[str, str | None]:
-        """Have these decide from now on, by kind; the others stay. All that decide then."""
+    def use_policies(self, chosen: Mapping[str, str | bool | None]) -> Answer:
+        """Have these decide from now on, as of ``policies``; the others stay. All of them then."""
         return dict(self._call("PUT", "/policies", dict(chosen))["policies"])
 
     def drain(self, why: str = "") -> list[str]:

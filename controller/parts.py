@@ -19,7 +19,6 @@ from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.job_traffic import JobTraffic
 from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.controller.jobs.outputs import JobOutputs
-from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
 from patchlight.controller.jobs.retention import Retention
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.openflow.client import Speaker
@@ -30,6 +29,7 @@ from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.store import open_store
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.lab_api import LabIdentity
+from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Settings:
     ``openflow_netns`` is the network namespace that the OpenFlow speaker listens in (a path;
     ``None``: the controller's own). ``token`` opens agents that listen on TCP. More power than
     ``power_ceiling_dbm`` is not switched; ``tolerances`` say how much may be missing.
-    ``policies`` say which job is next, and where it runs. ``lab_file`` is where the lab was read.
+    ``policies`` go before those of the lab file. ``lab_file`` is where the lab was read.
     """
 
     state_dir: Path
@@ -51,7 +51,7 @@ class Settings:
     token: str | None = None
     power_ceiling_dbm: float = POWER_CEILING_DBM
     tolerances: Tolerances = DEFAULT_TOLERANCES
-    policies: PolicyChoice = DEFAULT_POLICIES
+    policies: PolicyChoice = NOTHING_SAID
     lab_file: Path | None = None
 
 
@@ -109,11 +109,12 @@ class Controller:
             "lab": self.lab.name,
             "version": version("patchlight"),
             "engine": self.speaker.info.get("engine"),
-            "policies": self.scheduler.policies.choice.words,
+            "policies": self.scheduler.policies.words,
             "policy_faults": [
                 {"kind": kind, "policy": policy, "faults": faults}
                 for (kind, policy), faults in self.scheduler.policies.faults.items()
             ],
+            "light": self.scheduler.follower.status(),
             "drained": self.scheduler.drained,
             "queue_pass_s": self.scheduler.last_pass_s,
             "parts": self.background.status(),

@@ -56,6 +56,7 @@ async def _run(controller: Controller, api: socket.socket, on_ready: Callable[[]
         stack.push_async_callback(controller.scheduler.close)
         stack.push_async_callback(controller.background.close)
         controller.background.start("scheduler", controller.scheduler.run)
+        controller.background.start("light", controller.scheduler.follower.run)
         controller.background.start("job traffic", controller.traffic.watch)
         controller.background.start("retention", controller.retention.run)
         controller.background.start("fleet", controller.fleet.watch)

@@ -15,6 +15,7 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Any, NamedTuple, TypeVar
 
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.queueing import Discipline
 
@@ -222,7 +223,8 @@ class Lab:
 
     ``fabric`` says what an emulation makes packet switches of: ``openvswitch`` or
     ``bridge`` (learning bridges without OpenFlow). Without ``controller_api`` the controller
-    answers at a place of the lab's own (``lab_api.api_address``). ``queue`` says how jobs wait.
+    answers at a place of the lab's own (``lab_api.api_address``). ``queue`` says how jobs wait,
+    ``policies`` who decides.
     """
 
     name: str
@@ -236,6 +238,7 @@ class Lab:
     controller_api: str = ""
     controller_openflow: str = "127.0.0.1:6653"
     queue: Discipline = field(default_factory=Discipline)
+    policies: PolicyChoice = NOTHING_SAID
 
     @cached_property
     def hosts(self) -> tuple[Host, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Le
@@ -14,9 +14,9 @@ from patchlight.controller.api.caller import UNKNOWN, is_keeper
 from patchlight.controller.api.circuits import Caller
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.jobs.live_light import record_of
-from patchlight.controller.policies.contract import KINDS
 from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.policies import KINDS, PolicyChoice
 
 if TYPE_CHECKING:
     from patchlight.controller.jobs.running_job import RunningJob
@@ -61,7 +61,8 @@ def _look(routes: APIRouter, controller: Controller) -> None:
         status = scheduler.job(job_id)
         predicted = scheduler.forecasts.shown([status]).get(job_id, {})
         holds_by = _holds_by(table.running.get(job_id))
-        answer = {**status.as_record, **predicted, "holds_by": holds_by}
+        gains = scheduler.gains.shown(status)
+        answer = {**status.as_record, **predicted, **gains, "holds_by": holds_by}
         if status.spec.is_split and status.hosts and not status.state.is_final:
             answer["rigid_because"] = scheduler.why_rigid(job_id)
         return answer
@@ -153,7 +154,7 @@ def _change(routes: APIRouter, controller: Controller) -> None:
 
     @routes.get("/policies")
     async def policies() -> Answer:
-        return {"policies": scheduler.policies.choice.words}
+        return {"policies": scheduler.policies.words}
 
     @routes.put("/policies")
     async def use(request: models.PoliciesRequest, caller: Caller) -> Answer:
@@ -165,9 +166,10 @@ def _change(routes: APIRouter, controller: Controller) -> None:
                 f"{caller.by or UNKNOWN}",
                 hint="who runs the controller may have it used: sudo patchlight policy use …",
             )
-        choice = replace(scheduler.policies.choice, **said)
-        await scheduler.policies.use(choice)
-        return {"policies": choice.words}
+        # Nothing in place of a policy is said in so many words: there is to be none.
+        said |= {kind: "" for kind in KINDS if kind in said and said[kind] is None}
+        await scheduler.policies.use(PolicyChoice(**said))
+        return {"policies": scheduler.policies.words}
 
     @routes.post("/drain")
     async def drain(request: models.StopRequest) -> Answer:

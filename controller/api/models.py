@@ -175,10 +175,14 @@ class RegroupRequest(_Strict):
 
 
 class PoliciesRequest(_Strict):
-    """Policies that are to decide from now on, by kind; those that are not named stay."""
+    """Policies that are to decide from now on, by kind, and whether light follows jobs by itself.
+
+    What is not named stays.
+    """
 
     placement: Text = ""
     order: Text = ""
     topology: Text = ""
     partition: Text | None = None
     elasticity: Text = ""
+    defragment: bool = False

@@ -25,6 +25,11 @@ class Transactions:
         self._one_at_a_time = asyncio.Lock()
         self._running: set[asyncio.Task[Reconfiguration]] = set()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a change is under way."""
+        return self._one_at_a_time.locked()
+
     async def settle_flows(self) -> None:
         """Make the flow tables those of the circuits that the devices have now."""
         async with self._one_at_a_time:

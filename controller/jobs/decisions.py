@@ -31,9 +31,12 @@ OWN_GRAPH = "of the job"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One answer of a policy, as JSON, after so many ``seconds``; ``saw`` gives what it saw."""
+    """One answer of a policy, as JSON, after so many ``seconds``; ``saw`` gives what it saw.
 
-    kind: PolicyKind
+    Its ``kind`` is the policy's, or ``defragment``.
+    """
+
+    kind: str
     policy: str
     answer: Any
     seconds: float

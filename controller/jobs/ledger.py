@@ -131,6 +131,11 @@ class JobLedger:
         )
         return [json.loads(record) for (record,) in reversed(rows)]
 
+    def reported(self, job_id: str) -> int:
+        """The number of a job's latest report, for ``iterations`` to go on after; 0 without one."""
+        rows = self._database.rows("SELECT max(number) FROM iterations WHERE job = ?", job_id)
+        return int(rows[0][0] or 0)
+
     def history(self, job_id: str) -> list[dict[str, Any]]:
         """The states that a job came to, oldest first: ``at``, ``state`` and ``message``."""
         rows = self._database.rows(

@@ -4,53 +4,112 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
+from functools import partial
+from statistics import median
 from typing import Any
 
 from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.changes.transaction import Transactions
+from patchlight.controller.jobs.decisions import Decision, plain_answer, seen
+from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.light_gains import LightGains
 from patchlight.controller.jobs.placement import LabView
-from patchlight.controller.policies.contract import ClusterView
+from patchlight.controller.jobs.policies_in_use import PoliciesInUse
 from patchlight.controller.policies.defragment import MINIMUM_GAIN_S, Proposal, defragment
 from patchlight.controller.store import Store
 from patchlight.testbed.portmap import PortMap
 
 Look = Callable[[], Awaitable[Callable[[], LabView]]]
 
+DEFRAGMENT = "defragment"
+# What jobs wait for in a change, beside the dark time, which is in ``make``.
+_STAGES = ("break", "make", "verify", "flows", "undrain")
+_CHANGES = 10
+
 
 class LiveLight:
     """Defragments a lab: regroups running jobs by light alone, where that gains more than it costs.
 
-    ``look`` looks at the devices, and then gives the lab as of when its answer is called.
+    ``look`` looks at the devices, and then gives the lab as of when its answer is called; what all
+    jobs together have to gain at least is said by the ``policies``.
     """
 
-    def __init__(self, store: Store, transactions: Transactions, look: Look) -> None:
-        self._store, self._transactions, self._look = store, transactions, look
+    def __init__(
+        self,
+        store: Store,
+        table: JobTable,
+        transactions: Transactions,
+        gains: LightGains,
+        look: Look,
+        policies: PoliciesInUse,
+    ) -> None:
+        self._store, self._table, self._transactions = store, table, transactions
+        self._gains, self._look, self._policies = gains, look, policies
 
-    async def proposal(self, minimum_gain_s: float = MINIMUM_GAIN_S) -> Proposal | None:
-        """The change that gains most; ``None`` where none gains so much."""
-        return (await self._seen(minimum_gain_s))[1]
+    async def proposal(self) -> Proposal | None:
+        """The change that gains most; ``None`` where none gains enough."""
+        return await asyncio.to_thread(self._decide, (await self._look())())
 
-    async def _seen(self, minimum_gain_s: float) -> tuple[ClusterView, Proposal | None]:
-        view = (await self._look())().view
-        return view, await asyncio.to_thread(defragment, view, minimum_gain_s)
+    def _decide(self, lab: LabView) -> Proposal | None:
+        gain_s = self._policies.choice.minimum_gain_s
+        least_s = MINIMUM_GAIN_S if gain_s is None else gain_s
+        return defragment(lab.view, least_s, self._overhead_s())
 
-    async def defragment(self, minimum_gain_s: float = MINIMUM_GAIN_S) -> Reconfiguration | None:
-        """Carry it out, at the end of an iteration of each job concerned; an event says so."""
-        view, proposal = await self._seen(minimum_gain_s)
+    def _overhead_s(self) -> float:
+        """How long the latest changes kept jobs waiting, without the dark time: their median.
+
+        0 where there was none yet.
+        """
+        times_s = []
+        for change in self._store.reconfigurations(last=_CHANGES):
+            if change["state"] == "committed" and change["changes"]:
+                dark_s = sum(
+                    self._transactions.parts.lab.circuit_switch(ocs).switching_time_s
+                    for ocs in change["changes"]
+                )
+                spent_s = sum(change["stages_s"].get(stage, 0.0) for stage in _STAGES)
+                times_s.append(max(0.0, spent_s - dark_s))
+        return median(times_s) if times_s else 0.0
+
+    async def defragment(self) -> Reconfiguration | None:
+        """Carry it out, at the end of an iteration of each job concerned.
+
+        An event says so, and the decision is kept with each job that runs.
+        """
+        lab = (await self._look())()
+        began = time.perf_counter()
+        proposal = await asyncio.to_thread(self._decide, lab)
         if proposal is None:
             return None
-        circuits = dict(view.circuits)
+        seconds, answer = time.perf_counter() - began, plain_answer(proposal.maps)
+        decision = Decision(DEFRAGMENT, DEFRAGMENT, answer, seconds, partial(seen, lab.view))
+        circuits, hosts = dict(lab.view.circuits), self._hosts()
 
         def decide(maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
-            # Planned on other maps than these, it might gain nothing: then it is left.
+            # Planned on other maps or for other jobs than these, it might gain nothing: then it
+            # is left.
             same = all(maps.get(ocs) == circuits.get(ocs) for ocs in proposal.maps)
-            return proposal.maps if same else {}
+            return proposal.maps if same and self._hosts() == hosts else {}
 
+        before = self._gains.before(proposal.gains_s)
         why = f"defragment {', '.join(proposal.jobs)}: {proposal.gain_s:.0f} s gained"
         change = await self._transactions.change(decide, why)
+        if change.state == "committed" and not change.changes:
+            return change  # overtaken: nothing moved
         event = {"reconfiguration": change.id, "state": change.state, **record_of(proposal)}
         self._store.add_event(time.time(), "defragmented", event)
+        kept = self._gains.kept(before, change)
+        record = {**decision.record, "reconfiguration": change.id}
+        for job_id, light in kept.items():
+            self._table.ledger.add_decision(job_id, time.time(), {**record, **light})
         return change
+
+    def _hosts(self) -> dict[str, tuple[str, ...]]:
+        """The hosts of each job that has some."""
+        return {
+            job_id: tuple(host.name for host in job.hosts)
+            for job_id, job in self._table.running.items()
+        }
 
 
 def record_of(proposal: Proposal) -> dict[str, Any]:

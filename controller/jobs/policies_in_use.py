@@ -6,13 +6,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice, PolicySet
+from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicySet, in_words
 from patchlight.controller.policies.guard import Fault
 from patchlight.controller.store import Store
 from patchlight.testbed.lab import Lab
+from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
 
 _log = logging.getLogger(__name__)
 
@@ -22,6 +24,9 @@ _MARK = "policies"
 class PoliciesInUse:
     """One set of policies, until ``take_next`` puts another in its place.
 
+    What was said with ``use`` comes before what is ``given`` with the controller's start, that
+    before what the lab file says, and that before the defaults. Given others than the last time,
+    what was used is forgotten. ``choice`` is all of it, as of the next pass of the queue;
     ``faults`` counts those of each kind and policy; ``wanted`` is told when others are to decide.
     """
 
@@ -37,7 +42,9 @@ class PoliciesInUse:
         self._lab, self._store, self._table, self._wanted = lab, store, table, wanted
         self._loop: asyncio.AbstractEventLoop | None = None
         self.faults: Counter[tuple[str, str]] = Counter()
-        self.choice = self._kept(given)
+        self._given = given
+        self._used = self._kept()
+        self.choice = self._whole(self._used)
         self.now = self._made(self.choice)
         self._next: PolicySet | None = None
 
@@ -45,29 +52,40 @@ class PoliciesInUse:
         shape = WiredLab(self._lab, self._lab.initial_maps).shape
         return PolicySet(choice, self._on_fault, shape, self._lab)
 
-    def _kept(self, given: PolicyChoice) -> PolicyChoice:
+    def _whole(self, used: PolicyChoice) -> PolicyChoice:
+        return used.over(self._given).over(self._lab.policies).over(DEFAULT_POLICIES)
+
+    def _kept(self) -> PolicyChoice:
         """What ``use`` chose in an earlier life, if the controller is given the same as then."""
         kept = self._store.mark(_MARK)
-        # An older controller knew fewer kinds of policies: their defaults held.
-        if kept is None or {**DEFAULT_POLICIES.words, **kept["given"]} != given.words:
-            self._store.set_mark(_MARK, {"given": given.words, "used": given.words})
-            return given
-        return replace(given, **kept["used"])
+        if kept is None or kept["given"] != self._given.said:
+            self._keep(NOTHING_SAID)
+            return NOTHING_SAID
+        return PolicyChoice(**kept["used"])
+
+    def _keep(self, used: PolicyChoice) -> None:
+        self._store.set_mark(_MARK, {"given": self._given.said, "used": used.said})
 
     async def use(self, choice: PolicyChoice) -> None:
-        """Have others decide from the next pass of the queue on; ``BadInput`` if one is not there.
+        """Have these decide from the next pass of the queue on; ``BadInput`` if one is not there.
 
-        What runs is left as it is. The choice outlives the controller, until it is started with
-        others.
+        What is not said stays, and so does what runs. The choice outlives the controller, until it
+        is started with others.
         """
-        policies = await asyncio.to_thread(self._made, choice)
+        used = choice.over(self._used)
+        whole = self._whole(used)
+        policies = await asyncio.to_thread(self._made, whole)
         if self._next is not None:
             self._next.close()
-        self._next, self.choice = policies, choice
-        kept = self._store.mark(_MARK) or {"given": choice.words}
-        self._store.set_mark(_MARK, {**kept, "used": choice.words})
-        self._store.add_event(time.time(), "policies", {"policies": choice.words})
+        self._next, self._used, self.choice = policies, used, whole
+        self._keep(used)
+        self._store.add_event(time.time(), "policies", {"policies": self.words})
         self._wanted()
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """What decides now, for people and programs: policies by kind, and ``defragment``."""
+        return {**in_words(self.choice), "defragment": bool(self.choice.defragment)}
 
     def take_next(self) -> bool:
         """Have those decide that are to be used, if there are any; whether there were."""

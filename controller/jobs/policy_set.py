@@ -1,11 +1,11 @@
 """The policies that the scheduler asks, each guarded: a fault is an event, the default decides."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar, cast
+from typing import TypeVar
 
-from patchlight.controller.policies.contract import KINDS, ClusterShape, Policy, PolicyKind
+from patchlight.controller.policies.contract import ClusterShape, Policy
+from patchlight.controller.policies.defragment import LOOKED_AT_EVERY_S, MINIMUM_GAIN_S
 from patchlight.controller.policies.guard import (
     DEADLINE_S,
     Fault,
@@ -18,42 +18,35 @@ from patchlight.controller.policies.guard import (
 from patchlight.controller.policies.policy_process import PolicyProcess
 from patchlight.controller.policies.registry import DEFAULTS, is_built_in, load_policy
 from patchlight.controller.policies.topology import CannotRegroup
-from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
+from patchlight.testbed.policies import KINDS, PolicyChoice, PolicyKind
 
 G = TypeVar("G")
 
-
-@dataclass(frozen=True)
-class PolicyChoice:
-    """The policies of a lab, as ``patchlight.controller.policies.registry.find`` reads them.
-
-    Without ``partition``, jobs have to say how many workers they want. ``topology`` is for
-    jobs that do not say. One that has not answered after ``deadline_s`` is passed over.
-    """
-
-    placement: str = DEFAULTS["placement"]
-    order: str = DEFAULTS["order"]
-    topology: str = DEFAULTS["topology"]
-    partition: str | None = None
-    elasticity: str = DEFAULTS["elasticity"]
-    deadline_s: float = DEADLINE_S
-
-    def __post_init__(self) -> None:
-        if not 0 < self.deadline_s < float("inf"):
-            raise BadInput(f"a policy's deadline is {self.deadline_s} s: expected more than 0 s")
-
-    def of(self, kind: PolicyKind) -> str | None:
-        """The one of a kind."""
-        return cast(str | None, getattr(self, kind))
-
-    @property
-    def words(self) -> dict[str, str | None]:
-        """All, for people and programs."""
-        return {kind: self.of(kind) for kind in KINDS}
+DEFAULT_POLICIES = PolicyChoice(
+    placement=DEFAULTS["placement"],
+    order=DEFAULTS["order"],
+    topology=DEFAULTS["topology"],
+    elasticity=DEFAULTS["elasticity"],
+    deadline_s=DEADLINE_S,
+    defragment=False,
+    defragment_every_s=LOOKED_AT_EVERY_S,
+    minimum_gain_s=MINIMUM_GAIN_S,
+)
+"""What holds where nobody says anything. Without *partition*, jobs have to say how many workers
+they want; *topology* is for jobs that do not say."""
 
 
-DEFAULT_POLICIES = PolicyChoice()
+def in_words(choice: PolicyChoice) -> dict[str, str | None]:
+    """Which policy decides for each kind, for people and programs; ``None`` is none at all."""
+    whole = choice.over(DEFAULT_POLICIES)
+    return {kind: whole.of(kind) or None for kind in KINDS}
+
+
+def named(choice: PolicyChoice, kind: PolicyKind) -> str:
+    """The policy of a kind, else the default."""
+    found = choice.of(kind)
+    return DEFAULTS[kind] if found is None else found
 
 
 class PolicySet:
@@ -70,18 +63,20 @@ class PolicySet:
         shape: ClusterShape | None = None,
         lab: Lab | None = None,
     ) -> None:
-        self.choice, self._report = choice, report
+        self._report = report
+        self._deadline_s = choice.deadline_s or DEADLINE_S
         self._shape, self._lab = shape, lab
         self._topologies: dict[str, GuardedTopology] = {}
         self._placements: dict[str, GuardedPlacement] = {}
         self._processes: list[PolicyProcess] = []
         self.partition: GuardedPartition | None = None
         try:
-            self.placement = self.placement_named(choice.placement)
-            self.order = self._guarded(GuardedOrder, "order", choice.order)
-            self.topology(choice.topology)
-            self.elasticity = self._guarded(GuardedElasticity, "elasticity", choice.elasticity)
-            if choice.partition is not None:
+            self.placement = self.placement_named(named(choice, "placement"))
+            self.order = self._guarded(GuardedOrder, "order", named(choice, "order"))
+            self.topology(named(choice, "topology"))
+            elasticity = named(choice, "elasticity")
+            self.elasticity = self._guarded(GuardedElasticity, "elasticity", elasticity)
+            if choice.partition:
                 self.partition = self._guarded(GuardedPartition, "partition", choice.partition)
         except BaseException:
             self.close()
@@ -111,7 +106,7 @@ class PolicySet:
         return self._topologies[name]
 
     def _guarded(self, guard: Callable[..., G], kind: PolicyKind, name: str) -> G:
-        deadline_s = self.choice.deadline_s
+        deadline_s = self._deadline_s
         policy: Policy | PolicyProcess
         if is_built_in(name, kind):
             policy = load_policy(name, kind)

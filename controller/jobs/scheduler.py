@@ -21,11 +21,13 @@ from patchlight.controller.jobs.admission import check_policies, check_specs
 from patchlight.controller.jobs.forecasts import Forecasts
 from patchlight.controller.jobs.gangs import Gang, Gangs
 from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.light_follower import LightFollower
+from patchlight.controller.jobs.light_gains import LightGains
 from patchlight.controller.jobs.line_up import LineUp
 from patchlight.controller.jobs.live_light import LiveLight
 from patchlight.controller.jobs.placement import LabView, Placement
 from patchlight.controller.jobs.policies_in_use import PoliciesInUse
-from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
+from patchlight.controller.jobs.policy_set import named
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.takeover import Takeover
 from patchlight.controller.jobs.worker_specs import JobFailed
@@ -34,6 +36,7 @@ from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab import Lab
+from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.queueing import Discipline
 from patchlight.testbed.wiring import Links
 
@@ -59,21 +62,25 @@ class Scheduler:
         store: Store,
         table: JobTable,
         transactions: Transactions,
-        choice: PolicyChoice = DEFAULT_POLICIES,
+        choice: PolicyChoice = NOTHING_SAID,
         discipline: Discipline = DEFAULT_DISCIPLINE,
     ) -> None:
         """``BadInput`` if a policy of ``choice`` cannot be had."""
         self._lab, self._fleet, self._store, self._table = lab, fleet, store, table
         self._changed = asyncio.Event()
         self.last_pass_s = 0.0
-        self.policies = PoliciesInUse(lab, store, table, choice, self._changed.set)
+        self.policies = PoliciesInUse(lab, store, table, choice, self._on_policies)
         self._placement = Placement(lab, self.policies, transactions, table.several)
         self._gangs = Gangs(lab, fleet, store, table, self._rewire_first, self)
         self._line_up = LineUp(store, table, self._placement, self._gangs, discipline)
         self._takeover = Takeover(fleet, store, table, self._gangs)
-        self.light = LiveLight(store, transactions, self._look)
         self._links = transactions.parts.maps.present_links
         self.forecasts = Forecasts(lab, table, self._links)
+        self.gains = LightGains(store, table, self.forecasts)
+        self.light = LiveLight(store, table, transactions, self.gains, self._look, self.policies)
+        self.follower = LightFollower(
+            self.light, self.gains, self.policies, table, transactions, lambda: self.drained
+        )
 
     # -- what users ask ----------------------------------------------------------------
 
@@ -111,11 +118,11 @@ class Scheduler:
         self, specs: Sequence[JobSpec], topology: str | None, by: str
     ) -> tuple[list[JobStatus], str]:
         """Jobs as they would be submitted, and the topology policy that they would have."""
-        specs = check_specs(self._lab, specs, counted=self.policies.choice.partition is None)
+        specs = check_specs(self._lab, specs, counted=not self.policies.choice.partition)
         check_policies(specs, self.policies.choice)
         specs = [replace(spec, after=self._ids_of(spec)) for spec in specs]
-        named = topology or next((spec.topology for spec in specs if spec.topology), None)
-        chosen = named or self.policies.choice.topology
+        own = topology or next((spec.topology for spec in specs if spec.topology), None)
+        chosen = own or named(self.policies.choice, "topology")
         now, gang = time.time(), uuid.uuid4().hex[:12]
         statuses = [
             JobStatus(
@@ -189,6 +196,7 @@ class Scheduler:
     def freed(self, job: RunningJob) -> None:
         """A job has given back its hosts."""
         self._line_up.freed(job.id)
+        self.follower.ended(job.id)
         self._changed.set()
 
     def settled(self, job: RunningJob) -> None:
@@ -334,6 +342,7 @@ class Scheduler:
                 wait_s = await self._line_up.decide(self._look_for_waiting)
             ended = time.monotonic()
             took_s = self.last_pass_s = ended - began
+            self.follower.queue_passed()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._changed.wait()
@@ -351,7 +360,7 @@ class Scheduler:
         """As ``_look``; states of ports, which cost reading, only for who places by circuits."""
         live = self._table.live()
         own = any(s.spec.placement for s in live if s.state.is_waiting or s.spec.is_split)
-        lab_wide = self.policies.choice.placement != DEFAULTS["placement"]
+        lab_wide = named(self.policies.choice, "placement") != DEFAULTS["placement"]
         return await self._look(ports=own or lab_wide)
 
     async def _look(self, *, ports: bool = True) -> Callable[[], LabView]:
@@ -363,6 +372,10 @@ class Scheduler:
     def _hosts_of(self, job_ids: Iterable[str]) -> dict[str, list[str]]:
         running = self._table.running
         return {job_id: [host.name for host in running[job_id].all_hosts] for job_id in job_ids}
+
+    def _on_policies(self) -> None:
+        self._changed.set()
+        self.follower.look_soon()
 
     # -- circuits --------------------------------------------------------------------------
 
@@ -389,9 +402,12 @@ class Scheduler:
         what = topology if topology == "regroup" else f"{topology} for"
         why = f"{what} {', '.join(because_of)}"
         groups, running = self._hosts_of(job_ids), self._hosts_of(self._table.running)
+        before = self.gains.before(because_of)
         change, decision = await self._placement.rewire(topology, groups, running, why, because_of)
         if decision is not None:
             record = {**decision.record, "reconfiguration": change.id}
+            kept = self.gains.kept(before, change)
             for job_id in because_of:
-                self._table.ledger.add_decision(job_id, time.time(), record)
+                found = {**record, **kept.get(job_id, {})}
+                self._table.ledger.add_decision(job_id, time.time(), found)
         return change

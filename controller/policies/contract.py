@@ -15,16 +15,14 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from patchlight.controller.prediction.load import Load, Training
 from patchlight.testbed.graphs.model import ComputationGraph
 from patchlight.testbed.lab import Lab
+from patchlight.testbed.policies import KINDS as KINDS
+from patchlight.testbed.policies import PolicyKind as PolicyKind
 from patchlight.testbed.portmap import PortMap
-
-PolicyKind = Literal["partition", "placement", "order", "topology", "elasticity"]
-KINDS: tuple[PolicyKind, ...] = ("partition", "placement", "order", "topology", "elasticity")
-
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from patchlight.controller.policies.contract import ClusterView, RingOfJob
 from patchlight.controller.policies.price import Maps, Price, Prices
 
+LOOKED_AT_EVERY_S = 600.0
+"""How often light is looked at, beside each end of a job."""
+
 MINIMUM_GAIN_S = 10.0
 """Less, over all jobs together, is left alone: a prediction is not that exact."""
 
@@ -25,7 +28,7 @@ class Proposal:
 
     ``jobs`` are those that are regrouped. ``gains_s`` says for every job how much sooner it is
     predicted to end, less than 0 for later; each regrouped job's cost, ``costs_s``, is counted in
-    already: the iteration that it ends first, and its dark time.
+    already: the iteration that it ends first, its dark time, and what else a change takes.
     """
 
     maps: Maps
@@ -41,17 +44,20 @@ class Proposal:
         return sum(self.gains_s.values())
 
 
-def defragment(cluster: ClusterView, minimum_gain_s: float = MINIMUM_GAIN_S) -> Proposal | None:
+def defragment(
+    cluster: ClusterView, minimum_gain_s: float = MINIMUM_GAIN_S, overhead_s: float = 0.0
+) -> Proposal | None:
     """The set of running jobs whose regrouping gains most; ``None`` where it gains too little.
 
     Of jobs whose loads are not known nothing can be gained, and their light stays. Circuits of
-    ``cluster.barred`` ports stay, too.
+    ``cluster.barred`` ports stay, too. A change is taken to keep jobs waiting for ``overhead_s``
+    beside the dark time of its circuits.
     """
     lab = cluster.lab
     if lab is None:
         return None
     running = [job for job in cluster.rings if not job.waits]
-    prices = Prices(cluster, lab, cluster.rings)
+    prices = Prices(cluster, lab, cluster.rings, overhead_s)
     spread = [job for job in prices.jobs if job in running and _is_spread(cluster, job)]
     if not spread:
         return None

@@ -43,10 +43,14 @@ class Prices:
     """Prices of wirings of a lab's cluster with the jobs that run on it.
 
     ``jobs`` are those that count: running ones whose rings and loads are known, and any that wait
-    for their circuits. Others are taken not to be there.
+    for their circuits. Others are taken not to be there. ``overhead_s`` is how long a change keeps
+    running jobs waiting beside its dark time.
     """
 
-    def __init__(self, cluster: ClusterView, lab: Lab, jobs: Sequence[RingOfJob]) -> None:
+    def __init__(
+        self, cluster: ClusterView, lab: Lab, jobs: Sequence[RingOfJob], overhead_s: float = 0.0
+    ) -> None:
+        self._overhead_s = overhead_s
         self._cluster, self._lab, self._all = cluster, lab, tuple(jobs)
         self.jobs = tuple(job for job in jobs if job.ring and job.load is not None)
         self._links = trace_links(lab, cluster.circuits)
@@ -111,7 +115,7 @@ class Prices:
         if job.waits:
             return dark_s
         unit_s = self._present_unit_s[self.jobs.index(job)]
-        return dark_s + (unit_s if unit_s < math.inf else 0.0)
+        return dark_s + self._overhead_s + (unit_s if unit_s < math.inf else 0.0)
 
     def _moves(self, job: RingOfJob, links: Links) -> bool:
         """Whether light of the job goes another way than now."""

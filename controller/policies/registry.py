@@ -196,6 +196,16 @@ def find(text: str, kind: PolicyKind | None = None) -> Recipe:
     return _with(recipe, parameters) if parameters else recipe
 
 
+def check_policy(text: str, kind: PolicyKind) -> None:
+    """``BadInput`` if there is no such policy; a file is only looked for, and not run."""
+    head, _, rest = text.partition(":")
+    if match := _FILE.fullmatch(rest if head == kind else text):
+        if not Path(match["path"]).is_file():
+            raise BadInput(f"no policy file {match['path']}: there is no such file")
+    else:
+        find(text, kind)
+
+
 def load_policy(text: str, kind: PolicyKind, **offered: Any) -> Policy:
     """``find`` and ``make`` in one."""
     return find(text, kind).make(**offered)

@@ -221,7 +221,8 @@ class EmulatedLab:
 
     def _make(self) -> None:
         state = states.new_state(self.lab.name, self._source, self.lab.scale)
-        self.lab = runtime_lab(self.lab, agents=has_agents(self.lab, self._options))
+        agents = has_agents(self.lab, self._options)
+        self.lab = runtime_lab(self.lab, agents=agents, policies=self._options.policies)
         services = LabServices(self.lab, state, self._options, self._say)
         services.check_requirements()
         state.fabric = self.lab.fabric

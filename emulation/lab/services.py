@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
-from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicyChoice
 from patchlight.emulation.fabric import build, openvswitch
 from patchlight.emulation.fabric.lab_state import LabState, recorded_labs, run_dir
 from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, namespace_name
@@ -21,6 +20,7 @@ from patchlight.testbed.lab import Lab
 from patchlight.testbed.linux import deploy_file, docker_engine, netem
 from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.sockets import free_ports, unix_socket_answers
+from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.units import format_rate
 
 _MOST_SERVERS_WITH_AGENTS = 16
@@ -41,12 +41,13 @@ def has_controller(lab: Lab, options: "LabOptions") -> bool:
     return lab.fabric == "openvswitch" and options.controller
 
 
-def runtime_lab(lab: Lab, *, agents: bool) -> Lab:
+def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
     """``lab`` as the controller and the agents of its emulation will know it.
 
     Agents, where there are some, answer on Unix sockets of the runtime directory, circuit
     switches and the controller's API on free loopback ports. Switches reach the controller
-    inside their own namespace, where its OpenFlow port is always free.
+    inside their own namespace, where its OpenFlow port is always free. ``policies`` go before the
+    lab's; their files are looked for in the working directory.
     """
     directory = run_dir(lab.name)
     # The usual port is for the only lab; two that come up at once must not race for it.
@@ -70,6 +71,7 @@ def runtime_lab(lab: Lab, *, agents: bool) -> Lab:
         ),
         controller_api=f"127.0.0.1:{api}",
         controller_openflow=f"127.0.0.1:{lab.controller_openflow.rpartition(':')[2]}",
+        policies=policies.beside(Path.cwd()).over(lab.policies),
     )
 
 
@@ -92,8 +94,8 @@ class LabOptions:
     ``controller``: run one, with OpenFlow. ``agents``: run one per server (``None``: for a
     controller, where there are 16 servers at most). ``workers``: ``docker``, ``process``, or
     ``auto``. ``engine``: the OpenFlow engine (``None``: the controller's choice). ``fabric``:
-    overrides the lab file's. ``policies``: the controller's. ``real_time``: the lab's processes run
-    before every ordinary process of this machine, where the kernel permits.
+    overrides the lab file's, as do ``policies``. ``real_time``: the lab's processes run before
+    every ordinary process of this machine, where the kernel permits.
     """
 
     controller: bool = True
@@ -101,7 +103,7 @@ class LabOptions:
     workers: str = "auto"
     engine: str | None = None
     fabric: str | None = None
-    policies: PolicyChoice = DEFAULT_POLICIES
+    policies: PolicyChoice = NOTHING_SAID
     real_time: bool = False
 
     def __post_init__(self) -> None:
@@ -258,14 +260,11 @@ class LabServices:
         return "process"
 
     def _controller(self) -> Service:
-        choice = self._options.policies
         options = {
             "--state": self._run_dir / "controller",
             "--openflow-netns": namespace_path(fabric_namespace(self._lab.name)),
             "--api": self._lab.controller_api,
             "--engine": self._options.engine,
-            **{f"--{kind}": name for kind, name in choice.words.items()},
-            "--policy-deadline": choice.deadline_s,
         }
         return self._module(
             "controller",

@@ -18,6 +18,7 @@ from patchlight.cli.rendering import (
     listing_options,
     print_json,
     say,
+    when,
 )
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
 
@@ -153,6 +154,10 @@ def status(lab_name: str | None, address: str | None, as_json: bool) -> None:
         if agent["reachable"] and agent["problems"]:
             state = Coloured(f"answers; {'; '.join(agent['problems'])}", "bad")
         table.add_row(agent["server"], "agent", state)
+    light = answer["light"]
+    if light["defragment"]:
+        seen = f", looked at {when(light['looked_at'])}" if light["looked_at"] else ""
+        table.add_row("light", "of running jobs", f"follows them{seen}: {light['words']}")
     if answer["drained"]:
         table.add_row("queue", "of jobs", Coloured("drained: no job is started", "caution"))
     for policy in answer["policy_faults"]:

@@ -72,7 +72,8 @@ _OPTIONS = (
         "--lab",
         metavar="LAB",
         shell_complete=complete_lab,
-        help="The GPUs, links and queue of a lab instead.",
+        help="The GPUs and links of a lab instead; its file says of queue and policies what no "
+        "option does.",
     ),
     click.option(
         "--oversubscription",
@@ -130,25 +131,31 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_options(*args: Any, **given: Any) -> Any:
         # Not above: importing NumPy takes longer than --help should.
+        from patchlight.cli.lab_settings import left_to_the_lab
         from patchlight.emulation.simulator.cluster import Outages, Settings
         from patchlight.emulation.simulator.cluster.trace_simulation import SimulationOptions
         from patchlight.emulation.simulator.executors import Engine
         from patchlight.testbed.labfile.reader import load_lab
 
-        failures, lab = given.pop("failures"), given["lab"]
-        settings = Settings(
+        compares = given["defragment_s"] is not None
+        failures, lab = given.pop("failures"), given["lab"] and load_lab(given["lab"])
+        policies, of_lab = left_to_the_lab(lab.policies) if lab else ({}, {})
+        given |= policies
+        said = dict(
             restart_s=given.pop("restart"),
             checkpoint_s=given.pop("checkpoint"),
             defragment_s=given.pop("defragment_s"),
             known=not given.pop("blind"),
             outages=None if failures is None else Outages.parse(failures),
             seed=given.pop("seed"),
-            **taken_discipline(given, Discipline() if lab is None else load_lab(lab).queue),
+            **taken_discipline(given, lab.queue if lab else Discipline()),
         )
+        settings = Settings(**{**said, **of_lab})
         engine = Engine(given.pop("engine"), given.pop("processes") or 0, given.pop("address"))
         other = {name: given.pop(name) for name in ("output", "strict", "as_json")}
-        given["user"] = user_name()
-        options = SimulationOptions(settings=settings, engine=engine, **given)
+        options = SimulationOptions(
+            settings=settings, engine=engine, compares=compares, user=user_name(), **given
+        )
         return command(*args, options=options, **other)
 
     for option in reversed(_OPTIONS):

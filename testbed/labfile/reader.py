@@ -1,5 +1,6 @@
 """Lab files: YAML in; a ``Lab``, or every mistake in it with line and column, out."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ from patchlight.testbed.lab import (
 from patchlight.testbed.labfile.check import check_lab
 from patchlight.testbed.labfile.emulated_schema import TRIGGERS
 from patchlight.testbed.labfile.oversights import note_oversights
+from patchlight.testbed.labfile.policies_schema import choice_of
 from patchlight.testbed.labfile.queue_schema import discipline_of
 from patchlight.testbed.labfile.ranges import write_out
 from patchlight.testbed.labfile.schema import COMMON, LAB
 from patchlight.testbed.labfile.writer import FIELD_OF
+from patchlight.testbed.policies import KINDS, PolicyKind, full_path
 from patchlight.testbed.portmap import PortMap
 
 
@@ -36,9 +39,13 @@ class LabFileError(FileError):
 
 
 def read_lab(path: str | Path) -> Lab:
-    """The lab in this file; ``LabFileError`` with every mistake in it."""
+    """The lab in this file; ``LabFileError`` with every mistake in it.
+
+    Policy files that it names are looked for beside it.
+    """
     expected = f"a lab file, or one of the built-in labs: {', '.join(builtin_labs())}"
-    return parse_lab(read_text(path, LabFileError, expected), str(path))
+    lab = parse_lab(read_text(path, LabFileError, expected), str(path))
+    return lab.with_changes(policies=lab.policies.beside(Path(path).parent))
 
 
 def parse_lab(text: str, name: str = "lab") -> Lab:
@@ -50,6 +57,22 @@ def oversights(path: str | Path) -> tuple[FileIssue, ...]:
     """What the lab in this file seems to lack, though it is good; ``LabFileError`` if it is not."""
     issues = FileIssues(str(path), LabFileError)
     note_oversights(_checked_fields(read_text(path, LabFileError), str(path)), issues)
+    return issues.found
+
+
+def policy_mistakes(
+    path: str | Path, check: Callable[[str, PolicyKind], object]
+) -> tuple[FileIssue, ...]:
+    """What ``check`` says (``BadInput``) of the policies that a good lab file names, by place."""
+    issues = FileIssues(str(path), LabFileError)
+    fields = _checked_fields(read_text(path, LabFileError), str(path))
+    named: Fields = fields["policies"].value if "policies" in fields else Fields()
+    for kind in KINDS:
+        if kind in named:
+            try:
+                check(full_path(named[kind].value, Path(path).parent), kind)
+            except BadInput as error:
+                issues.at(named[kind], error.message)
     return issues.found
 
 
@@ -122,7 +145,8 @@ def _build(fields: Fields) -> Lab:
         fibres=tuple(map(_fibre, _items(fields, "fibres"))),
         **{f"controller_{key}": address.value for key, address in controller.items()},
         queue=discipline_of(fields["queue"].value if "queue" in fields else Fields()),
-        **_values(fields, "controller", "defaults", "queue", *_LISTS),
+        policies=choice_of(fields["policies"].value if "policies" in fields else Fields()),
+        **_values(fields, "controller", "defaults", "queue", "policies", *_LISTS),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from patchlight.testbed.files.fields import ListOf, Number, choice
 from patchlight.testbed.files.groups import Group, Key, required
 from patchlight.testbed.labfile.emulated_schema import emulated_group
+from patchlight.testbed.labfile.policies_schema import POLICIES
 from patchlight.testbed.labfile.queue_schema import queue_group
 from patchlight.testbed.labfile.ranges import ITEMS, RANGE_PATTERN, RANGED
 from patchlight.testbed.labfile.values import (
@@ -182,6 +183,12 @@ LAB = Group(
     ),
     Key("controller", CONTROLLER, "where the controller answers", example="{api: 127.0.0.1:8470}"),
     Key("queue", queue_group(USER_NAME), "how jobs wait", example="{backfill: true}"),
+    Key(
+        "policies",
+        POLICIES,
+        "who decides, and whether light follows jobs by itself",
+        example="{placement: regroup, topology: regroup, defragment: true}",
+    ),
     Key(
         "defaults",
         DEFAULTS,

@@ -19,6 +19,7 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
+from patchlight.testbed.labfile.policies_schema import policies_document
 from patchlight.testbed.labfile.queue_schema import queue_document
 from patchlight.testbed.units import write_loss, write_power, write_rate, write_share, write_time
 
@@ -92,6 +93,8 @@ def lab_document(lab: Lab) -> dict[str, Any]:
         users = [_OnOneLine(user) for user in queue.pop("users", ())]
         groups = {k: _OnOneLine(v) if isinstance(v, dict) else v for k, v in queue.items()}
         document["queue"] = {**groups, **({"users": users} if users else {})}
+    if policies := policies_document(lab.policies):
+        document["policies"] = policies
     if lab.servers:
         document["servers"] = [_server(server) for server in lab.servers]
     if lab.packet_switches:

@@ -41,6 +41,22 @@ def test_mistakes_are_lines_and_the_exit_code_is_two(tmp_path: Path) -> None:
     assert len(lines) == 4
 
 
+def test_policies_that_a_lab_file_names_are_there(tmp_path: Path) -> None:
+    path, mine = tmp_path / "lab.yaml", tmp_path / "mine.py"
+    path.write_text("name: x\npolicies:\n  order: fifoo\n  placement: mine.py:Mine\n")
+    result = run("check", str(path))
+    assert result.exit_code == 2
+    assert result.output.splitlines() == [
+        f"{path}:3:10: no policy 'fifoo': did you mean 'fifo'?",
+        f"{path}:4:14: no policy file {mine}: there is no such file",
+    ]
+    mine.write_text("raise SystemExit('a check runs no program')")
+    path.write_text(path.read_text().replace("fifoo", "las:queues=3"))
+    result = run("check", str(path))
+    assert result.exit_code == 0
+    assert "lab x is good" in result.output
+
+
 def test_warnings_are_mistakes_only_if_it_is_strict(tmp_path: Path) -> None:
     path = tmp_path / "bare.yaml"
     path.write_text("name: bare\n")

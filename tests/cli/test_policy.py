@@ -15,9 +15,10 @@ from patchlight.cli import rendering
 from patchlight.cli.main import cli
 from patchlight.cli.policy import group as command
 from patchlight.cli.policy.options import absolute, chosen_policies, policy_options
-from patchlight.controller.policies.contract import KINDS
+from patchlight.controller.jobs.policy_set import in_words
 from patchlight.controller.policies.registry import BUILT_IN
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.policies import KINDS, NOTHING_SAID, PolicyChoice
 
 RAISES = '''
 class Mine:
@@ -207,7 +208,7 @@ def test_learning_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_lab_is_given_its_policies(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+    seen: list[PolicyChoice] = []
 
     @click.command()
     @policy_options
@@ -216,12 +217,18 @@ def test_a_lab_is_given_its_policies(mine: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.chdir(mine.parent)
     assert CliRunner().invoke(lab, []).exit_code == 0
+    assert seen[-1] == NOTHING_SAID
     plain = {"placement": "consolidated", "order": "fifo", "topology": "keep"}
-    assert seen[-1].words == {"partition": None, "elasticity": "rigid", **plain}
+    whole = {"partition": None, "elasticity": "rigid", **plain}
+    assert in_words(seen[-1]) == whole
     given = ["--partition", "mine.py:Mine", "--order", "las:3", "--policy-deadline", "0.5"]
-    assert CliRunner().invoke(lab, given).exit_code == 0
-    assert seen[-1].partition == f"{mine}:Mine"
-    assert (seen[-1].order, seen[-1].deadline_s) == ("las:3", 0.5)
+    assert CliRunner().invoke(lab, [*given, "--defragment", "off"]).exit_code == 0
+    assert seen[-1].said == {
+        "partition": f"{mine}:Mine",
+        "order": "las:3",
+        "deadline_s": 0.5,
+        "defragment": False,
+    }
     for wrong in (["--placement", "fifo"], ["--policy-deadline", "0"], ["--partition", "no.py"]):
         assert isinstance(CliRunner().invoke(lab, wrong).exception, BadInput)
 

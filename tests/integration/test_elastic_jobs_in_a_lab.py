@@ -6,8 +6,8 @@ import pytest
 
 from patchlight import EmulatedLab
 from patchlight.controller.client import ControllerClient
-from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.testbed.jobs import JobSpec
+from patchlight.testbed.policies import PolicyChoice
 from tests.support.lab_jobs import checked_iterations, connected, ended
 from tests.support.waiting import wait_until
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from patchlight import EmulatedLab
 from patchlight.cli.main import cli
-from patchlight.controller.jobs.policy_set import PolicyChoice
+from patchlight.testbed.policies import PolicyChoice
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]

@@ -8,8 +8,8 @@ import pytest
 
 from patchlight import EmulatedLab
 from patchlight.controller.client import ControllerClient
-from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.testbed.jobs import JobSpec
+from patchlight.testbed.policies import PolicyChoice
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import trace_links
 from tests.support.lab_jobs import connected, ended

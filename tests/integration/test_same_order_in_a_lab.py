@@ -14,7 +14,7 @@ import pytest
 
 from patchlight import EmulatedLab
 from patchlight.controller.client import ControllerClient
-from patchlight.controller.jobs.policy_set import PolicyChoice
+from patchlight.controller.jobs.policy_set import named
 from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.simulator.cluster import (
     LabCluster,
@@ -27,6 +27,7 @@ from patchlight.emulation.simulator.cluster.lab_jobs import jobs_of_specs
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
+from patchlight.testbed.policies import PolicyChoice
 from tests.support.lab_jobs import connected
 from tests.support.waiting import wait_until
 
@@ -98,7 +99,7 @@ def simulated(lab: Lab, arrivals: Sequence[Arrival], order: str) -> list[set[tup
     }
     simulation = Simulation(LabCluster(lab), jobs, Settings(**queue, restart_s=1.0))
     policy: Any = load_policy(order, "order")
-    placement: Any = load_policy(CHOICE.placement, "placement")
+    placement: Any = load_policy(named(CHOICE, "placement"), "placement")
     scheduler = QueueScheduler(simulation, Policies(policy, placement))
     moments = []
     while simulation.advance():

@@ -20,12 +20,12 @@ from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.job_traffic import JobTraffic
 from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.controller.jobs.outputs import JobOutputs
-from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.controller.jobs.scheduler import DEFAULT_DISCIPLINE, Scheduler
 from patchlight.controller.store import Store
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab import CircuitSwitch, Lab
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
+from patchlight.testbed.policies import PolicyChoice
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.queueing import Discipline
 from patchlight.testbed.wiring import Links, trace_links
@@ -86,14 +86,14 @@ class FakeFleet(Fleet):
         change = {"state": state, "message": message, "last_lines": [message] if message else []}
         self.workers[name] = self.workers[name].model_copy(update=change)
 
-    def report(self, name: str, index: int) -> None:
-        """A worker has finished the iteration of this index."""
+    def report(self, name: str, index: int, at: float = 0.0) -> None:
+        """A worker has finished the iteration of this index then (Unix time)."""
         done = {"iterations_done": index + 1}
         self.workers[name] = self.workers[name].model_copy(update=done)
         self.written.setdefault(name, []).append(
             Report(
                 index=index,
-                finished_at=0.0,
+                finished_at=at,
                 compute_s=0.1,
                 communication_s=0.1,
                 sent_bytes=8,
@@ -226,8 +226,9 @@ class Cluster:
         before: "Cluster | None" = None,
         discipline: Discipline = DEFAULT_DISCIPLINE,
         outputs: JobOutputs | None = None,
+        lab: Lab = LAB,
     ) -> None:
-        self.lab = LAB
+        self.lab = lab
         self.ocs: Ocs = before.ocs if before else Ocs(self.lab.circuit_switch("ocs1"))
         self.fleet: FakeFleet = before.fleet if before else FakeFleet(self.lab)
         self.store: Store = before.store if before else Store(":memory:")
@@ -260,6 +261,11 @@ class Cluster:
     async def until_state(self, job_id: str, state: JobState) -> None:
         await self.until(lambda: self.table[job_id].state is state)
 
+    def report_all(self, job_id: str, index: int, at: float) -> None:
+        """All workers of a job have finished the iteration of this index then (Unix time)."""
+        for name in self.fleet.job_workers(job_id):
+            self.fleet.report(name, index, at)
+
     def faults(self) -> list[str]:
         """What policies did wrong."""
         events = self.store.events()
@@ -277,11 +283,13 @@ async def at_work(
     before: Cluster | None = None,
     discipline: Discipline = DEFAULT_DISCIPLINE,
     outputs: JobOutputs | None = None,
+    lab: Lab = LAB,
 ) -> AsyncIterator[Cluster]:
     """A controller's scheduler until the block ends, as it would by a kill: workers go on."""
-    cluster = Cluster(policies, before, discipline, outputs)
+    cluster = Cluster(policies, before, discipline, outputs, lab)
     tasks = [asyncio.create_task(cluster.scheduler.run())]
     tasks.append(asyncio.create_task(cluster.traffic.watch()))
+    tasks.append(asyncio.create_task(cluster.scheduler.follower.run()))
     try:
         yield cluster
     finally:

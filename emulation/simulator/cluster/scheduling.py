@@ -75,7 +75,8 @@ class QueueScheduler:
         self._seen, self._seen_ended = running, simulation.ended
         self._look_s = simulation.now_s + every_s
         # Its ports are barred as they carry running jobs: those are what this is about.
-        proposal = defragment(simulation.view()._replace(barred=Frozen()))
+        view = simulation.view()._replace(barred=Frozen())
+        proposal = defragment(view, simulation.settings.minimum_gain_s)
         if proposal is not None:
             simulation.rewire(proposal.maps)
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import asdict, dataclass
 
+from patchlight.controller.policies.defragment import MINIMUM_GAIN_S
 from patchlight.emulation.simulator.outages import Outages
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.queueing import Discipline
@@ -17,7 +18,8 @@ class Settings(Discipline):
 
     With ``defragment_s`` light moves under running jobs where that gains more than it costs
     (``patchlight.controller.policies.defragment``): when a job has ended, and every so many
-    seconds; infinity is only when one has ended. On clusters with circuits.
+    seconds; infinity is only when one has ended. Less than ``minimum_gain_s`` over all jobs is left
+    alone. On clusters with circuits.
 
     ``known``: how long jobs take is known to the policies. ``seed`` draws outages.
     """
@@ -25,13 +27,14 @@ class Settings(Discipline):
     restart_s: float = 60.0
     checkpoint_s: float = 3600.0
     defragment_s: float | None = None
+    minimum_gain_s: float = MINIMUM_GAIN_S
     known: bool = True
     outages: Outages | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         Discipline.__post_init__(self)
-        for name, least in (("restart_s", 0.0), ("checkpoint_s", 1e-3)):
+        for name, least in (("restart_s", 0.0), ("checkpoint_s", 1e-3), ("minimum_gain_s", 0.0)):
             value = getattr(self, name)
             if not value >= least or (math.isinf(value) and name != "checkpoint_s"):
                 raise BadInput(f"{name} cannot be {value} s: expected at least {least:g} s")

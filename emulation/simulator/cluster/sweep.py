@@ -152,16 +152,16 @@ def combinations(
     placements: Sequence[str],
     topologies: Sequence[str],
     seed: int,
-    defragment: bool = False,
+    defragment: Sequence[bool] = (False,),
     elasticities: Sequence[str] = ("rigid",),
 ) -> list[Combination]:
-    """Each with each, every one once; with ``defragment`` each without and with that."""
+    """Each with each, every one once."""
     found = (
         Combination(order, placement, topology, seed, moves, elasticity)
         for order, placement, topology, elasticity in itertools.product(
             orders, placements, topologies, elasticities
         )
-        for moves in ((False, True) if defragment else (False,))
+        for moves in defragment
     )
     return list(dict.fromkeys(found))
 

@@ -44,7 +44,8 @@ class SimulationOptions:
     NIC rates of a rack ``oversubscription`` times its uplink's). ``communication`` is the part
     of their time for which jobs of several GPUs move gradients. A ``trace`` with the suffix
     ``.yaml`` is a job file: its jobs are ``user``'s, come at once, and say themselves what
-    they compute and move.
+    they compute and move. Where the settings have light follow jobs and it ``compares``, each
+    run is made without that, too.
     """
 
     trace: Path
@@ -63,6 +64,7 @@ class SimulationOptions:
     elasticity: tuple[str, ...] = ("rigid",)
     settings: Settings = field(default_factory=Settings)
     engine: Engine = field(default_factory=Engine)
+    compares: bool = True
 
     @property
     def combinations(self) -> list[Combination]:
@@ -70,7 +72,8 @@ class SimulationOptions:
         settings = self.settings
         moves = settings.defragment_s is not None
         kinds = self.order, self.placement, self.topology
-        return combinations(*kinds, settings.seed, moves, self.elasticity)
+        defragment = (False, True) if moves and self.compares else (moves,)
+        return combinations(*kinds, settings.seed, defragment, self.elasticity)
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,9 @@ def _of_status(status: Answer) -> Iterator[tuple[str, Cell]]:
     yield "submitted", when(status["submitted_at"])
     yield "ran for", words.elapsed(status)
     yield "predicted", _predicted(status)
+    yield "measured", _measured(status)
+    for move in status["light_moves"]:
+        yield "light moved", _moved(move)
     yield "attempt", f"{status['attempt'] + 1}" if status["attempt"] else ""
     yield "restarts", str(status["restarts"] or "")
     yield "topology", status["topology"]
@@ -157,6 +160,30 @@ def _held_by(status: Answer) -> str:
     if len(found) == 1:
         return next(iter(found))
     return "; ".join(f"worker {', '.join(who)}: {how}" for how, who in found.items())
+
+
+def _measured(status: Answer) -> str:
+    """How long iterations take since circuits or other jobs last changed."""
+    seconds = status["measured_iteration_s"]
+    if seconds is None:
+        return ""
+    off = words.deviation(seconds, status.get("predicted_iteration_s"))
+    return f"{seconds:.3f} s an iteration" + (f", {off} than predicted" if off else "")
+
+
+def _moved(move: Answer) -> str:
+    """Once that light moved: what was predicted of it, and what came of it."""
+
+    def pace(what: str) -> str:
+        before_s, after_s = (move[f"{what}_{when}_s"] for when in ("before", "after"))
+        said = (
+            f"{each:.3f} s" if each is not None else "not known" for each in (before_s, after_s)
+        )
+        return f"{what} {' → '.join(said)}"
+
+    at = f"{when(move['moved_at'])} by {move['policy']} (change {move['reconfiguration']})"
+    others = " (before, something else changed, too)" if move["unsettled_before"] else ""
+    return f"{at}, an iteration: {pace('predicted')}; {pace('measured')}{others}"
 
 
 def _of_spec(status: Answer) -> Iterator[tuple[str, str]]:

@@ -28,8 +28,8 @@ def top(once: bool, as_json: bool, lab_name: str | None, address: str | None) ->
     """Show how fast the running jobs are, again each second. Ends with Ctrl-C.
 
     Figures are means over a job's latest eight iterations: how many there are in a second, how
-    long one computes and communicates, and how long it was predicted to take. With --json it is
-    printed once.
+    long one computes and communicates, how long it was predicted to take, and how far off that was.
+    With --json it is printed once.
     """
     with connect(lab_name, address) as client:
         if as_json:
@@ -78,6 +78,7 @@ def _table(rows: list[Answer]) -> Table:
         Column("compute", whole=True, right=True),
         Column("communicate", whole=True, right=True),
         Column("predicted", whole=True, right=True),
+        Column("off", whole=True, right=True),
         Column("user", wide=True),
         Column("hosts", wide=True),
         Column("message", wide=True),
@@ -92,11 +93,19 @@ def _table(rows: list[Answer]) -> Table:
             _figure(row["compute_s"], " s"),
             _figure(row["communication_s"], " s"),
             _figure(row.get("predicted_iteration_s"), " s"),
+            _off(row["iterations_per_s"], row.get("predicted_iteration_s")),
             row["by"],
             ", ".join(row["hosts"]),
             words.message(row),
         )
     return table
+
+
+def _off(iterations_per_s: float | None, predicted_s: float | None) -> str:
+    """By how much an iteration takes longer than predicted."""
+    if not iterations_per_s or not predicted_s:
+        return ""
+    return f"{1 / (iterations_per_s * predicted_s) - 1:+.0%}".replace("%", " %")
 
 
 def _figure(value: float | None, unit: str) -> str:

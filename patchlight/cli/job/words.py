@@ -39,6 +39,14 @@ def outcome(status: Answer) -> str:
     return f"{status['id']} " + ": ".join(filter(None, [status["state"], status["message"]]))
 
 
+def deviation(measured_s: float, predicted_s: float | None) -> str:
+    """How much more or less was measured than predicted; empty where nothing was."""
+    if not predicted_s:
+        return ""
+    part = measured_s / predicted_s - 1
+    return f"{abs(part):.1%}".replace("%", " %") + (" more" if part >= 0 else " less")
+
+
 def elapsed(status: Answer) -> str:
     """For how long it has run."""
     if status["started_at"] is None:

@@ -18,8 +18,16 @@ from patchlight.cli.rendering import (
     say,
 )
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.files.issues import FileIssue
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.labfile.reader import LabFileError, find_lab, load_lab, oversights, read_lab
+from patchlight.testbed.labfile.reader import (
+    LabFileError,
+    find_lab,
+    load_lab,
+    oversights,
+    policy_mistakes,
+    read_lab,
+)
 from patchlight.testbed.labfile.schema import json_schema
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import trace_links
@@ -43,7 +51,8 @@ def check(files: tuple[str, ...], strict: bool, as_json: bool) -> None:
 
     What is likely forgotten is a warning: NICs without a fibre, switches that nothing joins,
     servers without a management address, drivers that no emulated device speaks, a lab with
-    nothing but a name. Exit code 2 if there is a mistake.
+    nothing but a name. Policies that the file names have to be there; the program of one in a file
+    is not run. Exit code 2 if there is a mistake.
 
     \b
     With --json, a list with an object for each file, with these keys:
@@ -67,12 +76,13 @@ def _check(file: str, *, strict: bool) -> dict[str, Any]:
         path = find_lab(file)
     except BadInput:
         path = Path(file)
-    lab_read = None
+    lab_read, mistaken = None, strict
     try:
         lab_read, issues = read_lab(path), oversights(path)
+        if lab_read.policies.said and (wrong := _policy_mistakes(path)):
+            mistaken, issues = True, wrong
     except LabFileError as error:
-        issues = error.issues
-    mistaken = lab_read is None or strict
+        mistaken, issues = True, error.issues
     kind = "mistake" if mistaken else "warning"
     return {
         "file": str(path),
@@ -83,6 +93,13 @@ def _check(file: str, *, strict: bool) -> dict[str, Any]:
             {"line": i.line, "column": i.column, "kind": kind, "message": i.message} for i in issues
         ],
     }
+
+
+def _policy_mistakes(path: Path) -> tuple[FileIssue, ...]:
+    """Policies that a good lab file names and that there are not."""
+    from patchlight.controller.policies.registry import check_policy
+
+    return policy_mistakes(path, check_policy)
 
 
 def _print_check(found: dict[str, Any]) -> None:

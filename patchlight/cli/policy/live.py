@@ -6,7 +6,7 @@ import click
 
 from patchlight.cli.completion import complete_job
 from patchlight.cli.connection import connect, controller_options, lab_meant
-from patchlight.cli.policy.options import absolute, kinds_of_policies
+from patchlight.cli.policy.options import absolute, is_on, kinds_of_policies
 from patchlight.cli.rendering import Coloured, Column, Table, listing_options, print_json
 
 
@@ -14,22 +14,32 @@ from patchlight.cli.rendering import Coloured, Column, Table, listing_options, p
 @kinds_of_policies
 @listing_options
 @controller_options
-def use(as_json: bool, lab_name: str | None, address: str | None, **chosen: str | None) -> None:
+def use(
+    defragment: str | None,
+    as_json: bool,
+    lab_name: str | None,
+    address: str | None,
+    **chosen: str | None,
+) -> None:
     """Have other policies decide in a lab that is up; without an option, print which do.
 
-    They decide from the next job on, and what runs is left as it is. The choice outlives the
-    controller. A policy in a file is a program: root has to name it, or whoever runs the
-    controller.
+    They decide from the next job on, and what runs is left as it is. The choice goes before the lab
+    file, and outlives the controller until that is started with other options. A policy in a file
+    is a program: root has to name it, or whoever runs the controller.
     """
-    wanted = {kind: absolute(name) for kind, name in chosen.items() if name}
+    wanted: dict[str, Any] = {kind: absolute(name) for kind, name in chosen.items() if name}
+    if defragment is not None:
+        wanted["defragment"] = is_on(defragment)
     with connect(lab_name, address) as client:
         words = client.use_policies(wanted) if wanted else client.policies()
     if as_json:
         print_json(words)
         return
     table = Table("kind", Column("policy", whole=True))
+    follows = words.pop("defragment")
     for kind, name in words.items():
         table.add_row(kind, name or "(jobs have to say it)")
+    table.add_row("defragment", "on" if follows else "off")
     table.print()
 
 
@@ -58,7 +68,7 @@ def replay(
     kind = None if other is None else find(other).kind
     rows: list[dict[str, Any]] = []
     for decision in decisions:
-        if kind not in (None, decision["kind"]):
+        if decision["kind"] not in METHODS or kind not in (None, decision["kind"]):
             continue
         policy: Any = load_policy(other or decision["policy"], decision["kind"])
         saw = arguments(decision["kind"], decision["saw"], lab, own_graph)

@@ -1,12 +1,14 @@
 """Options with which a lab is given its policies."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from patchlight.cli.completion import complete_policy
 from patchlight.cli.numbers import ANY
+from patchlight.testbed.policies import KINDS, PolicyChoice, full_path
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -17,6 +19,11 @@ _POLICIES = {
     "--partition": "How many workers a job gets that leaves it open.  [default: it may not]",
     "--elasticity": "Which of these get other numbers while they run.  [default: rigid]",
 }
+_DEFRAGMENT = click.option(
+    "--defragment",
+    type=click.Choice(["on", "off"]),
+    help="Whether light moves under running jobs by itself, where that gains more than it costs.",
+)
 _OPTIONS = (
     *(
         click.option(name, metavar="POLICY", shell_complete=complete_policy, help=text)
@@ -28,11 +35,13 @@ _OPTIONS = (
         metavar="SECONDS",
         help="After this the default decides in a policy's place.  [default: 1]",
     ),
+    _DEFRAGMENT,
 )
 
 
 def kinds_of_policies(command: Command) -> Command:
-    """Adds the options of the five kinds alone, without saying what holds by default."""
+    """Adds the options of the kinds and ``--defragment``, without saying what holds by default."""
+    command = _DEFRAGMENT(command)
     for name, text in reversed(_POLICIES.items()):
         about = text.partition("  [")[0]
         option = click.option(name, metavar="POLICY", shell_complete=complete_policy, help=about)
@@ -41,7 +50,9 @@ def kinds_of_policies(command: Command) -> Command:
 
 
 def policy_options(command: Command) -> Command:
-    """Adds an option for each kind, and ``--policy-deadline``.
+    """Adds an option for each kind, ``--policy-deadline`` and ``--defragment``.
+
+    What is not given is as the lab file has it.
 
     A POLICY is a name, FILE.py:CLASS or FILE.onnx.
     """
@@ -50,38 +61,35 @@ def policy_options(command: Command) -> Command:
     return command
 
 
-def chosen_policies(options: dict[str, Any], lab_name: str | None = None) -> Any:
-    """Takes these options out, and gives what they say as a ``PolicyChoice``; files by full path.
+def chosen_policies(options: dict[str, Any], lab_name: str | None = None) -> PolicyChoice:
+    """Takes these options out, and gives what they say; files by full path.
 
-    ``BadInput`` if one of the policies cannot be had, or does not fit the lab of that name.
+    ``BadInput`` if a policy that they or the file of the lab of that name want cannot be had, or
+    does not fit that lab.
     """
     from patchlight.controller.jobs.cluster_view import WiredLab
-    from patchlight.controller.jobs.policy_set import PolicyChoice, PolicySet
-    from patchlight.controller.policies.contract import KINDS
+    from patchlight.controller.jobs.policy_set import PolicySet
     from patchlight.testbed.labfile.reader import load_lab
 
     given: dict[str, Any] = {kind: absolute(said) for kind in KINDS if (said := options.pop(kind))}
-    deadline_s = options.pop("policy_deadline")
-    if deadline_s is not None:
-        given["deadline_s"] = deadline_s
-    choice = PolicyChoice(**given)
-    if given:  # Here, where somebody reads what is wrong.
-        lab = load_lab(lab_name) if lab_name else None
+    choice = PolicyChoice(
+        deadline_s=options.pop("policy_deadline"),
+        defragment=is_on(options.pop("defragment")),
+        **given,
+    )
+    lab = load_lab(lab_name) if lab_name else None
+    wanted = choice.over(lab.policies) if lab else choice
+    if wanted.said:  # Here, where somebody reads what is wrong.
         shape = WiredLab(lab, lab.initial_maps).shape if lab else None
-        PolicySet(choice, lambda fault: None, shape, lab).close()
+        PolicySet(wanted, lambda fault: None, shape, lab).close()
     return choice
+
+
+def is_on(said: str | None) -> bool | None:
+    """What ``--defragment`` says."""
+    return None if said is None else said == "on"
 
 
 def absolute(policy: str) -> str:
     """A policy file by its full path: the controller may run in another folder."""
-    from pathlib import Path
-
-    from patchlight.controller.policies.contract import KINDS
-
-    kind, colon, named = policy.partition(":")
-    if kind not in KINDS:
-        kind, colon, named = "", "", policy
-    head, dot, rest = named.partition(".py")
-    if not dot:
-        head, dot, rest = named.partition(".onnx")
-    return f"{kind}{colon}{Path(head + dot).absolute()}{rest}" if dot else policy
+    return full_path(policy, Path.cwd())

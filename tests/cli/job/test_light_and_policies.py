@@ -1,6 +1,9 @@
 """Commands on the light under running jobs, and on who decides; against the real API."""
 
 import json
+import time
+
+import pytest
 
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.worker_api import WorkerState
@@ -38,6 +41,42 @@ async def test_jobs_are_regrouped_where_that_pays(cluster: Cluster, job: JobComm
     (event,) = [e for e in cluster.store.events() if e["kind"] == "defragmented"]
     assert event["gains_s"] == shown["gains_s"]
     assert "No running job gains more" in await job("regroup")
+
+
+async def test_what_a_move_of_light_gained_stands_beside_the_job(
+    cluster: Cluster, job: JobCommand
+) -> None:
+    (job_id,) = await submit_running(cluster, spread(500_000_000))
+    began = time.time()
+    for index in range(3):
+        cluster.report_all(job_id, index, began + 2.0 * index)
+    ledger = cluster.table.ledger
+    await cluster.until(lambda: len(ledger.iterations(job_id)[0]) == 3 * len(SPREAD))
+    shown = json.loads(await job("show", job_id, "--json"))
+    assert shown["measured_iteration_s"] == pytest.approx(2.0)
+    off = shown["measured_iteration_s"] / shown["predicted_iteration_s"] - 1
+    assert f"2.000 s an iteration, {100 * off:.1f} % more than predicted" in await job(
+        "show", job_id
+    )
+    assert "committed" in await job("regroup")
+    (move,) = json.loads(await job("show", job_id, "--json"))["light_moves"]
+    assert move["predicted_before_s"] == shown["predicted_iteration_s"]
+    printed = " ".join((await job("show", job_id, "--why")).split())
+    assert "by defragment (change" in printed
+    change = f"predicted {move['predicted_before_s']:.3f} s → {move['predicted_after_s']:.3f} s"
+    assert change in printed
+    assert "measured 2.000 s → not known" in printed
+    policy = JobCommand(job.api, "policy")
+    assert json.loads(await policy("replay", job_id, "--json")) == []
+
+
+async def test_light_is_told_to_follow_and_to_stay(cluster: Cluster, job: JobCommand) -> None:
+    policy = JobCommand(job.api, "policy")
+    assert json.loads(await policy("use", "--json"))["defragment"] is False
+    assert "on" in (await policy("use", "--defragment", "on")).splitlines()[-1].split()
+    assert cluster.scheduler.follower.status()["defragment"]
+    assert not json.loads(await policy("use", "--defragment", "off", "--json"))["defragment"]
+    assert not cluster.scheduler.follower.status()["defragment"]
 
 
 async def test_where_little_is_sent_no_light_moves(cluster: Cluster, job: JobCommand) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from patchlight.controller.jobs.decisions import arguments, plain_answer
-from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.controller.policies.elasticity import GiveAndTake
 from patchlight.testbed.jobs import JobSpec, JobState
+from patchlight.testbed.policies import PolicyChoice
 from patchlight.testbed.queueing import Allowance, Discipline
 from patchlight.testbed.worker_api import SyntheticTask, WorkerState
 from tests.support.job_cluster import Cluster, at_work, finish, job, submit_running

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.testbed.jobs import JobState
+from patchlight.testbed.policies import PolicyChoice
 from tests.support.job_cluster import at_work, finish, job, submit_running
 
 POLICIES = """

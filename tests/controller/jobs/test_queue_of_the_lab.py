@@ -7,14 +7,14 @@ import pytest
 
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.jobs.decisions import arguments, digest, plain_answer
-from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.controller.policies.contract import METHODS
 from patchlight.controller.policies.registry import load_policy
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobState
+from patchlight.testbed.policies import PolicyChoice
 from patchlight.testbed.queueing import Allowance, Discipline
 from patchlight.testbed.worker_api import WorkerState
-from tests.support.job_cluster import Cluster, at_work, finish, job, submit_running
+from tests.support.job_cluster import LAB, Cluster, at_work, finish, job, submit_running
 
 
 async def says(cluster: Cluster, job_id: str, words: str) -> None:
@@ -141,6 +141,26 @@ async def test_policies_change_while_the_controller_runs(tmp_path: Path) -> None
             third.scheduler.policies.choice.placement,
             third.scheduler.policies.choice.order,
         ) == ("consolidated", "las")
+
+
+async def test_the_lab_file_says_what_nobody_else_does() -> None:
+    lab = LAB.with_changes(policies=PolicyChoice(order="srpt", topology="regroup", defragment=True))
+
+    def decide(cluster: Cluster) -> list[Any]:
+        words = cluster.scheduler.policies.words
+        return [words[name] for name in ("placement", "order", "topology", "defragment")]
+
+    async with at_work(PolicyChoice(order="las"), lab=lab) as first:
+        assert decide(first) == ["consolidated", "las", "regroup", True]
+        await first.scheduler.policies.use(PolicyChoice(topology="keep", defragment=False))
+        assert decide(first) == ["consolidated", "las", "keep", False]
+    async with at_work(PolicyChoice(order="las"), first, lab=lab) as second:
+        assert decide(second) == ["consolidated", "las", "keep", False]
+    async with at_work(PolicyChoice(topology="cheapest"), first, lab=lab) as third:
+        assert decide(third) == ["consolidated", "srpt", "cheapest", True]
+    wrong = LAB.with_changes(policies=PolicyChoice(order="nonsense"))
+    with pytest.raises(BadInput, match="no policy 'nonsense'"):
+        Cluster(PolicyChoice(), lab=wrong)
 
 
 async def test_a_job_may_ask_for_a_built_in_policy_only(cluster: Cluster, tmp_path: Path) -> None:

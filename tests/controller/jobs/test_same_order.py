@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.simulator.cluster import (
     LabCluster,
@@ -29,6 +28,7 @@ from patchlight.emulation.simulator.cluster import (
 from patchlight.emulation.simulator.cluster.lab_jobs import jobs_of_specs
 from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob, State
 from patchlight.testbed.jobs import JobSpec, JobState
+from patchlight.testbed.policies import PolicyChoice
 from patchlight.testbed.queueing import Allowance, Discipline
 from patchlight.testbed.worker_api import WorkerState
 from tests.support.job_cluster import LAB, Cluster, at_work

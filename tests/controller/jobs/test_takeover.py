@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from patchlight.controller.jobs import running_job
-from patchlight.controller.jobs.policy_set import PolicyChoice
 from patchlight.testbed.jobs import JobState
+from patchlight.testbed.policies import PolicyChoice
 from patchlight.testbed.queueing import Allowance, Discipline
 from patchlight.testbed.worker_api import AgentStatus, WorkerState, WorkerStatus
 from tests.support.job_cluster import Cluster, at_work, job, submit_running

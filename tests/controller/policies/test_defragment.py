@@ -67,6 +67,14 @@ def test_too_little_gain_is_left_alone(lab: Lab) -> None:
     assert defragment(view_of(lab)) is None
 
 
+def test_what_a_change_takes_beside_its_dark_time_is_a_cost(lab: Lab) -> None:
+    found = defragment(view_of(lab, FIRST, SECOND), overhead_s=5.0)
+    assert found is not None
+    assert found.gains_s == pytest.approx(dict.fromkeys(("first", "second"), 70 - 6.325))
+    assert found.costs_s == pytest.approx(dict.fromkeys(("first", "second"), 6.325))
+    assert defragment(view_of(lab, FIRST, SECOND), overhead_s=200.0) is None
+
+
 def test_who_is_not_known_or_locked_keeps_its_light(lab: Lab) -> None:
     foreign = SECOND._replace(load=None)
     found = defragment(view_of(lab, FIRST, foreign))

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from patchlight.controller.jobs.policy_set import PolicyChoice, PolicySet
+from patchlight.controller.jobs.policy_set import PolicySet
 from patchlight.controller.policies.contract import ClusterShape, ClusterView, GpuSite, JobView
 from patchlight.controller.policies.guard import Fault
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.policies import PolicyChoice
 
 SHAPE = ClusterShape(tuple(GpuSite(f"s0.g{n}", 0, 0, "M40") for n in range(4)), ("s0",), ("r0",))
 VIEW = ClusterView(0.0, SHAPE, occupied=0b0001)

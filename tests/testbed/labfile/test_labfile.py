@@ -16,6 +16,7 @@ from patchlight.testbed.labfile.reader import (
 )
 from patchlight.testbed.labfile.reference import write_commented_lab
 from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.policies import KINDS
 from patchlight.testbed.queueing import Allowance, Discipline
 from tests.support.lab_files import SMALL_LAB, unmarked
 
@@ -113,6 +114,46 @@ def test_a_queue_is_within_bounds_wherever_it_is_from() -> None:
         Allowance(share=0)
     with pytest.raises(BadInput, match="user ann is named twice"):
         Discipline(users=(("ann", Allowance()), ("ann", Allowance())))
+
+
+def test_who_decides_is_read_and_written_again() -> None:
+    text = """\
+name: follows
+policies:
+  placement: cheapest
+  order: las:queues=3
+  deadline: 500ms
+  defragment: true
+  defragment_every: 2min
+  minimum_gain: 0s
+"""
+    lab = parse_lab(text)
+    assert lab.policies.said == {
+        "placement": "cheapest",
+        "order": "las:queues=3",
+        "deadline_s": 0.5,
+        "defragment": True,
+        "defragment_every_s": 120,
+        "minimum_gain_s": 0,
+    }
+    assert parse_lab(write_lab(lab)) == lab
+    assert parse_lab(write_commented_lab(lab)) == lab
+    assert parse_lab("name: plain\npolicies: {defragment: false}").policies.defragment is False
+    assert "policies" not in write_lab(parse_lab("name: plain"))
+
+
+def test_every_kind_of_policy_has_a_key() -> None:
+    for kind in KINDS:
+        assert parse_lab(f"name: x\npolicies: {{{kind}: fifo}}").policies.of(kind) == "fifo"
+
+
+def test_policy_files_are_looked_for_beside_the_lab_file(tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text("name: mine\npolicies: {placement: 'my/own.py:Roomy:a=1', order: srpt}\n")
+    lab = read_lab(path)
+    assert lab.policies.placement == f"{tmp_path}/my/own.py:Roomy:a=1"
+    assert lab.policies.order == "srpt"
+    assert parse_lab(write_lab(lab)) == lab
 
 
 def test_a_lab_may_be_one_switch_alone() -> None:

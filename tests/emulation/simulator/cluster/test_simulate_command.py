@@ -127,6 +127,51 @@ def test_each_run_is_made_without_and_with_light_that_follows(trace: Path, tmp_p
     assert all(name in done.output for name in names)
 
 
+LAB = """
+queue:
+  backfill: true
+  each_user: {gpus: 4}
+  users: [{name: nobody-of-the-trace, gpus: 6}]
+policies:
+  order: srpt
+  placement: own.py:Last
+  topology: regroup
+  defragment: true
+  defragment_every: 5min
+  minimum_gain: 2s
+"""
+LAST = """
+class Last:
+    def place(self, cluster, job, workers):
+        free = [g for g in range(len(cluster.shape.gpus)) if cluster.free >> g & 1]
+        return free[-workers:] if len(free) >= workers else None
+"""
+
+
+def test_what_no_option_says_is_as_the_lab_file_has_it(trace: Path, tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text(builtin_lab("ofc2022").read_text() + LAB)
+    (tmp_path / "own.py").write_text(LAST)
+    done = command(trace, tmp_path / "out", "--lab", str(path))
+    assert done.exit_code == 0, done.output
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    (run,) = result["runs"]
+    assert run["name"] == "srpt own.py Last regroup defragment"
+    settings = result["settings"]
+    names = ("backfill", "preempt", "defragment_s", "minimum_gain_s")
+    assert [settings[name] for name in names] == [True, False, 300, 2]
+    assert settings["each_user"]["gpus"] == 4
+    said = ("--order", "fifo", "--topology", "keep", "--no-backfill", "--quota", "5")
+    done = command(trace, tmp_path / "out", "--lab", str(path), *said, "--defragment", "60")
+    assert done.exit_code == 0, done.output
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    names_of_runs = [run["name"] for run in result["runs"]]
+    assert names_of_runs == ["fifo own.py Last", "fifo own.py Last defragment"]
+    settings = result["settings"]
+    assert (settings["backfill"], settings["defragment_s"]) == (False, 60)
+    assert (settings["each_user"]["gpus"], settings["users"]) == (5, {})
+
+
 def test_a_policy_that_fails_is_counted_and_strict_refuses_it(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FAILS)
     options = ("--cluster", "1x1x4", "--engine", "serial")
