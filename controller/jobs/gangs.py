@@ -269,6 +269,8 @@ class Gangs:
         """Queue a job again, by default alone: those that it started with have begun."""
         if status.spec.trainer == "command":
             first_iteration = 0  # where it goes on, its own checkpoint says
+        elif first_iteration >= status.spec.iterations:
+            first_iteration = status.spec.iterations - 1  # it failed before it was done
         return self._table.move(
             status.id,
             JobState.QUEUED,
