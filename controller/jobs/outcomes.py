@@ -120,4 +120,6 @@ class Outcomes:
 
 def _goes_on_at(spec: JobSpec, done: int) -> int:
     """Where a job goes on that has done so many; of a command, its own checkpoint says."""
-    return 0 if spec.trainer == "command" else done
+    if spec.trainer == "command":
+        return 0
+    return max(0, min(done, spec.iterations - 1))  # it may have failed before it was done

@@ -15,6 +15,7 @@ from typing import Any
 from patchlight.controller.changes.planning import Plan
 from patchlight.controller.changes.record import Reconfiguration, Refused
 from patchlight.controller.changes.transaction import Transactions
+from patchlight.controller.database import JournalError
 from patchlight.controller.fleet import Fleet
 from patchlight.controller.host_faults import unfit_hosts
 from patchlight.controller.jobs.admission import check_policies, check_specs
@@ -251,7 +252,11 @@ class Scheduler:
         """
         self._check_owner(self._table[job_id], by, "stopped", "stop", force=force)
         if (waiting := self._line_up.leave(job_id)) is not None:
-            self._table.end(waiting.ids, JobState.STOPPED, "stopped by the user")
+            try:
+                self._table.end(waiting.ids, JobState.STOPPED, "stopped by the user")
+            except JournalError:
+                self._line_up.join(waiting)  # it waits on
+                raise
         gangs = [gang for gang in self._gangs.active if job_id in gang.ids]
         await self._gangs.end(gangs, "stopped by the user")
         return self.job(job_id)

@@ -4,6 +4,9 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
+import pytest
+
+from patchlight.controller.database import JournalError
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.worker_api import WorkerState
@@ -18,8 +21,10 @@ def full_journal(cluster: Cluster) -> Iterator[None]:
         with contextlib.suppress(PatchlightError):
             while True:
                 store.add_event(0.0, "filler", {"text": "x" * size})
-    yield
-    store.limit_size(100_000)
+    try:
+        yield
+    finally:
+        store.limit_size(100_000)
 
 
 async def test_a_job_that_ends_while_the_journal_is_full_is_done_when_there_is_room(
@@ -79,3 +84,16 @@ async def test_a_job_that_is_begun_again_while_it_is_prepared_does_not_wait_for_
     async with asyncio.timeout(5):
         await cluster.scheduler.restart(again)
     assert cluster.table[again].attempt == 1
+
+
+async def test_a_waiting_job_that_cannot_be_stopped_now_waits_on(cluster: Cluster) -> None:
+    (first,) = await submit_running(cluster, job("first", workers=6))
+    (waits,) = cluster.submit(job("waits", workers=6))
+    await cluster.until(lambda: cluster.scheduler.job(waits).message)
+    with full_journal(cluster), pytest.raises(JournalError, match="full"):
+        await cluster.scheduler.stop(waits)
+    assert cluster.table[waits].state is JobState.QUEUED
+    await cluster.scheduler.stop(first)
+    await cluster.until_state(waits, JobState.RUNNING)
+    await cluster.scheduler.stop(waits)
+    assert cluster.table[waits].state is JobState.STOPPED

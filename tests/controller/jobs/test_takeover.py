@@ -207,3 +207,18 @@ async def test_the_worker_that_failed_first_is_blamed_and_not_who_lost_it(cluste
     assert cluster.table[job_id].avoid == (hosts[2],)
     said = [each["message"] for each in cluster.table.ledger.history(job_id)]
     assert any("(rank 2) failed: its GPU is gone" in each for each in said)
+
+
+async def test_a_job_that_fails_after_its_last_iteration_trains_that_once_more(
+    cluster: Cluster,
+) -> None:
+    (late,) = await submit_running(cluster, job("late", workers=2, retries=1))
+    for index in range(5):
+        for name in cluster.fleet.job_workers(late):
+            cluster.fleet.report(name, index)
+    await cluster.until(lambda: cluster.table[late].iterations_done == 5)
+    await asyncio.sleep(0.5)  # until all ranks' reports are in
+    cluster.fleet.put_worker(f"{late}-1", WorkerState.FAILED, "its NIC is gone")
+    await cluster.until(lambda: cluster.table[late].attempt == 1)
+    await cluster.until_state(late, JobState.RUNNING)
+    assert cluster.table[late].first_iteration == 4

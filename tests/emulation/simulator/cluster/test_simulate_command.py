@@ -169,7 +169,8 @@ def test_what_no_option_says_is_as_the_lab_file_has_it(trace: Path, tmp_path: Pa
     assert names_of_runs == ["fifo own.py Last", "fifo own.py Last defragment"]
     settings = result["settings"]
     assert (settings["backfill"], settings["defragment_s"]) == (False, 60)
-    assert (settings["each_user"]["gpus"], settings["users"]) == (5, {})
+    assert settings["each_user"]["gpus"] == 5
+    assert settings["users"]["nobody-of-the-trace"]["gpus"] == 6
 
 
 def test_a_policy_that_fails_is_counted_and_strict_refuses_it(trace: Path, tmp_path: Path) -> None:
