@@ -288,9 +288,10 @@ class Gangs:
             await on_record(outcome)
             await on_record(stop_if_wanted)
             runs = self._table[job.id].state in (JobState.RUNNING, JobState.PAUSED)
-            held = gang.again and runs and await job.hold_for_good()
-            if not held or not await self._stop(job, gang.ends_because):
-                await self._outcomes.give_back(job)
+            if gang.again and runs and await job.hold_for_good():
+                await on_record(conclude)  # before they end: another controller begins it there
+                await job.end_held()
+            await self._outcomes.give_back(job)
         finally:
             await on_record(conclude)
             self._table.running.pop(job.id, None)
