@@ -182,9 +182,11 @@ class Ocs(DryRun):
     """The OCS in memory; ``away``: it does not answer; ``bug``: its driver has one.
 
     While ``readable`` is not set, readers wait, so that no job is placed; ``is_read``: one does.
+    ``reads`` counts those that do not wait any more.
     """
 
     away = bug = is_read = False
+    reads = 0
 
     def __init__(self, switch: CircuitSwitch) -> None:
         super().__init__(switch)
@@ -195,6 +197,7 @@ class Ocs(DryRun):
         self.is_read = True
         await self.readable.wait()
         self.is_read = False
+        self.reads += 1
         if self.bug:
             raise ZeroDivisionError("a driver's bug")
         if self.away:

@@ -105,6 +105,7 @@ class Beside:
     def __init__(self, trace: Trace, cluster: Cluster, clock: Clock) -> None:
         self._trace, self._cluster, self._clock = trace, cluster, clock
         self._ids: dict[str, str] = {}
+        self._reads_before = 0
 
     async def catch_up(self, simulation: Simulation) -> None:
         """Come to the same moment: iterations are done, jobs end and come."""
@@ -121,6 +122,7 @@ class Beside:
                 _, user, spec = self._trace.arrivals[job.index]
                 (status,) = cluster.scheduler.submit([spec], by=user)
                 self._ids[job.name] = status.id
+        self._reads_before = cluster.ocs.reads
         cluster.ocs.readable.set()
 
     async def _work(self, simulation: Simulation) -> None:
@@ -140,14 +142,20 @@ class Beside:
         )
 
     async def decided(self, expected: set[str]) -> None:
-        """Wait until these jobs run, and a further look at the queue changes nothing of that."""
+        """Wait until these jobs run, and a further look at the queue changes nothing of that.
+
+        What is tried in vain is not tried again for a while: also a moment at which nothing
+        changes has its look, however long the queue rests before it.
+        """
         cluster = self._cluster
         with contextlib.suppress(AssertionError):
             await self._until(lambda: self._running() == expected)
         assert self._running() == expected
-        cluster.ocs.readable.clear()
+        ocs = cluster.ocs
+        await self._until(lambda: ocs.reads > self._reads_before or not self._any_waits())
+        ocs.readable.clear()
         cluster.scheduler.resume()
-        await self._until(lambda: cluster.ocs.is_read or not self._any_waits())
+        await self._until(lambda: ocs.is_read or not self._any_waits())
         assert self._running() == expected
 
     async def _until(self, condition: Callable[[], object]) -> None:
