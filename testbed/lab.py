@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.queueing import Discipline
+from patchlight.testbed.ssh_access import SshAccess
 
 Value = str | int | float | bool | tuple[int, ...] | tuple[tuple[str, float], ...]
 
@@ -117,12 +118,13 @@ class Nic:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server: where its agent answers (``host:port`` or ``unix:/path``), GPUs, NICs."""
+    """One server: where its agent answers (``host:port`` or ``unix:/path``), GPUs, NICs, SSH."""
 
     name: str
     management: str | None
     gpus: tuple[Gpu, ...]
     nics: tuple[Nic, ...]
+    ssh: SshAccess = field(default_factory=SshAccess)
 
 
 @dataclass(frozen=True, slots=True)
