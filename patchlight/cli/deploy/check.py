@@ -1,0 +1,67 @@
+"""``patchlight deploy check``: whether the servers of a lab are ready."""
+
+import sys
+
+import click
+
+from patchlight.cli.connection import complete_lab, running_lab
+from patchlight.cli.rendering import (
+    Coloured,
+    Column,
+    Meaning,
+    Table,
+    console,
+    listing_options,
+    print_json,
+    progress_bar,
+    say,
+)
+from patchlight.testbed.errors import BadInput
+
+_MEANINGS: dict[str, Meaning] = {"wrong": "bad", "unknown": "caution", "ok": "good"}
+
+
+@click.command()
+@click.argument("lab", shell_complete=complete_lab)
+@listing_options
+def check(lab: str, as_json: bool) -> None:
+    """Look over SSH whether the servers of LAB are ready for Patchlight.
+
+    All servers at once: SSH and its host key, sudo, Python, free disk, the NICs of the lab file
+    with their rates, equal MTUs, the clock. What is wrong comes first, each with its remedy.
+    Nothing on the servers changes. Exit code 1 if something is wrong.
+
+    \b
+    With --json: lab, ready, and checks, each with server, check, state
+    (ok, wrong or unknown), found and remedy.
+    """
+    from patchlight.deploy.check import check_servers
+
+    meant = running_lab(lab)
+    if not meant.servers:
+        raise BadInput(f"lab {meant.name} has no servers: expected some in the lab file")
+    with progress_bar("servers", console(stderr=True)) as tell:
+        findings = check_servers(meant, tell)
+    wrong = [finding for finding in findings if finding.ok is False]
+    if as_json:
+        keys = ("server", "check", "state", "found", "remedy")
+        rows = [
+            {key: getattr(f, key) for key in keys if f.ok is False or key != "remedy"}
+            for f in findings
+        ]
+        print_json({"lab": meant.name, "ready": not wrong, "checks": rows})
+    else:
+        server = Column("server", whole=True)
+        table = Table(Column("", whole=True), server, Column("check", whole=True), "found")
+        order = list(_MEANINGS)
+        for finding in sorted(findings, key=lambda f: order.index(f.state)):
+            state = Coloured(finding.state, _MEANINGS[finding.state])
+            table.add_row(state, finding.server, finding.check, finding.found)
+        table.print()
+        for finding in wrong:
+            say(f"{finding.server}, {finding.check}: {finding.remedy}")
+        bad = {finding.server for finding in wrong}
+        ready = len(meant.servers) - len(bad)
+        say(f"\n{ready} of {len(meant.servers)} servers of lab {meant.name} are ready")
+    if wrong:
+        sys.exit(1)
