@@ -1,6 +1,9 @@
 """``patchlight deploy check``: whether the servers of a lab are ready."""
 
+from __future__ import annotations
+
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +20,9 @@ from patchlight.cli.rendering import (
     say,
 )
 from patchlight.testbed.errors import BadInput
+
+if TYPE_CHECKING:
+    from patchlight.deploy.check import Finding
 
 _MEANINGS: dict[str, Meaning] = {"wrong": "bad", "unknown": "caution", "ok": "good"}
 
@@ -51,17 +57,25 @@ def check(lab: str, as_json: bool) -> None:
         ]
         print_json({"lab": meant.name, "ready": not wrong, "checks": rows})
     else:
-        server = Column("server", whole=True)
-        table = Table(Column("", whole=True), server, Column("check", whole=True), "found")
-        order = list(_MEANINGS)
-        for finding in sorted(findings, key=lambda f: order.index(f.state)):
-            state = Coloured(finding.state, _MEANINGS[finding.state])
-            table.add_row(state, finding.server, finding.check, finding.found)
-        table.print()
-        for finding in wrong:
-            say(f"{finding.server}, {finding.check}: {finding.remedy}")
-        bad = {finding.server for finding in wrong}
-        ready = len(meant.servers) - len(bad)
-        say(f"\n{ready} of {len(meant.servers)} servers of lab {meant.name} are ready")
+        _table(findings).print()
+        for name, remedy in dict.fromkeys((f.check, f.remedy) for f in wrong):
+            alike = [f.server for f in wrong if (f.check, f.remedy) == (name, remedy)]
+            say(f"{name} ({', '.join(alike)}): {remedy}")
+        ready = len(meant.servers) - len({finding.server for finding in wrong})
+        say(f"{ready} of {len(meant.servers)} servers of lab {meant.name} are ready")
     if wrong:
         sys.exit(1)
+
+
+def _table(findings: list[Finding]) -> Table:
+    """What is wrong, what cannot be told, and then in a line for each server what is good."""
+    server = Column("server", whole=True)
+    table = Table(Column("", whole=True), server, Column("check", whole=True), "found")
+    for state, meaning in _MEANINGS.items():
+        for finding in (f for f in findings if f.state == state != "ok"):
+            table.add_row(Coloured(state, meaning), finding.server, finding.check, finding.found)
+    for name in dict.fromkeys(f.server for f in findings):
+        good = [f.check for f in findings if f.ok and f.server == name]
+        if good:
+            table.add_row(Coloured("ok", "good"), name, f"{len(good)} checks", ", ".join(good))
+    return table
