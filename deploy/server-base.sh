@@ -40,7 +40,7 @@ if ! [ -d "$base" ]; then
     rm -rf --one-file-system "$CACHE"/servers/part.* # of a build that was killed
     part=$(mktemp -d "$CACHE/servers/part.XXXXXX")
     trap 'rm -rf "$part"' EXIT
-    mmdebstrap --variant=minbase --format=directory --include="$PACKAGES" \
+    TMPDIR=$part mmdebstrap --variant=minbase --format=directory --include="$PACKAGES" \
         --dpkgopt=force-unsafe-io --aptopt='Acquire::Languages "none"' --aptopt='Acquire::Retries "3"' \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
         --dpkgopt='path-exclude=/usr/share/locale/*' \

@@ -1,6 +1,8 @@
 """The root file system that all rehearsal servers of this machine share, read-only."""
 
+import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -21,23 +23,27 @@ def server_base(say: Callable[[str], None]) -> Path:
     ``say`` hears of each step. Raises ``NoRehearsalServers`` where it cannot be made.
     """
     script = str(deploy_file("server-base.sh"))
-    said = ""
+    lines: list[str] = []
     with subprocess.Popen(
         ["bash", script],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        lines = []
-        for line in process.stderr:
-            said = line.strip().removeprefix(_PREFIX)
-            lines.append(said)
-            if line.startswith(_PREFIX):
-                say(said)
-        folder = process.stdout.read().strip()
+        try:
+            for line in process.stderr:
+                lines.append(line.strip().removeprefix(_PREFIX))
+                if line.startswith(_PREFIX):
+                    say(lines[-1])
+            folder = process.stdout.read().strip()
+        except BaseException:
+            # All of it: the shell alone would wait for the program that it runs.
+            os.killpg(process.pid, signal.SIGTERM)
+            raise
     if process.returncode or not folder:
         wrote = "\n    ".join(lines[-15:])
         raise NoRehearsalServers(

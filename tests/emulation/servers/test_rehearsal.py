@@ -2,8 +2,10 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -23,7 +25,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import read_lab
 from patchlight.testbed.labfile.writer import write_lab
-from patchlight.testbed.linux.processes import process_ids
+from patchlight.testbed.linux.processes import command_line, process_ids
 from patchlight.testbed.linux.sockets import ssh_answers
 from tests.support.emulated_labs import PAUSING, TWO_TORS, left_of, pings
 from tests.support.waiting import wait_until
@@ -288,6 +290,25 @@ def test_without_a_mirror_there_is_no_base(tmp_path: Path, monkeypatch: pytest.M
     assert "PATCHLIGHT_MIRROR" in (error.value.hint or "")
     assert any("once, about a minute" in line for line in heard)
     assert [path.name for path in (tmp_path / "servers").iterdir()] == [".lock"]
+
+
+def test_a_build_that_is_interrupted_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(line: str) -> None:
+        if "apt-get update" in line:
+            raise KeyboardInterrupt
+
+    before = set(Path(tempfile.gettempdir()).glob("mmdebstrap.*"))
+    monkeypatch.setenv("PATCHLIGHT_CACHE", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()
+        monkeypatch.setenv("PATCHLIGHT_MIRROR", f"http://{host}:{port}/debian")
+        with pytest.raises(KeyboardInterrupt):
+            server_base(interrupted)
+    wait_until(lambda: not any(str(tmp_path) in command_line(pid) for pid in process_ids()))
+    assert [path.name for path in (tmp_path / "servers").iterdir()] == [".lock"]
+    assert set(Path(tempfile.gettempdir()).glob("mmdebstrap.*")) <= before
 
 
 def test_a_base_that_cannot_be_mounted_is_an_error(tmp_path: Path) -> None:
