@@ -1,4 +1,4 @@
-"""How a server's SSH is reached: what ``ssh`` of a server in a lab file says."""
+"""Where and how a server answers SSH: what ``ssh`` of a server in a lab file says."""
 
 from dataclasses import dataclass
 

@@ -74,8 +74,8 @@ def choose_network(servers: int, taken: Iterable[IPv4Network]) -> IPv4Network:
     length = min(_LONGEST, 32 - bits)
     if length < _SHORTEST:
         raise NoManagementNetwork(
-            f"looking for addresses for {servers:,} servers: no more than {_MOST_SERVERS:,} can be "
-            "reached by SSH",
+            f"looking for addresses for {servers:,} servers: a network has room for "
+            f"{_MOST_SERVERS:,} at most",
             hint="Take fewer, or use --servers namespace.",
         )
     in_the_way = [other for other in taken if other.prefixlen >= _SHORTEST_TAKEN]

@@ -71,7 +71,7 @@ SERVER = Group(
     "a server",
     required("name", DEVICE_NAME, "what the server is called, like 'server1'"),
     Key("management", MANAGEMENT, "where the server's agent answers: host:port or unix:/path"),
-    Key("ssh", SSH, "how its SSH is reached", example="{user: admin}"),
+    Key("ssh", SSH, "where and how its SSH answers", example="{user: admin}"),
     Key("gpus", ListOf(GPU, "GPUs"), "its GPUs", default="none"),
     required("nics", ListOf(NIC, "NICs"), "its NIC ports in the lab's network"),
 )

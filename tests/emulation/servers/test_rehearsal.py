@@ -1,5 +1,6 @@
 """Emulated servers with an sshd are what a deployment takes for a lab's, and go away whole."""
 
+import fcntl
 import json
 import os
 import socket
@@ -309,6 +310,26 @@ def test_a_build_that_is_interrupted_leaves_nothing(
     wait_until(lambda: not any(str(tmp_path) in command_line(pid) for pid in process_ids()))
     assert [path.name for path in (tmp_path / "servers").iterdir()] == [".lock"]
     assert set(Path(tempfile.gettempdir()).glob("mmdebstrap.*")) <= before
+
+
+def test_one_build_waits_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = list[str]()
+
+    def listening(line: str) -> None:
+        heard.append(line)
+        if "waiting" in line:
+            other.close()
+        if "making" in line:
+            raise KeyboardInterrupt
+
+    monkeypatch.setenv("PATCHLIGHT_CACHE", str(tmp_path))
+    (tmp_path / "servers").mkdir()
+    with (tmp_path / "servers/.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(KeyboardInterrupt):
+            server_base(listening)
+    assert heard[0] == "waiting for another build of it to end"
+    assert len(heard) == 2
 
 
 def test_a_base_that_cannot_be_mounted_is_an_error(tmp_path: Path) -> None:
