@@ -18,6 +18,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.queueing import Discipline
+from patchlight.testbed.ssh_access import SshAccess
 
 Value = str | int | float | bool | tuple[int, ...] | tuple[tuple[str, float], ...]
 
@@ -118,12 +119,13 @@ class Nic:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server: where its agent answers (``host:port`` or ``unix:/path``), GPUs, NICs."""
+    """One server: where its agent answers (``host:port`` or ``unix:/path``), GPUs, NICs, SSH."""
 
     name: str
     management: str | None
     gpus: tuple[Gpu, ...]
     nics: tuple[Nic, ...]
+    ssh: SshAccess = field(default_factory=SshAccess)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+from patchlight.emulation.fabric.lab_state import DISK_ROOT
 from patchlight.testbed.linux import docker_engine
 from patchlight.testbed.linux.processes import ancestors, command_line, environment, process_ids
 from tests.support.data import data_set, without
@@ -152,7 +153,9 @@ def docker_host() -> str:
 def _labs_made() -> set[str]:
     spaces = NAMESPACES.glob("pl.*") if NAMESPACES.is_dir() else ()
     folders = LABS.glob("[!.]*") if LABS.is_dir() else ()
-    return {f"namespace {path.name}" for path in spaces} | {f"folder {path}" for path in folders}
+    disks = DISK_ROOT.iterdir() if DISK_ROOT.is_dir() else ()
+    made = {f"namespace {path.name}" for path in spaces}
+    return made | {f"folder {path}" for path in (*folders, *disks)}
 
 
 def _is_strangers(made: str, strangers: list[int], commands: list[str]) -> bool:

@@ -20,6 +20,7 @@ DATA = {
     "testbed/labs": ["*.yaml"],
     "controller/policies/models": ["*.onnx", "*.json"],
     "emulation/learning/configs": ["*.yaml"],
+    "emulation/servers": ["*.sh"],
     "deploy": ["Dockerfile", "*.sh", "*.txt"],
 }
 

@@ -3,7 +3,7 @@
 ``/run/patchlight/<lab>/state.json`` names every namespace and process of a lab. It is written
 first and kept up while the lab is built, so whatever dies at whatever moment, the next
 ``down`` or ``up`` knows what to look for. Of what is in that folder, ``lab.yaml`` and ``hosts``
-alone are for every user of the machine.
+alone are for every user of the machine. What may be large is on disk, in ``DISK_ROOT/<lab>``.
 """
 
 import fcntl
@@ -20,6 +20,8 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux.processes import boot_id, process_start
 
 RUN_ROOT = Path("/run/patchlight")
+# /run is memory; servers with a file system of their own need more than that.
+DISK_ROOT = Path("/var/lib/patchlight/servers")
 # Every process that a lab starts carries this variable, so that one whose start could not be
 # written down any more is found all the same.
 MARK = "PATCHLIGHT_RUN"
@@ -50,7 +52,8 @@ class LabState:
     """The contents of ``state.json``.
 
     ``phase`` is ``making`` until the lab is complete, then ``up``. ``namespaces`` maps each
-    name to the namespace's inode, 0 while it is only intended. ``datapath`` is what the packet
+    name to the namespace's inode, 0 while it is only intended. ``servers`` is what the servers are:
+    ``namespace`` or ``ssh``. ``datapath`` is what the packet
     switches are: ``bridge``, ``netdev`` or ``system``. ``docker`` is the URL of the engine that the
     lab's agents may run workers in.
     """
@@ -61,6 +64,7 @@ class LabState:
     phase: str = "making"
     fabric: str = ""
     datapath: str = ""
+    servers: str = "namespace"
     controller_api: str = ""
     docker: str = ""
     boot_id: str = ""
@@ -82,6 +86,11 @@ class LabState:
         new.touch(mode=0o600)
         new.write_text(json.dumps(asdict(self)))
         new.replace(path)
+
+    @property
+    def ssh_config(self) -> Path | None:
+        """The configuration for OpenSSH's client, where the servers answer SSH."""
+        return self.run_dir / "ssh/config" if self.servers == "ssh" else None
 
     @property
     def is_of_this_boot(self) -> bool:
@@ -106,6 +115,11 @@ def run_dir(lab: str) -> Path:
             hint="Give it another name with --name.",
         )
     return RUN_ROOT / lab
+
+
+def disk_dir(lab: str) -> Path:
+    """Where the servers of a lab have their disks."""
+    return DISK_ROOT / run_dir(lab).name
 
 
 def read_state(lab: str) -> LabState | None:

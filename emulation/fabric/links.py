@@ -7,7 +7,7 @@ does all requests but those of the agents' NICs: pyroute2 makes the same bytes, 
 
 import struct
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
 from patchlight.testbed.linux.netlink import (
     F_CREATE,
@@ -21,7 +21,7 @@ from patchlight.testbed.linux.netlink import (
 from patchlight.testbed.linux.netlink import attributes as split_attributes
 
 _NEWLINK, _GETLINK = 16, 18
-_NEWADDR, _NEWROUTE, _NEWRULE = 20, 24, 32
+_NEWADDR, _NEWROUTE, _GETROUTE, _NEWRULE = 20, 24, 26, 32
 _GETNSID = 90
 _IFF_UP = 1
 _AF_INET = 2
@@ -192,6 +192,21 @@ def list_links(netlink: Netlink) -> dict[str, Link]:
     request = Request(_GETLINK, F_DUMP, _IFINFO.pack(0, 0, 0, 0, 0), "listing interfaces")
     links = [_parse_link(body) for kind, body in netlink.ask(request) if kind == _NEWLINK]
     return {link.name: link for link in links}
+
+
+def list_destinations(netlink: Netlink) -> list[IPv4Network]:
+    """Every IPv4 network that the socket's namespace has a route to, its own addresses too."""
+    body = _ROUTE.pack(_AF_INET, 0, 0, 0, 0, 0, 0, 0, 0)
+    request = Request(_GETROUTE, F_DUMP, body, "listing routes")
+    routes = [body for kind, body in netlink.ask(request) if kind == _NEWROUTE]
+    return [_destination(route) for route in routes]
+
+
+def _destination(route: bytes) -> IPv4Network:
+    length = _ROUTE.unpack_from(route)[1]
+    values = dict(split_attributes(route[_ROUTE.size :]))
+    # The default route has none.
+    return IPv4Network((values.get(_RTA_DST, bytes(4)), length))
 
 
 def _parse_link(body: bytes) -> Link:

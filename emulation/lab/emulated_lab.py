@@ -26,6 +26,7 @@ from patchlight.emulation.fabric.processes import Supervisor
 from patchlight.emulation.lab.capture import Captured, capture
 from patchlight.emulation.lab.hosts import EmulatedHost, write_hosts_file
 from patchlight.emulation.lab.ocs import LabOcs
+from patchlight.emulation.lab.presence import clear_the_way, left_half
 from patchlight.emulation.lab.probes import Reachability, ping_all, tcp_rate_bps
 from patchlight.emulation.lab.services import (
     LabKeywords,
@@ -34,9 +35,10 @@ from patchlight.emulation.lab.services import (
     has_agents,
     runtime_lab,
 )
-from patchlight.emulation.lab.status import lab_status, missing_parts
-from patchlight.emulation.lab.teardown import is_there, remove_lab
+from patchlight.emulation.lab.status import lab_status
+from patchlight.emulation.lab.teardown import is_there, remove_forgotten_disks, remove_lab
 from patchlight.emulation.lab.wires import Wires
+from patchlight.emulation.servers.rehearsal import Rehearsal, prepare_rehearsal
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.jobfile.reader import JobGiven
 from patchlight.testbed.jobs import JobState
@@ -51,10 +53,6 @@ _POLL_S = 0.2
 
 class NeedsRoot(PatchlightError):
     """Namespaces and links can only be made by root."""
-
-
-class AlreadyThere(PatchlightError):
-    """A lab of that name is up, or half there."""
 
 
 class EmulatedLab:
@@ -145,7 +143,7 @@ class EmulatedLab:
                 hint=f"Bring it up with: sudo patchlight emulate up {name}",
             )
         if state.phase != "up" and not half_there:
-            raise _half_there(state, name)
+            raise left_half(state, name)
         emulated = cls(
             read_lab(state.run_dir / "lab.yaml"), source=state.source, options=LabOptions()
         )
@@ -194,7 +192,7 @@ class EmulatedLab:
         elif not self._options.controller:
             check_without_controller(self.lab)
         with states.lab_lock(self.lab.name):
-            self._refuse_or_replace()
+            clear_the_way(self.lab.name, replace=self._replace, say=self._say)
             try:
                 self._make()
             except BaseException:
@@ -204,33 +202,22 @@ class EmulatedLab:
                     remove_lab(self.lab.name)
                 raise
 
-    def _refuse_or_replace(self) -> None:
-        if not is_there(self.lab.name):
-            return
-        state = states.read_state(self.lab.name)
-        if self._replace or (state is not None and not state.is_of_this_boot):
-            self._say(f"removing the lab {self.lab.name} that was here")
-            remove_lab(self.lab.name)
-            return
-        if state is not None and state.phase == "up" and not missing_parts(state):
-            raise AlreadyThere(
-                f"lab {self.lab.name} is up already",
-                hint="Use it, or make it anew with --replace, or another one with --name.",
-            )
-        raise _half_there(state, self.lab.name)
-
     def _make(self) -> None:
         state = states.new_state(self.lab.name, self._source, self.lab.scale)
         agents = has_agents(self.lab, self._options)
         self.lab = runtime_lab(self.lab, agents=agents, policies=self._options.policies)
         services = LabServices(self.lab, state, self._options, self._say)
         services.check_requirements()
+        rehearsal: Rehearsal | None = None
+        if self._options.servers == "ssh":
+            rehearsal = prepare_rehearsal(self.lab, state, self._say)
+            self.lab = rehearsal.lab
         state.fabric = self.lab.fabric
         state.datapath = services.datapath
         state.controller_api = self.lab.controller_api if services.has_controller else ""
         # Whoever takes the lab down may have another DOCKER_HOST, or none.
         state.docker = docker_engine.engine_url()
-        state.namespaces = dict.fromkeys(self.plan.namespaces, 0)
+        state.namespaces |= dict.fromkeys(self.plan.namespaces, 0)
         state.save()
         self._state = state
         (self.run_dir / "lab.yaml").write_text(write_lab(self.lab))
@@ -242,9 +229,11 @@ class EmulatedLab:
             offload=state.datapath != "netdev",
             bridges=state.datapath == "bridge",
         )
+        if rehearsal is not None:
+            rehearsal.join()
         state.save()
         supervisor = Supervisor(state, self._say, real_time=self._options.real_time)
-        services.start(self.plan, supervisor)
+        services.start(self.plan, supervisor, rehearsal.services() if rehearsal else ())
         state.phase = "up"
         state.save()
 
@@ -355,22 +344,11 @@ def require_root(command: str) -> None:
 def down_lab(name: str) -> bool:
     """Take a lab down by its name; ``False`` if there was none."""
     require_root(f"patchlight emulate down {name}")
+    remove_forgotten_disks()
     if not is_there(name):
         return False
     with states.lab_lock(name), _uninterrupted():
         return remove_lab(name)
-
-
-def _half_there(state: states.LabState | None, name: str) -> AlreadyThere:
-    what = ": things of its name are, but nothing says what was made"
-    if state is not None:
-        missing = missing_parts(state)
-        parts = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
-        what = f" (gone: {parts})" if missing else " (it was never finished)"
-    return AlreadyThere(
-        f"lab {name} is half there{what}",
-        hint=f"Make it anew with --replace, or remove it with: patchlight emulate down {name}",
-    )
 
 
 @contextmanager

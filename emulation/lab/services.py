@@ -5,7 +5,7 @@ asks all of them, starts when they answer.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,11 @@ def has_agents(lab: Lab, options: "LabOptions") -> bool:
     """Whether an agent runs on each server of this lab."""
     if options.agents is not None:
         return options.agents
-    return has_controller(lab, options) and len(lab.servers) <= _MOST_SERVERS_WITH_AGENTS
+    return (
+        options.servers == "namespace"
+        and has_controller(lab, options)
+        and len(lab.servers) <= _MOST_SERVERS_WITH_AGENTS
+    )
 
 
 def has_controller(lab: Lab, options: "LabOptions") -> bool:
@@ -85,6 +89,7 @@ class LabKeywords(TypedDict, total=False):
     fabric: str | None
     policies: PolicyChoice
     real_time: bool
+    servers: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,9 @@ class LabOptions:
     controller, where there are 16 servers at most). ``workers``: ``docker``, ``process``, or
     ``auto``. ``engine``: the OpenFlow engine (``None``: the controller's choice). ``fabric``:
     overrides the lab file's, as do ``policies``. ``real_time``: the lab's processes run before
-    every ordinary process of this machine, where the kernel permits.
+    every ordinary process of this machine, where the kernel permits. ``servers``: network
+    namespaces (``namespace``), or with a root file system and sshd of their own (``ssh``), where no
+    agent runs.
     """
 
     controller: bool = True
@@ -105,17 +112,24 @@ class LabOptions:
     fabric: str | None = None
     policies: PolicyChoice = NOTHING_SAID
     real_time: bool = False
+    servers: str = "namespace"
 
     def __post_init__(self) -> None:
         for option, value, expected in (
             ("engine", self.engine or "ryu", ("ryu", "os-ken")),
             ("workers", self.workers, ("auto", "docker", "process")),
             ("fabric", self.fabric or "bridge", ("openvswitch", "bridge")),
+            ("servers", self.servers, ("namespace", "ssh")),
         ):
             if value not in expected:
                 raise BadInput(
                     f"{option} {value!r}: expected {', '.join(expected[:-1])} or {expected[-1]}"
                 )
+        if self.agents and self.servers == "ssh":
+            raise BadInput(
+                "agents do not come with servers that have an sshd: expected one or the other",
+                hint="Leave out --agents, or --servers ssh.",
+            )
 
 
 class LabServices:
@@ -141,9 +155,11 @@ class LabServices:
         if self.datapath != "bridge":
             openvswitch.check_installed()
 
-    def start(self, plan: FabricPlan, supervisor: Supervisor) -> None:
-        """Start everything, and return once all of it answers."""
-        devices = [*self._circuit_switches(), *self._gpus(), *self._agents()]
+    def start(
+        self, plan: FabricPlan, supervisor: Supervisor, servers: Iterable[Service] = ()
+    ) -> None:
+        """Start everything, ``servers`` too, and return once all of it answers."""
+        devices = [*self._circuit_switches(), *self._gpus(), *self._agents(), *servers]
         if devices:
             self._say(f"starting {', '.join(service.name for service in devices)}")
             supervisor.launch(devices)

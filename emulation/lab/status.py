@@ -31,6 +31,7 @@ def lab_status(name: str) -> dict[str, Any]:
         "scale": state.scale,
         "fabric": state.fabric,
         "datapath": state.datapath,
+        "ssh_config": None if state.ssh_config is None else str(state.ssh_config),
         "controller_api": state.controller_api or None,
         "made_at": state.made_at,
         "run_dir": str(state.run_dir),

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.plan import fabric_namespace, namespace_prefix
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import docker_engine, namespaces
 from patchlight.testbed.linux.namespace_processes import is_in
 from patchlight.testbed.linux.processes import ancestors, environment, process_ids
@@ -62,10 +62,27 @@ def remove_lab(lab: str) -> bool:
     if state.is_of_this_boot:
         # Looked up again: an agent may have made one for a worker since.
         _end_namespaces(lab, _present_namespaces(state))
-    shutil.rmtree(directory, ignore_errors=True)
-    if directory.exists():
-        raise NotRemoved(f"removing {directory}: it is still there", hint="Remove it by hand.")
+    for folder in (states.disk_dir(lab), directory):
+        _remove_folder(folder)
     return True
+
+
+def remove_forgotten_disks() -> None:
+    """Remove the disks of labs that ended with the machine: nothing in ``/run`` tells of them."""
+    with suppress(FileNotFoundError):
+        for folder in list(states.DISK_ROOT.iterdir()):
+            # A disk of its own has a lost+found there.
+            with suppress(BadInput):
+                if not is_there(folder.name):
+                    _remove_folder(folder)
+
+
+def _remove_folder(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        raise NotRemoved(f"removing {folder}: it is still there", hint="Remove it by hand.")
+    with suppress(OSError):
+        folder.parent.rmdir()  # the last one
 
 
 def _recorded(lab: str) -> states.LabState | None:

@@ -68,7 +68,7 @@ _PROGRAMS = (
     ("tc", "iproute2", _BY_HAND, "-V"),
     ("ethtool", "ethtool", _BY_HAND, "--version"),
     ("ping", "iputils-ping", _BY_HAND, "-V"),
-    ("mmdebstrap", "mmdebstrap", "the image of Docker workers", "--version"),
+    ("mmdebstrap", "mmdebstrap", "Docker workers, rehearsal servers", "--version"),
 )
 
 # Packages that are not imported by their name in lower case with underscores.

@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, _Command] = {
     "emulate": _Command("patchlight.cli.lab.emulate", "Run a lab in software on this machine."),
     "controller": _Command("patchlight.cli.controller", "Run and ask the controller."),
     "agent": _Command("patchlight.cli.agent", "Run the agent of one server."),
+    "deploy": _Command("patchlight.cli.deploy.group", "Put Patchlight on a lab's servers."),
     "job": _Command("patchlight.cli.job.group", "Submit and follow training jobs."),
     "ocs": _Command("patchlight.cli.ocs.group", "Read and change optical circuit switches."),
     "graph": _Command("patchlight.cli.graph", "Show, draw, measure and fetch computation graphs."),

@@ -32,6 +32,7 @@ from patchlight.testbed.labfile.schema import COMMON, LAB
 from patchlight.testbed.labfile.writer import FIELD_OF
 from patchlight.testbed.policies import KINDS, PolicyKind, full_path
 from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.ssh_access import SshAccess
 
 
 class LabFileError(FileError):
@@ -164,6 +165,7 @@ def _server(fields: Fields) -> Server:
         name=fields["name"].value,
         management=fields["management"].value if "management" in fields else None,
         gpus=tuple(Gpu(**_values(gpu)) for gpu in _items(fields, "gpus")),
+        ssh=SshAccess(**_values(fields["ssh"].value)) if "ssh" in fields else SshAccess(),
         nics=tuple(
             Nic(**{"mac": default_mac(nic["address"].value), **_values(nic)})
             for nic in _items(fields, "nics")

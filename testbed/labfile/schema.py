@@ -16,6 +16,8 @@ from patchlight.testbed.labfile.values import (
     DATAPATH_ID,
     DEVICE_NAME,
     DRIVER,
+    FILE_PATH,
+    HOST_KEY,
     HOST_PORT,
     INTERFACE,
     LAB_NAME,
@@ -30,6 +32,8 @@ from patchlight.testbed.labfile.values import (
     POWER,
     RATE,
     SHARE,
+    SSH_HOST,
+    TCP_PORT,
     TIME,
     USER_NAME,
     UUID,
@@ -56,10 +60,19 @@ NIC = Group(
     Key("interface", INTERFACE, "the kernel's name of it on the server", default="its name"),
     LAUNCH_POWER,
 )
+SSH = Group(
+    "a server's SSH",
+    Key("address", SSH_HOST, "the host that it answers at", default="that of management"),
+    Key("port", TCP_PORT, "its TCP port", default="22"),
+    Key("user", USER_NAME, "whom to log in as", default="as the SSH client says"),
+    Key("identity", FILE_PATH, "the file of the private key", default="as the SSH client says"),
+    Key("host_key", HOST_KEY, "the fingerprint of its host key", default="what known_hosts has"),
+)
 SERVER = Group(
     "a server",
     required("name", DEVICE_NAME, "what the server is called, like 'server1'"),
     Key("management", MANAGEMENT, "where the server's agent answers: host:port or unix:/path"),
+    Key("ssh", SSH, "where and how its SSH answers", example="{user: admin}"),
     Key("gpus", ListOf(GPU, "GPUs"), "its GPUs", default="none"),
     required("nics", ListOf(NIC, "NICs"), "its NIC ports in the lab's network"),
 )

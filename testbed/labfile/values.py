@@ -22,6 +22,7 @@ KNOWN_DRIVERS = tuple(driver.name for driver in OCS_DRIVERS.values() if driver.d
 
 _NAME = "[A-Za-z][A-Za-z0-9_-]*"
 _MAC = "(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}"
+_HOST = "(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9A-Fa-f]*:[0-9A-Fa-f:.]+)"
 _HOST_PORT = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?):([0-9]{1,5})"
 
 
@@ -145,6 +146,15 @@ INTERFACE = matching(
     r"[^\s/:]{1,15}", "an interface", "a kernel's name of at most 15 characters", "enp3s0f0"
 )
 MANAGEMENT = Text("where the agent answers", _management, example="10.0.0.11:8471")
+SSH_HOST = matching(_HOST, "a host", "a name or an IP address", "10.0.0.11")
+TCP_PORT = Whole("a TCP port", 1, 65535)
+FILE_PATH = matching(r"[^\x00-\x1f\x7f]+", "a path", "a file's path", "~/.ssh/id_ed25519", 4096)
+HOST_KEY = matching(
+    "SHA256:[A-Za-z0-9+/]{43}",
+    "a host key's fingerprint",
+    "SHA256: and 43 characters, as ssh-keygen -l prints it",
+    "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU",
+)
 DATAPATH_ID = Whole("an OpenFlow datapath id", 1, 2**64 - 1)
 PACKET_PORTS = Whole("how many ports it has", 1, MOST_PACKET_PORTS)
 CIRCUIT_PORTS = Whole("how many duplex ports it has", 1, MOST_CIRCUIT_PORTS)

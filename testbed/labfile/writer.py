@@ -135,6 +135,8 @@ def _server(server: Server) -> dict[str, Any]:
     written: dict[str, Any] = {"name": server.name}
     if server.management is not None:
         written["management"] = server.management
+    if ssh := _set(server.ssh, "address", "port", "user", "identity", "host_key"):
+        written["ssh"] = _OnOneLine(ssh)
     if server.gpus:
         written["gpus"] = [_OnOneLine(_set(gpu, "name", "model", "uuid")) for gpu in server.gpus]
     return {**written, "nics": [_nic(nic) for nic in server.nics]}

@@ -118,6 +118,13 @@ def unix_socket_answers(path: Path) -> bool:
     return False
 
 
+def ssh_answers(host: str, port: int = 22) -> bool:
+    """Whether an SSH server greets whoever connects there."""
+    with suppress(OSError), socket.create_connection((host, port), timeout=1) as client:
+        return client.recv(4) == b"SSH-"
+    return False
+
+
 def port_owner(port: int) -> str:
     """Who listens on a TCP port in this network namespace: ``"nginx (pid 812)"``."""
     inodes = _listening_inodes(port)

@@ -35,6 +35,32 @@ fibres:
   - {ends: [tor1.3, tor2.3], rate: 10Gbps}
 """
 
+# ``patchlight``, which stops for as long as it is let when it has called a function so many times.
+PAUSING = """
+import sys, time
+from patchlight.cli.main import main
+from patchlight.emulation.fabric.openvswitch import OpenVSwitch
+from patchlight.emulation.fabric.processes import Supervisor
+from patchlight.testbed.linux import namespaces
+
+owner, name, count = {
+    "namespaces": (namespaces, "create_here", 20),
+    "switches": (OpenVSwitch, "start", 1),
+    "servers": (Supervisor, "launch", 1),
+}[sys.argv[1]]
+function, results = getattr(owner, name), []
+
+def pausing(*arguments):
+    results.append(function(*arguments))
+    if len(results) == count:
+        print("paused", flush=True)
+        time.sleep(100)
+    return results[-1]
+
+setattr(owner, name, pausing)
+main(sys.argv[2:])
+"""
+
 # Both print times of the machine's one monotonic clock.
 RECEIVE = """
 import socket, time
@@ -69,7 +95,8 @@ def pings(a: EmulatedHost, b: EmulatedHost) -> bool:
 
 def left_of(name: str) -> list[str]:
     remains = namespaces.names_with_prefix(f"pl.{name}.")
-    remains += [str(path) for path in states.RUN_ROOT.glob(f"*{name}*")]
+    for root in (states.RUN_ROOT, states.DISK_ROOT, Path("/sys/class/net")):
+        remains += [str(path) for path in root.glob(f"*{name}*")]
     run_dir = f"/run/patchlight/{name}"
     for pid in process_ids():
         if any(run_dir in variable for variable in environment(pid)):

@@ -103,9 +103,20 @@ def _which_lab(command: Callable[..., Any]) -> Callable[..., Any]:
     is_flag=True,
     help="Run the lab before every ordinary process of this machine: its times hold on a busy one.",
 )
+@click.option(
+    "--servers",
+    type=click.Choice(["namespace", "ssh"]),
+    default="namespace",
+    help="What servers are: a network and an agent, or a machine to deploy to over SSH.",
+)
 @policy_options
 def up(lab: str, no_controller: bool, **options: Any) -> None:
-    """Bring LAB up: a lab file, or the name of a built-in lab."""
+    """Bring LAB up: a lab file, or the name of a built-in lab.
+
+    With --servers ssh each server has a root file system, processes and an sshd of its own, and
+    answers at the management address that the runtime lab file says. No agent runs on it until
+    one is deployed; the controller runs, and finds the agents silent.
+    """
     require_root(f"patchlight emulate up {lab}")
     # A polite kill is undone like Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -118,6 +129,10 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
     emulated.up()
     _say(f"up in {time.monotonic() - began:.1f} s")
     called = emulated.lab.name
+    if emulated.state.ssh_config is not None:
+        server = emulated.lab.servers[0].name
+        _say(f"no agent runs on the servers yet; runtime lab file: {emulated.run_dir}/lab.yaml")
+        _say(f"log in: sudo ssh -F {emulated.state.ssh_config} {server}")
     hosts = emulated.lab.hosts
     if len(hosts) > 1:
         _say(
@@ -175,6 +190,8 @@ def _print_status(state: dict[str, Any]) -> None:
     )
     for missing in state["missing"]:
         say(f"  gone: {missing}")
+    if state["ssh_config"]:
+        say(f"servers: sudo ssh -F {state['ssh_config']} SERVER")
     if state["controller_api"]:
         say(f"controller: http://{state['controller_api']}")
     pid = Column("pid", whole=True, right=True)

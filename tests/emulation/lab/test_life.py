@@ -14,38 +14,15 @@ import pytest
 
 from patchlight import EmulatedLab
 from patchlight.emulation.fabric import lab_state as states
-from patchlight.emulation.lab.emulated_lab import AlreadyThere, down_lab
+from patchlight.emulation.lab.emulated_lab import down_lab
+from patchlight.emulation.lab.presence import AlreadyThere
 from patchlight.emulation.lab.services import LabKeywords
 from patchlight.emulation.lab.status import lab_status
 from patchlight.testbed.linux.processes import process_start
-from tests.support.emulated_labs import SWITCHES_ONLY, left_of, pings, tree
+from tests.support.emulated_labs import PAUSING, SWITCHES_ONLY, left_of, pings, tree
 from tests.support.private_ovs import until
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
-
-
-# ``patchlight``, which stops for as long as it is let when it has called a function so many times.
-PAUSING = """
-import sys, time
-from patchlight.cli.main import main
-from patchlight.emulation.fabric.openvswitch import OpenVSwitch
-from patchlight.testbed.linux import namespaces
-
-owner, name, count = {
-    "namespaces": (namespaces, "create_here", 20), "switches": (OpenVSwitch, "start", 1)
-}[sys.argv[1]]
-function, results = getattr(owner, name), []
-
-def pausing(*arguments):
-    results.append(function(*arguments))
-    if len(results) == count:
-        print("paused", flush=True)
-        time.sleep(100)
-    return results[-1]
-
-setattr(owner, name, pausing)
-main(sys.argv[2:])
-"""
 
 
 @pytest.fixture(params=["namespaces", "switches"])

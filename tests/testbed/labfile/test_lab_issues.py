@@ -49,6 +49,16 @@ MISTAKES = [
     ),
     ("api: 127.0.0.1:8470", "api: ‸127.0.0.1", "is not a TCP address: expected host:port"),
     ("10.0.0.11:8471", "‸10.0.0.11:84710", "is not where an agent can answer"),
+    *(
+        ("unix:/run/agent.sock", f"unix:/run/agent.sock\n    ssh: {{{key}: ‸{value}}}", message)
+        for key, value, message in (
+            ("address", '"10.0.0.11:22"', "'10.0.0.11:22' is not a host: expected a name or an IP"),
+            ("port", "0", "expected a TCP port, a whole number from 1 to 65535"),
+            ("identity", '""', "'' is not a path: expected a file's path"),
+            ("host_key", '"SHA256:abc"', "'SHA256:abc' is not a host key's fingerprint: expected"),
+        )
+    ),
+    ("unix:/run/agent.sock", "unix:/run/agent.sock\n    ssh: ‸[]", "expected a server's SSH"),
     ("10.0.0.11:8471", "‸unix:agent.sock", "is not a Unix socket: expected 'unix:/'"),
     (
         "unix:/run/agent.sock",

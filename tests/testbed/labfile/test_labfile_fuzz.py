@@ -25,6 +25,7 @@ from patchlight.testbed.labfile.reader import LabFileError, builtin_lab, parse_l
 from patchlight.testbed.labfile.schema import LAB
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.ssh_access import SshAccess
 
 OFC2022 = builtin_lab("ofc2022").read_text(encoding="utf-8")
 
@@ -101,6 +102,13 @@ RATES = st.none() | st.integers(1, 10**13)
 POWERS = st.just(0.0) | st.floats(-40, 20)
 LOSSES = st.floats(0, 40)
 PASSWORDS = st.sampled_from([None, "OCS_PASSWORD"])
+SSH = st.tuples(
+    st.sampled_from([None, "server1", "10.0.0.11", "fd00::11"]),
+    st.integers(1, 65535),
+    st.sampled_from([None, "admin"]),
+    st.sampled_from([None, "~/.ssh/id_ed25519", "/keys/of the lab"]),
+    st.sampled_from([None, f"SHA256:{'a1+/' * 10}xyz"]),
+)
 MODELS = st.text(min_size=1, max_size=20).filter(lambda t: t.isprintable() and bool(t.strip()))
 
 
@@ -125,7 +133,8 @@ def labs(draw: st.DrawFn) -> Lab:
                 nics.append(Nic(part, address, mac, rate_bps, gpu, launch_power_dbm=power_dbm))
                 free.append(Endpoint(name, part))
             management = draw(st.sampled_from([None, f"10.1.0.{number}:8471", f"unix:/a/{name}"]))
-            servers.append(Server(name, management, gpus, tuple(nics)))
+            ssh = SshAccess(*draw(SSH))
+            servers.append(Server(name, management, gpus, tuple(nics), ssh))
         else:
             ports = draw(st.integers(1, 6))
             free += [Endpoint(name, str(port)) for port in range(1, ports + 1)]

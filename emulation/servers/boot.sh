@@ -1,0 +1,49 @@
+#!/bin/sh
+# Boots a rehearsal server, and then is its first process. Runs in namespaces of its own:
+#
+#   unshare --mount --pid --uts --ipc --cgroup --fork --kill-child sh boot.sh BASE DISK NAME
+#
+# BASE is the root file system that all servers share; DISK has the server's own files in `upper`.
+# All mounts are in the server's mount namespace, and go with its last process.
+set -eu
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+base=$1 disk=$2 name=$3
+
+read_only() {
+    mount --bind "$1" "$1"
+    mount -o remount,bind,ro "$1"
+}
+
+mount -t overlay -o "lowerdir=$base,upperdir=$disk/upper,workdir=$disk/work" "$name" "$disk/root"
+cd "$disk/root"
+mount -t proc -o nosuid,nodev,noexec proc proc
+# What is no namespace's own is this machine's: it can be read, not changed.
+read_only proc/sys
+mount --bind proc/sys/net proc/sys/net
+mount -o remount,bind,rw proc/sys/net
+if [ -e proc/sysrq-trigger ]; then read_only proc/sysrq-trigger; fi
+mount -t sysfs -o ro,nosuid,nodev,noexec sysfs sys
+mount -t tmpfs -o mode=755,nosuid dev dev
+for device in null:3 zero:5 full:7 random:8 urandom:9; do
+    mknod -m 666 "dev/${device%:*}" c 1 "${device#*:}"
+done
+mknod -m 666 dev/tty c 5 0
+ln -s /proc/self/fd dev/fd
+ln -s fd/0 dev/stdin
+ln -s fd/1 dev/stdout
+ln -s fd/2 dev/stderr
+ln -s pts/ptmx dev/ptmx
+mkdir dev/pts dev/shm
+mount -t devpts -o newinstance,mode=620,gid=5,ptmxmode=666 devpts dev/pts
+mount -t tmpfs -o mode=1777,nosuid,nodev shm dev/shm
+mount -t tmpfs -o mode=755,nosuid,nodev run run
+mkdir -p run/sshd run/lock
+hostname "$name"
+# The second call takes away this machine's root, which the first has put on top of the server's.
+pivot_root . .
+umount -l .
+cd /
+# Without the powers that would reach past the namespaces: modules, clock, kexec, hardware. The
+# shell gathers orphans, and has sshd back when somebody restarts it by ending it.
+exec env -i PATH="$PATH" setpriv --bounding-set=-sys_module,-sys_time,-sys_boot,-sys_rawio \
+    sh -c 'while :; do /usr/sbin/sshd -D -e; sleep 1; done'

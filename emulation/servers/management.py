@@ -1,0 +1,171 @@
+"""The management network of rehearsal servers: from this machine to them, and from each to each.
+
+Its switch is a bridge in a namespace of its own. Of this machine's own network only the end of
+one veth pair is part of it, and that goes with the namespace.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+
+from patchlight.emulation.fabric import lab_state as states
+from patchlight.emulation.fabric import links
+from patchlight.emulation.fabric.plan import fitted, namespace_name
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.linux import namespaces
+from patchlight.testbed.linux.netlink import Netlink
+
+# For benchmarks of networks (RFC 2544): not routed on the Internet, and hardly ever anywhere else.
+_POOL = IPv4Network("198.18.0.0/15")
+_SHORTEST, _LONGEST = 16, 24
+# Shorter ones are ways to everywhere: a default route, or one in two halves.
+_SHORTEST_TAKEN = 2
+_FIRST_SERVER = 11
+_MOST_SERVERS = 2 ** (32 - _SHORTEST) - 1 - _FIRST_SERVER
+# Below those of the lab's own links.
+_BRIDGE, _MACHINE, _SERVER_NIC = 10, 11, 90
+_FIRST_PORT = 100
+
+
+class NoManagementNetwork(PatchlightError):
+    """There is no network of addresses left that this machine does not use."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManagementNetwork:
+    """Addresses of a lab's servers, and what the network's parts are called."""
+
+    lab: str
+    network: IPv4Network
+    servers: tuple[str, ...]
+
+    @property
+    def machine(self) -> IPv4Interface:
+        """The address of this machine in it."""
+        return IPv4Interface((self.network.network_address + 1, self.network.prefixlen))
+
+    @property
+    def interface(self) -> str:
+        """This machine's interface."""
+        return fitted(f"pl-{self.lab}", "")
+
+    @property
+    def addresses(self) -> dict[str, IPv4Address]:
+        """The address of each server."""
+        first = self.network.network_address + _FIRST_SERVER
+        return {name: first + number for number, name in enumerate(self.servers)}
+
+
+def management_namespace(lab: str) -> str:
+    """The namespace that holds the network's switch; no device can be called so."""
+    return namespace_name(lab, "_management")
+
+
+def choose_network(servers: int, taken: Iterable[IPv4Network]) -> IPv4Network:
+    """The first network with room for so many servers that overlaps with none of ``taken``.
+
+    At least a /24; ``NoManagementNetwork`` if there is none.
+    """
+    bits = (_FIRST_SERVER + servers).bit_length()  # room for the broadcast address too
+    length = min(_LONGEST, 32 - bits)
+    if length < _SHORTEST:
+        raise NoManagementNetwork(
+            f"looking for addresses for {servers:,} servers: a network has room for "
+            f"{_MOST_SERVERS:,} at most",
+            hint="Take fewer, or use --servers namespace.",
+        )
+    in_the_way = [other for other in taken if other.prefixlen >= _SHORTEST_TAKEN]
+    for network in _POOL.subnets(new_prefix=length):
+        if not any(network.overlaps(other) for other in in_the_way):
+            return network
+    raise NoManagementNetwork(
+        f"looking for addresses for {servers} servers: this machine has routes to all of {_POOL}",
+        hint="Take the routes away (ip route), or use --servers namespace.",
+    )
+
+
+def make_network(lab: Lab, made: Callable[[str, int], None]) -> ManagementNetwork:
+    """Choose the network of a lab's servers, and make its switch and this machine's end.
+
+    ``made`` is told of the namespace and its inode. What was made so far stays for the caller to
+    remove when it fails.
+    """
+    namespaces.prepare_directory()
+    with _one_at_a_time(), Netlink() as here:
+        taken = [lab.network, *links.list_destinations(here)]
+        network = choose_network(len(lab.servers), taken)
+        management = ManagementNetwork(lab.name, network, tuple(s.name for s in lab.servers))
+        machine = namespaces.open_namespace(namespaces.process_namespace())
+        try:
+            with namespaces.kept_namespace():
+                name = management_namespace(lab.name)
+                made(name, namespaces.create_here(name))
+                namespaces.set_sysctl("ipv6/conf/all/disable_ipv6", 1)
+                near = links.LinkEnd("machine", _MACHINE, up=True)
+                far = links.LinkEnd(management.interface, namespace=machine)
+                with Netlink() as switch:
+                    switch.run(
+                        [
+                            links.add_bridge("bridge", _BRIDGE),
+                            links.add_veth(near, far),
+                            links.set_master(_MACHINE, _BRIDGE, "machine"),
+                        ]
+                    )
+        finally:
+            os.close(machine)
+        namespaces.set_sysctl(f"ipv6/conf/{management.interface}/disable_ipv6", 1)
+        index = links.list_links(here)[management.interface].index
+        here.run(
+            [
+                links.add_address(index, management.machine, management.interface),
+                links.set_up(index, management.interface),
+            ]
+        )
+    return management
+
+
+def join_servers(management: ManagementNetwork, servers: Iterable[Server]) -> None:
+    """Give each server, whose namespace is there, its interface in the network."""
+    prefix = management.network.prefixlen
+    switch = namespaces.namespace_path(management_namespace(management.lab))
+    with Netlink(switch) as bridge:
+        for number, server in enumerate(servers, _FIRST_PORT):
+            path = namespaces.namespace_path(namespace_name(management.lab, server.name))
+            name = interface_of(server)
+            namespace = namespaces.open_namespace(path)
+            try:
+                port = links.LinkEnd(f"port{number}", number, up=True)
+                bridge.run(
+                    [
+                        links.add_veth(port, links.LinkEnd(name, _SERVER_NIC, namespace=namespace)),
+                        links.set_master(number, _BRIDGE, port.name),
+                    ]
+                )
+            finally:
+                os.close(namespace)
+            address = IPv4Interface((management.addresses[server.name], prefix))
+            with Netlink(path) as inside:
+                inside.run(
+                    [links.add_address(_SERVER_NIC, address, name), links.set_up(_SERVER_NIC, name)]
+                )
+
+
+def interface_of(server: Server) -> str:
+    """A server's management interface: ``mgmt0``, or the first name that no NIC of it has."""
+    taken = {nic.name for nic in server.nics}
+    return next(name for name in (f"mgmt{n}" for n in range(len(taken) + 1)) if name not in taken)
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Labs that come up at once must not choose the same network."""
+    fd = os.open(states.RUN_ROOT, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
