@@ -22,8 +22,8 @@ demo:
 	@deploy/bootstrap.sh
 	@$(ROOT_RUN) deploy/with-docker-engine.sh $(BIN)/patchlight experiment ofc2022 $(DEMO_ARGS)
 
-# Two processes: one runs what needs the machine to itself, the other the rest.
-test: PYTEST_ARGS ?= --numprocesses=2
+# Three processes: whole labs, what else needs root, and the rest, which all three share in the end.
+test: PYTEST_ARGS ?= --numprocesses=3
 test:
 	@deploy/bootstrap.sh --test
 	@$(MAKE) --no-print-directory lint

@@ -73,6 +73,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[BEFORE] = _labs_made()
 
 
+_WHOLE_LABS = ("tests/integration/", "tests/emulation/experiments/")
+
+
 class GroupsStayTogether(LoadScopeScheduling):  # type: ignore[misc]
     """One process runs all tests of a group: of xdist_group, or those that need the machine.
 
@@ -109,7 +112,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _group_of(item: pytest.Item) -> str:
     if any(item.get_closest_marker(name) for name in NEEDS):
-        return "machine"
+        # Whole labs that train and measure, one after the other; what is smaller runs beside them.
+        return "labs" if any(part in item.nodeid for part in _WHOLE_LABS) else "machine"
     marker = item.get_closest_marker("xdist_group")
     return str(marker.args[0]) if marker else ""
 

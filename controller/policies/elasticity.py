@@ -32,8 +32,7 @@ class GiveAndTake:
 
     While nobody waits, the job that ends sooner by the most for each further GPU grows. While
     somebody waits, jobs shrink for the first of the next eight that there is room for then. Each
-    only where the predicted gain
-    is more than it costs, stopping and starting included.
+    only where the predicted gain is more than it costs, stopping and starting included.
     """
 
     stable: ClassVar[bool] = True
