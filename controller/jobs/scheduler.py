@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 _DRAINED = "drained"
 # How long the queue rests after a pass, in times of what that took.
-_REST, _LONGEST_REST_S = 3.0, 0.2
+_REST, LONGEST_REST_S = 3.0, 0.2
 DEFAULT_DISCIPLINE = Discipline()
 
 
@@ -53,7 +53,8 @@ class Scheduler:
     """Takes jobs in, gives them hosts and circuits, and sees them through.
 
     Jobs outlive it: what an earlier controller had queued is queued, what it had running is
-    followed again. ``last_pass_s`` is what the last pass of the queue took, devices included.
+    followed again. ``last_pass_s`` is what the last pass of the queue took, devices included;
+    after it the queue rests for ``longest_rest_s`` at most.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Scheduler:
         """``BadInput`` if a policy of ``choice`` cannot be had."""
         self._lab, self._fleet, self._store, self._table = lab, fleet, store, table
         self._changed = asyncio.Event()
-        self.last_pass_s = 0.0
+        self.last_pass_s, self.longest_rest_s = 0.0, LONGEST_REST_S
         self.policies = PoliciesInUse(lab, store, table, choice, self._on_policies)
         self._placement = Placement(lab, self.policies, transactions, table.several)
         self._gangs = Gangs(lab, fleet, store, table, self._rewire_first, self)
@@ -353,7 +354,7 @@ class Scheduler:
                     await self._changed.wait()
             # Of a long queue, each pass takes a while: who submits many jobs is not kept waiting.
             await asyncio.sleep(
-                max(0.0, ended + min(_REST * took_s, _LONGEST_REST_S) - time.monotonic())
+                max(0.0, ended + min(_REST * took_s, self.longest_rest_s) - time.monotonic())
             )
 
     async def close(self) -> None:

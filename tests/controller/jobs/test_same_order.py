@@ -191,6 +191,7 @@ async def follow(trace: Trace) -> int:
     choice = PolicyChoice(placement=trace.placement, order=trace.order)
     waited = 0
     async with at_work(choice, discipline=Discipline(**trace.rules)) as cluster:
+        cluster.scheduler.longest_rest_s = 0.0
         lab = Beside(trace, cluster, clock)
         while simulation.ended < JOBS:
             assert simulation.advance()
