@@ -3,7 +3,7 @@
 read → plan → check → journal → drain → break → make → verify → flows → undrain → commit.
 Devices, flow tables, traffic and the journal are ``CircuitParts``, so that the order of things
 is all there is to see here. Nothing is written to a device before the intent is in the journal
-and the map has been read once more, just before; a failure after that rolls back.
+and the map has been read once more; a failure after that rolls back.
 """
 
 import asyncio
@@ -30,9 +30,6 @@ from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import Links
 
 log = logging.getLogger("patchlight.circuits")
-
-# No more than this may lie between the last look at the maps and the first write.
-_FRESH_S = 0.01
 
 
 class Progress(Enum):
@@ -62,7 +59,6 @@ class Change:
         self._plan: Plan
         self._committed: dict[str, PortMap] = {}
         self._readings: Readings = {}
-        self._looked: tuple[float, Maps] | None = None
 
     async def run(self) -> Reconfiguration:
         """Bring the change to its end. An error of ``decide`` is raised."""
@@ -128,10 +124,7 @@ class Change:
         # The devices are asked while the intent goes to the disk.
         journalled = asyncio.create_task(asyncio.to_thread(self._prepared_intent()))
         try:
-            result = await preflight.check(plan, options)
-            if not result.objections and not self._parts.traffic.jobs_using(plan.moved):
-                await self._look_again()  # nothing will have to be waited for
-            return result
+            return await preflight.check(plan, options)
         except PatchlightError as error:
             return PreflightResult([error.message])
         finally:
@@ -155,7 +148,7 @@ class Change:
                     record.note(await parts.traffic.drain(plan.moved))
                     record.note(await parts.flows.follow(plan.links_staying))
                 with record.stage("check"):
-                    maps = await self._look_again()
+                    maps = await parts.maps.read()
                     for name in plan.changes:
                         maps[name]  # refuses where it cannot be read any more
                     changed = difference(plan.before, maps)
@@ -175,14 +168,6 @@ class Change:
         finally:
             with record.stage("undrain"):
                 await parts.traffic.undrain()
-
-    async def _look_again(self) -> Maps:
-        """The maps of the devices, read just now or not long ago."""
-        now = asyncio.get_running_loop().time
-        if self._looked is None or now() - self._looked[0] > _FRESH_S:
-            began = now()
-            self._looked = began, await self._parts.maps.read()
-        return self._looked[1]
 
     async def _write(self, preflight: PreflightResult, maps: Maps) -> None:
         """Break, make, verify, and set the flows; back to the ``maps`` before if that fails."""

@@ -144,7 +144,6 @@ class KeptSession(ABC, Generic[C, D]):
         self._keep_alive_task: asyncio.Task[None] | None = None
         self._last_used = 0.0
         self._logged_in_at = 0.0
-        self._asking = 0
         self._alarms = AlarmLog()
 
     # --- what a protocol adds ---------------------------------------------------------------
@@ -214,23 +213,6 @@ class KeptSession(ABC, Generic[C, D]):
         session without ``timeout_s``. ``shown`` is the command as errors may have it.
         """
         timeout_s = self._session.timeouts.answer_s if timeout_s is None else timeout_s
-        self._asking += 1
-        try:
-            answer = await self._one_after_another(exchange, shown, timeout_s, changes=changes)
-        finally:
-            self._asking -= 1
-        if self._asking:
-            await asyncio.sleep(0)  # the next is sent before this answer is understood
-        return answer
-
-    async def _one_after_another(
-        self,
-        exchange: Callable[[C, float], Awaitable[R]],
-        shown: str,
-        timeout_s: float,
-        *,
-        changes: bool,
-    ) -> R:
         async with self._lock:
             logged_in_again = retried = False
             while True:
