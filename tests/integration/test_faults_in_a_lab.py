@@ -71,21 +71,26 @@ def client(other: OtherJob) -> Iterator[ControllerClient]:
     assert other.goes_on()
 
 
-Fault = Callable[[EmulatedLab, str], AbstractContextManager[None]]
+Fault = Callable[[EmulatedLab, str, str], AbstractContextManager[None]]
+"""Something that befalls a host, and a worker on it."""
 
 
 @contextlib.contextmanager
-def worker_killed(lab: EmulatedLab, host: str) -> Iterator[None]:
-    kill_a_worker(lab, random.Random(0), lab.lab.host(host).server.name)
+def worker_killed(lab: EmulatedLab, _: str, worker: str) -> Iterator[None]:
+    kill_a_worker(lab, random.Random(0), worker)
     yield
 
 
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        (worker_killed, "ended with exit code 137"),
-        (gpu_gone, "its GPU is gone"),
-        (no_carrier, "has no carrier for more than 1 s, the job's limit"),
+        pytest.param(worker_killed, "ended with exit code 137", id="worker killed"),
+        pytest.param(lambda lab, host, _: gpu_gone(lab, host), "its GPU is gone", id="GPU gone"),
+        pytest.param(
+            lambda lab, host, _: no_carrier(lab, host),
+            "has no carrier for more than 1 s, the job's limit",
+            id="no carrier",
+        ),
     ],
 )
 def test_a_job_begins_again_on_spare_hardware_where_it_was(
@@ -93,7 +98,7 @@ def test_a_job_begins_again_on_spare_hardware_where_it_was(
 ) -> None:
     with victim(client, "victim") as job_id:
         last = client.job(job_id)["hosts"][-1]
-        with fault(lab, last):
+        with fault(lab, last, f"{job_id}-1"):
             again = begins_again(client, job_id)
             assert last not in again["hosts"]
         assert again["first_iteration"] > 0

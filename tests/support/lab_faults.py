@@ -135,10 +135,11 @@ def lose_light(lab: EmulatedLab, host: str) -> None:
         ocs_fault(lab, lose=circuit)
 
 
-def kill_a_worker(lab: EmulatedLab, rng: random.Random, server: str = "") -> None:
-    """Kill some process of some worker, of that server or any; its keeper maybe."""
-    spaces = names_with_prefix(f"{namespace_prefix(lab.lab.name)}{server}")
-    found = [pid for space in spaces if ".w-" in space for pid in processes_in(space)]
+def kill_a_worker(lab: EmulatedLab, rng: random.Random, worker: str = "") -> None:
+    """Kill some process of that worker, or of any; its keeper maybe."""
+    spaces = names_with_prefix(namespace_prefix(lab.lab.name))
+    wanted = [space for space in spaces if f".w-{worker}" in space]
+    found = [pid for space in wanted for pid in processes_in(space)]
     with contextlib.suppress(ProcessLookupError):
         if found:
             os.kill(rng.choice(sorted(found)), signal.SIGKILL)
