@@ -38,23 +38,23 @@ def run() -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _worker_killed(lab: EmulatedLab, host: str) -> Iterator[None]:
-    kill_a_worker(lab, random.Random(0), lab.lab.host(host).server.name)
+def _worker_killed(lab: EmulatedLab, _: str, worker: str) -> Iterator[None]:
+    kill_a_worker(lab, random.Random(0), worker)
     yield
 
 
 @contextmanager
-def _light_lost(lab: EmulatedLab, host: str) -> Iterator[None]:
+def _light_lost(lab: EmulatedLab, host: str, _: str) -> Iterator[None]:
     lose_light(lab, host)
     lab.controller.drift()  # the switch is looked at
     yield
     lab.controller.repair(["ocs1"])
 
 
-FAULTS: Mapping[str, Callable[[EmulatedLab, str], AbstractContextManager[None]]] = {
+FAULTS: Mapping[str, Callable[[EmulatedLab, str, str], AbstractContextManager[None]]] = {
     "a worker is killed": _worker_killed,
-    "a GPU falls off": gpu_gone,
-    "a NIC loses its carrier": no_carrier,
+    "a GPU falls off": lambda lab, host, _: gpu_gone(lab, host),
+    "a NIC loses its carrier": lambda lab, host, _: no_carrier(lab, host),
     "a circuit is lost": _light_lost,
 }
 
@@ -72,7 +72,7 @@ def _other_jobs() -> Iterator[dict[str, Any]]:
                 before = time.time()
                 time.sleep(QUIET_S)
                 usual_s, befallen = other.iteration_s(before), time.time()
-                with fault(lab, client.job(job_id)["hosts"][-1]):
+                with fault(lab, client.job(job_id)["hosts"][-1], f"{job_id}-1"):
                     begins_again(client, job_id)
                 off = other.iteration_s(befallen) / usual_s - 1
             yield figure(f"faults: iteration of another job while {name}, − 1", off, "", "± 0.10")

@@ -48,6 +48,10 @@ class AgentError(PatchlightError):
     """An agent refused or did not answer."""
 
 
+class NotOnServer(AgentError):
+    """An agent's server has no such worker, GPU or NIC."""
+
+
 class AgentSilent(AgentError):
     """An agent did not answer, also when it was called again."""
 
@@ -94,7 +98,8 @@ class AgentClient:
         except ValueError:
             answer = {}
         message = answer.get("error") or answer.get("detail") or response.text
-        raise AgentError(f"the agent of {self.server}: {message}", hint=answer.get("hint"))
+        kind = NotOnServer if response.status_code == 404 else AgentError
+        raise kind(f"the agent of {self.server}: {message}", hint=answer.get("hint"))
 
     async def _attempt(
         self, method: str, path: str, body: Mapping[str, Any] | None, pauses_s: Sequence[float]

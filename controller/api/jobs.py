@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import UNKNOWN, is_keeper
 from patchlight.controller.api.circuits import Caller
 from patchlight.controller.changes.record import Refused
+from patchlight.controller.fleet import NotOnServer
 from patchlight.controller.jobs.live_light import record_of
 from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.errors import BadInput
@@ -94,8 +96,10 @@ def _look(routes: APIRouter, controller: Controller) -> None:
             raise BadInput(f"job {job_id} has no worker {worker}: expected 0 to {count - 1}")
         if running is not None and running.workers:
             asked = running.workers[worker]
-            part = await asked.agent.log(asked.spec.id, after, limit)
-            return {"text": part.text, "next": part.next, "ended": False}
+            # One that is not made yet, or gone by now, has printed what is kept, if anything.
+            with contextlib.suppress(NotOnServer):
+                part = await asked.agent.log(asked.spec.id, after, limit)
+                return {"text": part.text, "next": part.next, "ended": False}
         ended = status.state.is_final
         if ended and table.outputs and (kept := table.outputs.read(job_id, worker, after, limit)):
             return {"text": kept.text, "next": kept.next, "ended": True}

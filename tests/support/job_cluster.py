@@ -14,7 +14,7 @@ from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DeviceUnreachable
 from patchlight.controller.circuits.drivers.dry_run import DryRun
-from patchlight.controller.fleet import AgentClient, AgentError, AgentSilent, Fleet
+from patchlight.controller.fleet import AgentClient, AgentError, AgentSilent, Fleet, NotOnServer
 from patchlight.controller.host_faults import HostFaults
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.job_traffic import JobTraffic
@@ -47,8 +47,8 @@ class FakeFleet(Fleet):
     ``held_before`` has the iteration that it was told last. ``refusals`` has, for a call such as
     ``"create"``, what the agents answer instead of doing it; ``found`` is what is wrong with hosts,
     and agents of servers in ``quiet`` do not say how their workers are. In ``bugs`` are calls, or
-    ``"worker ID"``, that end in an error which nobody foresaw. Workers end only while
-    ``may_delete`` is set.
+    ``"worker ID"``, that end in an error which nobody foresaw. Workers begin only while
+    ``may_create`` is set, and end only while ``may_delete`` is.
     """
 
     def __init__(self, lab: Lab) -> None:
@@ -66,7 +66,8 @@ class FakeFleet(Fleet):
         self.workers: dict[str, WorkerStatus] = {}
         self.written: dict[str, list[Report]] = {}
         self.printed: dict[str, str] = {}
-        self.may_delete = asyncio.Event()
+        self.may_create, self.may_delete = asyncio.Event(), asyncio.Event()
+        self.may_create.set()
         self.may_delete.set()
 
     def faults(self) -> HostFaults:
@@ -119,6 +120,7 @@ class FakeAgent(AgentClient):
 
     async def create_worker(self, spec: WorkerSpec) -> WorkerStatus:
         self._called("create", spec.id)
+        await self._fleet.may_create.wait()
         self._fleet.specs[spec.id] = spec
         status = WorkerStatus(id=spec.id, state=self._fleet.first_state)
         self._fleet.workers[spec.id] = status
@@ -140,6 +142,8 @@ class FakeAgent(AgentClient):
 
     async def log(self, worker_id: str, after: int, limit: int) -> LogPart:
         self._called("log", worker_id)
+        if worker_id not in self._fleet.workers:
+            raise NotOnServer(f"server {self.server} has no worker {worker_id!r}")
         printed = self._fleet.printed.get(worker_id, "")
         offset = min(after, len(printed))
         text = printed[offset : offset + limit]

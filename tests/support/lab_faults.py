@@ -136,10 +136,11 @@ def lose_light(lab: EmulatedLab, host: str) -> None:
 
 
 def kill_a_worker(lab: EmulatedLab, rng: random.Random, worker: str = "") -> None:
-    """Kill some process of that worker, or of any; its keeper maybe."""
+    """Kill some process of that worker, which must have one, or of any; its keeper maybe."""
     spaces = names_with_prefix(namespace_prefix(lab.lab.name))
     wanted = [space for space in spaces if f".w-{worker}" in space]
     found = [pid for space in wanted for pid in processes_in(space)]
+    assert found or not worker, f"worker {worker} has no process"
     with contextlib.suppress(ProcessLookupError):
         if found:
             os.kill(rng.choice(sorted(found)), signal.SIGKILL)

@@ -79,6 +79,17 @@ async def test_logs_are_those_of_every_worker_or_of_one(job: JobCommand, cluster
     assert "has no worker 2: expected 0 to 1" in await job("logs", "talks", "--worker", "2", code=2)
 
 
+async def test_a_worker_that_is_not_made_yet_has_printed_nothing(
+    job: JobCommand, cluster: Cluster
+) -> None:
+    cluster.fleet.may_create.clear()
+    (job_id,) = cluster.submit(spec("slow", "gpu0"))
+    await cluster.until(lambda: ("create", f"{job_id}-0") in cluster.fleet.calls)
+    assert await job("logs", "slow") == ""
+    cluster.fleet.may_create.set()
+    await cluster.until_state(job_id, JobState.RUNNING)
+
+
 async def test_logs_are_followed_to_the_end_of_the_job(job: JobCommand, cluster: Cluster) -> None:
     job_id = await running(cluster, "talks", "gpu0")
     (name,) = cluster.fleet.job_workers(job_id)
