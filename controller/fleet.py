@@ -194,6 +194,7 @@ class Fleet:
         self._samples: dict[str, deque[AgentStatus]] = {
             name: deque(maxlen=2) for name in self.clients
         }
+        self._faults: HostFaults | None = None  # not worked out since the last sample
         self._gpu_count = sum(len(server.gpus) for server in lab.servers)
         self.gpu_samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES_KEPT)
 
@@ -213,7 +214,9 @@ class Fleet:
 
     def faults(self) -> HostFaults:
         """What is wrong with hosts, as agents said at their last two samples."""
-        return host_faults(self._lab, self._samples)
+        if self._faults is None:
+            self._faults = host_faults(self._lab, self._samples)
+        return self._faults
 
     async def watch(self, period_s: float = 1.0) -> None:
         """Sample every agent once a period, for ever."""
@@ -232,6 +235,7 @@ class Fleet:
                 _log.warning("the agent of %s is silent: %s", client.server, in_words(error))
             return
         self._samples[client.server].append(status)
+        self._faults = None
         now = time.time()
         for gpu in status.gpus:
             self.gpu_samples.append(

@@ -2,20 +2,21 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from patchlight.testbed.lab import Host, Lab
 from patchlight.testbed.wiring import Links
 from patchlight.testbed.worker_api import AgentStatus
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HostFaults:
     """By host: which part of it is ``gone``, in words, and whose NIC has ``no_carrier``."""
 
     gone: Mapping[str, str] = field(default_factory=dict)
     no_carrier: Mapping[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def words(self) -> Mapping[str, str]:
         """All of it, by host."""
         return {**self.no_carrier, **self.gone}

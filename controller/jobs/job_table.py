@@ -41,6 +41,15 @@ class JobTable:
         """One job, or ``None``."""
         return self._live.get(job_id) or self.ledger.find(job_id)
 
+    def meant(self, text: str) -> list[JobStatus]:
+        """The jobs that somebody may mean by an id, the start of one, or a name."""
+        exact = self.find(text)
+        return [exact] if exact else self.ledger.meant(text)
+
+    def hosts_of(self, job_ids: Iterable[str]) -> dict[str, list[str]]:
+        """The hosts of running jobs, those that they are to have next included."""
+        return {job_id: [h.name for h in self.running[job_id].all_hosts] for job_id in job_ids}
+
     def page(self, last: int, after: str | None = None, **which: str) -> list[JobStatus]:
         """As of the ledger."""
         return self.ledger.page(last, after, **which, known=self._live)

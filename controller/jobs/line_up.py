@@ -9,7 +9,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 from patchlight.controller.database import JournalError
@@ -21,7 +21,7 @@ from patchlight.controller.jobs.elastic_site import ElasticLabSite, Resized
 from patchlight.controller.jobs.gangs import Gang, Gangs
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.lab_site import GangEntry, Hosts, LabSite, Started
-from patchlight.controller.jobs.placement import LabView, Placement
+from patchlight.controller.jobs.placement import Look, Placement
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
@@ -32,10 +32,6 @@ _log = logging.getLogger(__name__)
 _USAGE = "usage"
 # What jobs wait for may come back without a word: a device, an agent.
 _LOOK_AGAIN_S = 5.0
-
-
-Look = Callable[[], Awaitable[Callable[[], LabView]]]
-"""Looks at the devices, which takes time, and then gives the lab as of when it is called."""
 
 
 class LineUp:

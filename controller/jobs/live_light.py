@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from statistics import median
@@ -13,13 +13,11 @@ from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.jobs.decisions import Decision, plain_answer, seen
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.light_gains import LightGains
-from patchlight.controller.jobs.placement import LabView
+from patchlight.controller.jobs.placement import LabView, Look
 from patchlight.controller.jobs.policies_in_use import PoliciesInUse
 from patchlight.controller.policies.defragment import MINIMUM_GAIN_S, Proposal, defragment
 from patchlight.controller.store import Store
 from patchlight.testbed.portmap import PortMap
-
-Look = Callable[[], Awaitable[Callable[[], LabView]]]
 
 DEFRAGMENT = "defragment"
 # What jobs wait for in a change, beside the dark time, which is in ``make``.

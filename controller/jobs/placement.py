@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -38,6 +38,10 @@ class LabView(NamedTuple):
     unseen: Mapping[str, str]
 
 
+Look = Callable[[], Awaitable[Callable[[], LabView]]]
+"""Looks at the devices, which takes time, and then gives the lab as of when it is called."""
+
+
 class Placed(NamedTuple):
     """The hosts of a job, the ring in their order, and the decisions that led there."""
 
@@ -67,8 +71,8 @@ class Placement:
         """The lab now, as soon as one says who runs where. It may take a device's time.
 
         ``recent`` are the jobs that came last, the latest of them last; ``unfit`` the hosts that
-        no job can use, and why not. ``ports``: with those that are locked or
-        have failed, for who plans circuits.
+        no job can use, and why not. ``ports``: with those that are locked or have failed, for who
+        plans circuits.
         """
         maps = await self._circuits.maps.read()
         # On hosts whose links nobody knows, a job would wait for its ring for ever.

@@ -37,8 +37,9 @@ class Retention:
     def forget_some(self) -> bool:
         """One piece; whether there is more to do."""
         keep_for_s = self._settings.keep_for_s
-        before = 0.0 if keep_for_s is None else self._clock() - keep_for_s
-        gone, more = self._ledger.forget(before, self._settings.keep_jobs)
+        before = None if keep_for_s is None else self._clock() - keep_for_s
+        gone, more = self._ledger.forget(before or 0.0, self._settings.keep_jobs)
         for job_id in gone:
             self._outputs.forget(job_id)
-        return bool(self._store.forget(before)) or more
+        old = before is not None and self._store.forget(before)
+        return bool(old) or more

@@ -7,8 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +17,9 @@ from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.database import JournalError
 from patchlight.controller.fleet import Fleet
 from patchlight.controller.host_faults import unfit_hosts
-from patchlight.controller.jobs.admission import check_policies, check_specs
 from patchlight.controller.jobs.forecasts import Forecasts
 from patchlight.controller.jobs.gangs import Gang, Gangs
+from patchlight.controller.jobs.intake import Intake
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.light_follower import LightFollower
 from patchlight.controller.jobs.light_gains import LightGains
@@ -39,7 +38,6 @@ from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.queueing import Discipline
-from patchlight.testbed.wiring import Links
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +76,9 @@ class Scheduler:
         self._takeover = Takeover(fleet, store, table, self._gangs)
         self._links = transactions.parts.maps.present_links
         self.forecasts = Forecasts(lab, table, self._links)
+        self._intake = Intake(
+            lab, table, self.policies, self._line_up, self._placement, self.forecasts
+        )
         self.gains = LightGains(store, table, self.forecasts)
         self.light = LiveLight(store, table, transactions, self.gains, self._look, self.policies)
         self.follower = LightFollower(
@@ -94,101 +95,17 @@ class Scheduler:
         *,
         together: bool = True,
     ) -> list[JobStatus]:
-        """Queue jobs of a user, all or none; ``BadInput`` if one could never run here.
-
-        They start ``together``, or each is a gang of its own. Without ``topology``, theirs or
-        else the lab's policy says what becomes of the circuits.
-        """
-        gangs = [self._new(gang, topology, by) for gang in ([specs] if together else zip(specs))]
-        for statuses, _ in gangs:
-            gang = [status.spec for status in statuses]
-            if (why := self._not_admitted(by, gang, len(specs) - len(gang))) is not None:
-                raise Refused(why, hint="wait until one of them ends, or ask who runs the lab")
-        added = [status for statuses, _ in gangs for status in statuses]
-        self._table.add(added)
-        for statuses, chosen in gangs:
-            self._line_up.join(Gang(tuple(status.id for status in statuses), chosen))
+        """Queue jobs of a user, as ``Intake.submit``."""
+        added = self._intake.submit(specs, topology, by, together=together)
         self._changed.set()
         return added
-
-    def _not_admitted(self, by: str, specs: Sequence[JobSpec], beside: int = 0) -> str | None:
-        """Why the jobs of a gang may not wait, with so many others ``beside`` them."""
-        waiting = self._line_up.admit(by, specs, beside)
-        return None if waiting is None else waiting.words
-
-    def _new(
-        self, specs: Sequence[JobSpec], topology: str | None, by: str
-    ) -> tuple[list[JobStatus], str]:
-        """Jobs as they would be submitted, and the topology policy that they would have."""
-        specs = check_specs(self._lab, specs, counted=not self.policies.choice.partition)
-        check_policies(specs, self.policies.choice)
-        specs = [replace(spec, after=self._ids_of(spec)) for spec in specs]
-        own = topology or next((spec.topology for spec in specs if spec.topology), None)
-        chosen = own or named(self.policies.choice, "topology")
-        now, gang = time.time(), uuid.uuid4().hex[:12]
-        statuses = [
-            JobStatus(
-                f"{spec.name}-{uuid.uuid4().hex[:6]}",
-                spec,
-                JobState.QUEUED,
-                submitted_at=now,
-                by=by,
-                gang=gang,
-                topology=chosen,
-            )
-            for spec in specs
-        ]
-        return statuses, chosen
-
-    def _ids_of(self, spec: JobSpec) -> tuple[str, ...]:
-        """The ids of the jobs that one is to wait for; ``BadInput`` for a job that is not there."""
-        found = [(name, self.meant(name)) for name in spec.after]
-        for name, jobs in found:
-            if not jobs:
-                raise BadInput(
-                    f"job {spec.name}: it is to come after {name!r}, and there is no such job"
-                )
-        return tuple(jobs[0].id for _, jobs in found)
 
     async def preview(
         self, specs: Sequence[JobSpec], topology: str | None = None, by: str = ""
     ) -> list[dict[str, Any]]:
-        """What would become of these jobs now: their hosts and circuits, or what they wait for."""
-        statuses, chosen = self._new(specs, topology, by)
-        ahead = len(self._line_up.why)
-        if self.drained:
-            waits_for: str | None = "the controller is drained"
-        else:
-            waits_for = self._not_admitted(by, [status.spec for status in statuses])
-        found = waits_for or await self._line_up.would_place(statuses, self._look)
-        if isinstance(found, str):
-            rows = [{"job": s.spec.name, "hosts": [], "waits_for": found} for s in statuses]
-        else:
-            rows = [
-                {"job": s.spec.name, "hosts": list(found[s.id]), "waits_for": ""} for s in statuses
-            ]
-            placed = [
-                replace(status, hosts=found[status.id], state=JobState.RUNNING)
-                for status in statuses
-            ]
-            circuits, links = await self._circuits_for(chosen, found)
-            predicted = self.forecasts.running(links, placed)
-            rows = [
-                {**row, **circuits, **predicted.get(status.id, {})}
-                for row, status in zip(rows, statuses, strict=True)
-            ]
-        return [{"ahead": ahead, "topology": chosen, **row} for row in rows]
-
-    async def _circuits_for(
-        self, topology: str, hosts: Mapping[str, Sequence[str]]
-    ) -> tuple[dict[str, Any], Links | None]:
-        """The cross-connects that would be made, what speaks against that, and the links then."""
-        if topology == "keep":
-            return {"circuits": [], "objections": []}, None
-        running = self._hosts_of(self._table.running)
-        plan, objections = await self._placement.preview(topology, hosts, {**running, **hosts})
-        made = [f"{ocs}: {c}" for ocs, change in plan.changes.items() for c in change.makes]
-        return {"circuits": made, "objections": objections}, plan.links_after
+        """What would become of these jobs now, as ``Intake.preview``."""
+        closed = "the controller is drained" if self.drained else ""
+        return await self._intake.preview(specs, topology, by, self._look, closed)
 
     def enqueue(self, status: JobStatus) -> None:
         """Have a job wait for its next attempt."""
@@ -235,8 +152,7 @@ class Scheduler:
 
     def meant(self, text: str) -> list[JobStatus]:
         """The jobs that somebody may mean by an id, the start of one, or a name."""
-        exact = self._table.find(text)
-        return [self._shown(s) for s in ([exact] if exact else self._table.ledger.meant(text))]
+        return [self._shown(status) for status in self._table.meant(text)]
 
     def _shown(self, status: JobStatus) -> JobStatus:
         """A job with what it waits for now, which changes too often to be written down."""
@@ -318,7 +234,7 @@ class Scheduler:
         """What ``regroup`` would change now, and what speaks against it."""
         for job_id in job_ids:
             self._check_runs(job_id)
-        groups, running = self._hosts_of(job_ids), self._hosts_of(self._table.running)
+        groups, running = self._table.hosts_of(job_ids), self._table.hosts_of(self._table.running)
         return await self._placement.preview("regroup", groups, running)
 
     def _check_runs(self, job_id: str) -> None:
@@ -373,11 +289,7 @@ class Scheduler:
         links = self._links()
         unfit = unfit_hosts(self._lab, self._fleet.silent(), self._fleet.faults(), links)
         see = await self._placement.look(self._table.recent(), unfit, ports=ports)
-        return lambda: see(self._hosts_of(self._table.running))
-
-    def _hosts_of(self, job_ids: Iterable[str]) -> dict[str, list[str]]:
-        running = self._table.running
-        return {job_id: [host.name for host in running[job_id].all_hosts] for job_id in job_ids}
+        return lambda: see(self._table.hosts_of(self._table.running))
 
     def _on_policies(self) -> None:
         self._changed.set()
@@ -407,7 +319,7 @@ class Scheduler:
         """Light circuits for these jobs, ``because_of`` some: with those the decision is kept."""
         what = topology if topology == "regroup" else f"{topology} for"
         why = f"{what} {', '.join(because_of)}"
-        groups, running = self._hosts_of(job_ids), self._hosts_of(self._table.running)
+        groups, running = self._table.hosts_of(job_ids), self._table.hosts_of(self._table.running)
         before = self.gains.before(because_of)
         change, decision = await self._placement.rewire(topology, groups, running, why, because_of)
         if decision is not None:

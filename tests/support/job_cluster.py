@@ -91,16 +91,14 @@ class FakeFleet(Fleet):
         """A worker has finished the iteration of this index then (Unix time)."""
         done = {"iterations_done": index + 1}
         self.workers[name] = self.workers[name].model_copy(update=done)
-        self.written.setdefault(name, []).append(
-            Report(
-                index=index,
-                finished_at=at,
-                compute_s=0.1,
-                communication_s=0.1,
-                sent_bytes=8,
-                check="ok",
-            )
-        )
+        self.written.setdefault(name, []).append(report_of(index, at))
+
+
+def report_of(index: int, at: float) -> Report:
+    """An iteration of this index that was finished then (Unix time)."""
+    return Report(
+        index=index, finished_at=at, compute_s=0.1, communication_s=0.1, sent_bytes=8, check="ok"
+    )
 
 
 class FakeAgent(AgentClient):

@@ -10,8 +10,7 @@ import pytest
 from patchlight.controller.jobs.light_gains import durations_s
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.policies import PolicyChoice
-from patchlight.testbed.worker_api import Report
-from tests.support.job_cluster import COMPUTE, Cluster, at_work, finish, submit_running
+from tests.support.job_cluster import COMPUTE, Cluster, at_work, finish, report_of, submit_running
 
 FOLLOWS = PolicyChoice(defragment=True, defragment_every_s=3600.0)
 SPREAD, OTHER = ("gpu0", "gpu2", "gpu4", "gpu5"), ("gpu1", "gpu3")
@@ -205,18 +204,7 @@ async def test_a_regroup_on_request_is_measured_as_well() -> None:
 
 def test_iterations_last_from_the_last_rank_to_the_last_rank() -> None:
     ends = {0: (1.0, 1.5), 1: (2.0, 3.0), 2: (4.0, 4.0), 4: (8.0, 9.0), 5: (9.5, 10.0)}
-    reports = [
-        Report(
-            index=index,
-            finished_at=at,
-            compute_s=0.1,
-            communication_s=0.1,
-            sent_bytes=8,
-            check="ok",
-        ).model_dump()
-        for index, each in ends.items()
-        for at in each
-    ]
+    reports = [report_of(index, at).model_dump() for index, each in ends.items() for at in each]
     assert durations_s(reports, 2) == [1.5, 1.0, 1.0]
     assert durations_s(reports, 2, since=2.0) == [1.0, 1.0]
     assert durations_s(reports, 2, until=4.0) == [1.5, 1.0]
