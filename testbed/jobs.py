@@ -248,6 +248,11 @@ class JobStatus:
         return dict(_STATUS.dump_python(self))
 
     @property
+    def as_text(self) -> bytes:
+        """``as_record`` as JSON, sooner still; ``ValueError`` where there are half characters."""
+        return _STATUS.dump_json(self)
+
+    @property
     def as_json(self) -> str:
         """The status as text, from which ``from_json`` makes it again."""
         return json.dumps(self.as_record)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Le
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
+from pydantic_core import to_json
 
 from patchlight.controller.api import models
 from patchlight.controller.api.answers import Answered
@@ -18,6 +20,7 @@ from patchlight.controller.fleet import NotOnServer
 from patchlight.controller.jobs.live_light import record_of
 from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.jobs import JobStatus
 from patchlight.testbed.policies import KINDS, PolicyChoice
 
 if TYPE_CHECKING:
@@ -50,13 +53,12 @@ def _look(routes: APIRouter, controller: Controller) -> None:
         user: models.Text = "",
         name: models.Text = "",
         meant: models.Text | None = None,
-    ) -> Answered:
+    ) -> Response:
         if meant is not None:
             found = scheduler.meant(meant)
         else:
             found = scheduler.jobs(last, after, state=state, owner=user, name=name)
-        predicted = scheduler.forecasts.shown(found)
-        return Answered({"jobs": [{**s.as_record, **predicted.get(s.id, {})} for s in found]})
+        return _listed(found, scheduler.forecasts.shown(found))
 
     @routes.get("/jobs/{job_id}")
     async def job(job_id: str) -> Answer:
@@ -106,6 +108,20 @@ def _look(routes: APIRouter, controller: Controller) -> None:
         # Its last words at least, of a job whose output could not be kept.
         text = "" if after or worker else "".join(f"{line}\n" for line in status.last_lines)
         return {"text": text, "next": len(text.encode()), "ended": ended}
+
+
+def _listed(statuses: Sequence[JobStatus], predicted: Mapping[str, Answer]) -> Response:
+    """A list of jobs, each with what is predicted of it."""
+    try:  # as text at once: of a thousand jobs, records by the way take twice as long
+        rows = [
+            status.as_text[:-1] + b"," + to_json(predicted[status.id])[1:]
+            if status.id in predicted
+            else status.as_text
+            for status in statuses
+        ]
+        return Response(b'{"jobs":[%b]}' % b",".join(rows), media_type="application/json")
+    except ValueError:  # half characters
+        return Answered({"jobs": [{**s.as_record, **predicted.get(s.id, {})} for s in statuses]})
 
 
 def _holds_by(running: RunningJob | None) -> list[str | None]:

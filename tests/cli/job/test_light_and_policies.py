@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,14 @@ async def test_what_a_move_of_light_gained_stands_beside_the_job(
     await cluster.until(lambda: len(ledger.iterations(job_id)[0]) == 3 * len(SPREAD))
     shown = json.loads(await job("show", job_id, "--json"))
     assert shown["measured_iteration_s"] == pytest.approx(2.0)
+    (waits,) = cluster.submit(spread(8))
+    for message in ("", "half a character: \ud800"):
+        cluster.table.keep(replace(cluster.table[waits], message=message))
+        rows = {row["id"]: row for row in json.loads(await job("list", "--json"))}
+        assert rows[job_id].items() <= shown.items()
+        assert "predicted_iteration_s" in rows[job_id]
+        assert "predicted_iteration_s" not in rows[waits]
+    cluster.table.end([waits], JobState.STOPPED, "")
     off = shown["measured_iteration_s"] / shown["predicted_iteration_s"] - 1
     assert f"2.000 s an iteration, {100 * off:.1f} % more than predicted" in await job(
         "show", job_id
