@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import getpass
 import os
 from collections.abc import Callable, Iterable
@@ -45,6 +46,23 @@ lab_option = click.option(
     shell_complete=complete_lab,
     help="The lab, by name or file; needed if several are up.",
 )
+
+
+def which_lab(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``lab``: its argument, or what ``--lab`` or ``PATCHLIGHT_LAB`` say."""
+
+    @click.argument("named", metavar="[LAB]", required=False, shell_complete=complete_lab)
+    @lab_option
+    @functools.wraps(command)
+    def with_lab(named: str | None, lab_name: str | None, **options: Any) -> Any:
+        source = click.get_current_context().get_parameter_source("lab_name")
+        if source is click.core.ParameterSource.COMMANDLINE and named not in (None, lab_name):
+            raise BadInput(f"which lab, {named} or {lab_name}? expected one of them")
+        if source is click.core.ParameterSource.ENVIRONMENT and options.get("every"):
+            lab_name = None
+        return command(lab=named or lab_name, **options)
+
+    return with_lab
 
 
 def _host_port(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:

@@ -302,6 +302,19 @@ def test_wrong_maps_are_refused_with_the_reason(text: str, message: str, tmp_pat
     assert message in str(refused.exception)
 
 
+@pytest.mark.parametrize(
+    "words", [("show", "--json"), ("topology",), ("graph", "--output", "lab.svg")], ids=" ".join
+)
+def test_the_lab_may_be_said_as_everywhere(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    usual = run(*words, "ofc2022").stdout
+    assert run(*words, "--lab", "ofc2022").stdout == usual
+    monkeypatch.setenv("PATCHLIGHT_LAB", "ofc2022")
+    assert run(*words).stdout == usual
+
+
 def test_a_topology_for_other_schedulers() -> None:
     found = json.loads(run("topology", "ofc2022").stdout)
     assert found["switches"][0]["nodes"] == ["server1", "server3"]

@@ -1,6 +1,5 @@
 """``patchlight emulate``: a lab made of software on this machine."""
 
-import functools
 import math
 import signal
 import time
@@ -12,7 +11,7 @@ from typing import Any
 import click
 
 from patchlight.cli.completion import complete_host
-from patchlight.cli.connection import complete_lab, lab_option, only_lab
+from patchlight.cli.connection import complete_lab, lab_option, only_lab, which_lab
 from patchlight.cli.lab.fibres import fibre_line, fibre_row
 from patchlight.cli.numbers import ANY
 from patchlight.cli.policy.options import chosen_policies, policy_options
@@ -51,23 +50,6 @@ class _Quantity(click.ParamType[Any]):
 @click.group()
 def emulate() -> None:
     """Run a lab in software on this machine."""
-
-
-def _which_lab(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command ``lab``: its argument, or what ``--lab`` or ``PATCHLIGHT_LAB`` say."""
-
-    @click.argument("named", metavar="[LAB]", required=False, shell_complete=complete_lab)
-    @lab_option
-    @functools.wraps(command)
-    def with_lab(named: str | None, lab_name: str | None, **options: Any) -> Any:
-        source = click.get_current_context().get_parameter_source("lab_name")
-        if source is click.core.ParameterSource.COMMANDLINE and named not in (None, lab_name):
-            raise BadInput(f"which lab, {named} or {lab_name}? expected one of them")
-        if source is click.core.ParameterSource.ENVIRONMENT and options.get("every"):
-            lab_name = None
-        return command(lab=named or lab_name, **options)
-
-    return with_lab
 
 
 @emulate.command()
@@ -150,7 +132,7 @@ def _say(message: str) -> None:
 
 
 @emulate.command()
-@_which_lab
+@which_lab
 @click.option("--all", "every", is_flag=True, help="Every lab that is here.")
 def down(lab: str | None, every: bool) -> None:
     """Take LAB down: a name, or the file it was made of."""
@@ -163,7 +145,7 @@ def down(lab: str | None, every: bool) -> None:
 
 
 @emulate.command()
-@_which_lab
+@which_lab
 @listing_options
 def status(lab: str | None, as_json: bool) -> None:
     """Say what of LAB is there. Exits with 0 if it is up, else with 1."""
@@ -239,7 +221,7 @@ def execute(host: str, command: tuple[str, ...], lab_name: str | None) -> None:
 
 
 @emulate.command()
-@_which_lab
+@which_lab
 def shell(lab: str | None) -> None:
     """Open a prompt for LAB, where 'gpu1 ping gpu2' works."""
     require_root(f"patchlight emulate shell {lab or ''}".rstrip())

@@ -6,7 +6,14 @@ from typing import Any
 
 import click
 
-from patchlight.cli.connection import address_option, complete_lab, connect, labs_up, only_lab
+from patchlight.cli.connection import (
+    address_option,
+    complete_lab,
+    connect,
+    labs_up,
+    only_lab,
+    which_lab,
+)
 from patchlight.cli.lab.generate import generate, init
 from patchlight.cli.ocs.map_file import read_map_file
 from patchlight.cli.rendering import (
@@ -129,12 +136,13 @@ def _plural(name: str, count: int) -> str:
 
 
 def _lab_and_maps(
-    name: str, file: str | None, at_start: bool
+    lab_name: str | None, file: str | None, at_start: bool
 ) -> tuple[Lab, dict[str, PortMap], str]:
-    """The lab, its maps, and where they are from, in words.
+    """The lab, or else the only one that is up; its maps, and where they are from, in words.
 
     Those in the file; else, where a lab of that name is up, those of now; else those of the start.
     """
+    name = lab_name or only_lab(labs_up())
     up = labs_up().get(name)
     lab_read = load_lab(name) if up is None else read_lab(up)
     if up is not None and file is None and not at_start:
@@ -178,11 +186,11 @@ start_option = click.option(
 
 
 @lab.command()
-@click.argument("name", metavar="LAB", shell_complete=complete_lab)
+@which_lab
 @listing_options
 @map_option
 @start_option
-def show(name: str, as_json: bool, map_file: str | None, at_start: bool) -> None:
+def show(lab: str | None, as_json: bool, map_file: str | None, at_start: bool) -> None:
     """Print a lab's devices, and who lights up whom.
 
     The name of an emulated lab that is up shows its circuits and dark NICs of now.
@@ -202,7 +210,7 @@ def show(name: str, as_json: bool, map_file: str | None, at_start: bool) -> None
     """
     from patchlight.cli.lab.view import dark_line, describe_lab, tables
 
-    lab_read, maps, source = _lab_and_maps(name, map_file, at_start)
+    lab_read, maps, source = _lab_and_maps(lab, map_file, at_start)
     if as_json:
         print_json(describe_lab(lab_read, maps))
         return
@@ -215,7 +223,7 @@ def show(name: str, as_json: bool, map_file: str | None, at_start: bool) -> None
 
 
 @lab.command()
-@click.argument("name", metavar="LAB", shell_complete=complete_lab)
+@which_lab
 @click.option(
     "--output",
     "-o",
@@ -226,18 +234,18 @@ def show(name: str, as_json: bool, map_file: str | None, at_start: bool) -> None
 )
 @map_option
 @start_option
-def graph(name: str, output: Path, map_file: str | None, at_start: bool) -> None:
+def graph(lab: str | None, output: Path, map_file: str | None, at_start: bool) -> None:
     """Draw a lab: servers, circuit switches, packet switches, and the lit circuits.
 
     The name of an emulated lab that is up draws its circuits of now.
     """
     from patchlight.testbed.drawing import draw_lab
 
-    save_picture(output, lambda: draw_lab(*_lab_and_maps(name, map_file, at_start)[:2]))
+    save_picture(output, lambda: draw_lab(*_lab_and_maps(lab, map_file, at_start)[:2]))
 
 
 @lab.command()
-@click.argument("name", metavar="[LAB]", required=False, shell_complete=complete_lab)
+@which_lab
 @click.option(
     "--format",
     "form",
@@ -251,7 +259,7 @@ def graph(name: str, output: Path, map_file: str | None, at_start: bool) -> None
 @map_option
 @start_option
 def topology(
-    name: str | None, form: str, address: str | None, map_file: str | None, at_start: bool
+    lab: str | None, form: str, address: str | None, map_file: str | None, at_start: bool
 ) -> None:
     """Print which node is under which packet switch, for other schedulers.
 
@@ -265,13 +273,13 @@ def topology(
     if address is not None:
         if map_file is not None or at_start:
             raise BadInput("--controller prints circuits of now: leave out --map and --start")
-        with connect(name, address) as client:
+        with connect(lab, address) as client:
             if form == "json":
                 print_json(client.topology())
             else:
                 print_document(client.topology_file(form))
         return
-    lab_read, maps, source = _lab_and_maps(name or only_lab(labs_up()), map_file, at_start)
+    lab_read, maps, source = _lab_and_maps(lab, map_file, at_start)
     say(f"lab {lab_read.name}: {source}", err=True)
     found = topology_of(lab_read, trace_links(lab_read, maps))
     if form == "json":
