@@ -1,13 +1,20 @@
 """``patchlight controller``: run one, ask one how it is."""
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from patchlight.cli.connection import LAB_VARIABLE, complete_lab, connect, controller_options
+from patchlight.cli.connection import (
+    LAB_VARIABLE,
+    complete_lab,
+    connect,
+    controller_options,
+    labs_up,
+)
 from patchlight.cli.numbers import ANY, AT_LEAST_0
 from patchlight.cli.policy.options import chosen_policies, policy_options
 from patchlight.cli.rendering import (
@@ -102,14 +109,29 @@ def run(
     baseline_tolerance: float,
     **options: Any,
 ) -> None:
-    """Run the controller of LAB until Ctrl-C; circuits and flows outlive it."""
+    """Run the controller of LAB until Ctrl-C; circuits and flows outlive it.
+
+    Of an emulated lab that is up, by its name, it goes on with what the one before it left.
+    """
     from patchlight.controller.parts import Settings
     from patchlight.controller.service import serve
     from patchlight.testbed.lab_api import new_api_address
     from patchlight.testbed.labfile.reader import find_lab, read_lab
 
-    lab_file = find_lab(lab_name)
+    lab_file = labs_up().get(lab_name) or find_lab(lab_name)
     lab = read_lab(lab_file)
+    if lab_file == labs_up().get(lab.name):
+        from patchlight.emulation.fabric.lab_state import MARK
+        from patchlight.emulation.fabric.plan import fabric_namespace
+        from patchlight.testbed.linux.namespaces import namespace_path
+
+        marked = {**os.environ, MARK: str(lab_file.parent)}
+        if marked != os.environ:  # as one of the lab's processes it ends with the lab
+            os.execve(sys.executable, sys.orig_argv, marked)
+        state = state or lab_file.parent / "controller"
+        options["openflow_netns"] = options["openflow_netns"] or namespace_path(
+            fabric_namespace(lab.name)
+        )
     settings = Settings(
         state_dir=state or Path("/var/lib/patchlight") / lab.name,
         api=api or new_api_address(lab),

@@ -13,9 +13,11 @@ from click.testing import CliRunner
 
 from patchlight.cli.main import cli
 from patchlight.controller.client import ControllerClient, ControllerError, OtherLab
+from patchlight.controller.parts import Settings
+from patchlight.emulation.fabric.lab_state import MARK
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab_api import LabIdentity, api_address
-from patchlight.testbed.labfile.reader import read_lab
+from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from tests.support.controller_process import ControllerProcess, OcsCommand, controller_process
 from tests.support.waiting import free_ports, wait_until
 
@@ -208,3 +210,27 @@ def test_another_service_at_the_address_is_said(lab_a: ControllerProcess, tmp_pa
             client.press_stop()
     with pytest.raises(BadInput):
         CliRunner().invoke(cli, ["ocs", "show", "--lab", "nowhere"], catch_exceptions=False)
+
+
+def test_the_next_controller_of_an_emulated_lab_goes_on_with_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up = tmp_path / "ofc2022"
+    up.mkdir()
+    (up / "lab.yaml").write_text(builtin_lab("ofc2022").read_text())
+    monkeypatch.setattr("patchlight.cli.connection.RUN_ROOT", tmp_path)
+    monkeypatch.setenv(MARK, str(up))
+    served: list[Settings] = []
+    monkeypatch.setattr(
+        "patchlight.controller.service.serve",
+        lambda _lab, settings, _ready: served.append(settings),
+    )
+    for lab in ("ofc2022", str(up / "lab.yaml")):
+        result = CliRunner().invoke(cli, ["controller", "run", "--lab", lab])
+        assert result.exit_code == 0, result.output
+    for settings in served:
+        assert settings.lab_file == up / "lab.yaml"
+        assert settings.state_dir == up / "controller"
+        assert str(settings.openflow_netns).endswith("pl.ofc2022.fabric")
+    CliRunner().invoke(cli, ["controller", "run", "--lab", str(builtin_lab("ofc2022"))])
+    assert served[-1].openflow_netns is None
