@@ -228,6 +228,8 @@ def policies(kind: PolicyKind | None = None) -> list[Recipe]:
 
 
 def _named(name: str, kind: PolicyKind | None) -> Recipe:
+    if kind is not None and name in BUILT_IN[kind]:
+        return _ours(kind, name)  # what is shipped and installed is looked for in files
     known = policies(kind)
     found = [each for each in known if each.name == name]
     if len(found) == 1:
@@ -246,8 +248,11 @@ def _named(name: str, kind: PolicyKind | None) -> Recipe:
 
 def _built_in() -> Iterator[Recipe]:
     for kind, names in BUILT_IN.items():
-        for name, place in names.items():
-            yield Recipe(kind, name, "built in", partial(_attribute, place))
+        yield from (_ours(kind, name) for name in names)
+
+
+def _ours(kind: PolicyKind, name: str) -> Recipe:
+    return Recipe(kind, name, "built in", partial(_attribute, BUILT_IN[kind][name]))
 
 
 def _attribute(place: str) -> Any:
