@@ -9,13 +9,14 @@ import stat
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from typing import TYPE_CHECKING
 
 from patchlight.testbed.errors import BadInput
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+# ``cryptography`` is imported where it is used: agents on Unix sockets need the names only.
 
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
 _ANEW = "make it with 'patchlight deploy certificates LAB --output DIR'"
@@ -87,6 +88,10 @@ def read_credentials(folder: Path) -> Credentials:
     ``BadInput`` if a file is missing or is none of its kind, if other users may read the key, or
     if key, certificate and authority do not go together.
     """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
     mode = stat.S_IMODE((folder / KEY_FILE).stat().st_mode) if _read(folder, KEY_FILE) else 0
     if mode & 0o077:
         raise BadInput(
@@ -116,8 +121,10 @@ def read_credentials(folder: Path) -> Credentials:
     )
 
 
-def name_in(certificate: x509.Certificate) -> str:
+def name_in(certificate: "Certificate") -> str:
     """The name that a certificate is for; empty if it has none."""
+    from cryptography import x509
+
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -125,7 +132,9 @@ def name_in(certificate: x509.Certificate) -> str:
     return next(iter(names.get_values_for_type(x509.DNSName)), "")
 
 
-def _certificate(folder: Path, file: str) -> x509.Certificate:
+def _certificate(folder: Path, file: str) -> "Certificate":
+    from cryptography import x509
+
     try:
         return x509.load_pem_x509_certificate(_read(folder, file))
     except ValueError as error:

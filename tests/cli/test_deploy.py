@@ -59,3 +59,27 @@ def test_a_lab_without_servers_is_bad_input(tmp_path: Path) -> None:
     result = run("check", str(path))
     assert isinstance(result.exception, BadInput)
     assert "has no servers" in result.exception.message
+
+
+def test_certificates_are_made_once_and_for_whom_they_are_meant(
+    closed: str, tmp_path: Path
+) -> None:
+    where = ("--output", str(tmp_path / "out"), "--authority", str(tmp_path / "ca"))
+    result = run("certificates", closed, *where)
+    assert result.exit_code == 0, result.output
+    rows = [line.split()[0] for line in result.output.splitlines() if ".closed" in line]
+    names = ["controller.closed", "prometheus.closed", "agent.server1.closed"]
+    assert rows == [*names, "agent.server2.closed"]
+    assert (tmp_path / "out/agents/server1/key.pem").stat().st_mode & 0o777 == 0o600
+    first = json.loads(run("certificates", closed, *where, "--json").stdout)
+    again = json.loads(run("certificates", closed, *where, "--json").stdout)
+    assert again == first
+    assert (first["lab"], first["authority"]) == ("closed", str(tmp_path / "ca"))
+    (anew,) = json.loads(
+        run("certificates", closed, *where, "--for", "server1", "--anew", "--json").stdout
+    )["certificates"]
+    (old,) = [each for each in first["certificates"] if each["name"] == anew["name"]]
+    assert anew["fingerprint"] != old["fingerprint"]
+    unknown = run("certificates", closed, *where, "--for", "server3")
+    assert isinstance(unknown.exception, BadInput)
+    assert "controller, prometheus, server1, server2" in str(unknown.exception)

@@ -2,6 +2,7 @@
 
 import click
 
+from patchlight.cli.deploy.certificates import certificates
 from patchlight.cli.deploy.check import check
 
 
@@ -10,4 +11,5 @@ def deploy() -> None:
     """Put Patchlight on the servers of a lab."""
 
 
+deploy.add_command(certificates)
 deploy.add_command(check)
