@@ -224,16 +224,21 @@ class LabServices:
             )
 
     def _gpus(self) -> Iterator[Service]:
+        # A server with a root file system of its own has its GPUs, and no others, in /dev.
+        by_server = self._options.servers == "ssh"
         sockets = [
-            self._run_dir / "gpus" / f"{server.name}.{gpu.name}.sock"
+            self._run_dir
+            / "gpus"
+            / (server.name if by_server else "")
+            / f"{server.name}.{gpu.name}.sock"
             for server in self._lab.servers
             for gpu in server.gpus
         ]
-        if self._has_agents and sockets:
+        if (self._has_agents or by_server) and sockets:
             yield self._module(
                 "gpus",
                 "patchlight.emulation.lab.gpus",
-                {"--dir": self._run_dir / "gpus"},
+                {"--dir": self._run_dir / "gpus", "--by-server": by_server},
                 ready=lambda: all(unix_socket_answers(path) for path in sockets),
             )
 
@@ -300,5 +305,5 @@ class LabServices:
     ) -> Service:
         """A command behind ``python -m``; options without a value are left out."""
         argv = [sys.executable, "-m", *command.split(), f"--lab={self._run_dir / 'lab.yaml'}"]
-        argv += [f"{option}={value}" for option, value in options.items() if value]
+        argv += [o if v is True else f"{o}={v}" for o, v in options.items() if v]
         return Service(name=name, argv=argv, ready=ready, namespace=namespace)

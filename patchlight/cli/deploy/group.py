@@ -4,6 +4,9 @@ import click
 
 from patchlight.cli.deploy.certificates import certificates
 from patchlight.cli.deploy.check import check
+from patchlight.cli.deploy.logs import logs
+from patchlight.cli.deploy.push import bundle, push
+from patchlight.cli.deploy.servers import remove, restart, rollback, status, stop
 
 
 @click.group()
@@ -11,5 +14,5 @@ def deploy() -> None:
     """Put Patchlight on the servers of a lab."""
 
 
-deploy.add_command(certificates)
-deploy.add_command(check)
+for command in (bundle, certificates, check, push, status, logs, restart, stop, rollback, remove):
+    deploy.add_command(command)

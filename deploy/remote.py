@@ -1,0 +1,154 @@
+"""A server that is being deployed to: its far end, and what is said over the connection."""
+
+import contextlib
+import functools
+import io
+import json
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import paramiko
+
+from patchlight.deploy.bundle import BundleFile, Target
+from patchlight.testbed.errors import PatchlightError
+
+_PATIENCE_S = 600.0
+_PIECE = 1 << 18
+_KEEPALIVE_S = 10
+_PYTHON = (3, 11)
+# The far end comes over standard input, into memory: nothing of it is left on the server.
+_BEGIN = (
+    "import os, sys; "
+    "n = int(sys.stdin.buffer.readline()); "
+    "f = os.memfd_create('patchlight'); "
+    "os.write(f, sys.stdin.buffer.read(n)); "
+    "sys.path.insert(0, f'/proc/self/fd/{f}'); "
+    "import far_end.__main__ as m; m.main(*sys.argv[1:])"
+)
+_MOST_ERROR_BYTES = 4000
+
+
+class NoRoot(PatchlightError):
+    """The user who logs in may not use sudo without a password, or there is no Python."""
+
+
+class ConnectionCut(PatchlightError):
+    """The connection to a server broke off; what was done stays, and can be continued."""
+
+
+class ServerRefused(PatchlightError):
+    """The server's far end could not do what was wanted."""
+
+
+class Remote:
+    """The far end of ``lab`` on a server, over an open SSH connection. Not for several threads."""
+
+    def __init__(self, client: paramiko.SSHClient, server: str, lab: str) -> None:
+        self.server, self._lab = server, lab
+        transport = client.get_transport()
+        assert transport is not None
+        transport.set_keepalive(_KEEPALIVE_S)
+        with self._cut("starting"):
+            self._channel = transport.open_session()
+            self._channel.settimeout(_PATIENCE_S)
+            self._channel.exec_command(
+                f'$(test "$(id -u)" = 0 || echo sudo -n) python3 -Ic "{_BEGIN}" {lab}'
+            )
+            self._output = self._channel.makefile("rb")
+            program = _far_end()
+            with contextlib.suppress(OSError):  # what it says is clearer
+                self._channel.sendall(f"{len(program)}\n".encode() + program)
+            first = self._output.readline()
+        if not first:
+            raise self._no_root()
+        told = json.loads(first)
+        self.target = Target(".".join(map(str, told["python"])), told["machine"])
+        major, _, minor = told["glibc"].partition(".")
+        self.glibc = (int(major or 0), int(minor or 0))
+        self.has_systemd = bool(told["systemd"])
+        if tuple(told["python"]) < _PYTHON:
+            raise PatchlightError(
+                f"{server} has Python {self.target.python}: expected 3.11 or newer",
+                hint=f"install Python 3.11 or newer as python3 on {server}",
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the far end, and wait until it has let go of what it held."""
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._channel.shutdown_write()
+            self._channel.settimeout(5)
+            while self._output.read(_PIECE):
+                pass
+        self._channel.close()
+
+    def ask(self, request: str, **fields: Any) -> Any:
+        """The answer to a request. ``ServerRefused`` or ``ConnectionCut`` where there is none."""
+        with self._cut(request):
+            self._channel.sendall(json.dumps({"do": request, **fields}).encode() + b"\n")
+            return self._answer(self._output.readline())
+
+    def send(self, file: BundleFile, offset: int, sent: Callable[[int], None]) -> None:
+        """Send a file from ``offset`` on; ``sent`` hears of each piece."""
+        fields = {"do": "put", "sha256": file.sha256, "size": file.size, "offset": offset}
+        with self._cut("copying files"), file.path.open("rb") as source:
+            self._channel.sendall(json.dumps(fields).encode() + b"\n")
+            source.seek(offset)
+            while piece := source.read(_PIECE):
+                self._channel.sendall(piece)
+                sent(len(piece))
+            self._answer(self._output.readline())
+
+    def logs(self, role: str, lines: int, *, follow: bool) -> Iterator[str]:
+        """What a service wrote, piece by piece."""
+        with self._cut("reading the log"):
+            fields = {"do": "logs", "role": role, "lines": lines, "follow": follow}
+            self._channel.sendall(json.dumps(fields).encode() + b"\n")
+            if follow:
+                self._channel.settimeout(None)
+            while "text" in (line := json.loads(self._output.readline() or "{}")):
+                yield line["text"]
+            self._answer(json.dumps(line).encode())
+
+    def _answer(self, line: bytes) -> Any:
+        if not line:
+            raise EOFError
+        told = json.loads(line)
+        if "error" in told:
+            raise ServerRefused(f"{self.server}: {told['error']}", hint=told["hint"] or None)
+        return told["answer"]
+
+    def _no_root(self) -> PatchlightError:
+        words = self._channel.makefile_stderr("rb").read(_MOST_ERROR_BYTES)
+        said = words.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
+        return NoRoot(
+            f"starting as root on {self.server}: it says {said[0]!r}",
+            hint="The user who logs in needs sudo without a password, and python3 must be there: "
+            f"see 'patchlight deploy check {self._lab}'.",
+        )
+
+    @contextlib.contextmanager
+    def _cut(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, EOFError, ValueError, KeyError, paramiko.SSHException) as error:
+            raise ConnectionCut(
+                f"the connection to {self.server} broke off ({what})"
+                + (f": {error}" if str(error) else ""),
+                hint="Run the command again: it goes on where it was.",
+            ) from error
+
+
+@functools.cache
+def _far_end() -> bytes:
+    """The far end as one file that Python imports from."""
+    packed = io.BytesIO()
+    folder = Path(__file__).with_name("far_end")
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(folder.glob("*.py")):
+            archive.writestr(f"far_end/{path.name}", path.read_bytes())
+    return packed.getvalue()
