@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 HOME = "/opt/patchlight"
-_STATE, _LOGS, _RUN = "/var/lib/patchlight", "/var/log/patchlight", "/run/patchlight-services"
+_STATE = "/var/lib/patchlight"
 # What an agent needs as root: namespaces and NICs, workers of any user, their limits, their locks
 # on memory, and files of theirs. Not: modules, clock, reboot, raw hardware.
 _AGENT_CAPABILITIES = (
@@ -44,7 +44,7 @@ ProtectKernelLogs=yes
 ProtectControlGroups=yes
 ProtectClock=yes
 ProtectHostname=yes
-CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_NET_BIND_SERVICE CAP_SYS_ADMIN
+CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_NET_BIND_SERVICE
 RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
 RestrictRealtime=yes
 RestrictSUIDSGID=yes
@@ -92,31 +92,36 @@ WantedBy=multi-user.target
 
     @property
     def script(self) -> str:
-        """The same without systemd: a shell that starts it again, after 1 to 30 s."""
-        run = f"{_RUN}/{self.lab}/{self.role}"
-        log = f"{_LOGS}/{self.lab}/{self.role}.log"
+        """The same without systemd: a shell that starts it again, after 1 to 30 s.
+
+        Its arguments are a folder for what it says of the process, and the log.
+        """
         return f"""\
 #!/bin/sh
-# Keeps the {self.role} of lab {self.lab} running. SIGTERM ends both.
+# sh keep-{self.role}.sh FOLDER LOG keeps the {self.role} of lab {self.lab} running.
+# SIGTERM ends both.
 umask 077
+run=$1/{self.role} log=$2
 export PYTHONUNBUFFERED=1
-pause=1 over='' child=''
-trap 'over=yes; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM
+pause=1 over=''
+trap 'over=yes' TERM
 until [ -n "$over" ]; do
     began=$(date +%s)
-    printf . >>{run}.starts
+    printf . >>"$run.starts"
     # What an earlier run wrote is kept; of what came before that, nothing.
-    if [ "$(stat -c %s {log})" -gt 10000000 ]; then cp {log} {log}.1; : >{log}; fi
-    {shlex.join(self.command)} >>{log} 2>&1 &
+    if [ "$(stat -c %s "$log")" -gt 10000000 ]; then cp "$log" "$log.1"; : >"$log"; fi
+    {shlex.join(self.command)} >>"$log" 2>&1 &
     child=$!
-    echo "$child" >{run}.child
-    [ -z "$over" ] || kill -TERM "$child"
-    while kill -0 "$child" 2>/dev/null; do wait "$child"; done
-    child=''
+    echo "$child" >"$run.child"
+    while kill -0 "$child" 2>/dev/null; do
+        # A signal that comes while a shell becomes the program is lost: it is sent again.
+        if [ -n "$over" ]; then kill -TERM "$child" 2>/dev/null; sleep 0.2; else wait "$child"; fi
+    done
     [ -z "$over" ] || break
     [ $(($(date +%s) - began)) -lt 60 ] || pause=1
     sleep "$pause" &
     wait $!
+    kill $! 2>/dev/null
     pause=$((pause * 2))
     [ "$pause" -le 30 ] || pause=30
 done

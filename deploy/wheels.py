@@ -95,7 +95,7 @@ def _pack(files: dict[str, Path | bytes], target: IO[bytes]) -> None:
 def _add(wheel: zipfile.ZipFile, path: str, content: bytes) -> None:
     entry = zipfile.ZipInfo(path, _EPOCH)
     entry.external_attr = 0o644 << 16
-    wheel.writestr(entry, content, zipfile.ZIP_DEFLATED, compresslevel=6)
+    wheel.writestr(entry, content, zipfile.ZIP_DEFLATED, compresslevel=1)
 
 
 def _quoted(path: str) -> str:

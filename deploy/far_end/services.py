@@ -56,7 +56,7 @@ class Service:
             (self._places.run / f"{self._role}.starts").unlink(missing_ok=True)
             with self._log.open("ab") as log:
                 keeper = subprocess.Popen(
-                    ["sh", str(self._script)],
+                    ["sh", self._script, self._places.run, self._log],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -73,13 +73,12 @@ class Service:
             return
         keeper = self._keeper()
         if keeper is not None:
-            children = _children(keeper)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(keeper, signal.SIGTERM)
             ends = time.monotonic() + _PATIENCE_S
             while _began(keeper) is not None and time.monotonic() < ends:
                 time.sleep(0.05)
-            for pid in (keeper, *children) if _began(keeper) is not None else ():
+            for pid in (keeper, *_children(keeper)) if _began(keeper) is not None else ():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         self._pid_file.unlink(missing_ok=True)
