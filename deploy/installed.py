@@ -20,7 +20,9 @@ class Installed:
     """What is on a server.
 
     ``release`` and ``previous`` are ``None`` where there is none; ``version`` is what the agent
-    answers and ``since`` when it was started (Unix time). ``problem`` says why it is not healthy.
+    answers, ``since`` when it was started (Unix time), ``restarts`` how often it was started
+    again by itself. ``controller`` says whether one runs (``None``: none is to), ``problem`` why it
+    is not healthy.
     """
 
     release: str | None
@@ -29,6 +31,7 @@ class Installed:
     pushed_by: str = ""
     version: str | None = None
     since: float | None = None
+    restarts: int = 0
     workers: int = 0
     controller: bool | None = None
     problem: str = ""
@@ -66,9 +69,6 @@ class Servers:
             problem = "; ".join(gpus + nics)
         except AgentDoesNotAnswer as error:
             problem = error.message if agent["running"] else "its agent does not run"
-        if agent["restarts"]:
-            often = f"was started again {agent['restarts']} times"
-            problem = f"{problem}; it {often}" if problem else ""
         controller = services.get("controller")
         if controller is not None and not controller["running"]:
             problem = "; ".join(filter(None, [problem, "its controller does not run"]))
@@ -79,6 +79,7 @@ class Servers:
             release["by"],
             version,
             agent["since"],
+            agent["restarts"],
             workers,
             controller and controller["running"],
             problem,

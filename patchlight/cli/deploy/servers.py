@@ -42,8 +42,8 @@ def status(lab_name: str, chosen: tuple[str, ...], as_json: bool) -> None:
 
     \b
     With --json: lab, ok, and servers, each with server, ok, release, previous,
-    pushed_at and since (Unix times), pushed_by, version, workers, controller
-    (whether it runs; null where none is to) and problem.
+    pushed_at and since (Unix times), pushed_by, version, restarts, workers,
+    controller (whether it runs; null where none is to) and problem.
     """
     lab, servers = lab_and_servers(lab_name, chosen)
     outcomes = on_servers(lab, servers, servers_of(lab).status)
@@ -83,7 +83,9 @@ def _table(outcomes: list[Outcome[Installed]]) -> Table:
             assert outcome.error is not None
             cells: list[Cell] = ["", "", "", "", Coloured(outcome.error.message, "bad"), "", ""]
         else:
-            state: Cell = Coloured(found.problem or "healthy", "bad" if found.problem else "good")
+            again = f", started again {found.restarts} times" if found.restarts else ""
+            words = (found.problem or "healthy") + again
+            state: Cell = Coloured(words, "bad" if found.problem else "good")
             cells = [
                 found.release or "",
                 found.version or "",
