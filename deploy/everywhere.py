@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import paramiko
 
 from patchlight.deploy.remote import Remote
-from patchlight.deploy.ssh import logged_in
+from patchlight.deploy.ssh import Connections, Passwords
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab, Server
 
@@ -30,6 +30,7 @@ def everywhere(
     servers: Sequence[Server],
     work: Callable[[Server, Remote], R],
     progress: Callable[[int, int], None],
+    passwords: Passwords,
 ) -> list[Outcome[R]]:
     """Do ``work`` on all servers over SSH; the outcomes in the order of the servers.
 
@@ -41,12 +42,12 @@ def everywhere(
 
     def do(server: Server) -> Outcome[R]:
         try:
-            with logged_in(server) as client:
+            with connections.to(server) as client:
                 open_now.add(client)
                 try:
                     if over:
                         client.close()
-                    with Remote(client, server.name, lab.name) as remote:
+                    with Remote(client, server.name, lab.name, passwords.sudo) as remote:
                         return Outcome(server.name, work(server, remote))
                 finally:
                     open_now.discard(client)
@@ -54,7 +55,7 @@ def everywhere(
             return Outcome(server.name, error=error)
 
     outcomes: dict[str, Outcome[R]] = {}
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with Connections(passwords) as connections, ThreadPoolExecutor(_AT_ONCE) as pool:
         try:
             for future in as_completed([pool.submit(do, server) for server in servers]):
                 outcome = future.result()

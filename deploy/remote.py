@@ -7,11 +7,13 @@ import json
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any, Self
 
 import paramiko
 
 from patchlight.deploy.bundle import BundleFile, Target
+from patchlight.deploy.sudo import as_root
 from patchlight.testbed.errors import PatchlightError
 
 _PATIENCE_S = 600.0
@@ -30,8 +32,8 @@ _BEGIN = (
 _MOST_ERROR_BYTES = 4000
 
 
-class NoRoot(PatchlightError):
-    """The user who logs in may not use sudo without a password, or there is no Python."""
+class NoPython(PatchlightError):
+    """The server has no Python that the far end runs on."""
 
 
 class ConnectionCut(PatchlightError):
@@ -45,24 +47,23 @@ class ServerRefused(PatchlightError):
 class Remote:
     """The far end of ``lab`` on a server, over an open SSH connection. Not for several threads."""
 
-    def __init__(self, client: paramiko.SSHClient, server: str, lab: str) -> None:
+    def __init__(
+        self, client: paramiko.SSHClient, server: str, lab: str, sudo_password: str | None = None
+    ) -> None:
         self.server, self._lab = server, lab
-        transport = client.get_transport()
-        assert transport is not None
-        transport.set_keepalive(_KEEPALIVE_S)
         with self._cut("starting"):
-            self._channel = transport.open_session()
+            command = f"exec python3 -Ic {quote(_BEGIN)} {lab}"
+            self._streams = as_root(client, command, server, sudo_password)
+            self._channel = self._streams[0].channel
             self._channel.settimeout(_PATIENCE_S)
-            self._channel.exec_command(
-                f'$(test "$(id -u)" = 0 || echo sudo -n) python3 -Ic "{_BEGIN}" {lab}'
-            )
+            self._channel.get_transport().set_keepalive(_KEEPALIVE_S)
             self._output = self._channel.makefile("rb")
             program = _far_end()
             with contextlib.suppress(OSError):  # what it says is clearer
                 self._channel.sendall(f"{len(program)}\n".encode() + program)
             first = self._output.readline()
         if not first:
-            raise self._no_root()
+            raise self._no_python()
         told = json.loads(first)
         self.target = Target(".".join(map(str, told["python"])), told["machine"])
         major, _, minor = told["glibc"].partition(".")
@@ -122,13 +123,13 @@ class Remote:
             raise ServerRefused(f"{self.server}: {told['error']}", hint=told["hint"] or None)
         return told["answer"]
 
-    def _no_root(self) -> PatchlightError:
-        words = self._channel.makefile_stderr("rb").read(_MOST_ERROR_BYTES)
-        said = words.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-        return NoRoot(
-            f"starting as root on {self.server}: it says {said[0]!r}",
-            hint="The user who logs in needs sudo without a password, and python3 must be there: "
-            f"see 'patchlight deploy check {self._lab}'.",
+    def _no_python(self) -> PatchlightError:
+        words = self._streams[2].read(_MOST_ERROR_BYTES)
+        text = words.decode(errors="replace") if isinstance(words, bytes) else words
+        said = text.strip().splitlines()[-1:] or ["nothing"]
+        return NoPython(
+            f"running python3 on {self.server}: it says {said[0]!r}",
+            hint=f"Install Python 3.11 or newer there; see 'patchlight deploy check {self._lab}'.",
         )
 
     @contextlib.contextmanager

@@ -193,6 +193,6 @@ def test_servers_that_fail_are_named_and_stop_no_other(
     finally:
         on(second, "userdel --remove guest 2>/dev/null")
     assert code == 1
-    assert servers["server2"]["error"].startswith("starting as root on server2: it says 'sudo: ")
-    assert "needs sudo without a password" in servers["server2"]["remedy"]
+    assert servers["server2"]["error"].startswith("becoming root on server2: sudo: ")
+    assert "--ask-sudo-password" in servers["server2"]["remedy"]
     deploy.all_well("remove")

@@ -11,6 +11,7 @@ from patchlight.cli.rendering import say
 
 if TYPE_CHECKING:
     from patchlight.deploy.remote import Remote
+    from patchlight.deploy.ssh import Passwords
     from patchlight.testbed.lab import Server
 
 
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
 @click.option("--lines", type=click.IntRange(0), default=100, help="So many of the last lines.")
 @click.option("--controller", is_flag=True, help="The controller's log, and not the agents'.")
 def logs(
-    lab_name: str, chosen: tuple[str, ...], follow: bool, lines: int, controller: bool
+    lab_name: str,
+    chosen: tuple[str, ...],
+    passwords: Passwords,
+    follow: bool,
+    lines: int,
+    controller: bool,
 ) -> None:
     """Print what the agents on the servers of LAB wrote last, each line with its server.
 
@@ -39,7 +45,9 @@ def logs(
             say(f"{server.name}: {rest}")
         return True
 
-    failed = [each.error for each in on_servers(lab, servers, read) if each.error is not None]
+    failed = [
+        each.error for each in on_servers(lab, servers, read, passwords) if each.error is not None
+    ]
     for error in failed:
         say(f"patchlight: {error}", err=True)
     if failed:

@@ -11,6 +11,7 @@ import click
 
 from patchlight.cli.completion import completer
 from patchlight.cli.connection import complete_lab, running_lab, user_name
+from patchlight.cli.deploy.options import ssh_options
 from patchlight.cli.rendering import Coloured, Column, Table, console, print_json, progress_bar, say
 from patchlight.testbed.errors import BadInput
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from patchlight.deploy.everywhere import Outcome
     from patchlight.deploy.installed import Servers
     from patchlight.deploy.remote import Remote
+    from patchlight.deploy.ssh import Passwords
     from patchlight.testbed.lab import Lab, Server
 
 R = TypeVar("R")
@@ -25,7 +27,8 @@ complete_server = completer(lambda lab, *_: [server.name for server in lab.serve
 
 
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the argument LAB, as ``lab_name``, and ``--server``, as ``chosen``."""
+    """Give a command LAB, as ``lab_name``, ``--server``, as ``chosen``, and ``passwords``."""
+    command = ssh_options(command)
     command = click.option(
         "--server",
         "chosen",
@@ -55,13 +58,13 @@ def deployer() -> str:
 
 
 def on_servers(
-    lab: Lab, servers: Sequence[Server], work: Callable[[Server, Remote], R]
+    lab: Lab, servers: Sequence[Server], work: Callable[[Server, Remote], R], passwords: Passwords
 ) -> list[Outcome[R]]:
     """Do the same on these servers, and show how far it is."""
     from patchlight.deploy.everywhere import everywhere
 
     with progress_bar("servers", console(stderr=True)) as tell:
-        return everywhere(lab, servers, work, tell)
+        return everywhere(lab, servers, work, tell, passwords)
 
 
 def servers_of(lab: Lab) -> Servers:

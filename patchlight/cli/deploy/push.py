@@ -24,6 +24,7 @@ from patchlight.testbed.errors import BadInput
 
 if TYPE_CHECKING:
     from patchlight.deploy.push import Pushed
+    from patchlight.deploy.ssh import Passwords
 
 
 @click.command()
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 def push(
     lab_name: str,
     chosen: tuple[str, ...],
+    passwords: Passwords,
     controller: str | None,
     workers: str,
     image: str,
@@ -83,7 +85,9 @@ def push(
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="patchlight-bundle-"))
             supply = FromFile(bundle, Path(folder))
         authority = Authority(lab.name, authority_folder(lab.name))
-        outcomes = on_servers(lab, servers, Push(lab, supply, authority, settings).server)
+        outcomes = on_servers(
+            lab, servers, Push(lab, supply, authority, settings).server, passwords
+        )
     report(lab, outcomes, asdict, _in_words, as_json=as_json)
 
 

@@ -30,12 +30,13 @@ from patchlight.cli.rendering import (
 if TYPE_CHECKING:
     from patchlight.deploy.everywhere import Outcome
     from patchlight.deploy.installed import Installed
+    from patchlight.deploy.ssh import Passwords
 
 
 @click.command()
 @server_options
 @listing_options
-def status(lab_name: str, chosen: tuple[str, ...], as_json: bool) -> None:
+def status(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json: bool) -> None:
     """Say what is deployed to the servers of LAB, and whether it is healthy.
 
     Exit code 1 if a server is not healthy.
@@ -46,7 +47,7 @@ def status(lab_name: str, chosen: tuple[str, ...], as_json: bool) -> None:
     controller (whether it runs; null where none is to) and problem.
     """
     lab, servers = lab_and_servers(lab_name, chosen)
-    outcomes = on_servers(lab, servers, servers_of(lab).status)
+    outcomes = on_servers(lab, servers, servers_of(lab).status, passwords)
     rows = [{"server": o.server, **_told(o)} for o in outcomes]
     healthy = all(row["ok"] for row in rows)
     if as_json:
@@ -113,10 +114,12 @@ def _acting(action: str, done: str, words: str) -> click.Command:
     @click.command(action, help=words)
     @server_options
     @json_option
-    def command(lab_name: str, chosen: tuple[str, ...], as_json: bool) -> None:
+    def command(
+        lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json: bool
+    ) -> None:
         lab, servers = lab_and_servers(lab_name, chosen)
         on = servers_of(lab)
-        outcomes = on_servers(lab, servers, lambda s, remote: on.act(action, s, remote))
+        outcomes = on_servers(lab, servers, lambda s, remote: on.act(action, s, remote), passwords)
         report(lab, outcomes, lambda r: {"done": r}, lambda r: f"{r} {done}", as_json=as_json)
 
     return command
@@ -141,7 +144,7 @@ stop = _acting(
 @click.command()
 @server_options
 @json_option
-def rollback(lab_name: str, chosen: tuple[str, ...], as_json: bool) -> None:
+def rollback(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json: bool) -> None:
     """Go back to the release before on the servers of LAB; workers go on.
 
     Two releases are kept: done twice, it is the first again. The lab file and the certificates
@@ -152,7 +155,7 @@ def rollback(lab_name: str, chosen: tuple[str, ...], as_json: bool) -> None:
     release, or error and remedy.
     """
     lab, servers = lab_and_servers(lab_name, chosen)
-    outcomes = on_servers(lab, servers, servers_of(lab).roll_back)
+    outcomes = on_servers(lab, servers, servers_of(lab).roll_back, passwords)
     report(
         lab,
         outcomes,
@@ -166,7 +169,9 @@ def rollback(lab_name: str, chosen: tuple[str, ...], as_json: bool) -> None:
 @server_options
 @click.option("--end-workers", is_flag=True, help="End workers that run.")
 @json_option
-def remove(lab_name: str, chosen: tuple[str, ...], end_workers: bool, as_json: bool) -> None:
+def remove(
+    lab_name: str, chosen: tuple[str, ...], passwords: Passwords, end_workers: bool, as_json: bool
+) -> None:
     """Take Patchlight off the servers of LAB; they are then as they were before.
 
     NICs and GPUs are given back. A server with workers that run is refused, unless they are to be
@@ -178,7 +183,9 @@ def remove(lab_name: str, chosen: tuple[str, ...], end_workers: bool, as_json: b
     """
     lab, servers = lab_and_servers(lab_name, chosen)
     on = servers_of(lab)
-    outcomes = on_servers(lab, servers, lambda s, r: on.remove(s, r, end_workers=end_workers))
+    outcomes = on_servers(
+        lab, servers, lambda s, r: on.remove(s, r, end_workers=end_workers), passwords
+    )
     report(
         lab,
         outcomes,
