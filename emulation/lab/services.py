@@ -90,6 +90,7 @@ class LabKeywords(TypedDict, total=False):
     policies: PolicyChoice
     real_time: bool
     servers: str
+    tls: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class LabOptions:
     overrides the lab file's, as do ``policies``. ``real_time``: the lab's processes run before
     every ordinary process of this machine, where the kernel permits. ``servers``: network
     namespaces (``namespace``), or with a root file system and sshd of their own (``ssh``), where no
-    agent runs.
+    agent runs. ``tls``: the folder of the controller's credentials, for agents on such servers.
     """
 
     controller: bool = True
@@ -113,6 +114,7 @@ class LabOptions:
     policies: PolicyChoice = NOTHING_SAID
     real_time: bool = False
     servers: str = "namespace"
+    tls: Path | None = None
 
     def __post_init__(self) -> None:
         for option, value, expected in (
@@ -286,6 +288,7 @@ class LabServices:
             "--openflow-netns": namespace_path(fabric_namespace(self._lab.name)),
             "--api": self._lab.controller_api,
             "--engine": self._options.engine,
+            "--tls": self._options.tls,
         }
         return self._module(
             "controller",
