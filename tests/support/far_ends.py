@@ -71,20 +71,24 @@ def sha256_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def small_wheel(folder: Path, version: str, text: str = "") -> Path:
-    """A wheel of a package ``tiny`` whose command ``tiny`` prints its version, or sleeps."""
+def small_wheel(folder: Path, version: str, filling: bytes = b"") -> Path:
+    """A wheel of a package ``tiny`` whose command ``tiny SECONDS`` says its version and sleeps.
+
+    ``filling`` is what it has besides.
+    """
     path = folder / f"tiny-{version}-py3-none-any.whl"
     info = f"tiny-{version}.dist-info"
     program = (
         "import sys, time\n"
-        f"def main():\n    print('tiny {version}{text}', flush=True)\n"
+        f"def main():\n    print('tiny {version}', flush=True)\n"
         "    time.sleep(float(sys.argv[1]))\n"
     )
     files = {
-        "tiny.py": program,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: tiny\nVersion: {version}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/entry_points.txt": "[console_scripts]\ntiny = tiny:main\n",
+        "tiny.py": program.encode(),
+        "tiny.bin": filling,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: tiny\nVersion: {version}\n".encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": b"[console_scripts]\ntiny = tiny:main\n",
     }
     record = [f"{name},sha256={_digest(content)},{len(content)}" for name, content in files.items()]
     with zipfile.ZipFile(path, "w") as wheel:
@@ -94,5 +98,5 @@ def small_wheel(folder: Path, version: str, text: str = "") -> Path:
     return path
 
 
-def _digest(text: str) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+def _digest(content: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
