@@ -1,4 +1,4 @@
-"""How long it takes to deploy to one rehearsal server, to sixteen at once, and with nothing changed.
+"""How long it takes to deploy to one rehearsal server, to sixteen, and with nothing changed.
 
 All servers share this machine's processors, which servers of a lab do not: what each of them does
 by itself (unpacking, starting its agent) is done sixteen times by the same few cores.

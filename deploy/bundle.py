@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -21,7 +22,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import IO, Any, Literal, Protocol
+
+from packaging.requirements import Requirement
 
 from patchlight.deploy.wheels import needed, wheel_of
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -110,7 +113,7 @@ class FromHere(Supply):
 
 
 class FromFile(Supply):
-    """Parts out of a file that ``write_bundle`` wrote, unpacked into ``folder``.
+    """Parts out of a file that ``write_bundle`` wrote, unpacked into the empty ``folder``.
 
     ``BadInput`` if it is none, or if it is damaged.
     """
@@ -119,14 +122,17 @@ class FromFile(Supply):
         self._file = file
         try:
             with tarfile.open(file) as tar:
-                tar.extractall(folder, filter="data")
-            manifest = json.loads((folder / _MANIFEST).read_text())
-            if manifest["schema"] != _SCHEMA:
-                raise BadInput(f"{file} is a bundle of schema {manifest['schema']}, not {_SCHEMA}")
-            files = {name: _file(folder / "files" / name) for name in manifest["files"]}
-            for name, sha256 in manifest["files"].items():
-                if files[name].sha256 != sha256:
-                    raise BadInput(f"{name} in the bundle {file} is damaged")
+                manifest = json.loads(_content(tar, _MANIFEST).read(_MOST_MANIFEST_BYTES))
+                if manifest["schema"] != _SCHEMA:
+                    raise BadInput(f"the bundle {file} has schema {manifest['schema']!r}")
+                files = {}
+                for name, sha256 in manifest["files"].items():
+                    path = folder / Path(name).name
+                    with path.open("wb") as output:
+                        shutil.copyfileobj(_content(tar, f"files/{name}"), output)
+                    files[name] = _file(path)
+                    if files[name].sha256 != sha256:
+                        raise BadInput(f"{name} in the bundle {file} is damaged")
             self._parts = {
                 (Target(part["python"], part["machine"]), part["role"]): _part(
                     {name: files[name] for name in part["files"]}
@@ -194,14 +200,19 @@ def cache_folder() -> Path:
     return (Path(told) if told else Path.home() / ".cache") / "patchlight/wheels"
 
 
+def needed_by(role: Role) -> list[str]:
+    """The names of the packages that a program of this role imports; Patchlight is not named."""
+    if role == "agent":
+        return _AGENT_NEEDS.split()
+    roots = [Requirement(text) for text in distribution("patchlight").requires or ()]
+    names = [r.name for r in roots if r.marker is None or r.marker.evaluate({"extra": ""})]
+    # The OpenFlow engine that is used where it is there.
+    return [*names, *(name for name in ("ryu",) if _is_installed(name))]
+
+
 def _made(target: Target, role: Role, say: Callable[[str], None]) -> Part:
-    roots = _AGENT_NEEDS.split()
-    if role == "controller":
-        roots = ["patchlight"]
-        # The OpenFlow engine that is used where it is there.
-        roots += [name for name in ("ryu",) if _is_installed(name)]
-    found = needed([*roots, INSTALLER])
-    found.pop("patchlight", None)
+    roots = [*needed_by(role), INSTALLER]
+    found = needed(roots)
     cache = cache_folder()
     ours = wheel_of(distribution("patchlight"), cache)
     if target == here():
@@ -210,7 +221,7 @@ def _made(target: Target, role: Role, say: Callable[[str], None]) -> Part:
     else:
         pins = [f"{each.name}=={each.version}" for each in found.values()]
         say(f"downloading {len(pins)} packages for {target} ({role})")
-        wheels = _downloaded(target, [*roots, INSTALLER], pins, cache)
+        wheels = _downloaded(target, roots, pins, cache)
     return _part({path.name: _file(path) for path in [ours, *wheels]})
 
 
@@ -223,8 +234,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _downloaded(target: Target, roots: list[str], pins: list[str], cache: Path) -> list[Path]:
-    names = [n for n in roots if n != "patchlight"] if "patchlight" not in roots else pins
-    digest = hashlib.sha256("\n".join([str(target), *names, *pins]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256("\n".join([str(target), *roots, *pins]).encode()).hexdigest()[:16]
     folder = cache / digest
     if folder.is_dir():
         return sorted(folder.iterdir())
@@ -239,7 +249,7 @@ def _downloaded(target: Target, roots: list[str], pins: list[str], cache: Path) 
         command += ["--disable-pip-version-check", "--implementation=cp", "--dest", str(part)]
         command += [f"--python-version={target.python}", f"--constraint={wanted}"]
         command += [f"--platform={name}" for name in platforms]
-        done = subprocess.run([*command, *names], stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run([*command, *roots], stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             raise PatchlightError(
                 f"downloading packages for {target}: pip ended with status {done.returncode}; "
@@ -253,10 +263,10 @@ def _downloaded(target: Target, roots: list[str], pins: list[str], cache: Path) 
 
 
 def _part(files: Mapping[str, BundleFile]) -> Part:
-    return Part(files, max(map(_glibc_of, files), default=(2, 0)))
+    return Part(files, max(map(oldest_c_library, files), default=(2, 0)))
 
 
-def _glibc_of(wheel: str) -> tuple[int, int]:
+def oldest_c_library(wheel: str) -> tuple[int, int]:
     """The oldest C library that a wheel runs on: the oldest of its tags."""
     tags = wheel.removesuffix(".whl").rpartition("-")[2].split(".")
     known = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
@@ -270,6 +280,13 @@ def _glibc_of(wheel: str) -> tuple[int, int]:
             major, _, minor = platform.libc_ver()[1].partition(".")
             least.append((int(major or 0), int(minor or 0)))
     return min(least, default=(2, 0))
+
+
+def _content(tar: tarfile.TarFile, name: str) -> IO[bytes]:
+    content = tar.extractfile(name)
+    if content is None:
+        raise ValueError(f"{name} is no plain file")
+    return content
 
 
 def _file(path: Path) -> BundleFile:
