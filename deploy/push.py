@@ -37,7 +37,8 @@ class Settings:
     """What is chosen for a push.
 
     ``workers`` and ``image`` are those of ``patchlight agent run``; ``controller`` is the server
-    that the lab's controller is to run on; ``who`` is named to others who deploy meanwhile.
+    that the lab's controller is to run on (``None``: it stays where it is); ``who`` is named to
+    others who deploy meanwhile.
     """
 
     who: str
@@ -76,7 +77,8 @@ class Push:
         remote.ask("lock", who=self._settings.who)
         found = remote.ask("look")
         roles: list[Role] = ["agent"]
-        if server.name == self._settings.controller:
+        chosen = self._settings.controller
+        if server.name == chosen or (chosen is None and "controller" in found["services"]):
             roles.append("controller")
         # A controller's part has all that an agent needs.
         part = self._supply.part(remote.target, roles[-1])
@@ -109,12 +111,13 @@ class Push:
         )
         runs = {"agent": Run(self._lab.name, "agent", command)}
         if "controller" in roles:
-            runs["controller"] = Run(
-                self._lab.name, "controller", controller_command(self._lab.name)
-            )
+            command = controller_command(self._lab.name, self._api)
+            runs["controller"] = Run(self._lab.name, "controller", command)
         services = {role: (run.unit, run.script) for role, run in runs.items()}
         changed |= remote.ask("serve", release=release, services=services, again=changed)
         answered = wait_until_it_answers(self.door, server, remote)
+        if "controller" in roles:
+            _wait_for_controller(remote, self._api)
         return Pushed(release, changed, copied, answered["version"])
 
     def _configuration(self, server: Server, roles: list[Role]) -> dict[str, tuple[str, int]]:
@@ -125,6 +128,11 @@ class Push:
         if "controller" in roles:
             files |= _credentials_in(self._own.folder, "controller-tls")
         return files
+
+    @property
+    def _api(self) -> str:
+        """Where a controller on a server answers whoever works there."""
+        return self._lab.controller_api or f"unix:/run/patchlight-controllers/{self._lab.name}.sock"
 
     @cached_property
     def _lab_file(self) -> str:
@@ -152,13 +160,25 @@ def wait_until_it_answers(door: AgentDoor, server: Server, remote: Remote) -> di
             if state["restarts"] < _MOST_RESTARTS and time.monotonic() < ends:
                 time.sleep(0.1)
                 continue
-            wrote = "".join(remote.logs("agent", _LAST_LINES, follow=False)).splitlines()
-            what = "is started again and again" if state["restarts"] else "does not answer"
-            raise DidNotStart(
-                f"the agent of {server.name} {what}; the last it wrote:\n    "
-                + "\n    ".join(wrote),
-                hint=error.hint,
-            ) from error
+            raise _failure(remote, "agent", state["restarts"] > 0, error.hint) from error
+
+
+def _wait_for_controller(remote: Remote, api: str) -> None:
+    ends = time.monotonic() + _PATIENCE_S
+    while not remote.ask("answers", address=api):
+        again = remote.ask("state", role="controller")["restarts"]
+        if again >= _MOST_RESTARTS or time.monotonic() > ends:
+            raise _failure(remote, "controller", again > 0, None)
+        time.sleep(0.1)
+
+
+def _failure(remote: Remote, role: Role, again: bool, hint: str | None) -> DidNotStart:
+    wrote = "".join(remote.logs(role, _LAST_LINES, follow=False)).splitlines()
+    what = "is started again and again" if again else "does not answer"
+    return DidNotStart(
+        f"the {role} of {remote.server} {what}; the last it wrote:\n    " + "\n    ".join(wrote),
+        hint=hint,
+    )
 
 
 def _check_fits(part: Part, remote: Remote) -> None:

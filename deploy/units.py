@@ -147,13 +147,14 @@ def agent_command(
     return [f"{home}/current/bin/patchlight", "agent", "run", *words]
 
 
-def controller_command(lab: str) -> list[str]:
-    """The command of a controller; its API is the lab's own Unix socket on that server."""
+def controller_command(lab: str, api: str) -> list[str]:
+    """The command of a controller whose API is at ``api`` of that server."""
     home = f"{HOME}/{lab}"
     options = {
         "--lab": f"{home}/configuration/lab.yaml",
         "--tls": f"{home}/configuration/controller-tls",
         "--state": f"{_STATE}/{lab}/controller",
+        "--api": api,
     }
     words = [word for option in options.items() for word in option]
     return [f"{home}/current/bin/patchlight", "controller", "run", *words]

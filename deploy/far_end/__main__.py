@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -146,6 +147,14 @@ class FarEnd:
     def state(self, role: str) -> dict[str, Any]:
         """How a service is."""
         return self._services[role].state()
+
+    def answers(self, address: str) -> bool:
+        """Whether somebody listens at ``unix:PATH`` or ``host:port`` of this server."""
+        is_path = address.startswith("unix:")
+        host, _, port = address.rpartition(":")
+        with socket.socket(socket.AF_UNIX if is_path else socket.AF_INET) as probe:
+            probe.settimeout(2)
+            return probe.connect_ex(port if is_path else (host, int(port))) == 0
 
     def logs(self, role: str, lines: int, follow: bool) -> None:
         """Send a service's last lines, and with ``follow`` those to come."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     "--controller",
     metavar="SERVER",
     shell_complete=complete_server,
-    help="The lab's controller runs on this server, too.",
+    help="The lab's controller runs on this server, too. [default: it stays where it is]",
 )
 @click.option(
     "--workers",
