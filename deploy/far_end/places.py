@@ -52,8 +52,6 @@ def write(path: Path, text: str, mode: int = 0o644) -> bool:
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
         os.fchmod(file.fileno(), mode)
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
     part.replace(path)
     return True
 
