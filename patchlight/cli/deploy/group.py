@@ -3,6 +3,7 @@
 import click
 
 from patchlight.cli.deploy.check import check
+from patchlight.cli.deploy.trust import trust
 
 
 @click.group()
@@ -11,3 +12,4 @@ def deploy() -> None:
 
 
 deploy.add_command(check)
+deploy.add_command(trust)
