@@ -68,8 +68,7 @@ class KnownHosts:
         return [
             key
             for names, key in self.entries
-            if key.asbytes() not in self.revoked
-            and any(name == n or (_HASHED.fullmatch(n) and _hash(name, n) == n) for n in names)
+            if key.asbytes() not in self.revoked and any(is_named(name, each) for each in names)
         ]
 
 
@@ -78,8 +77,10 @@ def known_name(host: str, port: int) -> str:
     return host if port == 22 else f"[{host}]:{port}"
 
 
-def _hash(name: str, like: str) -> str:
-    return paramiko.HostKeys.hash_host(name, like)
+def is_named(name: str, written: str) -> bool:
+    """Whether ``written`` stands for that SSH server in ``known_hosts``, plain or hashed."""
+    hashed = _HASHED.fullmatch(written)
+    return written == (paramiko.HostKeys.hash_host(name, written) if hashed else name)
 
 
 class OnlyVouchedFor(paramiko.MissingHostKeyPolicy):

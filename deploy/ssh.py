@@ -2,6 +2,7 @@
 
 import base64
 import logging
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -55,6 +56,7 @@ class Place:
     """A host to log in to: a server, or the host before it.
 
     ``name`` is what messages call it; ``host_key`` is the fingerprint that the lab file has.
+    ``is_server`` is false of the host before a server.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Place:
     user: str | None
     identity: str | None
     host_key: str | None
+    is_server: bool = True
 
     @classmethod
     def of(cls, server: Server) -> "Place":
@@ -78,7 +81,7 @@ class Place:
             return None
         user = jump.user or ssh.user
         name = f"jump host {jump.host}"
-        return cls(name, jump.host, jump.port, user, ssh.identity, ssh.jump_host_key)
+        return cls(name, jump.host, jump.port, user, ssh.identity, ssh.jump_host_key, False)
 
 
 class Connections:
@@ -122,7 +125,8 @@ class Connections:
         transport = self._jump(before)
         try:
             target = (place.host, place.port)
-            return transport.open_channel("direct-tcpip", target, ("127.0.0.1", 0), None, None)
+            nowhere = ("127.0.0.1", 0)
+            return transport.open_channel("direct-tcpip", target, nowhere, timeout=_PATIENCE_S)
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise Unreachable(
                 f"connecting to {place.name} at {place.host} port {place.port} through "
@@ -130,6 +134,33 @@ class Connections:
                 hint="Is the server on, its sshd running, and the address in the lab file right as "
                 "the jump host sees it? Does its sshd allow to go through (AllowTcpForwarding)?",
             ) from error
+
+    def known_keys(self, place: Place) -> list[paramiko.PKey]:
+        """What ``known_hosts`` has of a host."""
+        return self._known.of(place.host, place.port)
+
+    def shown_key(self, place: Place, server: Server | None = None) -> paramiko.PKey:
+        """The host key that a host shows, whoever has vouched for it; nobody logs in there.
+
+        With ``server``, whose place it is, through that one's jump host. Raises as ``to`` does.
+        """
+        try:
+            sock = (server and self.channel(server)) or socket.create_connection(
+                (place.host, place.port), _PATIENCE_S
+            )
+            with paramiko.Transport(sock) as transport:
+                transport.banner_timeout = _PATIENCE_S
+                # Of several keys, the one of a kind that is known: as when it is logged in to.
+                options, kinds = transport.get_security_options(), self._known_kinds(place)
+                options.key_types = sorted(options.key_types, key=lambda kind: kind not in kinds)
+                transport.start_client(timeout=_PATIENCE_S)
+                return transport.get_remote_server_key()
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise _unreachable(place, error) from error
+
+    def _known_kinds(self, place: Place) -> set[str]:
+        names = {key.get_name() for key in self.known_keys(place)[:1]}
+        return names | ({"rsa-sha2-512", "rsa-sha2-256"} if "ssh-rsa" in names else set())
 
     def _jump(self, place: Place) -> paramiko.Transport:
         with self._lock:
@@ -157,7 +188,7 @@ class Connections:
         sock: paramiko.Channel | None,
     ) -> None:
         if place.host_key is None:
-            for key in self._known.of(place.host, place.port):
+            for key in self.known_keys(place):
                 name = known_name(place.host, place.port)
                 client.get_host_keys().add(name, key.get_name(), key)
         client.set_missing_host_key_policy(OnlyVouchedFor(place.name, place.host_key, self._known))
@@ -177,16 +208,14 @@ class Connections:
         except paramiko.BadHostKeyException as error:
             raise other_key(place.name, error.key, "the one in known_hosts") from error
         except paramiko.AuthenticationException as error:
-            raise _refused(place, error) from error
+            raise _refused(place, error, may_ask=password is None and place.is_server) from error
         except (OSError, EOFError, paramiko.SSHException) as error:
             transport = client.get_transport()
             if transport is not None and transport.is_active():
-                raise _refused(place, error) from error
-            raise Unreachable(
-                f"connecting to {place.name} at {place.host} port {place.port}: "
-                f"{error or 'it hung up'}",
-                hint="Is the server on, its sshd running, and the address in the lab file right?",
-            ) from error
+                raise _refused(
+                    place, error, may_ask=password is None and place.is_server
+                ) from error
+            raise _unreachable(place, error) from error
 
 
 @contextmanager
@@ -196,12 +225,19 @@ def logged_in(server: Server, passwords: Passwords | None = None) -> Iterator[pa
         yield client
 
 
-def _refused(place: Place, error: Exception) -> LoginRefused:
+def _unreachable(place: Place, error: Exception) -> Unreachable:
+    return Unreachable(
+        f"connecting to {place.name} at {place.host} port {place.port}: {error or 'it hung up'}",
+        hint="Is the server on, its sshd running, and the address in the lab file right?",
+    )
+
+
+def _refused(place: Place, error: Exception, *, may_ask: bool) -> LoginRefused:
     hint = (
         "Give user and identity under 'ssh' of the server in the lab file, and put "
         "the public key into the user's ~/.ssh/authorized_keys there."
     )
-    if "password" in getattr(error, "allowed_types", ()):
+    if may_ask and "password" in getattr(error, "allowed_types", ["password"]):
         hint += " Or give its password: --ask-password."
     return LoginRefused(
         f"logging in to {place.name} as {place.user or 'yourself'}: {error}", hint=hint

@@ -53,7 +53,8 @@ class Service:
         elif self._keeper() is None:
             for folder in (self._places.run, self._places.logs, self._places.state):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (self._places.run / f"{self._role}.starts").unlink(missing_ok=True)
+            for name in ("starts", "child"):
+                (self._places.run / f"{self._role}.{name}").unlink(missing_ok=True)
             with self._log.open("ab") as log:
                 keeper = subprocess.Popen(
                     ["sh", self._script, self._places.run, self._log],
@@ -94,11 +95,10 @@ class Service:
                 int(found.get("NRestarts", 0)) + 1,
             )
         else:
-            keeper = self._keeper()
-            program = next(iter(_children(keeper)), None) if keeper else None
-            with contextlib.suppress(OSError):
-                program = program and int((self._places.run / f"{self._role}.child").read_text())
-            starts = 0
+            program, starts = None, 0
+            with contextlib.suppress(OSError, ValueError):
+                if self._keeper() is not None:
+                    program = int((self._places.run / f"{self._role}.child").read_text())
             with contextlib.suppress(OSError):
                 starts = (self._places.run / f"{self._role}.starts").stat().st_size
         since = _since(program) if program else None

@@ -7,8 +7,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from patchlight.cli.deploy.group import deploy
+from patchlight.cli.deploy.options import read_password
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.linux.sockets import free_ports
+from tests.support.terminal import at_terminal
 
 LAB = """
 name: closed
@@ -83,3 +85,49 @@ def test_certificates_are_made_once_and_for_whom_they_are_meant(
     unknown = run("certificates", closed, *where, "--for", "server3")
     assert isinstance(unknown.exception, BadInput)
     assert "controller, prometheus, server1, server2" in str(unknown.exception)
+
+
+def test_passwords_come_from_a_file_of_ones_own_alone(closed: str, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("s3cret-canary\n")
+    file.chmod(0o640)
+    result = run("check", closed, "--password-file", str(file))
+    assert isinstance(result.exception, BadInput)
+    assert "others may read the password" in result.exception.message
+    file.chmod(0o600)
+    assert read_password(file) == "s3cret-canary"
+    result = run("check", closed, "--password-file", str(file), "--sudo-password-file", str(file))
+    assert result.exit_code == 1
+    assert "server1" in result.output
+    assert "s3cret" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--ask-password"], "--ask-password needs a terminal to ask at"),
+        (["--ask-sudo-password"], "--ask-sudo-password needs a terminal to ask at"),
+        (["--ask-password", "--password-file", "x"], "exclude each other"),
+        (["--password-file", "/nowhere/password"], "cannot read the password in /nowhere/password"),
+        (["--sudo-password-file", "/dev/null"], "is no plain file"),
+        (["--password-file", "EMPTY"], "is empty: expected a password on its first line"),
+    ],
+)
+def test_no_password_is_guessed(
+    closed: str, tmp_path: Path, options: list[str], message: str
+) -> None:
+    empty = tmp_path / "empty"
+    empty.touch(mode=0o600)
+    result = run("check", closed, *(str(empty) if word == "EMPTY" else word for word in options))
+    assert isinstance(result.exception, BadInput)
+    assert message in result.exception.message
+
+
+def test_a_password_that_is_typed_is_not_shown(closed: str) -> None:
+    options = ["--ask-password", "--ask-sudo-password"]
+    answers = {"log in with: ": "s3cret-canary", "same): ": ""}
+    status, shown = at_terminal(answers, "deploy", "check", closed, *options)
+    assert status == 1
+    assert "Password to log in with: " in shown
+    assert "Password of sudo (empty: the same): " in shown
+    assert "s3cret" not in shown

@@ -7,6 +7,7 @@ from patchlight.cli.deploy.check import check
 from patchlight.cli.deploy.logs import logs
 from patchlight.cli.deploy.push import bundle, push
 from patchlight.cli.deploy.servers import remove, restart, rollback, status, stop
+from patchlight.cli.deploy.trust import trust
 
 
 @click.group()
@@ -14,5 +15,17 @@ def deploy() -> None:
     """Put Patchlight on the servers of a lab."""
 
 
-for command in (bundle, certificates, check, push, status, logs, restart, stop, rollback, remove):
+for command in (
+    trust,
+    check,
+    bundle,
+    certificates,
+    push,
+    status,
+    logs,
+    restart,
+    stop,
+    rollback,
+    remove,
+):
     deploy.add_command(command)
