@@ -199,7 +199,8 @@ class AgentClient:
 
     async def worker(self, worker_id: str) -> WorkerStatus:
         """How a worker is."""
-        return await self._ask(WorkerStatus, "GET", f"/workers/{worker_id}")
+        where = f"/workers/{worker_id}"
+        return await self._ask(WorkerStatus, "GET", where, deadline_s=_STATUS_DEADLINE_S)
 
     async def reports(self, worker_id: str, after: int) -> Reports:
         """The iterations a worker finished after number ``after``, and the next ``after``."""
