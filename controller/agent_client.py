@@ -4,23 +4,17 @@ import asyncio
 import ssl
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from patchlight.controller.agent_tls import AgentTls
 from patchlight.controller.agent_trust import mistrust
 from patchlight.controller.heartbeats import INTERVAL_S, SUSPECTED_AFTER
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux.credentials import (
-    Credentials,
-    agent_name,
-    controller_name,
-    read_credentials,
-)
+from patchlight.testbed.linux.credentials import new_context
 from patchlight.testbed.mistakes import mistakes_in_words
 from patchlight.testbed.worker_api import (
     API_VERSION,
@@ -45,9 +39,8 @@ _PATIENCE_S = 10.0
 # Shorter than the 5 s after which the agent's server drops an idle connection: a request must
 # not race that.
 _KEEPALIVE = httpx.Limits(keepalive_expiry=2.0)
-# For Unix sockets. Left to itself, each client would read all of the machine's certificates,
-# which takes 20 ms, and seconds for hundreds of servers. This one trusts nobody.
-_NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+# For Unix sockets, over which no TLS is spoken: httpx makes a slow one where it is given none.
+_NO_TLS = new_context(server=False)
 
 
 class AgentError(PatchlightError):
@@ -70,39 +63,19 @@ class AgentIncompatible(AgentSilent):
     """An agent answers, and not in a way that this controller knows."""
 
 
-@dataclass(frozen=True)
-class TlsClient:
-    """What agents on TCP are called with; the context serves all of them."""
-
-    lab: str
-    credentials: Credentials
-    context: ssl.SSLContext
-
-    @classmethod
-    def of(cls, lab: str, folder: Path) -> Self:
-        """With the certificate in the folder; ``BadInput`` if it is not a controller's."""
-        credentials = read_credentials(folder)
-        credentials.check(controller_name(lab))
-        return cls(lab, credentials, credentials.context(server=False))
-
-    def agent(self, server: str) -> str:
-        """What the agent of a server is called in its certificate."""
-        return agent_name(server, self.lab)
-
-
 class AgentClient:
     """The agent of ``server``; ``management`` is ``unix:/path``, or ``host:port`` with ``tls``."""
 
-    def __init__(self, server: str, management: str, tls: TlsClient | None = None) -> None:
+    def __init__(self, server: str, management: str, tls: AgentTls | None = None) -> None:
         self.server = server
         self._where = management
         unix = management.removeprefix("unix:") if management.startswith("unix:") else None
         self._tls = None if unix else tls
-        self._lacks_certificate = unix is None and tls is None
+        self._is_unix = unix is not None
         self._refused: AgentIncompatible | None = None
         self._http = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(
-                verify=self._tls.context if self._tls else _NO_CERTIFICATES,
+                verify=self._tls.context if self._tls else _NO_TLS,
                 uds=unix,
                 retries=0 if unix else 1,
                 limits=_KEEPALIVE,
@@ -125,11 +98,11 @@ class AgentClient:
         deadline_s: float = _DEADLINE_S,
     ) -> bytes:
         """The answer; ``AgentError`` after the last attempt. To an agent, twice is once."""
-        if self._lacks_certificate:
+        if not (self._is_unix or (self._tls and self._tls.credentials)):
             raise AgentNotTrusted(
                 f"the agent of {self.server} at {self._where} is called over TLS only, and this "
                 "controller has no certificate",
-                hint="start it with 'patchlight controller run --tls FOLDER'",
+                hint="'patchlight deploy certificates LAB' makes one: name its folder with --tls",
             )
         if self._refused is not None and path != _STATUS:
             raise self._refused
@@ -174,10 +147,10 @@ class AgentClient:
 
     async def _look_at(self, error: Exception) -> None:
         """``AgentNotTrusted`` if it is for want of trust that a call failed."""
-        if self._tls is None or isinstance(error, httpx.TimeoutException):
+        own = self._tls.credentials if self._tls else None
+        if self._tls is None or own is None or isinstance(error, httpx.TimeoutException):
             return
-        name = self._tls.agent(self.server)
-        if found := await mistrust(self._where, name, self._tls.credentials):
+        if found := await mistrust(self._where, self._tls.agent(self.server), own):
             raise AgentNotTrusted(found.words, hint=found.hint) from error
 
     async def _ask(self, answer: type[M], method: str, path: str, **how: Any) -> M:
@@ -226,7 +199,8 @@ class AgentClient:
 
     async def worker(self, worker_id: str) -> WorkerStatus:
         """How a worker is."""
-        return await self._ask(WorkerStatus, "GET", f"/workers/{worker_id}")
+        where = f"/workers/{worker_id}"
+        return await self._ask(WorkerStatus, "GET", where, deadline_s=_STATUS_DEADLINE_S)
 
     async def reports(self, worker_id: str, after: int) -> Reports:
         """The iterations a worker finished after number ``after``, and the next ``after``."""

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from patchlight.controller.agent_client import VERSION, AgentClient, AgentError, TlsClient
+from patchlight.controller.agent_client import VERSION, AgentClient, AgentError
+from patchlight.controller.agent_tls import AgentTls
 from patchlight.controller.heartbeats import Heartbeat, Presence
 from patchlight.controller.host_faults import HostFaults, host_faults
 from patchlight.testbed.errors import in_words
@@ -24,7 +25,7 @@ _SAMPLES_KEPT = 3600 * 64
 class Fleet:
     """The agents of the servers that the lab file gives a management address."""
 
-    def __init__(self, lab: Lab, tls: TlsClient | None = None) -> None:
+    def __init__(self, lab: Lab, tls: AgentTls | None = None) -> None:
         self.clients = {
             server.name: AgentClient(server.name, server.management, tls)
             for server in lab.servers
@@ -35,7 +36,7 @@ class Fleet:
         self._said: dict[str, Presence] = {}
         self._troubles: dict[str, str] = {}
         self._versions: dict[str, str] = {}
-        self._lab = lab
+        self._lab, self._tls = lab, tls
         self._samples: dict[str, deque[AgentStatus]] = {
             name: deque(maxlen=2) for name in self.clients
         }
@@ -98,6 +99,9 @@ class Fleet:
             async with asyncio.TaskGroup() as watching:
                 for client in self.clients.values():
                     watching.create_task(self._watch(client, period_s))
+                while self._tls is not None:
+                    await asyncio.sleep(period_s)
+                    self._tls.refresh()
         except* Exception as faults:
             raise faults.exceptions[0] from faults
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchlight.controller.agent_client import VERSION, TlsClient
+from patchlight.controller.agent_client import VERSION
+from patchlight.controller.agent_tls import AgentTls
 from patchlight.controller.background import Background
 from patchlight.controller.changes.device_watch import DeviceWatch
 from patchlight.controller.changes.parts import CircuitParts
@@ -62,7 +63,7 @@ class Controller:
     def __init__(self, lab: Lab, settings: Settings) -> None:
         self.lab, self.settings = lab, settings
         self.identity = LabIdentity.of(lab, settings.lab_file)
-        tls = TlsClient.of(lab.name, settings.tls) if settings.tls else None
+        tls = AgentTls(lab.name, settings.tls) if settings.tls else None
         self.store = open_store(settings.state_dir)
         self.background = Background(self._on_part_fault)
         self.fleet = Fleet(lab, tls)

@@ -66,20 +66,36 @@ class Credentials:
                 hint=f"set this machine's clock: it says {when:%Y-%m-%d %H:%M} UTC",
             )
 
-    def context(self, *, server: bool) -> ssl.SSLContext:
-        """TLS 1.3 with a certificate of the same authority at both ends.
-
-        A client also checks that the server is called what it expects (``server_hostname``).
-        """
-        # Not the default context: reading all of the machine's authorities takes 20 ms, and none
-        # of them has a say here.
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.verify_flags |= ssl.VERIFY_X509_STRICT
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """Have new connections of a context show this certificate and trust this authority."""
         context.load_verify_locations(self.folder / CA_FILE)
         context.load_cert_chain(self.folder / CERTIFICATE_FILE, self.folder / KEY_FILE)
+
+    def context(self, *, server: bool) -> ssl.SSLContext:
+        """A ``new_context`` with this certificate and authority."""
+        context = new_context(server=server)
+        self.load_into(context)
         return context
+
+
+def new_context(*, server: bool) -> ssl.SSLContext:
+    """TLS 1.3 with a certificate at both ends; it trusts nobody yet.
+
+    A client also checks that the server is called what it expects (``server_hostname``).
+    """
+    # Not the default context: reading all of the machine's authorities takes 20 ms, seconds for
+    # hundreds of servers, and none of them has a say here.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    return context
+
+
+def stamp(folder: Path) -> tuple[int, ...]:
+    """Other numbers each time that a file of the folder is written; none if none is there."""
+    files = (folder / name for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE))
+    return tuple(file.stat().st_mtime_ns for file in files if file.exists())
 
 
 def read_credentials(folder: Path) -> Credentials:

@@ -16,13 +16,16 @@ import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
-from patchlight.controller.agent_client import AgentClient, AgentNotTrusted, AgentSilent, TlsClient
+from patchlight.controller.agent_client import AgentClient, AgentNotTrusted, AgentSilent
+from patchlight.controller.agent_tls import AgentTls
+from patchlight.controller.fleet import Fleet
 from patchlight.deploy.authority import Authority
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab, Server
-from patchlight.testbed.linux.credentials import Credentials
+from patchlight.testbed.linux.credentials import Credentials, read_credentials
 from patchlight.testbed.linux.http_server import Limits, http_server
 from tests.support.tls_agents import idle_agent, serving
+from tests.support.waiting import eventually
 
 SERVER = Server("server1", None, (), ())
 LAB = Lab("lab1", IPv4Network("10.0.0.0/24"), (SERVER,))
@@ -51,13 +54,13 @@ async def agent(tmp_path: Path, authority: Authority, agent_app: FastAPI) -> Asy
 
 
 @pytest.fixture
-def controller(tmp_path: Path, authority: Authority) -> TlsClient:
+def controller(tmp_path: Path, authority: Authority) -> AgentTls:
     authority.for_controller(tmp_path / "controller")
-    return TlsClient.of("lab1", tmp_path / "controller")
+    return AgentTls("lab1", tmp_path / "controller")
 
 
 @contextlib.asynccontextmanager
-async def calling(address: str, tls: TlsClient | None) -> AsyncIterator[AgentClient]:
+async def calling(address: str, tls: AgentTls | None) -> AsyncIterator[AgentClient]:
     """The client of the agent of server1 at this address."""
     client = AgentClient("server1", address, tls)
     try:
@@ -66,7 +69,7 @@ async def calling(address: str, tls: TlsClient | None) -> AsyncIterator[AgentCli
         await client.close()
 
 
-async def answers(address: str, tls: TlsClient) -> bool:
+async def answers(address: str, tls: AgentTls) -> bool:
     async with calling(address, tls) as client:
         return (await client.status()).server == "server1"
 
@@ -87,13 +90,18 @@ def _stranger(own: Credentials | None) -> ssl.SSLContext:
     return context
 
 
-async def test_the_controller_of_the_lab_is_answered(agent: str, controller: TlsClient) -> None:
+async def test_the_controller_of_the_lab_is_answered(agent: str, controller: AgentTls) -> None:
     assert await answers(agent, controller)
 
 
 @pytest.mark.parametrize("who", ["nobody", "self-signed", "other lab", "agent", "expired"])
 async def test_a_stranger_is_told_nothing(
-    agent: str, controller: TlsClient, authority: Authority, tmp_path: Path, who: str
+    agent: str,
+    controller: AgentTls,
+    authority: Authority,
+    tmp_path: Path,
+    who: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     other = Authority("lab1", tmp_path / "other-ca")  # of the same name, and not the same
     past = Authority("lab1", authority.folder, lambda: _ago(400))
@@ -111,6 +119,7 @@ async def test_a_stranger_is_told_nothing(
     with pytest.raises((httpx.TransportError, ssl.SSLError)):
         await _ask(agent, _stranger(held))
     assert await answers(agent, controller)
+    assert "refused 127.0.0.1, who shows no certificate for here" in caplog.text
 
 
 async def test_prometheus_reads_the_metrics_and_nothing_else(
@@ -125,7 +134,7 @@ async def test_prometheus_reads_the_metrics_and_nothing_else(
 
 
 async def test_neither_plain_http_nor_old_tls_is_spoken(
-    agent: str, controller: TlsClient, authority: Authority, tmp_path: Path
+    agent: str, controller: AgentTls, authority: Authority, tmp_path: Path
 ) -> None:
     with pytest.raises(httpx.TransportError):
         await _ask(agent, None)
@@ -139,9 +148,7 @@ async def test_neither_plain_http_nor_old_tls_is_spoken(
     assert await answers(agent, controller)
 
 
-async def test_handshakes_that_do_not_end_keep_nobody_out(
-    agent: str, controller: TlsClient
-) -> None:
+async def test_handshakes_that_do_not_end_keep_nobody_out(agent: str, controller: AgentTls) -> None:
     host, port = agent.split(":")
     async with contextlib.AsyncExitStack() as stack:
         held = []
@@ -170,7 +177,7 @@ async def test_handshakes_that_do_not_end_keep_nobody_out(
 async def test_the_controller_says_what_answers_instead_of_the_agent(
     what: str,
     words: str,
-    controller: TlsClient,
+    controller: AgentTls,
     authority: Authority,
     agent_app: FastAPI,
     tmp_path: Path,
@@ -195,24 +202,49 @@ async def test_the_controller_says_what_answers_instead_of_the_agent(
 async def test_the_controller_says_why_an_agent_does_not_take_its_certificate(
     agent: str, authority: Authority, tmp_path: Path
 ) -> None:
+    authority.for_controller(tmp_path / "controller")
     past = Authority("lab1", authority.folder, lambda: _ago(400))
     expired = past.for_controller(tmp_path / "expired")
     with pytest.raises(BadInput, match="ended on"):
-        TlsClient.of("lab1", expired.folder)
-    # It ended while the controller ran.
-    running = TlsClient("lab1", expired, expired.context(server=False))
-    async with calling(agent, running) as client:
-        with pytest.raises(AgentNotTrusted, match=r"refuses the certificate in .* it has ended"):
-            await client.status()
-    metrics = authority.for_agent("server1", tmp_path / "no-controller")
-    wrong = TlsClient("lab1", metrics, metrics.context(server=False))
-    async with calling(agent, wrong) as client:
-        with pytest.raises(AgentNotTrusted, match="it is not a controller's"):
-            await client.status()
+        AgentTls("lab1", expired.folder)
+    for folder in (expired.folder, authority.for_agent("server1", tmp_path / "wrong").folder):
+        # As if it had ended, or been exchanged, while the controller ran.
+        running = AgentTls("lab1", tmp_path / "controller")
+        running.credentials = read_credentials(folder)
+        running.credentials.load_into(running.context)
+        words = "it has ended" if folder == expired.folder else "it is not a controller's"
+        async with calling(agent, running) as client:
+            with pytest.raises(AgentNotTrusted, match=f"refuses the certificate in .*: {words}"):
+                await client.status()
+
+
+async def test_the_controller_takes_a_certificate_that_is_put_into_its_folder(
+    agent: str, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(BadInput, match="No such file"):
+        AgentTls("lab1", tmp_path / "later")
+    (tmp_path / "later").mkdir(mode=0o700)
+    fleet = Fleet(
+        LAB.with_changes(servers=(replace(SERVER, management=agent),)),
+        AgentTls("lab1", tmp_path / "later"),
+    )
+    watching = asyncio.create_task(fleet.watch(period_s=0.05))
+    try:
+        await eventually(lambda: "has no certificate" in fleet.status()[0]["words"], "a word")
+        Authority("lab2", tmp_path / "ca2").for_controller(tmp_path / "later")
+        await eventually(lambda: "is for controller.lab2" in caplog.text, "a refusal")
+        assert not fleet.reachable["server1"]
+        for file in (tmp_path / "later").iterdir():
+            file.unlink()
+        authority.for_controller(tmp_path / "later")
+        await eventually(lambda: fleet.reachable["server1"], "the agent to answer")
+    finally:
+        watching.cancel()
+        await fleet.close()
 
 
 async def test_an_agent_without_tls_and_a_controller_without_a_certificate_are_named(
-    controller: TlsClient, agent_app: FastAPI
+    controller: AgentTls, agent_app: FastAPI
 ) -> None:
     server = http_server(agent_app, loop="asyncio", lifespan="off")
     with socket.create_server(("127.0.0.1", 0)) as listener:
