@@ -130,7 +130,7 @@ class FromFile(Supply):
                     path = folder / Path(name).name
                     with path.open("wb") as output:
                         shutil.copyfileobj(_content(tar, f"files/{name}"), output)
-                    files[name] = _file(path)
+                    files[name] = bundle_file(path)
                     if files[name].sha256 != sha256:
                         raise BadInput(f"{name} in the bundle {file} is damaged")
             self._parts = {
@@ -222,7 +222,7 @@ def _made(target: Target, role: Role, say: Callable[[str], None]) -> Part:
         pins = [f"{each.name}=={each.version}" for each in found.values()]
         say(f"downloading {len(pins)} packages for {target} ({role})")
         wheels = _downloaded(target, roots, pins, cache)
-    return _part({path.name: _file(path) for path in [ours, *wheels]})
+    return _part({path.name: bundle_file(path) for path in [ours, *wheels]})
 
 
 def _is_installed(name: str) -> bool:
@@ -289,7 +289,8 @@ def _content(tar: tarfile.TarFile, name: str) -> IO[bytes]:
     return content
 
 
-def _file(path: Path) -> BundleFile:
+def bundle_file(path: Path) -> BundleFile:
+    """A file to be brought to servers, as it is now."""
     with path.open("rb") as file:
         digest: Any = hashlib.file_digest(file, "sha256")
     return BundleFile(path, digest.hexdigest(), path.stat().st_size)

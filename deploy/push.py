@@ -5,6 +5,7 @@ run again, and a second push of the same changes nothing.
 """
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -13,7 +14,7 @@ from typing import Any
 
 from patchlight.deploy.agent_door import AgentDoesNotAnswer, AgentDoor, listening_at
 from patchlight.deploy.authority import Authority
-from patchlight.deploy.bundle import Part, Role, Supply
+from patchlight.deploy.bundle import BundleFile, Part, Role, Supply
 from patchlight.deploy.remote import Remote
 from patchlight.deploy.units import Run, agent_command, controller_command
 from patchlight.testbed.errors import PatchlightError
@@ -36,7 +37,8 @@ class DidNotStart(PatchlightError):
 class Settings:
     """What is chosen for a push.
 
-    ``workers`` and ``image`` are those of ``patchlight agent run``; ``controller`` is the server
+    ``workers`` and ``image`` are those of ``patchlight agent run``; ``image_file`` is that image as
+    ``docker save`` writes it, for the servers' Docker engines. ``controller`` is the server
     that the lab's controller is to run on (``None``: it stays where it is); ``who`` is named to
     others who deploy meanwhile.
     """
@@ -44,6 +46,7 @@ class Settings:
     who: str
     workers: str = "auto"
     image: str = "patchlight-worker:latest"
+    image_file: BundleFile | None = None
     controller: str | None = None
 
 
@@ -83,7 +86,11 @@ class Push:
         # A controller's part has all that an agent needs.
         part = self._supply.part(remote.target, roles[-1])
         _check_fits(part, remote)
-        copied = _copy(part, found, remote)
+        copied = _copy(part.files.values(), found, remote)
+        image, image_file = self._settings.image, self._settings.image_file
+        if image_file is not None and found["images"].get(image) != image_file.sha256:
+            copied += _copy([image_file], found, remote)
+            remote.ask("load_image", sha256=image_file.sha256, image=image)
         release = part.release
         if copied or release not in [
             (found[key] or {}).get("id") for key in ("release", "previous")
@@ -190,7 +197,7 @@ def _check_fits(part: Part, remote: Remote) -> None:
         )
 
 
-def _copy(part: Part, found: dict[str, Any], remote: Remote) -> int:
+def _copy(files: Iterable[BundleFile], found: dict[str, Any], remote: Remote) -> int:
     """Send what is not there yet, from where an earlier push was cut; how many bytes that was."""
     copied = 0
 
@@ -199,7 +206,7 @@ def _copy(part: Part, found: dict[str, Any], remote: Remote) -> int:
         copied += size
 
     here = set(found["files"])
-    for file in part.files.values():
+    for file in files:
         if file.sha256 not in here:
             remote.send(file, min(file.size, found["partial"].get(file.sha256, 0)), count)
     return copied

@@ -27,7 +27,7 @@ _BEGIN = (
     "f = os.memfd_create('patchlight'); "
     "os.write(f, sys.stdin.buffer.read(n)); "
     "sys.path.insert(0, f'/proc/self/fd/{f}'); "
-    "import far_end.__main__ as m; m.main(*sys.argv[1:])"
+    "from patchlight.deploy.far_end.__main__ import main; main(*sys.argv[1:])"
 )
 _MOST_ERROR_BYTES = 4000
 
@@ -146,10 +146,13 @@ class Remote:
 
 @functools.cache
 def _far_end() -> bytes:
-    """The far end as one file that Python imports from."""
-    packed = io.BytesIO()
-    folder = Path(__file__).with_name("far_end")
+    """The far end as one file that Python imports from, in packages with nothing else in them."""
+    packed, here = io.BytesIO(), Path(__file__).resolve().parent
+    modules = [*here.glob("far_end/*.py"), here.parent / "testbed/linux/docker_engine.py"]
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(folder.glob("*.py")):
-            archive.writestr(f"far_end/{path.name}", path.read_bytes())
+        for package in ("", "deploy/", "testbed/", "testbed/linux/"):
+            archive.writestr(f"patchlight/{package}__init__.py", b"")
+        for path in sorted(modules):
+            name = path.relative_to(here.parent).as_posix()
+            archive.writestr(f"patchlight/{name}", path.read_bytes())
     return packed.getvalue()

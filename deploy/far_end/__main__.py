@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
+from .images import Images
 from .places import Line, Places, Refused, write
 from .releases import Releases
 from .services import Service, has_systemd
@@ -29,6 +30,7 @@ class FarEnd:
         self._places, self._line = Places(lab, root), line
         self._releases = Releases(self._places, line)
         self._services = {role: Service(role, self._places, line) for role in _ROLES}
+        self._images = Images(self._places)
         self._lock: TextIO | None = None
 
     def look(self) -> dict[str, Any]:
@@ -44,6 +46,7 @@ class FarEnd:
             "services": {role: self._services[role].state() for role in here},
             "leases": len(list(leases.iterdir())) if leases.is_dir() else 0,
             "here": any(folder.exists() for folder in self._places.folders),
+            "images": self._images.loaded(),
             "gpu_sockets": (self._places.root / "dev/patchlight-gpus").is_dir(),
         }
 
@@ -79,6 +82,10 @@ class FarEnd:
     def install(self, **release: Any) -> bool:
         """Make an environment."""
         return self._releases.install(**release)
+
+    def load_image(self, sha256: str, image: str) -> None:
+        """Give a file that came to the Docker engine."""
+        self._images.load(sha256, image)
 
     def configure(self, files: dict[str, tuple[str, int]]) -> bool:
         """Have these files (text and mode), and no others, as configuration; whether it changed."""
@@ -164,6 +171,7 @@ class FarEnd:
         """Leave nothing of this lab."""
         for service in self._services.values():
             service.remove()
+        self._images.remove()
         for folder in self._places.folders:
             if folder.exists():
                 shutil.rmtree(folder)
@@ -184,7 +192,7 @@ def main(lab: str, root: str = "/") -> None:
             "python": list(sys.version_info[:2]),
             "machine": platform.machine(),
             "glibc": platform.libc_ver()[1],
-            "systemd": has_systemd(),
+            "systemd": has_systemd(Path(root)),
         }
     )
     far_end = FarEnd(lab, Path(root), line)

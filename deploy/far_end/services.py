@@ -15,9 +15,9 @@ from .places import Line, Places, Refused, write
 _PATIENCE_S = 30.0
 
 
-def has_systemd() -> bool:
+def has_systemd(root: Path) -> bool:
     """Whether systemd runs this machine."""
-    return Path("/run/systemd/system").is_dir()
+    return (root / "run/systemd/system").is_dir()
 
 
 class Service:
@@ -25,7 +25,7 @@ class Service:
 
     def __init__(self, role: str, places: Places, line: Line) -> None:
         self._role, self._places, self._line = role, places, line
-        self._by_systemd = has_systemd()
+        self._by_systemd = has_systemd(places.root)
         self._unit = f"patchlight-{role}@{places.lab}.service"
         self._script = places.home / f"keep-{role}.sh"
         self._pid_file = places.run / f"{role}.pid"

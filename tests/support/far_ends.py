@@ -2,9 +2,12 @@
 
 import base64
 import hashlib
+import io
 import json
+import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,11 +57,15 @@ class FarEndProcess:
 
 
 @contextmanager
-def far_end(root: Path, lab: str = "lab") -> Iterator[FarEndProcess]:
+def far_end(root: Path, lab: str = "lab", **environment: str) -> Iterator[FarEndProcess]:
     """A far end of ``lab`` for as long as the block runs."""
     command = [sys.executable, "-m", "patchlight.deploy.far_end", lab, str(root)]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **environment},
     ) as process:
         far = FarEndProcess(process)
         try:
@@ -100,3 +107,62 @@ def small_wheel(folder: Path, version: str, filling: bytes = b"") -> Path:
 
 def _digest(content: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+
+
+# What ``systemctl`` does for one unit after the other, as far as a deployment asks for it.
+_SYSTEMCTL = """#!/bin/sh
+verb=$1; shift
+for unit do :; done
+file=$UNITS/$unit pid=$STATE/$unit.pid
+echo "$verb $unit" >>"$STATE/calls"
+case $verb in
+    daemon-reload|reset-failed) ;;
+    enable) [ -e "$file" ] && : >"$STATE/$unit.enabled" ;;
+    disable) rm "$STATE/$unit.enabled" ;;
+    start)
+        [ -e "$STATE/$unit.enabled" ] || exit 5
+        kill -0 "$(cat "$pid" 2>/dev/null || echo none)" 2>/dev/null && exit 0
+        command=$(sed -n 's/^ExecStart=//p' "$file")
+        setsid $command >>"$STATE/journal" 2>&1 </dev/null &
+        echo $! >"$pid" ;;
+    stop) kill "$(cat "$pid" 2>/dev/null || echo none)" 2>/dev/null; rm -f "$pid" ;;
+    show) echo "MainPID=$(cat "$pid" 2>/dev/null || echo 0)"; echo NRestarts=0 ;;
+    *) echo "unknown verb $verb" >&2; exit 1 ;;
+esac
+"""
+
+
+def systemd_stand_in(folder: Path, root: Path) -> dict[str, str]:
+    """The environment in which ``systemctl`` is a stand-in; ``calls`` has what it was told."""
+    (root / "run/systemd/system").mkdir(parents=True)
+    folder.mkdir()
+    program = folder / "systemctl"
+    program.write_text(_SYSTEMCTL)
+    program.chmod(0o755)
+    units = root / "etc/systemd/system"
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "UNITS": str(units), "STATE": str(folder)}
+
+
+def small_image(folder: Path, name: str) -> bytes:
+    """What ``docker save`` writes of an image with one file in it."""
+    layer, whole = folder / "layer.tar", folder / "image.tar"
+    with tarfile.open(layer, "w") as tar:
+        _add(tar, "hello", name.encode())
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{sha256_of(layer.read_bytes())}"]},
+    }
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    with tarfile.open(whole, "w") as tar:
+        _add(tar, "config.json", json.dumps(config).encode())
+        _add(tar, "layer.tar", layer.read_bytes())
+        _add(tar, "manifest.json", json.dumps(manifest).encode())
+    return whole.read_bytes()
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(content)
+    tar.addfile(entry, io.BytesIO(content))

@@ -43,6 +43,12 @@ if TYPE_CHECKING:
 )
 @click.option("--image", default=DEFAULT_IMAGE, help="The container image of workers.")
 @click.option(
+    "--image-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="That image, as 'docker save' writes it, for the Docker engines of the servers.",
+)
+@click.option(
     "--bundle",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
@@ -56,6 +62,7 @@ def push(
     controller: str | None,
     workers: str,
     image: str,
+    image_file: Path | None,
     bundle: Path | None,
     as_json: bool,
 ) -> None:
@@ -71,13 +78,14 @@ def push(
     release, changed, copied_bytes and version, or error and remedy.
     """
     from patchlight.deploy.authority import Authority, authority_folder
-    from patchlight.deploy.bundle import FromFile, FromHere, Supply
+    from patchlight.deploy.bundle import FromFile, FromHere, Supply, bundle_file
     from patchlight.deploy.push import Push, Settings
 
     lab, servers = lab_and_servers(lab_name, chosen)
     if controller is not None and controller not in [server.name for server in servers]:
         raise BadInput(f"--controller {controller}: expected one of the servers to push to")
-    settings = Settings(deployer(), workers, image, controller)
+    file = None if image_file is None else bundle_file(image_file)
+    settings = Settings(deployer(), workers, image, file, controller)
     with ExitStack() as stack:
         if bundle is None:
             supply: Supply = FromHere(lambda text: say(text, err=True))
