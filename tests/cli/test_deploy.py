@@ -131,3 +131,49 @@ def test_a_password_that_is_typed_is_not_shown(closed: str) -> None:
     assert "Password to log in with: " in shown
     assert "Password of sudo (empty: the same): " in shown
     assert "s3cret" not in shown
+
+
+@pytest.mark.parametrize("verb", ["push", "status", "restart", "stop", "rollback", "remove"])
+def test_each_server_that_fails_is_named_with_its_remedy(
+    closed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    result = run(verb, closed)
+    assert result.exit_code == 1
+    assert "connecting to server1 at 127.0.0.1 port" in result.output
+    assert "Write 'ssh: {address: server2}' at the server." in result.output
+    answer = json.loads(run(verb, closed, "--json", "--server", "server2").stdout)
+    assert (answer["lab"], answer["ok"]) == ("closed", False)
+    (told,) = answer["servers"]
+    assert (told["server"], told["ok"]) == ("server2", False)
+    assert "does not say where server2 answers SSH" in told.get("error", told.get("problem"))
+
+
+def test_logs_of_servers_that_do_not_answer(closed: str) -> None:
+    result = run("logs", closed, "--server", "server2")
+    assert result.exit_code == 1
+    assert "does not say where server2 answers SSH" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("status", "--server", "server9"), "no server 'server9': it has server1, server2"),
+        (("push", "--controller", "tor1"), "expected one of the servers to push to"),
+    ],
+)
+def test_servers_that_there_are_not(closed: str, arguments: tuple[str, ...], message: str) -> None:
+    verb, *rest = arguments
+    result = run(verb, closed, *rest)
+    assert isinstance(result.exception, BadInput)
+    assert message in result.exception.message
+
+
+def test_a_bundle_that_is_none_is_refused_before_anything_is_done(
+    closed: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "bundle"
+    file.write_text("no tar")
+    result = run("push", closed, "--bundle", str(file))
+    assert isinstance(result.exception, BadInput)
+    assert "reading the bundle" in result.exception.message
