@@ -6,6 +6,7 @@ import socket
 import ssl
 from typing import Any
 
+from patchlight.deploy.remote import ConnectionCut, Remote
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab, Server
 from patchlight.testbed.linux.credentials import Credentials, agent_name
@@ -21,25 +22,31 @@ class AgentDoesNotAnswer(PatchlightError):
 
 
 class AgentDoor:
-    """The agents of ``lab``, for who holds the controller's credentials."""
+    """The agents of ``lab``, for who holds the controller's credentials.
+
+    Each is called where the lab file says that it answers: from here, or from its own server where
+    SSH goes through a jump host.
+    """
 
     def __init__(self, lab: Lab, credentials: Credentials) -> None:
         self._lab, self._tls = lab.name, credentials.context(server=False)
 
-    def status(self, server: Server) -> dict[str, Any]:
+    def status(self, server: Server, remote: Remote) -> dict[str, Any]:
         """What an agent says of itself; ``AgentDoesNotAnswer``."""
-        return self._call(server, "GET", "/v1/status", _PATIENCE_S)
+        return self._call(server, remote, "GET", "/v1/status", _PATIENCE_S)
 
-    def drain(self, server: Server) -> None:
+    def drain(self, server: Server, remote: Remote) -> None:
         """Have an agent end its workers and take everything back; ``AgentDoesNotAnswer``."""
-        self._call(server, "POST", "/v1/drain", _DRAIN_PATIENCE_S)
+        self._call(server, remote, "POST", "/v1/drain", _DRAIN_PATIENCE_S)
 
-    def _call(self, server: Server, method: str, path: str, patience_s: float) -> dict[str, Any]:
+    def _call(
+        self, server: Server, remote: Remote, method: str, path: str, patience_s: float
+    ) -> dict[str, Any]:
         host, port = split_address(listening_at(server))
         name = agent_name(server.name, self._lab)
         try:
             with (
-                socket.create_connection((host, port), timeout=patience_s) as plain,
+                _connected(server, remote, host, port, patience_s) as plain,
                 self._tls.wrap_socket(plain, server_hostname=name) as tls,
             ):
                 connection = http.client.HTTPConnection(host, port)
@@ -47,7 +54,7 @@ class AgentDoor:
                 connection.request(method, path, headers={"Connection": "close"})
                 response = connection.getresponse()
                 answer: dict[str, Any] = json.loads(response.read())
-        except (OSError, ValueError, http.client.HTTPException) as error:
+        except (OSError, ValueError, http.client.HTTPException, ConnectionCut) as error:
             why = error.reason if isinstance(error, ssl.SSLError) else error
             raise AgentDoesNotAnswer(
                 f"the agent of {server.name} at {server.management} does not answer: "
@@ -59,6 +66,16 @@ class AgentDoor:
                 f"the agent of {server.name}: {answer.get('error')}", hint=answer.get("hint")
             )
         return answer
+
+
+def _connected(
+    server: Server, remote: Remote, host: str, port: int, patience_s: float
+) -> socket.socket:
+    if server.ssh.jump_host is None:
+        return socket.create_connection((host, port), timeout=patience_s)
+    way = remote.way_to(host, port)
+    way.settimeout(patience_s)
+    return way
 
 
 def listening_at(server: Server) -> str:

@@ -58,7 +58,7 @@ class Servers:
         agent = services.get("agent", {"running": False, "since": None, "restarts": 0})
         version, workers, problem = None, 0, ""
         try:
-            answer = self._door.status(server)
+            answer = self._door.status(server, remote)
             version, workers = answer["version"], _running(answer)
             gpus = [
                 f"GPU {gpu['name']}: {gpu['problem']}" for gpu in answer["gpus"] if gpu["problem"]
@@ -120,7 +120,7 @@ class Servers:
     ) -> None:
         """Have the agent end its workers; one that does not run is started for that."""
         try:
-            answer = self._door.status(server)
+            answer = self._door.status(server, remote)
         except AgentDoesNotAnswer:
             if not found["leases"]:
                 return  # it has nothing of the server's
@@ -132,7 +132,7 @@ class Servers:
                 f"{running} workers run on {server.name}",
                 hint="End their jobs first (patchlight job cancel), or give --end-workers.",
             )
-        self._door.drain(server)
+        self._door.drain(server, remote)
 
     def _begun(self, remote: Remote) -> Sequence[str]:
         """Be the only one who changes something; the roles that are set up there."""

@@ -161,7 +161,7 @@ def wait_until_it_answers(door: AgentDoor, server: Server, remote: Remote) -> di
     ends = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            return door.status(server)
+            return door.status(server, remote)
         except AgentDoesNotAnswer as error:
             state = remote.ask("state", role="agent")
             if state["restarts"] < _MOST_RESTARTS and time.monotonic() < ends:

@@ -4,6 +4,8 @@ import contextlib
 import functools
 import io
 import json
+import socket
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,6 +117,19 @@ class Remote:
                 yield line["text"]
             self._answer(json.dumps(line).encode())
 
+    def way_to(self, host: str, port: int) -> socket.socket:
+        """A connection to ``host:port`` as the server reaches it, through SSH."""
+        with self._cut("going through it"):
+            transport = self._channel.get_transport()
+            channel = transport.open_channel("direct-tcpip", (host, port), ("127.0.0.1", 0))
+        near, far = socket.socketpair()
+        for carry in (
+            lambda: _carry(channel.recv, far.sendall, far),
+            lambda: _carry(far.recv, channel.sendall, channel),
+        ):
+            threading.Thread(target=carry, name="way through SSH", daemon=True).start()
+        return near
+
     def _answer(self, line: bytes) -> Any:
         if not line:
             raise EOFError
@@ -142,6 +157,19 @@ class Remote:
                 + (f": {error}" if str(error) else ""),
                 hint="Run the command again: it goes on where it was.",
             ) from error
+
+
+def _carry(
+    take: Callable[[int], bytes],
+    give: Callable[[bytes], None],
+    end: socket.socket | paramiko.Channel,
+) -> None:
+    """Carry bytes one way until there are no more."""
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        while piece := take(1 << 16):
+            give(piece)
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        end.shutdown(socket.SHUT_WR)
 
 
 @functools.cache

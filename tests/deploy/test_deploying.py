@@ -12,33 +12,21 @@ from typing import Any
 
 import pytest
 
-from patchlight import EmulatedLab
 from patchlight.deploy.remote import Remote
 from patchlight.deploy.ssh import logged_in
 from patchlight.testbed.lab import Lab, Server
 from patchlight.testbed.labfile.writer import write_lab
 from tests.support.cut_line import line_that_breaks
-from tests.support.emulated_labs import TWO_TORS
 from tests.support.waiting import wait_until
 
 # A root file system that is not there yet is made first.
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
-NAME = f"d{os.getpid()}"
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the one who deploys keeps certificates and packed wheels."""
     return tmp_path_factory.mktemp("home")
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    path = tmp_path_factory.mktemp("lab") / "two-tors.yaml"
-    path.write_text(TWO_TORS)
-    options: dict[str, Any] = {"controller": False, "fabric": "bridge", "servers": "ssh"}
-    with EmulatedLab.from_file(path, 1000, name=NAME, **options) as emulated:
-        yield emulated.lab
 
 
 class Deployer:
@@ -48,11 +36,22 @@ class Deployer:
         self.lab = lab
         self._environment = {**os.environ, "XDG_DATA_HOME": str(home), "XDG_CACHE_HOME": str(home)}
 
-    def run(self, *words: str, lab: str = NAME) -> tuple[int, dict[str, dict[str, Any]]]:
+    def run(self, *words: str, lab: str | None = None) -> tuple[int, dict[str, dict[str, Any]]]:
         """A command's exit code, and what it says of each server."""
         verb, *options = words
+        if "--server" not in options:
+            options += [f"--server={server.name}" for server in self.lab.servers[:2]]
         done = subprocess.run(
-            [sys.executable, "-m", "patchlight", "deploy", verb, lab, "--json", *options],
+            [
+                sys.executable,
+                "-m",
+                "patchlight",
+                "deploy",
+                verb,
+                lab or self.lab.name,
+                "--json",
+                *options,
+            ],
             env=self._environment,
             capture_output=True,
             text=True,
@@ -113,8 +112,9 @@ ps -eo args= | grep -v -e '^sshd' -e '^sudo' -e '^ps ' -e '^grep' -e '^sh -e' -e
 """
 
 
-def test_deployed_changed_and_removed(lab: Lab, deploy: Deployer) -> None:
-    before = {server.name: on(server, EVERYTHING) for server in lab.servers}
+def test_deployed_changed_and_removed(lab: Lab, deploy: Deployer, tmp_path: Path) -> None:
+    one, two = pair = lab.servers[:2]
+    before = {server.name: on(server, EVERYTHING) for server in pair}
     first = deploy.all_well("push")
     assert {s["version"] for s in first.values()} == {"0.1.0"}
     assert all(s["changed"] and s["copied_bytes"] > 1_000_000 for s in first.values())
@@ -125,28 +125,32 @@ def test_deployed_changed_and_removed(lab: Lab, deploy: Deployer) -> None:
         (first["server1"]["release"], "")
     }
     # It keeps the key to itself.
-    for server in lab.servers:
+    for server in pair:
         assert "600 root" in on(
             server, f"stat -c '%a %U' /opt/patchlight/{lab.name}/configuration/agent-tls/key.pem"
         )
-    one, _ = lab.servers
     agent = f"cat /run/patchlight-services/{lab.name}/agent.child"
     killed = on(one, f"{agent}; kill -9 $({agent})")
     wait_until(lambda: on(one, agent) != killed, "it is started again")
     wait_until(lambda: deploy.run("status")[1]["server1"]["version"], "it answers again")
     assert deploy.all_well("status")["server1"]["restarts"] == 1
-    deploy.all_well("restart")
+    behind: dict[str, Any] = {
+        "jump": f"{one.ssh.user}@{one.ssh.address}:22",
+        "jump_host_key": one.ssh.host_key,
+    }
+    with deploy.changed(tmp_path, replace(two, ssh=replace(two.ssh, **behind))) as path:
+        assert deploy.run("restart", lab=path)[0] == 0
     deploy.all_well("stop", "--server", "server2")
     code, status = deploy.run("status")
     assert (code, status["server2"]["problem"]) == (1, "its agent does not run")
     assert all(s["removed"] for s in deploy.all_well("remove").values())
     assert not any(s["removed"] for s in deploy.all_well("remove").values())
-    for server in lab.servers:
+    for server in pair:
         assert on(server, EVERYTHING) == before[server.name]
 
 
 def test_a_push_that_was_cut_goes_on(lab: Lab, deploy: Deployer, tmp_path: Path) -> None:
-    first, _ = lab.servers
+    first = lab.servers[0]
     assert first.ssh.address is not None
     only = ("--server", "server1")
     with line_that_breaks(first.ssh.address, first.ssh.port, 12_000_000) as port:
@@ -169,7 +173,7 @@ def test_a_push_that_was_cut_goes_on(lab: Lab, deploy: Deployer, tmp_path: Path)
 def test_servers_that_fail_are_named_and_stop_no_other(
     lab: Lab, deploy: Deployer, tmp_path: Path
 ) -> None:
-    first, second = lab.servers
+    first, second, *_ = lab.servers
     on(first, "mount -t tmpfs -o size=4m full /opt")
     try:
         code, servers = deploy.run("push")
