@@ -1,4 +1,5 @@
 # make demo      the OFC 2022 experiment, end to end, on this machine
+# make lab-demo  servers with an sshd each: deploy to them, train, regroup, take it all away
 # make test      every check that CI runs
 # make coverage  the tests that need no root, and which lines they ran
 # make bench     the benchmarks; writes benchmarks.json
@@ -16,11 +17,15 @@ BENCH_ARGS ?=
 # The variable silences a notice about a successor of mkdocs.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-.PHONY: demo test coverage bench lint docs clean
+.PHONY: demo lab-demo test coverage bench lint docs clean
 
 demo:
 	@deploy/bootstrap.sh
 	@$(ROOT_RUN) deploy/with-docker-engine.sh $(BIN)/patchlight experiment ofc2022 $(DEMO_ARGS)
+
+lab-demo:
+	@deploy/bootstrap.sh
+	@$(ROOT_RUN) deploy/lab-demo.sh
 
 # Three processes: whole labs, what else needs root, and the rest, which all three share in the end.
 test: PYTEST_ARGS ?= --numprocesses=3

@@ -19,7 +19,7 @@ def main() -> int:
     add("--gpus", default="nvml", metavar="nvml|socket:DIR")
     add("--state", type=Path, required=True, metavar="DIR", help="where leases are kept")
     add("--image", default=DEFAULT_IMAGE, help="the container image of workers")
-    add("--token-file", type=Path, help="the token that clients must send")
+    add("--tls", type=Path, metavar="FOLDER", help="ca.pem, cert.pem and key.pem, for TCP")
     try:
         run_agent(Options(**vars(parser.parse_args())))
     except PatchlightError as exc:

@@ -1,6 +1,5 @@
 """The agent's HTTP API, version 1 (JSON)."""
 
-import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated
@@ -11,36 +10,43 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from patchlight.agents.errors import AgentError, Conflict
+from patchlight.agents.metrics import AgentMetrics
 from patchlight.agents.service import AgentService
 from patchlight.testbed import worker_api
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.linux.credentials import controller_name, prometheus_name
+from patchlight.testbed.linux.sockets import UNIX_CLIENT
 from patchlight.testbed.mistakes import joined, mistake_in_words
 
 _USUAL_LOG_BYTES, _MOST_LOG_BYTES = 64 * 1024, 1024 * 1024
 
 
-def make_app(service: AgentService, token: str | None = None) -> FastAPI:
-    """The API of ``service``; with a ``token``, every request has to carry it (Bearer)."""
+def make_app(service: AgentService, lab: str, metrics: AgentMetrics) -> FastAPI:
+    """The API of ``service``, for the controller of the lab, and its metrics for Prometheus.
+
+    Who asks is told by the connection: its Unix socket, or the name in its certificate.
+    """
+    everything, reader = {UNIX_CLIENT, controller_name(lab)}, prometheus_name(lab)
 
     @asynccontextmanager
     async def life(_app: FastAPI) -> AsyncIterator[None]:
         yield
         await service.close()
 
-    # No redirects, and no description of the API: neither asks for the token first.
+    # No redirects, and no description of the API: neither looks first at who asks.
     app = FastAPI(title="Patchlight agent", lifespan=life, openapi_url=None, redirect_slashes=False)
 
     @app.middleware("http")
-    async def check_token(
-        request: Request, answer: Callable[[Request], Awaitable[Response]]
-    ) -> Response:
-        given = request.headers.get("authorization", "").encode()
-        if token is None or hmac.compare_digest(given, f"Bearer {token}".encode()):
-            return await answer(request)
-        hint = "send it as 'Authorization: Bearer …'"
-        return JSONResponse({"error": "this agent asks for a token", "hint": hint}, 401)
+    async def admit(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        who = request.client.host if request.client else ""
+        if who in everything or (who == reader and request.url.path == "/metrics"):
+            return await metrics.count(request, answer)
+        words = f"a certificate for {who[:80]} opens nothing here"
+        hint = f"expected one for {controller_name(lab)}; or for {reader}, which opens /metrics"
+        return JSONResponse({"error": words, "hint": hint}, 403)
 
     app.include_router(_routes(service), prefix="/v1")
+    app.include_router(metrics.routes())
     app.add_exception_handler(PatchlightError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)

@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import fcntl
 import logging
+import multiprocessing
 import os
 import signal
 import socket
+import ssl
 import stat
 import sys
 from collections.abc import Iterator
@@ -17,12 +19,13 @@ from typing import Any
 from patchlight.agents.errors import AgentError
 from patchlight.agents.workers.contract import Runner
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Server
+from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.linux.credentials import Credentials, agent_name, read_credentials
 from patchlight.testbed.linux.private_folder import private_folder
 from patchlight.testbed.linux.sockets import bind_unix, listen, split_address
 
-_MAKE_TOKEN = "(umask 077; openssl rand -hex 32 > FILE)"
 DEFAULT_IMAGE = "patchlight-worker:latest"
+_log = logging.getLogger("patchlight.agent")
 
 
 def make_runner(choice: str, lab: str, server: str, image: str = DEFAULT_IMAGE) -> Runner:
@@ -62,7 +65,7 @@ class Options:
     gpus: str
     state: Path
     image: str
-    token_file: Path | None = None
+    tls: Path | None = None
 
 
 def run_agent(options: Options) -> None:
@@ -79,11 +82,12 @@ def run_agent(options: Options) -> None:
     server = lab.device(options.server)
     if not isinstance(server, Server):
         raise BadInput(f"{options.server} is not a server of lab {lab.name}")
-    token = read_token(options.token_file)
-    with _only_agent(options.state), open_listener(options.listen, token) as listener:
+    own = credentials_of(options.tls, server, lab) if options.tls else None
+    with _only_agent(options.state), open_listener(options.listen, own) as listener:
         # Imported late, so that a wrong option is answered at once.
         from patchlight.agents.api import make_app
         from patchlight.agents.gpus import gpu_backend
+        from patchlight.agents.metrics import AgentMetrics
         from patchlight.agents.run import make_runner
         from patchlight.agents.service import AgentService
 
@@ -95,9 +99,13 @@ def run_agent(options: Options) -> None:
             options.state,
         )
 
+        metrics = AgentMetrics(service, own.not_after.timestamp() if own else None)
+        logging.getLogger().addHandler(metrics.log_handler())
+        tls = own.context(server=True) if own else None
+
         async def serve() -> None:
             await service.open()
-            await _serve(make_app(service, token), listener)
+            await _serve(make_app(service, lab.name, metrics), listener, tls)
 
         try:
             asyncio.run(serve())
@@ -106,10 +114,10 @@ def run_agent(options: Options) -> None:
                 Path(options.listen.removeprefix("unix:")).unlink(missing_ok=True)
 
 
-async def _serve(app: Any, listener: socket.socket) -> None:
+async def _serve(app: Any, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
     from patchlight.testbed.linux.http_server import http_server
 
-    server = http_server(app, loop="asyncio", lifespan="on", timeout_graceful_shutdown=5)
+    server = http_server(app, tls=tls, loop="asyncio", lifespan="on", timeout_graceful_shutdown=5)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(
             number, lambda: setattr(server, "should_exit", True)
@@ -141,13 +149,19 @@ def _only_agent(state: Path) -> Iterator[None]:
         yield
 
 
-def open_listener(address: str, token: str | None) -> socket.socket:
+def open_listener(address: str, own: Credentials | None) -> socket.socket:
     """A bound socket for ``unix:PATH`` or ``host:port``.
 
-    ``BadInput`` for an address that is none, or for TCP without a token: on loopback too, every
-    user of the machine reaches it. ``PatchlightError`` if it is taken.
+    ``BadInput`` for an address that is none, for TCP without certificates (on loopback too, every
+    user of the machine reaches it), and for certificates where nobody would look at them.
+    ``PatchlightError`` if it is taken.
     """
     if address.startswith("unix:"):
+        if own is not None:
+            raise BadInput(
+                f"--tls is for TCP, and {address} is for this user alone",
+                hint="leave out --tls, or listen at host:port",
+            )
         return bind_unix(Path(address.removeprefix("unix:")), "agent")
     try:
         host, port = split_address(address)
@@ -156,35 +170,21 @@ def open_listener(address: str, token: str | None) -> socket.socket:
         raise BadInput(f"--listen {address!r}: expected unix:PATH or host:port") from exc
     except OSError as exc:
         raise BadInput(f"--listen {address}: {exc.strerror}") from exc
-    if token is None:
+    if own is None:
         raise BadInput(
-            f"listening at {address} needs a token: whoever reaches it can run workers as root",
-            hint=f"give --token-file FILE, made with {_MAKE_TOKEN}; or listen at unix:PATH, which "
-            "is for this user alone",
+            f"listening at {address} needs certificates: whoever reaches it can run workers as "
+            "root",
+            hint="give --tls FOLDER, made with 'patchlight deploy certificates LAB --output DIR'; "
+            "or listen at unix:PATH, which is for this user alone",
         )
     return listen(f"{resolved}:{port}")
 
 
-def read_token(path: Path | None) -> str | None:
-    """The token in the file, without white space around it.
-
-    ``BadInput`` if it is short, or if other users may read it.
-    """
-    if path is None:
-        return None
-    try:
-        token = path.read_text(encoding="utf-8").strip()
-        mode = stat.S_IMODE(path.stat().st_mode)
-    except OSError as exc:
-        raise BadInput(f"reading the token {path}: {exc.strerror}") from exc
-    if mode & 0o077:
-        raise BadInput(
-            f"other users may read or change the token in {path} (mode {mode:04o})",
-            hint=f"chmod 600 {path}; and make a new one if somebody may have seen it",
-        )
-    if len(token) < 16:
-        raise BadInput(
-            f"the token in {path} is too short: expected at least 16 characters",
-            hint=f"make one: {_MAKE_TOKEN}",
-        )
-    return token
+def credentials_of(folder: Path, server: Server, lab: Lab) -> Credentials:
+    """The certificate of the agent of ``server``; ``BadInput`` if the folder has none for it."""
+    # In a process of its own: what reads certificates would take 10 MiB of an agent for good.
+    with multiprocessing.get_context("fork").Pool(1) as elsewhere:
+        found = elsewhere.apply(read_credentials, (folder,))
+    found.check(agent_name(server.name, lab.name))
+    _log.info("certificate for %s, until %s", found.name, f"{found.not_after:%Y-%m-%d}")
+    return found

@@ -22,6 +22,7 @@ from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab import Gpu, Lab, Nic, Server
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.worker_api import (
+    API_VERSION,
     AgentStatus,
     GpuStatus,
     LogPart,
@@ -37,7 +38,7 @@ MOST_ENDED = 200
 
 _LOOK_S = 1.0
 # Read from the disk and parsed each time; an agent is asked for its status every second.
-_VERSION = version("patchlight")
+VERSION = version("patchlight")
 _log = logging.getLogger("patchlight.agent")
 
 
@@ -49,6 +50,8 @@ class AgentService:
     ) -> None:
         self._server = server
         self._runner, self._gpus = runner, gpus
+        self.seen_at: dict[tuple[str, str], float] = {}
+        """When a GPU or NIC (kind, name) was last seen to be well, on the monotonic clock."""
         self._book = LeaseBook(state / "leases")
         home = namespaces.process_namespace()
         self._site = Site(lab, server, runner, gpus, self._book, home, state / "workers")
@@ -205,14 +208,38 @@ class AgentService:
 
     async def status(self) -> AgentStatus:
         """The whole server."""
-        return AgentStatus(
+        status = AgentStatus(
             server=self._server.name,
-            version=_VERSION,
+            version=VERSION,
+            api=API_VERSION,
             runner=self._runner.name,
             gpus=list(await asyncio.gather(*map(self._gpu_status, self._server.gpus))),
             nics=await asyncio.to_thread(lambda: [*map(self._nic_status, self._server.nics)]),
-            workers=[worker.status() for worker in self._workers.values()],
+            workers=self.workers(),
         )
+        now = time.monotonic()
+        self.seen_at |= {("gpu", gpu.name): now for gpu in status.gpus if not gpu.problem}
+        self.seen_at |= {("nic", nic.name): now for nic in status.nics if not nic.problem}
+        return status
+
+    @property
+    def server(self) -> str:
+        """Which server's agent this is."""
+        return self._server.name
+
+    @property
+    def worker_kind(self) -> str:
+        """What a worker is: a container, a process."""
+        return self._runner.name
+
+    def workers(self) -> list[WorkerStatus]:
+        """What is known of each worker."""
+        return [worker.status() for worker in self._workers.values()]
+
+    def leases(self) -> dict[str, int]:
+        """How many GPUs and NICs workers have."""
+        holding = [worker.spec for worker in self._workers.values() if not worker.tenancy.is_over]
+        return {"gpu": sum(spec.gpu is not None for spec in holding), "nic": len(holding)}
 
     async def _gpu_status(self, gpu: Gpu) -> GpuStatus:
         worker = self._holder(gpu=gpu.name)

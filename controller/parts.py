@@ -3,10 +3,11 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from patchlight.controller.agent_client import VERSION
+from patchlight.controller.agent_tls import AgentTls
 from patchlight.controller.background import Background
 from patchlight.controller.changes.device_watch import DeviceWatch
 from patchlight.controller.changes.parts import CircuitParts
@@ -37,9 +38,10 @@ class Settings:
     """What the controller is told beside the lab file.
 
     ``openflow_netns`` is the network namespace that the OpenFlow speaker listens in (a path;
-    ``None``: the controller's own). ``token`` opens agents that listen on TCP. More power than
-    ``power_ceiling_dbm`` is not switched; ``tolerances`` say how much may be missing.
-    ``policies`` go before those of the lab file. ``lab_file`` is where the lab was read.
+    ``None``: the controller's own). ``tls`` is the folder with its certificate, for agents that
+    listen on TCP. More power than ``power_ceiling_dbm`` is not switched; ``tolerances`` say how
+    much may be missing. ``policies`` go before those of the lab file. ``lab_file`` is where the
+    lab was read.
     """
 
     state_dir: Path
@@ -48,7 +50,7 @@ class Settings:
     openflow_netns: Path | None = None
     engine: str | None = None
     ryu_apps: Sequence[str] = ()
-    token: str | None = None
+    tls: Path | None = None
     power_ceiling_dbm: float = POWER_CEILING_DBM
     tolerances: Tolerances = DEFAULT_TOLERANCES
     policies: PolicyChoice = NOTHING_SAID
@@ -61,9 +63,10 @@ class Controller:
     def __init__(self, lab: Lab, settings: Settings) -> None:
         self.lab, self.settings = lab, settings
         self.identity = LabIdentity.of(lab, settings.lab_file)
+        tls = AgentTls(lab.name, settings.tls) if settings.tls else None
         self.store = open_store(settings.state_dir)
         self.background = Background(self._on_part_fault)
-        self.fleet = Fleet(lab, settings.token)
+        self.fleet = Fleet(lab, tls)
         self.drivers: dict[str, CircuitDriver] = {
             switch.name: open_driver(switch, password_of(switch)) for switch in lab.circuit_switches
         }
@@ -107,7 +110,7 @@ class Controller:
         """Who is there and who is not."""
         return {
             "lab": self.lab.name,
-            "version": version("patchlight"),
+            "version": VERSION,
             "engine": self.speaker.info.get("engine"),
             "policies": self.scheduler.policies.words,
             "policy_faults": [
@@ -129,16 +132,8 @@ class Controller:
             ],
             "unknown_switch_connections": self.unknown_switches.connections,
             "circuit_switches": self.circuits.devices.status(),
-            "agents": [
-                {"server": s, "reachable": r, "problems": self._problems_of(s)}
-                for s, r in self.fleet.reachable.items()
-            ],
+            "agents": self.fleet.status(),
         }
-
-    def _problems_of(self, server: str) -> list[str]:
-        faults = self.fleet.faults().words
-        hosts = [host.name for host in self.lab.hosts if host.server.name == server]
-        return [faults[host] for host in hosts if host in faults]
 
     def on_event(self, event: dict[str, Any]) -> None:
         """Hear what the OpenFlow speaker reports."""

@@ -1,112 +1,225 @@
-"""What a server tells of itself over SSH: one small shell script, read with care."""
+"""What a server tells of itself: the lines that ``facts.sh`` prints, read with care."""
 
-import time
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-
-import paramiko
-
-from patchlight.testbed.errors import PatchlightError
-
-_PATIENCE_S = 60.0
-_MOST_BYTES, _LONGEST_LINE = 1 << 20, 1 << 10
-# The time comes first: it is compared with ours at both ends of the wait for it.
-_SCRIPT = r"""
-echo "time $(date +%s.%N)"
-if refusal=$(sudo -n true 2>&1); then echo "sudo yes"; else echo "sudo no $refusal" | head -n 1; fi
-if command -v python3 >/dev/null; then
-    echo "python $(python3 -c '
-import sys
-try:
-    import ensurepip, venv
-except ImportError:
-    ensurepip = None
-print(".".join(map(str, sys.version_info[:3])), "venv" if ensurepip else "-")
-')"
-fi
-echo "disk $(df -Pk /opt | tail -n 1)"
-for nic in /sys/class/net/*; do
-    driver=$(readlink -f "$nic/device/driver") && driver=${driver##*/} || driver=-
-    speed=$(cat "$nic/speed" 2>/dev/null) || speed=-1
-    echo "nic ${nic##*/} $driver $(cat "$nic/mtu") ${speed:--1}"
-done
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class NicFacts:
-    """An interface of a server; no ``driver`` is a virtual one, whose rate says nothing."""
+    """An interface of a server; no ``driver`` is a virtual one, whose rate says nothing.
+
+    ``pci`` is the address of its card, and ``port`` its port on it, from 1.
+    """
 
     driver: str | None
     mtu: int
     rate_bps: int | None
+    pci: str | None = None
+    port: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PciFacts:
+    """A network card or GPU on the PCI bus.
+
+    ``path`` are the bridges that it hangs on, the outermost first, and itself; ``numa`` is
+    ``None`` where the server does not say.
+    """
+
+    vendor: int
+    class_code: int
+    driver: str | None
+    numa: int | None
+    path: tuple[str, ...]
+
+    @property
+    def is_nvidia_gpu(self) -> bool:
+        """Whether it is one that computes (some show no picture)."""
+        return self.vendor == 0x10DE and self.class_code >> 16 == 0x03
+
+    @property
+    def is_network_card(self) -> bool:
+        """Whether it is an Ethernet or InfiniBand card."""
+        return self.class_code >> 16 == 0x02
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaFacts:
+    """A port of an RDMA device: of the card ``pci``, or in software on the interface ``parent``."""
+
+    name: str
+    port: int
+    state: str
+    link_layer: str
+    pci: str | None
+    parent: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """A GPU as NVIDIA's driver shows it."""
+
+    uuid: str
+    model: str
+    pci: str
+
+
+@dataclass(frozen=True, slots=True)
+class DockerFacts:
+    """What answers at the Docker engine's place, ``url``.
+
+    ``answers`` is ``None`` where it could not be tried; ``said`` is why it does not answer.
+    ``runtimes`` and ``devices`` are those that containers may have; empty where it does not say.
+    """
+
+    url: str
+    answers: bool | None
+    api: str = ""
+    said: str = ""
+    runtimes: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a server has.
+    """What a server has, as who looked (``user``) sees it.
 
     ``clock_offset_s``: by how much its clock is ahead of ours, give or take
     ``clock_uncertainty_s``. ``sudo_refusal`` is what ``sudo`` said, ``None`` where it works.
     ``python`` is a version, with ``has_venv`` if it can make virtual environments; ``free_bytes``
-    are those of ``/opt``.
+    are those of ``/opt``; ``systemd`` its version. ``pci`` and ``nics`` are by address and name;
+    ``modules`` says of a kernel module whether it is ``loaded``, ``there`` or ``absent``.
+    ``driver`` is the version of NVIDIA's, ``smi_refusal`` what ``nvidia-smi`` said instead of
+    naming GPUs, ``toolkit`` the version of the container toolkit, ``cdi`` the files that tell
+    engines of NVIDIA's GPUs.
     """
 
     clock_offset_s: float
     clock_uncertainty_s: float
+    user: str = ""
     sudo_refusal: str | None = None
     python: tuple[int, ...] | None = None
     has_venv: bool = False
     free_bytes: int | None = None
+    systemd: str | None = None
     nics: Mapping[str, NicFacts] = field(default_factory=dict)
+    pci: Mapping[str, PciFacts] = field(default_factory=dict)
+    rdma: tuple[RdmaFacts, ...] = ()
+    modules: Mapping[str, str] = field(default_factory=dict)
+    driver: str | None = None
+    gpus: tuple[GpuFacts, ...] = ()
+    smi_refusal: str | None = None
+    toolkit: str | None = None
+    cdi: tuple[str, ...] = ()
+    docker: DockerFacts | None = None
 
 
-def read_facts(client: paramiko.SSHClient, name: str) -> ServerFacts:
-    """Ask a server over an open connection; ``PatchlightError`` if it does not answer."""
-    try:
-        script, output, _ = client.exec_command("sh -s", timeout=_PATIENCE_S)
-        began = time.time()
-        script.write(_SCRIPT)
-        script.channel.shutdown_write()
-        first = output.readline(_LONGEST_LINE)
-        ended = time.time()
-        rest = output.read(_MOST_BYTES).decode(errors="replace")
-        return parse_facts([first, *rest.splitlines()], began, ended)
-    except (OSError, ValueError, IndexError, paramiko.SSHException) as error:
-        raise PatchlightError(
-            f"asking {name} what it has: {error or type(error).__name__}",
-            hint="Log in by hand, and see whether commands run there.",
-        ) from error
+class NoFacts(ValueError):
+    """What a server printed is not what was looked for."""
 
 
 def parse_facts(lines: Iterable[str], began: float, ended: float) -> ServerFacts:
     """The script's output; ``began`` and ``ended`` are our clock around its first line.
 
-    ``ValueError`` or ``IndexError`` where it is something else.
+    ``NoFacts`` where it is something else.
     """
-    nics: dict[str, NicFacts] = {}
-    found: dict[str, list[str]] = {}
+    told: dict[str, list[str]] = {}
     for line in lines:
-        words = line.split()
-        if words[:1] == ["nic"]:
-            name, driver, mtu, mbps = words[1:5]
-            known = int(mbps) > 0 and driver != "-"
-            nics[name] = NicFacts(
-                None if driver == "-" else driver, int(mtu), int(mbps) * 10**6 if known else None
-            )
-        elif words:
-            found.setdefault(words[0], words[1:])
-    sudo, python, disk = (found.get(key, []) for key in ("sudo", "python", "disk"))
+        key, _, rest = line.strip().partition(" ")
+        told.setdefault(key, []).append(rest)
+    try:
+        return _facts(told, began, ended)
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
+        shown = repr(error) if "time" in told else "it does not begin with the time"
+        raise NoFacts(f"what it answers is not what was expected: {shown}") from error
+
+
+def _facts(told: Mapping[str, list[str]], began: float, ended: float) -> ServerFacts:
+    def one(key: str) -> str | None:
+        return told.get(key, [""])[0].strip() or None
+
+    python, disk = (one(key) or "" for key in ("python", "disk"))
+    version, _, venv = python.partition(" ")
     return ServerFacts(
-        clock_offset_s=float(found["time"][0]) - (began + ended) / 2 if "time" in found else _no(),
+        clock_offset_s=float(told["time"][0]) - (began + ended) / 2,
         clock_uncertainty_s=(ended - began) / 2,
-        sudo_refusal=None if sudo[:1] == ["yes"] else " ".join(sudo[1:]) or "there is no sudo",
-        python=tuple(map(int, python[0].split("."))) if python else None,
-        has_venv=python[1:] == ["venv"],
-        free_bytes=int(disk[3]) * 1024 if len(disk) > 3 else None,
-        nics=nics,
+        user=one("user") or "",
+        python=tuple(map(int, version.split("."))) if version else None,
+        has_venv=venv == "venv",
+        free_bytes=int(disk.split()[3]) * 1024 if len(disk.split()) > 3 else None,
+        systemd=one("systemd") or ("systemd" in told and "?") or None,
+        nics={name: _nic(values) for name, values in _named(told, "nic")},
+        pci={name: _pci(values) for name, values in _named(told, "pci")},
+        rdma=tuple(_rdma(name, values) for name, values in _named(told, "rdma")),
+        modules={words[0]: words[1] for words in map(str.split, told.get("module", []))},
+        driver=one("nvidia"),
+        gpus=tuple(_gpu(line) for line in told.get("gpu", [])),
+        smi_refusal=one("smi"),
+        toolkit=one("toolkit"),
+        cdi=tuple(
+            spec[1] for spec in (line.split(" ", 1) for line in told.get("cdi", [])) if spec[0]
+        ),
+        docker=_docker(json.loads(told["docker"][0])) if "docker" in told else None,
     )
 
 
-def _no() -> float:
-    raise ValueError("what it answers is not what was expected")
+def _named(
+    told: Mapping[str, list[str]], key: str
+) -> Iterator[tuple[str, Mapping[str, str | None]]]:
+    """Lines of a name and ``key=value``; ``-`` is no value."""
+    for line in told.get(key, []):
+        name, *pairs = line.split()
+        values = dict(pair.split("=", 1) for pair in pairs)
+        yield name, {key: None if value == "-" else value for key, value in values.items()}
+
+
+def _nic(values: Mapping[str, str | None]) -> NicFacts:
+    driver, mbps = values["driver"], int(values["speed"] or -1)
+    return NicFacts(
+        driver=driver,
+        mtu=int(values["mtu"] or 0),
+        rate_bps=mbps * 10**6 if mbps > 0 and driver is not None else None,
+        pci=values["pci"],
+        port=int(values["port"] or 0) + 1,
+    )
+
+
+def _pci(values: Mapping[str, str | None]) -> PciFacts:
+    numa = int(values["numa"] or -1)
+    return PciFacts(
+        vendor=int(values["vendor"] or "0", 16),
+        class_code=int(values["class"] or "0", 16),
+        driver=values["driver"],
+        numa=numa if numa >= 0 else None,
+        path=tuple((values["path"] or "").split("/")),
+    )
+
+
+def _rdma(name: str, values: Mapping[str, str | None]) -> RdmaFacts:
+    state, link_layer = values["state"] or "unknown", values["link"] or "unknown"
+    number = int(values["port"] or 1)
+    return RdmaFacts(name, number, state, link_layer, values["pci"], values["parent"])
+
+
+def _gpu(line: str) -> GpuFacts:
+    uuid, pci, model = (part.strip() for part in line.split(",", 2))
+    domain, rest = pci.split(":", 1)
+    # NVIDIA writes a domain of eight digits and capitals, the kernel one of four.
+    return GpuFacts(uuid, model, f"{int(domain, 16):04x}:{rest.lower()}")
+
+
+def _docker(told: Mapping[str, object]) -> DockerFacts:
+    def words(key: str) -> tuple[str, ...]:
+        found = told.get(key) or []
+        return tuple(map(str, found)) if isinstance(found, list) else ()
+
+    answers = told.get("answers")
+    return DockerFacts(
+        url=str(told.get("url", "")),
+        answers=answers if isinstance(answers, bool) else None,
+        api=str(told.get("api", "")),
+        said=str(told.get("said", "")),
+        runtimes=words("runtimes"),
+        devices=words("devices"),
+    )

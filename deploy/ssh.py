@@ -1,18 +1,24 @@
 """SSH to the servers of a lab; no host key is accepted that nobody vouched for."""
 
+import base64
 import logging
+import socket
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import paramiko
+from paramiko.pkey import UnknownKeyType
 
+from patchlight.deploy.host_keys import KnownHosts, OnlyVouchedFor, known_name, other_key
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Server
 from patchlight.testbed.linux.sockets import split_address
 
 _PATIENCE_S = 15.0
-_SYSTEM_KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
 # What goes wrong is in our errors; paramiko would tell it with a traceback once more.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
@@ -21,12 +27,16 @@ class Unreachable(PatchlightError):
     """No SSH server answers where the lab file says that one does."""
 
 
-class HostKeyRefused(PatchlightError):
-    """The server's host key is another than the one that is known, or none is known."""
-
-
 class LoginRefused(PatchlightError):
-    """The server let nobody in with the keys that there are."""
+    """The server let nobody in with the keys and passwords that there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passwords:
+    """What users type and no file of a lab has: the password to log in with, and that of sudo."""
+
+    login: str | None = field(default=None, repr=False)
+    sudo: str | None = field(default=None, repr=False)
 
 
 def ssh_place(server: Server) -> tuple[str, int]:
@@ -41,87 +51,237 @@ def ssh_place(server: Server) -> tuple[str, int]:
     return split_address(server.management)[0], server.ssh.port
 
 
-@contextmanager
-def logged_in(server: Server) -> Iterator[paramiko.SSHClient]:
-    """A connection to a server, as the lab file has it; what it leaves out is the user's own.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A host to log in to: a server, or the host before it.
 
-    Raises ``Unreachable``, ``HostKeyRefused`` or ``LoginRefused``.
+    ``name`` is what messages call it; ``host_key`` is the fingerprint that the lab file has.
+    ``is_server`` is false of the host before a server.
     """
-    host, port = ssh_place(server)
-    identity = server.ssh.identity
-    if identity is not None:
-        _check_readable(Path(identity).expanduser(), server)
-    with paramiko.SSHClient() as client:
-        if server.ssh.host_key is None:
-            client.load_system_host_keys()
-            with suppress(FileNotFoundError):
-                client.load_system_host_keys(str(_SYSTEM_KNOWN_HOSTS))
-        client.set_missing_host_key_policy(_OnlyKnown(server))
+
+    name: str
+    host: str
+    port: int
+    user: str | None
+    identity: str | None
+    host_key: str | None
+    is_server: bool = True
+
+    @classmethod
+    def of(cls, server: Server) -> "Place":
+        """A server itself; ``Unreachable`` where the lab file names no host."""
+        ssh = server.ssh
+        return cls(server.name, *ssh_place(server), ssh.user, ssh.identity, ssh.host_key)
+
+    @classmethod
+    def before(cls, server: Server) -> "Place | None":
+        """The host that connections to a server go through, if there is one."""
+        ssh, jump = server.ssh, server.ssh.jump_host
+        if jump is None:
+            return None
+        user = jump.user or ssh.user
+        name = f"jump host {jump.host}"
+        return cls(name, jump.host, jump.port, user, ssh.identity, ssh.jump_host_key, False)
+
+
+class Connections:
+    """Connections to the servers of a lab. Those through one jump host share one to it.
+
+    A context manager: at its end the connections to jump hosts are closed.
+    """
+
+    def __init__(self, passwords: Passwords | None = None) -> None:
+        self.passwords = passwords or Passwords()
+        self._known = KnownHosts.read()
+        self._jumps: dict[Place, paramiko.Transport | PatchlightError] = {}
+        self._lock, self._open = threading.Lock(), ExitStack()
+
+    def __enter__(self) -> "Connections":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    @contextmanager
+    def to(self, server: Server) -> Iterator[paramiko.SSHClient]:
+        """A connection to a server, as the lab file has it; what it leaves out is the user's own.
+
+        May be called by many threads at once. Raises ``Unreachable``, ``HostKeyRefused`` or
+        ``LoginRefused``.
+        """
+        place = Place.of(server)
+        with paramiko.SSHClient() as client:
+            self._connect(client, place, self.passwords.login, self.channel(server))
+            yield client
+
+    def channel(self, server: Server) -> paramiko.Channel | None:
+        """A way to a server's SSH port through its jump host; ``None`` if it has none.
+
+        Raises as ``to`` does.
+        """
+        place, before = Place.of(server), Place.before(server)
+        if before is None:
+            return None
+        transport = self._jump(before)
         try:
-            client.connect(
-                host,
-                port,
-                server.ssh.user,
-                key_filename=identity and str(Path(identity).expanduser()),
-                allow_agent=identity is None,
-                look_for_keys=identity is None,
-                timeout=_PATIENCE_S,
-                banner_timeout=_PATIENCE_S,
-                auth_timeout=_PATIENCE_S,
-            )
-        except paramiko.BadHostKeyException as error:
-            raise _other_key(server, error.key, "the one in known_hosts") from error
-        except paramiko.AuthenticationException as error:
-            raise LoginRefused(
-                f"logging in to {server.name} as {server.ssh.user or 'yourself'}: {error}",
-                hint="Give user and identity under 'ssh' of the server in the lab file, and put "
-                "the public key into the user's ~/.ssh/authorized_keys there.",
-            ) from error
+            target = (place.host, place.port)
+            nowhere = ("127.0.0.1", 0)
+            return transport.open_channel("direct-tcpip", target, nowhere, timeout=_PATIENCE_S)
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise Unreachable(
-                f"connecting to {server.name} at {host} port {port}: {error or 'it hung up'}",
-                hint="Is the server on, its sshd running, and the address in the lab file right?",
+                f"connecting to {place.name} at {place.host} port {place.port} through "
+                f"{before.name}: {error or 'it hung up'}",
+                hint="Is the server on, its sshd running, and the address in the lab file right as "
+                "the jump host sees it? Does its sshd allow to go through (AllowTcpForwarding)?",
             ) from error
+
+    def known_keys(self, place: Place) -> list[paramiko.PKey]:
+        """What ``known_hosts`` has of a host."""
+        return self._known.of(place.host, place.port)
+
+    def shown_key(self, place: Place, server: Server | None = None) -> paramiko.PKey:
+        """The host key that a host shows, whoever has vouched for it; nobody logs in there.
+
+        With ``server``, whose place it is, through that one's jump host. Raises as ``to`` does.
+        """
+        try:
+            sock = (server and self.channel(server)) or socket.create_connection(
+                (place.host, place.port), _PATIENCE_S
+            )
+            with paramiko.Transport(sock) as transport:
+                transport.banner_timeout = _PATIENCE_S
+                # Of several keys, the one of a kind that is known: as when it is logged in to.
+                options, kinds = transport.get_security_options(), self._known_kinds(place)
+                options.key_types = sorted(options.key_types, key=lambda kind: kind not in kinds)
+                transport.start_client(timeout=_PATIENCE_S)
+                return transport.get_remote_server_key()
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise _unreachable(place, error) from error
+
+    def _known_kinds(self, place: Place) -> set[str]:
+        names = {key.get_name() for key in self.known_keys(place)[:1]}
+        return names | ({"rsa-sha2-512", "rsa-sha2-256"} if "ssh-rsa" in names else set())
+
+    def _jump(self, place: Place) -> paramiko.Transport:
+        with self._lock:
+            if place not in self._jumps:
+                client = self._open.enter_context(paramiko.SSHClient())
+                try:
+                    # Keys alone: the password is the servers', and this host is none of them.
+                    self._connect(client, place, None, None)
+                    transport = client.get_transport()
+                    assert transport is not None
+                    self._jumps[place] = transport
+                except PatchlightError as error:
+                    # Whoever comes next need not wait for the same again.
+                    self._jumps[place] = error
+            known = self._jumps[place]
+        if isinstance(known, PatchlightError):
+            raise known
+        return known
+
+    def _connect(
+        self,
+        client: paramiko.SSHClient,
+        place: Place,
+        password: str | None,
+        sock: paramiko.Channel | None,
+    ) -> None:
+        if place.host_key is None:
+            for key in self.known_keys(place):
+                name = known_name(place.host, place.port)
+                client.get_host_keys().add(name, key.get_name(), key)
+        client.set_missing_host_key_policy(OnlyVouchedFor(place.name, place.host_key, self._known))
+        try:
+            with _own_keys(place) as keys:
+                client.connect(
+                    place.host,
+                    place.port,
+                    place.user,
+                    password,
+                    sock=sock,
+                    timeout=_PATIENCE_S,
+                    banner_timeout=_PATIENCE_S,
+                    auth_timeout=_PATIENCE_S,
+                    **keys,
+                )
+        except paramiko.BadHostKeyException as error:
+            raise other_key(place.name, error.key, "the one in known_hosts") from error
+        except paramiko.AuthenticationException as error:
+            raise _refused(place, error, may_ask=password is None and place.is_server) from error
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            transport = client.get_transport()
+            if transport is not None and transport.is_active():
+                raise _refused(
+                    place, error, may_ask=password is None and place.is_server
+                ) from error
+            raise _unreachable(place, error) from error
+
+
+@contextmanager
+def logged_in(server: Server, passwords: Passwords | None = None) -> Iterator[paramiko.SSHClient]:
+    """A connection to one server; see ``Connections.to``."""
+    with Connections(passwords) as connections, connections.to(server) as client:
         yield client
 
 
-def _check_readable(identity: Path, server: Server) -> None:
-    try:
-        identity.open("rb").close()
-    except OSError as error:
-        raise LoginRefused(
-            f"reading the key {identity} for {server.name}: {error.strerror}",
-            hint="Run the command as who owns the key (with sudo, for an emulated lab), or name "
-            "another one as 'identity' in the lab file.",
-        ) from error
-
-
-class _OnlyKnown(paramiko.MissingHostKeyPolicy):
-    """Takes the key with the lab file's fingerprint, and no other that is not in known_hosts."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-
-    def missing_host_key(
-        self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
-    ) -> None:
-        expected = self._server.ssh.host_key
-        if expected is None:
-            raise HostKeyRefused(
-                f"nobody has vouched for the {_described(key)} of {self._server.name}",
-                hint="Compare it with what 'ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub' "
-                "prints at the server, and write it as 'host_key' into the lab file.",
-            )
-        if key.fingerprint != expected:
-            raise _other_key(self._server, key, f"{expected} of the lab file")
-
-
-def _other_key(server: Server, key: paramiko.PKey, expected: str) -> HostKeyRefused:
-    return HostKeyRefused(
-        f"{server.name} shows the {_described(key)} and not {expected}",
-        hint="Was the server installed anew? If not, somebody stands between: do not go on.",
+def _unreachable(place: Place, error: Exception) -> Unreachable:
+    return Unreachable(
+        f"connecting to {place.name} at {place.host} port {place.port}: {error or 'it hung up'}",
+        hint="Is the server on, its sshd running, and the address in the lab file right?",
     )
 
 
-def _described(key: paramiko.PKey) -> str:
-    return f"host key {key.fingerprint} ({key.get_name()})"
+def _refused(place: Place, error: Exception, *, may_ask: bool) -> LoginRefused:
+    hint = (
+        "Give user and identity under 'ssh' of the server in the lab file, and put "
+        "the public key into the user's ~/.ssh/authorized_keys there."
+    )
+    if may_ask and "password" in getattr(error, "allowed_types", ["password"]):
+        hint += " Or give its password: --ask-password."
+    return LoginRefused(
+        f"logging in to {place.name} as {place.user or 'yourself'}: {error}", hint=hint
+    )
+
+
+@contextmanager
+def _own_keys(place: Place) -> Iterator[dict[str, Any]]:
+    """The keys to log in with, as arguments of ``connect``: those named, or whatever there is."""
+    if place.identity is None:
+        yield {"allow_agent": True, "look_for_keys": True}
+        return
+    alone = {"allow_agent": False, "look_for_keys": False}
+    identity = Path(place.identity).expanduser()
+    agent = paramiko.Agent()
+    try:
+        public = _public_part(identity)
+        held = next((key for key in agent.get_keys() if key.asbytes() == public), None)
+        yield {**alone, "pkey": held or _private_key(identity, place)}
+    finally:
+        agent.close()
+
+
+def _public_part(identity: Path) -> bytes | None:
+    """The public key that lies beside a private one."""
+    try:
+        text = identity.with_name(f"{identity.name}.pub").read_text(encoding="utf-8")
+        return base64.b64decode(text.split()[1], validate=True)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _private_key(identity: Path, place: Place) -> paramiko.PKey:
+    def failed(reason: str, hint: str) -> LoginRefused:
+        return LoginRefused(f"reading the key {identity} for {place.name}: {reason}", hint=hint)
+
+    other = "name another one as 'identity' in the lab file."
+    try:
+        return paramiko.PKey.from_path(identity)
+    except OSError as error:
+        hint = "Run the command as who owns the key (with sudo, for an emulated lab), or "
+        raise failed(error.strerror or str(error), hint + other) from error
+    except (TypeError, paramiko.PasswordRequiredException) as error:
+        hint = f"Have your SSH agent hold it, with {identity}.pub beside it: ssh-add {identity}"
+        raise failed("it has a passphrase", hint) from error
+    except (ValueError, paramiko.SSHException, UnknownKeyType) as error:
+        raise failed("it is no private key", f"Make one with ssh-keygen, or {other}") from error

@@ -236,11 +236,22 @@ class NicStatus(BaseModel):
     carrier: bool = True
 
 
+API_VERSION = 1
+"""Grows when controllers and agents that differ in it do not understand each other any more.
+
+What may be left out, or be passed over, is no reason: then only ``version`` differs.
+"""
+
+
 class AgentStatus(BaseModel):
-    """The server as its agent sees it."""
+    """The server as its agent sees it. ``version`` is Patchlight's, ``api`` that of these models.
+
+    These three can be asked for and read in all versions.
+    """
 
     server: str
     version: str
+    api: int = 1
     runner: str
     gpus: list[GpuStatus]
     nics: list[NicStatus]

@@ -11,12 +11,12 @@ from annotated_types import Ge, Le
 from fastapi import APIRouter, Response
 from pydantic_core import to_json
 
+from patchlight.controller.agent_client import NotOnServer
 from patchlight.controller.api import models
 from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import UNKNOWN, is_keeper
 from patchlight.controller.api.circuits import Caller
 from patchlight.controller.changes.record import Refused
-from patchlight.controller.fleet import NotOnServer
 from patchlight.controller.jobs.live_light import record_of
 from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.errors import BadInput

@@ -36,7 +36,7 @@ class JobOutputs:
         await asyncio.gather(*(self._fetch(job.id, worker) for worker in job.workers))
 
     async def _fetch(self, job_id: str, worker: Worker) -> None:
-        if worker.silent_since is not None:
+        if worker.is_silent:
             return
         try:
             async with asyncio.timeout(_PATIENCE_S):

@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any
 
-from patchlight.controller.fleet import AgentClient, AgentError, AgentSilent, Fleet
+from patchlight.controller.agent_client import AgentClient, AgentError, AgentSilent
+from patchlight.controller.fleet import Fleet
+from patchlight.controller.heartbeats import Heartbeat, Presence
 from patchlight.controller.jobs.worker_specs import JobFailed, worker_specs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec
@@ -21,8 +23,6 @@ _LAST_HOLD_S = 30.0
 # So long after a worker that lost a neighbour, the neighbour's own end may be told.
 _BLAME_S = 5.0
 _LOST_RANK = re.compile(r"lost rank (\d+) ")
-# So long an agent may be silent, restarted maybe, before its workers count as lost.
-LOST_AFTER_S = 60.0
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Worker:
     status: WorkerStatus
     reports_seen: int = 0
     last_iteration: int = -1
-    silent_since: float | None = None
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
     _begun_anew: int = 0
 
     @property
@@ -67,15 +67,24 @@ class Worker:
             raise JobFailed(str(error), hosts=[self.host.name]) from error
 
     async def refresh(self) -> None:
-        """Ask the agent how the worker is; while it is silent, that is not known."""
+        """Ask the agent how the worker is; ``AgentSilent`` if it is lost.
+
+        While the agent is silent for a shorter time, restarted maybe, that is not known.
+        """
+        asked_at = time.monotonic()
         try:
             self.status = await self.agent.worker(self.spec.id)
         except AgentSilent:
-            self.silent_since = self.silent_since or time.monotonic()
-            if time.monotonic() - self.silent_since > LOST_AFTER_S:
+            self.heartbeat.missed(asked_at)
+            if self.heartbeat.presence(time.monotonic()) is Presence.LOST:
                 raise
         else:
-            self.silent_since = None
+            self.heartbeat.answered()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the agent did not say how it is when it was asked last."""
+        return self.heartbeat.silent_since is not None
 
     async def new_reports(self) -> list[Report]:
         """What it reported since the last call. One that begins anew was started again."""
@@ -138,7 +147,7 @@ class RunningJob:
     @property
     def silent_servers(self) -> list[str]:
         """The servers whose agents do not answer now."""
-        return sorted({w.host.server.name for w in self.workers if w.silent_since is not None})
+        return sorted({w.host.server.name for w in self.workers if w.is_silent})
 
     def assign(self, lab: Lab, fleet: Fleet, reports: Mapping[int, int] | None = None) -> None:
         """Say which workers it has, or is to have, and how many reports of each rank are known."""
@@ -197,7 +206,7 @@ class RunningJob:
         try:
             await run_all(worker.refresh() for worker in self.workers)
         except AgentSilent as error:
-            lost = [w.host.name for w in self.workers if w.silent_since is not None]
+            lost = [w.host.name for w in self.workers if w.is_silent]
             raise JobFailed(f"job {self.spec.name}: {error}", hosts=lost) from error
         if any(worker.has_failed for worker in self.workers):
             raise await self._failure()
@@ -243,7 +252,7 @@ class RunningJob:
         return False
 
     async def _collect(self, worker: Worker) -> None:
-        if worker.silent_since is not None:
+        if worker.is_silent:
             return
         with contextlib.suppress(AgentSilent):
             if reports := await worker.new_reports():

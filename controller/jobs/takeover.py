@@ -3,7 +3,8 @@
 import logging
 import time
 
-from patchlight.controller.fleet import AgentError, Fleet
+from patchlight.controller.agent_client import AgentError
+from patchlight.controller.fleet import Fleet
 from patchlight.controller.jobs.gangs import Gang, Gangs, gangs_of
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.store import Store

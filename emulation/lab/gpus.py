@@ -1,7 +1,8 @@
 """Emulated GPUs: each a Unix socket that takes time to compute, as a GPU would.
 
 ``python -m patchlight.emulation.lab.gpus --lab FILE --dir DIR`` serves every GPU of the lab at
-``DIR/<server>.<gpu>.sock``. Requests and replies are JSON lines:
+``DIR/<server>.<gpu>.sock``, with ``--by-server`` at ``DIR/<server>/<server>.<gpu>.sock``. Requests
+and replies are JSON lines:
 
 - ``{"op": "attach", "tenant": NAME}``: hold the GPU with this connection; a second tenant is
   refused, as in NVIDIA's exclusive-process mode. Closing the connection gives it back.
@@ -157,13 +158,17 @@ def gpu_uuid(lab: Lab, server: str, gpu: str) -> str:
     return f"GPU-{uuid.uuid5(_NAMESPACE, f'{lab.name}/{server}.{gpu}')}"
 
 
-async def serve(lab: Lab, directory: Path, stop: asyncio.Event) -> None:
-    """Serve every GPU of the lab until ``stop`` is set; then remove the sockets."""
+async def serve(lab: Lab, directory: Path, stop: asyncio.Event, *, by_server: bool = False) -> None:
+    """Serve every GPU of the lab until ``stop`` is set; then remove the sockets.
+
+    ``by_server``: those of each server in a folder of their own.
+    """
     servers: dict[Path, asyncio.Server] = {}
     try:
         for server in lab.servers:
+            folder = directory / server.name if by_server else directory
             for gpu in server.gpus:
-                path = directory / f"{server.name}.{gpu.name}.sock"
+                path = folder / f"{server.name}.{gpu.name}.sock"
                 emulated = EmulatedGpu(gpu.model, gpu.uuid or gpu_uuid(lab, server.name, gpu.name))
                 servers[path] = await emulated.serve(path)
         await stop.wait()
@@ -173,11 +178,11 @@ async def serve(lab: Lab, directory: Path, stop: asyncio.Event) -> None:
             path.unlink(missing_ok=True)
 
 
-async def _run(lab: Lab, directory: Path) -> None:
+async def _run(lab: Lab, directory: Path, by_server: bool) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await serve(lab, directory, stop)
+    await serve(lab, directory, stop, by_server=by_server)
 
 
 def main() -> None:
@@ -186,10 +191,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog=name, description="Serve emulated GPUs.")
     parser.add_argument("--lab", type=Path, required=True, help="the lab file")
     parser.add_argument("--dir", type=Path, required=True, help="where to put the sockets")
+    parser.add_argument("--by-server", action="store_true", help="a folder for each server")
     arguments = parser.parse_args()
     from patchlight.testbed.labfile.reader import read_lab
 
-    asyncio.run(_run(read_lab(arguments.lab), arguments.dir))
+    asyncio.run(_run(read_lab(arguments.lab), arguments.dir, arguments.by_server))
 
 
 if __name__ == "__main__":

@@ -90,6 +90,7 @@ class LabKeywords(TypedDict, total=False):
     policies: PolicyChoice
     real_time: bool
     servers: str
+    tls: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class LabOptions:
     overrides the lab file's, as do ``policies``. ``real_time``: the lab's processes run before
     every ordinary process of this machine, where the kernel permits. ``servers``: network
     namespaces (``namespace``), or with a root file system and sshd of their own (``ssh``), where no
-    agent runs.
+    agent runs. ``tls``: the folder of the controller's credentials, for agents on such servers.
     """
 
     controller: bool = True
@@ -113,6 +114,7 @@ class LabOptions:
     policies: PolicyChoice = NOTHING_SAID
     real_time: bool = False
     servers: str = "namespace"
+    tls: Path | None = None
 
     def __post_init__(self) -> None:
         for option, value, expected in (
@@ -224,16 +226,21 @@ class LabServices:
             )
 
     def _gpus(self) -> Iterator[Service]:
+        # A server with a root file system of its own has its GPUs, and no others, in /dev.
+        by_server = self._options.servers == "ssh"
         sockets = [
-            self._run_dir / "gpus" / f"{server.name}.{gpu.name}.sock"
+            self._run_dir
+            / "gpus"
+            / (server.name if by_server else "")
+            / f"{server.name}.{gpu.name}.sock"
             for server in self._lab.servers
             for gpu in server.gpus
         ]
-        if self._has_agents and sockets:
+        if (self._has_agents or by_server) and sockets:
             yield self._module(
                 "gpus",
                 "patchlight.emulation.lab.gpus",
-                {"--dir": self._run_dir / "gpus"},
+                {"--dir": self._run_dir / "gpus", "--by-server": by_server},
                 ready=lambda: all(unix_socket_answers(path) for path in sockets),
             )
 
@@ -281,6 +288,7 @@ class LabServices:
             "--openflow-netns": namespace_path(fabric_namespace(self._lab.name)),
             "--api": self._lab.controller_api,
             "--engine": self._options.engine,
+            "--tls": self._options.tls,
         }
         return self._module(
             "controller",
@@ -300,5 +308,5 @@ class LabServices:
     ) -> Service:
         """A command behind ``python -m``; options without a value are left out."""
         argv = [sys.executable, "-m", *command.split(), f"--lab={self._run_dir / 'lab.yaml'}"]
-        argv += [f"{option}={value}" for option, value in options.items() if value]
+        argv += [o if v is True else f"{o}={v}" for o, v in options.items() if v]
         return Service(name=name, argv=argv, ready=ready, namespace=namespace)

@@ -1,13 +1,14 @@
 #!/bin/sh
 # Boots a rehearsal server, and then is its first process. Runs in namespaces of its own:
 #
-#   unshare --mount --pid --uts --ipc --cgroup --fork --kill-child sh boot.sh BASE DISK NAME
+#   unshare --mount --pid --uts --ipc --cgroup --fork --kill-child sh boot.sh BASE DISK NAME GPUS
 #
-# BASE is the root file system that all servers share; DISK has the server's own files in `upper`.
+# BASE is the root file system that all servers share; DISK has the server's own files in `upper`,
+# GPUS the sockets of its emulated GPUs, which it finds in /dev/patchlight-gpus.
 # All mounts are in the server's mount namespace, and go with its last process.
 set -eu
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-base=$1 disk=$2 name=$3
+base=$1 disk=$2 name=$3 gpus=$4
 
 read_only() {
     mount --bind "$1" "$1"
@@ -28,6 +29,8 @@ for device in null:3 zero:5 full:7 random:8 urandom:9; do
     mknod -m 666 "dev/${device%:*}" c 1 "${device#*:}"
 done
 mknod -m 666 dev/tty c 5 0
+mkdir dev/patchlight-gpus
+mount --bind "$gpus" dev/patchlight-gpus
 ln -s /proc/self/fd dev/fd
 ln -s fd/0 dev/stdin
 ln -s fd/1 dev/stdout

@@ -11,7 +11,7 @@ from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 
-from patchlight.emulation.fabric.lab_state import LabState, disk_dir
+from patchlight.emulation.fabric.lab_state import LabState, disk_dir, run_dir
 from patchlight.emulation.fabric.plan import namespace_name
 from patchlight.emulation.fabric.processes import Service
 from patchlight.emulation.servers.base import check_overlay, server_base
@@ -56,10 +56,12 @@ class Rehearsal:
     def _service(self, name: str, address: IPv4Address) -> Service:
         own = ["--mount", "--pid", "--uts", "--ipc", "--cgroup"]
         # With its parent, or by any other way, the server ends as when the power goes.
+        gpus = run_dir(self.lab.name) / "gpus" / name
+        gpus.mkdir(mode=0o700, parents=True, exist_ok=True)
         boot = ["unshare", *own, "--fork", "--kill-child", "sh", str(_BOOT)]
         return Service(
             name=f"server-{name}",
-            argv=[*boot, str(self.base), str(disk_dir(self.lab.name) / name), name],
+            argv=[*boot, *map(str, (self.base, disk_dir(self.lab.name) / name, name, gpus))],
             ready=partial(ssh_answers, str(address)),
             namespace=namespace_path(namespace_name(self.lab.name, name)),
             environment={"PATH": _PATH},

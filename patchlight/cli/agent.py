@@ -31,7 +31,7 @@ def agent() -> None:
     "--listen",
     required=True,
     metavar="unix:PATH|HOST:PORT",
-    help="Where to answer; TCP needs --token-file.",
+    help="Where to answer; TCP needs --tls.",
 )
 @click.option(
     "--workers",
@@ -53,7 +53,10 @@ def agent() -> None:
 )
 @click.option("--image", default=DEFAULT_IMAGE, help="The container image of workers.")
 @click.option(
-    "--token-file", type=click.Path(path_type=Path), help="The token that clients must send."
+    "--tls",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Certificates (ca.pem, cert.pem, key.pem): this server's, from 'deploy certificates'.",
 )
 def run(**options: Any) -> None:
     """Serve one server until SIGTERM; its workers go on, and the next agent takes them over."""

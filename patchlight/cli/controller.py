@@ -71,6 +71,12 @@ def controller() -> None:
     help="OpenFlow engine [default: Ryu where it is installed].",
 )
 @click.option(
+    "--tls",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="Certificates (ca.pem, cert.pem, key.pem) for agents on TCP, from 'deploy certificates'.",
+)
+@click.option(
     "--ryu-app",
     "ryu_apps",
     multiple=True,
@@ -136,7 +142,6 @@ def run(
         state_dir=state or Path("/var/lib/patchlight") / lab.name,
         api=api or new_api_address(lab),
         openflow=openflow or lab.controller_openflow,
-        token=os.environ.get("PATCHLIGHT_TOKEN"),
         tolerances=Tolerances(loss_tolerance, baseline_tolerance),
         policies=chosen_policies(options),
         lab_file=lab_file,
@@ -150,6 +155,14 @@ def _reach(ocs: dict[str, Any]) -> Coloured:
     if ocs["reachable"]:
         return Coloured("answers", "good")
     return Coloured(f"silent for {time.time() - ocs['since']:.0f} s: {ocs['words']}", "bad")
+
+
+def _presence(agent: dict[str, Any]) -> Coloured:
+    if not agent["reachable"]:
+        why = f": {agent['words']}" if agent["words"] else ""
+        return Coloured(f"{agent['presence']}, silent for {agent['silence_s']:.0f} s{why}", "bad")
+    words = "; ".join(("answers", *agent["problems"]))
+    return Coloured(words, "bad" if agent["problems"] else "good")
 
 
 @controller.command()
@@ -172,10 +185,7 @@ def status(lab_name: str | None, address: str | None, as_json: bool) -> None:
     for ocs in answer["circuit_switches"]:
         table.add_row(ocs["name"], "circuit switch", _reach(ocs))
     for agent in answer["agents"]:
-        state = Coloured("answers", "good") if agent["reachable"] else Coloured("silent", "bad")
-        if agent["reachable"] and agent["problems"]:
-            state = Coloured(f"answers; {'; '.join(agent['problems'])}", "bad")
-        table.add_row(agent["server"], "agent", state)
+        table.add_row(agent["server"], "agent", _presence(agent))
     light = answer["light"]
     if light["defragment"]:
         seen = f", looked at {when(light['looked_at'])}" if light["looked_at"] else ""

@@ -131,6 +131,8 @@ def _repeated(values: Iterable[Located[T]]) -> Iterator[tuple[Located[T], Locate
 
 
 def _check_server(server: Fields, issues: FileIssues) -> None:
+    if "ssh" in server:
+        _check_jump(server["ssh"].value, issues)
     gpus, nics = _items(server, "gpus"), _items(server, "nics")
     owner = f"server {server['name'].value}" if "name" in server else "the server"
     _once(f"in {owner}, the name", "name", [*gpus, *nics], issues)
@@ -157,6 +159,14 @@ def _check_server(server: Fields, issues: FileIssues) -> None:
         if name.value not in with_nic:
             message = f"GPU {name.value} has no NIC: expected a NIC of the same server"
             issues.at(name, f"{message} with 'gpu: {name.value}'")
+
+
+def _check_jump(ssh: Fields, issues: FileIssues) -> None:
+    if "jump_host_key" not in ssh or "jump" in ssh.broken:
+        return
+    if "jump" not in ssh or ssh["jump"].value is None:
+        message = "there is no host to go through whose key this is: expected 'jump' beside it"
+        issues.at(ssh["jump_host_key"], message)
 
 
 def _macs(nics: list[Fields]) -> Iterator[Located[str]]:

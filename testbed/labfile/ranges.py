@@ -95,6 +95,8 @@ class _Spread:
         there = {_text(key) for key, _ in item.value}
         defaults = self._defaults.get(kind, [])
         pairs = [*item.value, *(pair for pair in defaults if _text(pair[0]) not in there)]
+        if kind == "server":
+            pairs = self._with_ssh_defaults(pairs)
         spread = {_text(key): self._spread(_text(key), value) for key, value in pairs}
         leading = spread.get("ends" if kind == "fibre" else "name", [])
         count = max(1, len(leading))
@@ -115,6 +117,27 @@ class _Spread:
             yield yaml.MappingNode(item.tag, whole, item.start_mark, item.end_mark)
             if self._left < 0:
                 return
+
+    def _with_ssh_defaults(self, pairs: list[_Pair]) -> list[_Pair]:
+        """A server's keys, those of its ``ssh`` filled up with the defaults of every ``ssh``."""
+        defaults = self._defaults.get("ssh", [])
+        if not defaults:
+            return pairs
+        own = next((value for key, value in pairs if _text(key) == "ssh"), None)
+        if own is None:
+            first = defaults[0][0]
+            key = yaml.ScalarNode(first.tag, "ssh", first.start_mark, first.end_mark)
+            tag = "tag:yaml.org,2002:map"
+            whole = yaml.MappingNode(tag, defaults, first.start_mark, first.end_mark)
+            return [*pairs, (key, whole)]
+        if not isinstance(own, yaml.MappingNode):
+            return pairs
+        there = {_text(key) for key, _ in own.value}
+        if "jump" in there:
+            there.add("jump_host_key")  # that of the default is another host's
+        missing = [pair for pair in defaults if _text(pair[0]) not in there]
+        full = yaml.MappingNode(own.tag, [*own.value, *missing], own.start_mark, own.end_mark)
+        return [(key, full if value is own else value) for key, value in pairs]
 
     def _spread(self, key: str, node: yaml.Node) -> list[yaml.Node]:
         """What one value stands for: itself, or each value of its range."""

@@ -20,6 +20,7 @@ from patchlight.testbed.labfile.values import (
     HOST_KEY,
     HOST_PORT,
     INTERFACE,
+    JUMP,
     LAB_NAME,
     LOSS,
     MAC,
@@ -67,6 +68,13 @@ SSH = Group(
     Key("user", USER_NAME, "whom to log in as", default="as the SSH client says"),
     Key("identity", FILE_PATH, "the file of the private key", default="as the SSH client says"),
     Key("host_key", HOST_KEY, "the fingerprint of its host key", default="what known_hosts has"),
+    Key("jump", JUMP, "the host to go through: [USER@]HOST[:PORT]", default="none"),
+    Key(
+        "jump_host_key",
+        HOST_KEY,
+        "the fingerprint of that host's key",
+        default="what known_hosts has",
+    ),
 )
 SERVER = Group(
     "a server",
@@ -133,6 +141,7 @@ FIBRE = Group(
 )
 # What things of a kind may have in common: nothing that tells them apart.
 COMMON: dict[str, tuple[str, ...]] = {
+    "ssh": ("port", "user", "identity", "jump", "jump_host_key"),
     "gpu": ("model",),
     "nic": ("rate", "launch_power"),
     "packet_switch": ("ports", "launch_power"),
@@ -141,14 +150,15 @@ COMMON: dict[str, tuple[str, ...]] = {
 }
 
 
-def _defaults(kind: str, group: Group) -> Key:
+def _defaults(kind: str, group: Group, owner: str = "") -> Key:
     keys = [replace(key, required=False) for key in group.keys if key.name in COMMON[kind]]
-    about = f"of each {kind.replace('_', ' ')} that says nothing else"
+    about = f"of each {owner or kind.replace('_', ' ')} that says nothing else"
     return Key(kind, Group(f"what {group.what} has", *keys), about)
 
 
 DEFAULTS = Group(
     "the defaults",
+    _defaults("ssh", SSH, "server's SSH"),
     _defaults("gpu", GPU),
     _defaults("nic", NIC),
     _defaults("packet_switch", PACKET_SWITCH),

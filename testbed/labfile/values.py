@@ -25,6 +25,12 @@ _MAC = "(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}"
 _HOST = "(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9A-Fa-f]*:[0-9A-Fa-f:.]+)"
 _HOST_PORT = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?):([0-9]{1,5})"
 
+_PORT_NUMBER = (
+    "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
+)
+_JUMP_HOST = r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_JUMP = f"(?:[^@:/\\s]+@)?(?:{_JUMP_HOST})(?::(?:{_PORT_NUMBER}))?"
+
 
 def _name(what: str, example: str, longest: int) -> Text:
     expected = f"a letter, then letters, digits, '-' or '_', at most {longest} in all"
@@ -73,6 +79,15 @@ def _host_port(text: str) -> str:
         return text
     raise BadInput(
         f"{short(text)!r} is not a TCP address: expected host:port, like '10.0.0.5:3082'"
+    )
+
+
+def _jump(text: str) -> str | None:
+    if re.fullmatch(_JUMP, text) and len(text) <= 255:
+        return None if text == "none" else text
+    raise BadInput(
+        f"{short(text)!r} is not a host to go through: expected [USER@]HOST[:PORT], like "
+        "'me@gateway.example.org', or none"
     )
 
 
@@ -147,6 +162,9 @@ INTERFACE = matching(
 )
 MANAGEMENT = Text("where the agent answers", _management, example="10.0.0.11:8471")
 SSH_HOST = matching(_HOST, "a host", "a name or an IP address", "10.0.0.11")
+JUMP = Text(
+    "a host to go through", _jump, {"pattern": f"^{_JUMP}$"}, example="me@gateway.example.org:22"
+)
 TCP_PORT = Whole("a TCP port", 1, 65535)
 FILE_PATH = matching(r"[^\x00-\x1f\x7f]+", "a path", "a file's path", "~/.ssh/id_ed25519", 4096)
 HOST_KEY = matching(

@@ -34,6 +34,7 @@ _QUANTITIES: Mapping[str, tuple[str, Any]] = {
     "switching_time": ("switching_time_s", write_time),
     "insertion_loss": ("insertion_loss_db", write_loss),
 }
+_SSH_KEYS = ("address", "port", "user", "identity", "host_key", "jump", "jump_host_key")
 FIELD_OF = {key: name for key, (name, _) in _QUANTITIES.items()}
 _Base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 V = TypeVar("V")
@@ -135,7 +136,7 @@ def _server(server: Server) -> dict[str, Any]:
     written: dict[str, Any] = {"name": server.name}
     if server.management is not None:
         written["management"] = server.management
-    if ssh := _set(server.ssh, "address", "port", "user", "identity", "host_key"):
+    if ssh := _set(server.ssh, *_SSH_KEYS):
         written["ssh"] = _OnOneLine(ssh)
     if server.gpus:
         written["gpus"] = [_OnOneLine(_set(gpu, "name", "model", "uuid")) for gpu in server.gpus]

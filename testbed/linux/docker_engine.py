@@ -3,6 +3,7 @@
 Imports the standard library alone, because the scripts in ``deploy`` run this very file with
 the system's Python::
 
+    docker_engine.py tells
     docker_engine.py answers URL
     docker_engine.py has     URL IMAGE RECIPE
     docker_engine.py import  URL IMAGE RECIPE TAR
@@ -116,6 +117,27 @@ def has_image(image: str, url: str = "", recipe: str | None = None) -> bool:
     return labels is not None and labels.get(_RECIPE_LABEL) == recipe
 
 
+def _tell() -> None:
+    """Print what answers at ``engine_url()``, as one line of JSON."""
+    told: dict[str, Any] = {"url": engine_url(), "answers": False}
+    try:
+        ping = ask("GET", "/_ping", timeout_s=5)
+        told["answers"] = ping.status == 200 and ping.text.strip() == "OK"
+        told["api"] = ping.headers.get("Api-Version", "unknown")
+        if told["answers"]:
+            info = ask("GET", "/info", timeout_s=10).json()
+            told["runtimes"] = sorted(info.get("Runtimes") or ())
+            # Since engine 28; before, it does not say what its CDI files name.
+            told["devices"] = [device["ID"] for device in info.get("DiscoveredDevices") or ()]
+        else:
+            told["said"] = f"answers {ping.status}: {ping.text[:80]}"
+    except EngineNotAskable:
+        told["answers"] = None
+    except (OSError, AttributeError, KeyError, TypeError) as error:
+        told["said"] = f"does not answer: {error}"
+    print("docker", json.dumps(told))
+
+
 def _import_image(url: str, image: str, recipe: str, tar: str) -> None:
     """Make an image of a root file system; ends the process if the engine refuses it."""
     repository, _, tag = image.rpartition(":")
@@ -132,6 +154,8 @@ def _import_image(url: str, image: str, recipe: str, tar: str) -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
+        case ["tells"]:
+            _tell()
         case ["answers", url]:
             sys.exit(not answers(url))
         case ["has", url, image, recipe]:

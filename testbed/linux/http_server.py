@@ -8,8 +8,10 @@ import asyncio
 import logging
 import resource
 import socket
+import ssl
 import struct
 import time
+from asyncio.sslproto import SSLProtocol
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, MutableMapping
 from contextlib import contextmanager
@@ -30,6 +32,9 @@ from patchlight.testbed.linux.sockets import UNIX_CLIENT
 _READS = ("GET", "HEAD", "OPTIONS")
 # Accepted in one go, before any of them is looked at.
 _ACCEPTED_AT_ONCE = 32
+# A peer that keeps its connection for later does not read that it is closed.
+_GOODBYE_S = 1.0
+_log = logging.getLogger("patchlight.http")
 
 
 @dataclass(frozen=True)
@@ -51,11 +56,17 @@ DEFAULT_LIMITS = Limits()
 
 
 def http_server(
-    app: ASGIApp, *, hosts: Collection[str] = (), limits: Limits = DEFAULT_LIMITS, **options: Any
+    app: ASGIApp,
+    *,
+    hosts: Collection[str] = (),
+    limits: Limits = DEFAULT_LIMITS,
+    tls: ssl.SSLContext | None = None,
+    **options: Any,
 ) -> uvicorn.Server:
     """A uvicorn server that leaves signals to the caller; ``options`` are uvicorn's.
 
-    ``hosts``: the names that requests may call it by; any, if none are given. Uvicorn's own
+    ``hosts``: the names that requests may call it by; any, if none are given. With ``tls``, whose
+    peers have to show a certificate, a request's client is the name in it. Uvicorn's own
     signal handlers raise the signal again at the end, and with it end the process before
     the caller lets go of things. Set ``should_exit`` to stop it.
     """
@@ -65,18 +76,19 @@ def http_server(
         def capture_signals(self) -> Iterator[None]:
             yield
 
+    connection = partial(_Encrypted, tls, limits) if tls else partial(_Connection, limits)
     config = uvicorn.Config(
         _Guard(app, hosts, limits.body_bytes),
         log_level="warning",
         access_log=False,
-        http=cast(type[asyncio.Protocol], partial(_Connection, limits)),
+        http=cast(type[asyncio.Protocol], connection),
         ws="none",
         # Who asks is judged by the connection; a header says whatever its writer likes.
         proxy_headers=False,
         backlog=_ACCEPTED_AT_ONCE,
         **options,
     )
-    for name in ("asyncio", "uvicorn.error"):
+    for name in ("asyncio", "uvicorn.error", _log.name):
         logger = logging.getLogger(name)
         if not any(isinstance(present, _Sparing) for present in logger.filters):
             logger.addFilter(_Sparing())
@@ -96,6 +108,23 @@ class _Connection(H11Protocol):
         peer: socket.socket = transport.get_extra_info("socket")
         if peer.family == socket.AF_UNIX:
             self.client = (UNIX_CLIENT, _user_of(peer))
+        elif shown := transport.get_extra_info("peercert"):
+            names = [name for kind, name in shown.get("subjectAltName", ()) if kind == "DNS"]
+            self.client = (next(iter(names), ""), self.client[1] if self.client else 0)
+        self._wait_among_others()
+
+    def arrive(self, transport: asyncio.Transport) -> None:
+        """Be one of the connections already while the peer has still to show who it is."""
+        self.transport = transport
+        self.connections.add(self)
+        self._wait_among_others()
+
+    def leave(self) -> None:
+        """Be none of the connections any more."""
+        self._rest()
+        self.connections.discard(self)
+
+    def _wait_among_others(self) -> None:
         self._judge()
         most = min(self._limits.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         if len(self.connections) > most:
@@ -125,8 +154,7 @@ class _Connection(H11Protocol):
 
     def give_up(self) -> None:
         """End the connection without another word."""
-        self._rest()
-        self.connections.discard(self)
+        self.leave()
         self.transport.abort()
 
     def _judge(self) -> None:
@@ -142,6 +170,44 @@ class _Connection(H11Protocol):
         if self._waits is not None:
             self._waits.cancel()
         self._waits = None
+
+
+class _Encrypted(SSLProtocol):
+    """TLS around a connection. Its handshake counts as part of the first request.
+
+    Left to uvicorn, a peer could take a minute for it, and as many at once as there are files.
+    """
+
+    max_size = 64 << 10  # the buffer that each connection has
+
+    def __init__(self, context: ssl.SSLContext, limits: Limits, **options: Any) -> None:
+        self._connection = _Connection(limits, **options)
+        super().__init__(
+            asyncio.get_running_loop(),
+            self._connection,
+            context,
+            None,  # type: ignore[arg-type]  # nobody waits for the handshake
+            server_side=True,
+            ssl_shutdown_timeout=_GOODBYE_S,
+        )
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._peer = str(transport.get_extra_info("peername")[0])
+        self._connection.arrive(transport)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._connection.leave()
+        super().connection_lost(exc)
+
+    def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
+        if handshake_exc is not None:
+            # Left to asyncio, nobody would be told why: the alert would stay here.
+            self._process_outgoing()  # type: ignore[attr-defined]
+            if isinstance(handshake_exc, ssl.SSLError):
+                why = getattr(handshake_exc, "verify_message", "") or handshake_exc.reason
+                _log.warning("refused %s, who shows no certificate for here: %s", self._peer, why)
+        super()._on_handshake_complete(handshake_exc)
 
 
 def _due(connection: _Connection) -> float:
@@ -191,7 +257,7 @@ class _Guard:
         if self._hosts and _host_name(host) not in self._hosts:
             names = ", ".join(sorted(self._hosts))
             return 421, f"nobody is called {host[:80]!r} here", f"call it by one of: {names}"
-        foreign = origin is not None and origin != f"http://{host}"
+        foreign = origin is not None and origin != f"{scope['scheme']}://{host}"
         if self._hosts and foreign and scope["method"] not in _READS:
             return 403, f"a web page of {str(origin)[:80]} may change nothing here", "use the CLI"
         length = headers.get("content-length", "0")

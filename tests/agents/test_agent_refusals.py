@@ -114,7 +114,7 @@ def test_wrong_options_are_said(agent: Agent) -> None:
     for options, code, words in [
         ((*lab, *state, *listen, "--server", "server9"), 2, "no device called 'server9'"),
         ((*lab, *state, *server, "--listen", "nowhere"), 2, "expected unix:PATH"),
-        ((*lab, *state, *server, "--listen", "0.0.0.0:0"), 2, "needs a token"),
+        ((*lab, *state, *server, "--listen", "0.0.0.0:0"), 2, "needs certificates"),
         ((*lab, *state, *server, *listen, "--gpus", "x"), 2, "socket:DIR"),
         ((*lab, *state, *server, *listen, *process), 1, "NVIDIA driver"),
     ]:

@@ -10,15 +10,16 @@ from typing import Any
 import httpx
 import pytest
 
-from patchlight.agents.api import make_app
 from patchlight.agents.gpus import gpu_backend
-from patchlight.agents.run import make_runner, open_listener, read_token
-from patchlight.agents.service import AgentService
+from patchlight.agents.run import credentials_of, make_runner, open_listener
+from patchlight.deploy.authority import Authority
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.linux.credentials import Credentials
 from patchlight.testbed.linux.sockets import PortTaken
+from tests.support.tls_agents import idle_agent
 
-TOKEN = "0123456789abcdef0123"
+SERVER = Server("server1", None, (), ())
 
 
 def test_a_unix_socket_is_for_its_owner_and_replaces_a_dead_one(tmp_path: Path) -> None:
@@ -32,36 +33,39 @@ def test_a_unix_socket_is_for_its_owner_and_replaces_a_dead_one(tmp_path: Path) 
     open_listener(f"unix:{path}", None).close()
 
 
+@pytest.fixture
+def own(tmp_path: Path) -> Credentials:
+    """The certificate of server1's agent."""
+    return Authority("lab", tmp_path / "ca").for_agent("server1", tmp_path / "server1")
+
+
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "127.0.0.1:0", "[::1]:0"])
-def test_tcp_needs_a_token(address: str) -> None:
-    with pytest.raises(BadInput, match="needs a token"):
+def test_tcp_needs_certificates_and_a_unix_socket_none(
+    address: str, own: Credentials, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match="needs certificates"):
         open_listener(address, None)
-    open_listener(address, TOKEN).close()
+    open_listener(address, own).close()
+    with pytest.raises(BadInput, match="--tls is for TCP"):
+        open_listener(f"unix:{tmp_path}/a.sock", own)
 
 
-def test_a_port_in_use_and_a_wrong_address_are_said() -> None:
+def test_a_port_in_use_and_a_wrong_address_are_said(own: Credentials) -> None:
     taken = socket.create_server(("127.0.0.1", 0))
     with taken, pytest.raises(PortTaken, match="is taken by"):
-        open_listener(f"127.0.0.1:{taken.getsockname()[1]}", TOKEN)
+        open_listener(f"127.0.0.1:{taken.getsockname()[1]}", own)
     for address in ("nowhere", "127.0.0.1:http", ":80"):
         with pytest.raises(BadInput, match="expected unix:PATH or host:port"):
-            open_listener(address, TOKEN)
+            open_listener(address, own)
 
 
-def test_tokens_are_read_without_white_space_and_must_be_long(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    assert read_token(None) is None
-    file.write_text(f" {TOKEN}\n")
-    file.chmod(0o640)
-    with pytest.raises(BadInput, match="other users may read or change the token"):
-        read_token(file)
-    file.chmod(0o600)
-    assert read_token(file) == TOKEN
-    file.write_text("short")
-    with pytest.raises(BadInput, match="too short"):
-        read_token(file)
-    with pytest.raises(BadInput, match="No such file"):
-        read_token(tmp_path / "none")
+def test_a_certificate_for_something_else_is_refused(own: Credentials) -> None:
+    lab = Lab("lab", IPv4Network("10.0.0.0/24"), (SERVER,))
+    assert credentials_of(own.folder, SERVER, lab) == own
+    with pytest.raises(BadInput, match=r"is for agent\.server1\.lab: expected agent\.server2\.lab"):
+        credentials_of(own.folder, Server("server2", None, (), ()), lab)
+    with pytest.raises(BadInput, match=r"expected agent\.server1\.other"):
+        credentials_of(own.folder, SERVER, lab.with_changes(name="other"))
 
 
 Ask = Callable[..., Awaitable[httpx.Response]]
@@ -69,48 +73,70 @@ Ask = Callable[..., Awaitable[httpx.Response]]
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Ask:
-    """Asks an agent that wants a token."""
-    server = Server("server1", None, (), ())
-    lab = Lab("lab", IPv4Network("10.0.0.0/24"), (server,))
-    service = AgentService(
-        lab, server, make_runner("process", "lab", "server1"), gpu_backend("nvml", server), tmp_path
-    )
+    """Asks an agent, as whoever holds the certificate for a name."""
+    app = idle_agent(Lab("lab", IPv4Network("10.0.0.0/24"), (SERVER,)), SERVER, tmp_path)
 
-    async def request(method: str, path: str, token: str = TOKEN, **options: Any) -> httpx.Response:
-        transport = httpx.ASGITransport(make_app(service, TOKEN))
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async def request(
+        method: str, path: str, who: str = "controller.lab", **options: Any
+    ) -> httpx.Response:
+        transport = httpx.ASGITransport(app, client=(who, 0))
         async with httpx.AsyncClient(transport=transport, base_url="http://agent") as client:
-            return await client.request(method, path, headers=headers, **options)
+            return await client.request(method, path, **options)
 
     return request
 
 
-@pytest.mark.parametrize("token", ["", "nonsense", TOKEN[:-1], f"{TOKEN}0", TOKEN.upper() + "x"])
-async def test_without_the_token_nothing_is_told_and_nothing_looked_at(
-    ask: Ask, token: str
-) -> None:
-    for method, path in (
-        ("GET", "/v1/status"),
-        ("GET", "/v1/workers/x"),
-        ("GET", "/v1/status/"),
-        ("GET", "/openapi.json"),
-        ("GET", "/nowhere"),
-        ("PUT", "/v1/status"),
-        ("POST", "/v1/workers"),
-        ("DELETE", "/v1/workers/x"),
-    ):
-        answer = await ask(method, path, token, content=b"{" if method == "POST" else None)
+EVERYTHING = (
+    ("GET", "/v1/status"),
+    ("GET", "/v1/workers/x"),
+    ("GET", "/v1/status/"),
+    ("GET", "/openapi.json"),
+    ("GET", "/nowhere"),
+    ("PUT", "/v1/status"),
+    ("POST", "/v1/workers"),
+    ("DELETE", "/v1/workers/x"),
+)
+
+
+@pytest.mark.parametrize(
+    "who", ["", "agent.server2.lab", "controller.other", "CONTROLLER.lab", "prometheus.lab"]
+)
+async def test_only_the_labs_controller_is_told_anything(ask: Ask, who: str) -> None:
+    for method, path in (*EVERYTHING, ("GET", "/metrics/")):
+        answer = await ask(method, path, who, content=b"{" if method == "POST" else None)
         said = (answer.status_code, answer.json()["error"])
-        assert said == (401, "this agent asks for a token"), path
+        assert said == (403, f"a certificate for {who} opens nothing here"), path
+    assert ((await ask("GET", "/metrics", who)).status_code == 200) == (who == "prometheus.lab")
 
 
-async def test_with_the_token_answers_are_in_words(ask: Ask) -> None:
-    assert (await ask("GET", "/v1/status")).json()["server"] == "server1"
+async def test_answers_are_in_words(ask: Ask) -> None:
+    assert (await ask("GET", "/v1/status", "unix")).json()["server"] == "server1"
     assert (await ask("GET", "/v1/workers/x")).status_code == 404
     for method, path in (("GET", "/v1/nowhere"), ("GET", "/v1/status/"), ("PUT", "/v1/status")):
         answer = await ask(method, path)
         assert answer.status_code in (404, 405)
         assert answer.json()["error"] == f"there is no {method} {path}"
+
+
+async def test_metrics_tell_what_the_agent_did(ask: Ask) -> None:
+    for _ in range(3):
+        await ask("GET", "/v1/status")
+    for name in ("x", "y"):
+        await ask("GET", f"/v1/workers/{name}")
+    await ask("GET", "/nowhere")
+    lines = (await ask("GET", "/metrics", "prometheus.lab")).text.splitlines()
+    requests = "patchlight_agent_requests_total"
+    for line in (
+        requests + '{call="status",code="200"} 3.0',
+        requests + '{call="worker",code="404"} 2.0',
+        requests + '{call="none",code="404"} 1.0',
+        'patchlight_agent_workers{state="running"} 0.0',
+        'patchlight_agent_leases{kind="nic"} 0.0',
+        'patchlight_agent_log_records_total{level="error"} 0.0',
+    ):
+        assert line in lines
+    assert any(line.startswith("patchlight_agent_info{") for line in lines)
+    assert any(line.startswith("process_resident_memory_bytes ") for line in lines)
 
 
 async def test_a_million_mistakes_are_not_all_looked_at(ask: Ask) -> None:

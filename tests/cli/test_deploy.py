@@ -7,8 +7,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from patchlight.cli.deploy.group import deploy
+from patchlight.cli.deploy.options import read_password
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.linux.sockets import free_ports
+from tests.support.terminal import at_terminal
 
 LAB = """
 name: closed
@@ -59,3 +61,119 @@ def test_a_lab_without_servers_is_bad_input(tmp_path: Path) -> None:
     result = run("check", str(path))
     assert isinstance(result.exception, BadInput)
     assert "has no servers" in result.exception.message
+
+
+def test_certificates_are_made_once_and_for_whom_they_are_meant(
+    closed: str, tmp_path: Path
+) -> None:
+    where = ("--output", str(tmp_path / "out"), "--authority", str(tmp_path / "ca"))
+    result = run("certificates", closed, *where)
+    assert result.exit_code == 0, result.output
+    rows = [line.split()[0] for line in result.output.splitlines() if ".closed" in line]
+    names = ["controller.closed", "prometheus.closed", "agent.server1.closed"]
+    assert rows == [*names, "agent.server2.closed"]
+    assert (tmp_path / "out/agents/server1/key.pem").stat().st_mode & 0o777 == 0o600
+    first = json.loads(run("certificates", closed, *where, "--json").stdout)
+    again = json.loads(run("certificates", closed, *where, "--json").stdout)
+    assert again == first
+    assert (first["lab"], first["authority"]) == ("closed", str(tmp_path / "ca"))
+    (anew,) = json.loads(
+        run("certificates", closed, *where, "--for", "server1", "--anew", "--json").stdout
+    )["certificates"]
+    (old,) = [each for each in first["certificates"] if each["name"] == anew["name"]]
+    assert anew["fingerprint"] != old["fingerprint"]
+    unknown = run("certificates", closed, *where, "--for", "server3")
+    assert isinstance(unknown.exception, BadInput)
+    assert "controller, prometheus, server1, server2" in str(unknown.exception)
+
+
+def test_passwords_come_from_a_file_of_ones_own_alone(closed: str, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("s3cret-canary\n")
+    file.chmod(0o640)
+    result = run("check", closed, "--password-file", str(file))
+    assert isinstance(result.exception, BadInput)
+    assert "others may read the password" in result.exception.message
+    file.chmod(0o600)
+    assert read_password(file) == "s3cret-canary"
+    result = run("check", closed, "--password-file", str(file), "--sudo-password-file", str(file))
+    assert result.exit_code == 1
+    assert "server1" in result.output
+    assert "s3cret" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--ask-password"], "--ask-password needs a terminal to ask at"),
+        (["--ask-sudo-password"], "--ask-sudo-password needs a terminal to ask at"),
+        (["--ask-password", "--password-file", "x"], "exclude each other"),
+        (["--password-file", "/nowhere/password"], "cannot read the password in /nowhere/password"),
+        (["--sudo-password-file", "/dev/null"], "is no plain file"),
+        (["--password-file", "EMPTY"], "is empty: expected a password on its first line"),
+    ],
+)
+def test_no_password_is_guessed(
+    closed: str, tmp_path: Path, options: list[str], message: str
+) -> None:
+    empty = tmp_path / "empty"
+    empty.touch(mode=0o600)
+    result = run("check", closed, *(str(empty) if word == "EMPTY" else word for word in options))
+    assert isinstance(result.exception, BadInput)
+    assert message in result.exception.message
+
+
+def test_a_password_that_is_typed_is_not_shown(closed: str) -> None:
+    options = ["--ask-password", "--ask-sudo-password"]
+    answers = {"log in with: ": "s3cret-canary", "same): ": ""}
+    status, shown = at_terminal(answers, "deploy", "check", closed, *options)
+    assert status == 1
+    assert "Password to log in with: " in shown
+    assert "Password of sudo (empty: the same): " in shown
+    assert "s3cret" not in shown
+
+
+@pytest.mark.parametrize("verb", ["push", "status", "restart", "stop", "rollback", "remove"])
+def test_each_server_that_fails_is_named_with_its_remedy(
+    closed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    result = run(verb, closed)
+    assert result.exit_code == 1
+    assert "connecting to server1 at 127.0.0.1 port" in result.output
+    assert "Write 'ssh: {address: server2}' at the server." in result.output
+    answer = json.loads(run(verb, closed, "--json", "--server", "server2").stdout)
+    assert (answer["lab"], answer["ok"]) == ("closed", False)
+    (told,) = answer["servers"]
+    assert (told["server"], told["ok"]) == ("server2", False)
+    assert "does not say where server2 answers SSH" in told.get("error", told.get("problem"))
+
+
+def test_logs_of_servers_that_do_not_answer(closed: str) -> None:
+    result = run("logs", closed, "--server", "server2")
+    assert result.exit_code == 1
+    assert "does not say where server2 answers SSH" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("status", "--server", "server9"), "no server 'server9': it has server1, server2"),
+        (("push", "--controller", "tor1"), "expected one of the servers to push to"),
+    ],
+)
+def test_servers_that_there_are_not(closed: str, arguments: tuple[str, ...], message: str) -> None:
+    verb, *rest = arguments
+    result = run(verb, closed, *rest)
+    assert isinstance(result.exception, BadInput)
+    assert message in result.exception.message
+
+
+def test_a_bundle_that_is_none_is_refused_before_anything_is_done(
+    closed: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "bundle"
+    file.write_text("no tar")
+    result = run("push", closed, "--bundle", str(file))
+    assert isinstance(result.exception, BadInput)
+    assert "reading the bundle" in result.exception.message

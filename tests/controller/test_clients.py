@@ -13,9 +13,12 @@ import pytest
 import pytest_asyncio
 from fastapi import Request
 
+from patchlight.controller import heartbeats
+from patchlight.controller.agent_client import VERSION, AgentClient, AgentError, AgentIncompatible
 from patchlight.controller.api.answers import explain
 from patchlight.controller.client import ControllerClient, ControllerError
-from patchlight.controller.fleet import AgentClient, AgentError, Fleet
+from patchlight.controller.fleet import Fleet
+from patchlight.controller.heartbeats import Presence
 from patchlight.controller.jobs.worker_specs import worker_specs
 from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.jobs import JobSpec
@@ -153,7 +156,9 @@ async def test_a_call_that_is_lost_is_made_again(agent: Agent, client: AgentClie
     assert first == again  # the agent makes one worker of both
 
 
-async def test_one_lost_sample_does_not_make_an_agent_silent(tmp_path: Path, agent: Agent) -> None:
+async def test_one_lost_sample_does_not_make_an_agent_silent_and_many_do(
+    tmp_path: Path, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = Server("server1", f"unix:{tmp_path / 'agent.sock'}", (), ())
     fleet = Fleet(Lab("lab", IPv4Network("10.0.0.0/24"), (server,)))
     status = {"server": "server1", "version": "1", "runner": "process"}
@@ -161,16 +166,65 @@ async def test_one_lost_sample_does_not_make_an_agent_silent(tmp_path: Path, age
     watching = asyncio.create_task(fleet.watch(period_s=0.02))
     try:
         await eventually(lambda: fleet.reachable["server1"], "the agent to answer")
-        for lost in (1, 2):
-            agent.lost = lost
-            await eventually(lambda: not agent.lost, "samples to be lost")
-            assert fleet.reachable["server1"]
-            agent.requests.clear()
-            await eventually(lambda: len(agent.requests) > 1, "an answer")
-        agent.lost = 1000
-        await eventually(lambda: not fleet.reachable["server1"], "the agent to be silent")
+        agent.lost = 1
+        await eventually(lambda: not agent.lost, "a sample to be lost")
+        assert fleet.reachable["server1"]
+        agent.requests.clear()
+        await eventually(lambda: len(agent.requests) > 1, "an answer")
+        monkeypatch.setattr(heartbeats, "INTERVAL_S", 0.05)
+        agent.lost = 10_000
+        await eventually(lambda: fleet.silent() == {"server1"}, "the agent to be silent")
+        assert not fleet.reachable["server1"]
+        await eventually(lambda: fleet.presence("server1") is Presence.LOST, "it to be lost")
+        (told,) = fleet.status()
+        assert (told["presence"], told["version"]) == ("lost", "1")
+        assert "did not answer GET /status" in told["words"]
         agent.lost = 0
         await eventually(lambda: fleet.reachable["server1"], "the agent to be back")
+        assert fleet.status()[0]["words"] == ""
     finally:
         watching.cancel()
         await fleet.close()
+
+
+async def test_an_agent_of_another_version_is_told_of_once(
+    tmp_path: Path, agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server("server1", f"unix:{tmp_path / 'agent.sock'}", (), ())
+    fleet = Fleet(Lab("lab", IPv4Network("10.0.0.0/24"), (server,)))
+    status = {"server": "server1", "version": "0.0.1", "runner": "process"}
+    agent.say({**status, "gpus": [], "nics": [], "workers": []})
+    watching = asyncio.create_task(fleet.watch(period_s=0.02))
+    try:
+        await eventually(lambda: len(agent.requests) > 2, "a few samples")
+        words = f"its version is 0.0.1, the controller's {VERSION}"
+        assert fleet.status()[0]["problems"] == [words]
+        assert fleet.reachable["server1"]
+        (said,) = [record for record in caplog.records if "has version" in record.message]
+        assert "server1 has version 0.0.1" in said.message
+    finally:
+        watching.cancel()
+        await fleet.close()
+
+
+@pytest.mark.parametrize(("api", "upgrade"), [(2, "controller"), (0, "agent")])
+async def test_an_agent_that_speaks_another_version_of_the_api_is_not_called(
+    agent: Agent, client: AgentClient, api: int, upgrade: str
+) -> None:
+    status = {"server": "server1", "version": "9.9", "runner": "process", "api": api}
+    agent.say({**status, "gpus": [], "nics": [], "workers": []})
+    for call in (client.status, lambda: client.start("w")):
+        with pytest.raises(AgentIncompatible, match=rf"\(Patchlight 9\.9\) speaks.* {api} ") as no:
+            await call()
+        assert no.value.hint == f"upgrade the {upgrade}"
+    assert [line for line, _ in agent.requests] == ["GET /v1/status"]
+    agent.say({**status, "api": 1, "gpus": [], "nics": [], "workers": []})
+    await client.status()
+    await client.start("w")
+
+
+async def test_another_servers_agent_is_not_taken_for_it(agent: Agent, client: AgentClient) -> None:
+    status = {"server": "server2", "version": "1", "runner": "process"}
+    agent.say({**status, "gpus": [], "nics": [], "workers": []})
+    with pytest.raises(AgentIncompatible, match=r"is that of server2, not that of server1"):
+        await client.status()

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from patchlight.deploy.check import Finding, judge
-from patchlight.deploy.facts import NicFacts, ServerFacts, parse_facts
-from patchlight.deploy.ssh import HostKeyRefused, Unreachable
+from patchlight.deploy.check import judge
+from patchlight.deploy.checks.finding import Finding
+from patchlight.deploy.facts import DockerFacts, NicFacts, ServerFacts
+from patchlight.deploy.host_keys import HostKeyRefused
+from patchlight.deploy.ssh import Unreachable
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.labfile.reader import parse_lab
 
@@ -28,40 +30,16 @@ GOOD = ServerFacts(
     python=(3, 11, 2),
     has_venv=True,
     free_bytes=100 << 30,
+    docker=DockerFacts("unix:///run/docker.sock", True, "1.44"),
     nics={
-        "enp1s0": NicFacts("mlx5_core", 9000, 40 * 10**9),
-        "nic0": NicFacts("mlx5_core", 9000, 10 * 10**9),
+        "enp1s0": NicFacts("ixgbe", 9000, 40 * 10**9),
+        "nic0": NicFacts("ixgbe", 9000, 10 * 10**9),
     },
 )
-OUTPUT = """time 1000.75
-sudo no sudo: a password is required
-python 3.12.1 venv
-disk /dev/sda1 1000000 400000 600000 40% /
-nic lo - 65536 -1
-nic enp1s0 mlx5_core 9000 40000
-nic enp2s0 mlx5_core 1500 -1
-nic veth0 - 1500 10000"""
 
 
 def findings(facts: Mapping[str, ServerFacts | PatchlightError]) -> dict[tuple[str, str], Finding]:
     return {(f.server, f.check): f for f in judge(LAB, {"server1": GOOD, "server2": GOOD, **facts})}
-
-
-def test_what_a_server_tells_is_read() -> None:
-    facts = parse_facts(OUTPUT.splitlines(), 1000.0, 1001.0)
-    assert (facts.clock_offset_s, facts.clock_uncertainty_s) == (0.25, 0.5)
-    assert facts.sudo_refusal == "sudo: a password is required"
-    assert (facts.python, facts.has_venv) == ((3, 12, 1), True)
-    assert facts.free_bytes == 600000 * 1024
-    assert facts.nics["enp1s0"] == NicFacts("mlx5_core", 9000, 40 * 10**9)
-    assert facts.nics["enp2s0"] == NicFacts("mlx5_core", 1500, None)
-    assert facts.nics["veth0"] == NicFacts(None, 1500, None)
-
-
-@pytest.mark.parametrize("text", ["", "motd: welcome", "time soon", "time 1\nnic eth0", "time"])
-def test_what_is_no_answer_is_an_error(text: str) -> None:
-    with pytest.raises((ValueError, IndexError)):
-        parse_facts(text.splitlines(), 0, 1)
 
 
 def test_servers_that_lack_nothing_are_ready() -> None:

@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from patchlight.controller.agent_client import AgentClient, AgentError, AgentSilent, NotOnServer
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DeviceUnreachable
 from patchlight.controller.circuits.drivers.dry_run import DryRun
-from patchlight.controller.fleet import AgentClient, AgentError, AgentSilent, Fleet, NotOnServer
+from patchlight.controller.fleet import Fleet
 from patchlight.controller.host_faults import HostFaults
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.job_traffic import JobTraffic

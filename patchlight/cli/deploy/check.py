@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from patchlight.cli.connection import complete_lab, running_lab
+from patchlight.cli.deploy.options import ssh_options
 from patchlight.cli.rendering import (
     Coloured,
     Column,
@@ -22,20 +23,31 @@ from patchlight.cli.rendering import (
 from patchlight.testbed.errors import BadInput
 
 if TYPE_CHECKING:
-    from patchlight.deploy.check import Finding
+    from patchlight.deploy.checks.finding import Finding
+    from patchlight.deploy.checks.software import Workers
+    from patchlight.deploy.ssh import Passwords
 
 _MEANINGS: dict[str, Meaning] = {"wrong": "bad", "unknown": "caution", "ok": "good"}
 
 
 @click.command()
 @click.argument("lab", shell_complete=complete_lab)
+@click.option(
+    "--workers",
+    type=click.Choice(["docker", "process", "auto"]),
+    default="auto",
+    help="What workers are to be; auto: no Docker engine is no failure.",
+)
+@ssh_options
 @listing_options
-def check(lab: str, as_json: bool) -> None:
+def check(lab: str, workers: Workers, passwords: Passwords, as_json: bool) -> None:
     """Look over SSH whether the servers of LAB are ready for Patchlight.
 
-    All servers at once: SSH and its host key, sudo, Python, free disk, the NICs of the lab file
-    with their rates, equal MTUs, the clock. What is wrong comes first, each with its remedy.
-    Nothing on the servers changes. Exit code 1 if something is wrong.
+    All servers at once: SSH and its host key, sudo, Python, free disk, the Docker engine and
+    NVIDIA's driver and container toolkit; whether the GPUs and NICs are those of the lab file,
+    each GPU near its NIC, RDMA devices and kernel modules ready, MTUs equal, the clock right.
+    What is wrong comes first, each with its remedy. What the lab file does not claim is never
+    wrong. Nothing on the servers changes. Exit code 1 if something is wrong.
 
     \b
     With --json: lab, ready, and checks, each with server, check, state
@@ -47,7 +59,7 @@ def check(lab: str, as_json: bool) -> None:
     if not meant.servers:
         raise BadInput(f"lab {meant.name} has no servers: expected some in the lab file")
     with progress_bar("servers", console(stderr=True)) as tell:
-        findings = check_servers(meant, tell)
+        findings = check_servers(meant, tell, passwords, workers)
     wrong = [finding for finding in findings if finding.ok is False]
     if as_json:
         keys = ("server", "check", "state", "found", "remedy")

@@ -28,6 +28,7 @@ from patchlight.emulation.fabric.lab_state import RUN_ROOT, recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab, require_root
 from patchlight.emulation.lab.status import lab_status
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.labfile.reader import find_lab, read_lab
 from patchlight.testbed.linux.netem import Impairment
 from patchlight.testbed.units import parse_share, parse_size, parse_time
 
@@ -105,6 +106,8 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
         signal.signal(number, _interrupt)
     began = time.monotonic()
     policies = chosen_policies(options, lab)
+    if options["servers"] == "ssh" and not no_controller:
+        options["tls"] = _credentials(options["name"] or read_lab(find_lab(lab)).name)
     emulated = EmulatedLab.from_file(
         lab, controller=not no_controller, policies=policies, progress=_say, **options
     )
@@ -114,6 +117,7 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
     if emulated.state.ssh_config is not None:
         server = emulated.lab.servers[0].name
         _say(f"no agent runs on the servers yet; runtime lab file: {emulated.run_dir}/lab.yaml")
+        _say(f"deploy to them: sudo patchlight deploy push {called}")
         _say(f"log in: sudo ssh -F {emulated.state.ssh_config} {server}")
     hosts = emulated.lab.hosts
     if len(hosts) > 1:
@@ -121,6 +125,14 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
             f"try: patchlight emulate exec --lab {called} {hosts[0].name} -- "
             f"ping -c 1 {hosts[-1].nic.address}"
         )
+
+
+def _credentials(lab: str) -> Path:
+    """What shows the controller to the agents that this user deploys to servers of the lab."""
+    from patchlight.deploy.authority import Authority, authority_folder
+
+    authority = Authority(lab, authority_folder(lab))
+    return authority.for_controller(authority.folder.parent / "controller").folder
 
 
 def _interrupt(*_: object) -> None:
@@ -321,8 +333,6 @@ def _known(lab: str) -> str:
     if lab in recorded_labs():
         return lab
     if Path(lab).is_file():
-        from patchlight.testbed.labfile.reader import read_lab
-
         return read_lab(lab).name
     if "/" in lab:
         raise BadInput(f"no lab is called {lab!r}, and there is no such file (see {RUN_ROOT})")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from patchlight.controller.jobs import running_job
+from patchlight.controller import heartbeats
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.policies import PolicyChoice
 from patchlight.testbed.queueing import Allowance, Discipline
@@ -181,7 +181,7 @@ async def test_a_running_job_can_begin_again_and_an_ended_one_anew(cluster: Clus
 async def test_a_job_whose_agent_stays_silent_begins_again_elsewhere(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running_job, "LOST_AFTER_S", 0.5)
+    monkeypatch.setattr(heartbeats, "INTERVAL_S", 0.05)
     (lost,) = await submit_running(cluster, job("lost", workers=1, retries=1))
     (host,) = cluster.table[lost].hosts
     server = cluster.lab.host(host).server.name

@@ -1,7 +1,6 @@
 """Emulated servers with an sshd are what a deployment takes for a lab's, and go away whole."""
 
 import fcntl
-import json
 import os
 import socket
 import subprocess
@@ -9,9 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import paramiko
 import pytest
@@ -25,7 +22,6 @@ from patchlight.emulation.servers.rehearsal import prepare_rehearsal
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import read_lab
-from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux.processes import command_line, process_ids
 from patchlight.testbed.linux.sockets import ssh_answers
 from tests.support.emulated_labs import PAUSING, TWO_TORS, left_of, pings
@@ -165,67 +161,6 @@ def test_an_sshd_that_is_ended_comes_back(lab: EmulatedLab) -> None:
         said(client, f"sudo kill {before}")
         wait_until(lambda: ssh_answers(address), "sshd is back")
         wait_until(lambda: said(client, "cat /run/sshd.pid") != before, "it is another one")
-
-
-def checked(lab: str) -> tuple[int, dict[str, Any]]:
-    """``patchlight deploy check``: its exit code, and what it found."""
-    done = subprocess.run(
-        [sys.executable, "-m", "patchlight", "deploy", "check", lab, "--json"],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    return done.returncode, json.loads(done.stdout)
-
-
-def wrong(answer: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(c["server"], c["check"]) for c in answer["checks"] if c["state"] == "wrong"]
-
-
-def test_a_check_finds_the_servers_ready(lab: EmulatedLab) -> None:
-    status, answer = checked(NAME)
-    assert (status, wrong(answer), answer["ready"]) == (0, [], True)
-    states = {(c["server"], c["check"]): c["state"] for c in answer["checks"]}
-    assert {server for server, _ in states} == {"server1", "server2"}
-    assert states["server1", "NIC nic1"] == "unknown"  # veth has no rate
-    assert {"sudo", "Python", "free disk", "MTU", "clock"} <= {check for _, check in states}
-
-
-def test_a_check_finds_what_was_done_to_a_server(lab: EmulatedLab) -> None:
-    with logged_in(NAME, "server2") as client:
-        said(client, "sudo ip link set nic0 mtu 1400")
-        said(client, "sudo chmod 640 /usr/bin/python3.*")
-        try:
-            status, answer = checked(NAME)
-        finally:
-            said(client, "sudo chmod 755 /usr/bin/python3.*")
-            said(client, "sudo ip link set nic0 mtu 1500")
-    assert status == 1
-    assert wrong(answer) == [("server2", "Python"), ("server2", "MTU")]
-
-
-@pytest.mark.parametrize(
-    ("changes", "check", "found"),
-    [
-        ({"host_key": f"SHA256:{'A' * 43}"}, "host key", "and not SHA256:AAAA"),
-        ({"host_key": None, "port": 22}, "host key", "nobody has vouched for the host key SHA256:"),
-        ({"user": "nobody"}, "login", "logging in to server1 as nobody"),
-        ({"identity": "/nowhere/key"}, "login", "reading the key /nowhere/key"),
-        ({"port": 2222}, "reachable", "port 2222"),
-    ],
-)
-def test_a_server_that_cannot_be_checked_is_named(
-    lab: EmulatedLab, tmp_path: Path, changes: dict[str, Any], check: str, found: str
-) -> None:
-    first, *others = lab.lab.servers
-    changed = replace(first, ssh=replace(first.ssh, **changes))
-    path = tmp_path / "lab.yaml"
-    path.write_text(write_lab(lab.lab.with_changes(name="other", servers=(changed, *others))))
-    status, answer = checked(str(path))
-    assert (status, wrong(answer)) == (1, [("server1", check)])
-    assert found in answer["checks"][0]["found"]
-    assert answer["checks"][0]["remedy"]
-    assert len(answer["checks"]) > 5
 
 
 def test_another_lab_goes_and_leaves_nothing(lab: EmulatedLab, lab_file: Path) -> None:

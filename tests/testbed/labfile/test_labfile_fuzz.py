@@ -108,6 +108,11 @@ SSH = st.tuples(
     st.sampled_from([None, "admin"]),
     st.sampled_from([None, "~/.ssh/id_ed25519", "/keys/of the lab"]),
     st.sampled_from([None, f"SHA256:{'a1+/' * 10}xyz"]),
+    *[st.none()] * 2,
+) | st.builds(
+    lambda jump, key: (None, 22, None, None, None, jump, key),
+    st.sampled_from(["gate", "me@gate.example.org:2222", "10.0.0.1:22", "[fd00::1]:65535"]),
+    st.sampled_from([None, f"SHA256:{'a1+/' * 10}xyz"]),
 )
 MODELS = st.text(min_size=1, max_size=20).filter(lambda t: t.isprintable() and bool(t.strip()))
 

@@ -1,0 +1,273 @@
+"""A lab's own certificate authority: who the controller and the agents are, whatever their address.
+
+The authority is a folder on the machine that deploys: ``ca.pem``, which every program of the lab
+gets, and ``ca-key.pem``, which stays there. Whoever has that key can be the controller of the
+lab. A key lives on when its certificate is renewed. One that somebody may have seen is replaced
+by issuing anew; if it may be the authority's, its folder is removed, and everything issued anew.
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.linux.credentials import (
+    CA_FILE,
+    CERTIFICATE_FILE,
+    KEY_FILE,
+    Credentials,
+    agent_name,
+    controller_name,
+    name_in,
+    prometheus_name,
+    read_credentials,
+)
+from patchlight.testbed.linux.private_folder import private_folder
+
+CERTIFICATE_LIFETIME = timedelta(days=365)
+RENEWED_BEFORE_END = timedelta(days=60)
+_AUTHORITY_LIFETIME = timedelta(days=20 * 365)
+_AUTHORITY_KEY_FILE = "ca-key.pem"
+# Servers whose clocks are behind take a new certificate, too.
+_CLOCKS_BEHIND = timedelta(days=1)
+
+
+def _utc() -> datetime:
+    return datetime.now(UTC)
+
+
+def authority_folder(lab: str) -> Path:
+    """Where this user keeps the authority of a lab."""
+    data = os.environ.get("XDG_DATA_HOME")
+    return (Path(data) if data else Path.home() / ".local/share") / "patchlight/labs" / lab / "ca"
+
+
+class Authority:
+    """The authority of a lab; made in ``folder`` (0700) where there is none yet.
+
+    ``PatchlightError`` if others can put files there, if it cannot be read or written, or if it is
+    another lab's. ``clock`` tells the time, in UTC.
+    """
+
+    def __init__(self, lab: str, folder: Path, clock: Callable[[], datetime] = _utc) -> None:
+        self.lab, self.folder, self._clock = lab, folder, clock
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Patchlight lab {lab}")])
+        with _writing(folder), _alone(folder):
+            if (folder / CA_FILE).exists() and not (folder / _AUTHORITY_KEY_FILE).exists():
+                raise BadInput(
+                    f"the authority in {folder} has lost its key {_AUTHORITY_KEY_FILE}",
+                    hint=f"put it back; or remove {folder} and issue all certificates anew",
+                )
+            self._key = _key_in(folder / _AUTHORITY_KEY_FILE)
+            found = _certificate_in(folder / CA_FILE)
+            if found is not None and found.subject != subject:
+                raise BadInput(
+                    f"{folder} has another authority ({found.subject.rfc4514_string()}) than that "
+                    f"of lab {lab}",
+                    hint="name another folder",
+                )
+            now = clock()
+            if found is None or found.not_valid_after_utc - now < 2 * CERTIFICATE_LIFETIME:
+                found = self._made(subject, now)
+                _put(folder / CA_FILE, found.public_bytes(Encoding.PEM))
+            self._certificate = found
+
+    def for_agent(self, server: str, folder: Path, *, anew: bool = False) -> Credentials:
+        """See to it that ``folder`` has what the agent of ``server`` needs.
+
+        What is there stays if it is good for a while; so do other files. The key stays, too,
+        unless it is to be ``anew``. Interrupted, it can be called again. ``PatchlightError`` if
+        the folder cannot be written, or if others can.
+        """
+        usage = ExtendedKeyUsageOID.SERVER_AUTH
+        return self._provide(agent_name(server, self.lab), usage, folder, anew)
+
+    def for_controller(self, folder: Path, *, anew: bool = False) -> Credentials:
+        """The same for the lab's controller."""
+        usage = ExtendedKeyUsageOID.CLIENT_AUTH
+        return self._provide(controller_name(self.lab), usage, folder, anew)
+
+    def for_prometheus(self, folder: Path, *, anew: bool = False) -> Credentials:
+        """The same for who reads the agents' metrics, and may do nothing else."""
+        usage = ExtendedKeyUsageOID.CLIENT_AUTH
+        return self._provide(prometheus_name(self.lab), usage, folder, anew)
+
+    def _provide(
+        self, name: str, usage: x509.ObjectIdentifier, folder: Path, anew: bool
+    ) -> Credentials:
+        with _writing(folder):
+            now = self._clock()
+            present = _certificate_in(folder / CERTIFICATE_FILE)
+            if present is not None and name_in(present) != name:
+                raise BadInput(
+                    f"{folder} has the certificate for {name_in(present)}: expected none, or that "
+                    f"for {name}",
+                    hint="name another folder",
+                )
+            authority = self._certificate.public_bytes(Encoding.PEM)
+            if not anew:
+                with contextlib.suppress(BadInput):
+                    found = read_credentials(folder)
+                    lasts = found.not_after - now > RENEWED_BEFORE_END
+                    if lasts and _has(folder / CA_FILE, authority):
+                        return found
+            key_file = folder / KEY_FILE
+            key = None if anew or not key_file.exists() else _key_in(key_file)
+            # Without a certificate first: at no moment are there two that do not go together.
+            if key is None or not _has(folder / CA_FILE, authority):
+                (folder / CERTIFICATE_FILE).unlink(missing_ok=True)
+            if key is None:
+                key_file.unlink(missing_ok=True)
+                key = _key_in(key_file)
+            _put(folder / CA_FILE, authority)
+            issued = self._issued(name, usage, key.public_key(), now)
+            _put(folder / CERTIFICATE_FILE, issued.public_bytes(Encoding.PEM))
+            return read_credentials(folder)
+
+    def _made(self, subject: x509.Name, now: datetime) -> x509.Certificate:
+        public = self._key.public_key()
+        return (
+            _begun(subject, subject, public, now, now + _AUTHORITY_LIFETIME)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_key_usage(signs_certificates=True), critical=True)
+            .sign(self._key, SHA256())
+        )
+
+    def _issued(
+        self,
+        name: str,
+        usage: x509.ObjectIdentifier,
+        public: ec.EllipticCurvePublicKey,
+        now: datetime,
+    ) -> x509.Certificate:
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        end = now + CERTIFICATE_LIFETIME
+        return (
+            _begun(subject, self._certificate.subject, public, now, end)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+            .add_extension(signer, critical=False)
+            .sign(self._key, SHA256())
+        )
+
+
+def _begun(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    now: datetime,
+    end: datetime,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCKS_BEHIND)
+        .not_valid_after(end)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    )
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The key in the file, which gets a new one if there is none. It is nobody else's to read."""
+    if path.exists():
+        if path.stat().st_mode & 0o077:
+            raise BadInput(
+                f"other users may read or change the key {path}",
+                hint=f"chmod 600 {path}; if somebody may have seen it, remove it and issue anew",
+            )
+        try:
+            key = load_pem_private_key(path.read_bytes(), None)
+        except (ValueError, TypeError):
+            key = None
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise BadInput(
+                f"{path} is no key of an elliptic curve in PEM", hint="remove it, and issue anew"
+            )
+        return key
+    key = ec.generate_private_key(ec.SECP256R1())
+    _put(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return key
+
+
+def _certificate_in(path: Path) -> x509.Certificate | None:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise BadInput(
+            f"{path} is no certificate in PEM", hint="remove it: it is made again"
+        ) from error
+
+
+def _has(path: Path, content: bytes) -> bool:
+    return path.exists() and path.read_bytes() == content
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Write a file (0600), all of it or nothing."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, path)
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        private_folder(folder)
+        yield
+    except OSError as error:
+        raise PatchlightError(
+            f"writing certificates to {folder}: {error.strerror}",
+            hint="name a folder that you can write to, on a disk with room",
+        ) from error
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two that begin at once must not make two authorities."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

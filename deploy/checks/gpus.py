@@ -1,0 +1,140 @@
+"""Whether a server's GPUs are those of the lab file, and whether each is near its NIC."""
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+
+from patchlight.deploy.checks.finding import Finding
+from patchlight.deploy.facts import GpuFacts, PciFacts, ServerFacts
+from patchlight.testbed.lab import Gpu, Nic, Server
+
+_NEARNESS = (
+    "behind one PCIe switch or port",
+    "under one PCIe root",
+    "on one NUMA node",
+    "on different NUMA nodes",
+)
+
+
+def gpus(server: Server, facts: ServerFacts) -> Iterator[Finding]:
+    """NVIDIA's driver, and each GPU that the lab file claims; nothing where there is neither."""
+    cards = [address for address, card in facts.pci.items() if card.is_nvidia_gpu]
+    if not (server.gpus or cards or facts.driver or facts.gpus):
+        return
+    driver = _driver(server, facts, cards)
+    yield driver
+    if driver.ok:
+        found = claimed_gpus(server, facts)
+        for gpu in server.gpus:
+            yield _gpu(server, gpu, found.get(gpu.name), facts)
+        yield from _pairings(server, found, facts)
+
+
+def _driver(server: Server, facts: ServerFacts, cards: list[str]) -> Finding:
+    def finding(ok: bool | None, found: str, remedy: str = "") -> Finding:
+        return Finding(server.name, "NVIDIA driver", ok, found, f"{remedy}, on {server.name}")
+
+    wrong = False if server.gpus else None
+    count = f"{len(cards)} GPU{'s' * (len(cards) != 1)}"
+    if facts.gpus:
+        shown = f"{len(facts.gpus)} GPU{'s' * (len(facts.gpus) != 1)}"
+        return finding(True, f"version {facts.driver or 'unknown'}, {shown}")
+    if facts.smi_refusal:
+        remedy = "restart it if the driver was updated; else install the driver anew"
+        return finding(False, f"nvidia-smi: {facts.smi_refusal}", remedy)
+    if facts.driver:
+        remedy = "install the driver's programs: apt-get install nvidia-smi"
+        return finding(wrong, f"version {facts.driver}, without nvidia-smi", remedy)
+    if cards:
+        return finding(wrong, f"{count} and no driver", "install it: apt-get install nvidia-driver")
+    names = [nic.interface or nic.name for nic in server.nics]
+    if not any(facts.nics[name].driver for name in names if name in facts.nics):
+        return finding(None, "no GPU of NVIDIA, nor a real NIC of the lab: is it emulated?")
+    remedy = "see whether it is plugged in (lspci), or correct gpus in the lab file"
+    return finding(wrong, "no GPU of NVIDIA", remedy)
+
+
+def claimed_gpus(server: Server, facts: ServerFacts) -> Mapping[str, GpuFacts]:
+    """Which GPU each one of the lab file is, by name: as an agent finds them."""
+    by_uuid = {gpu.uuid: gpu for gpu in facts.gpus}
+    by_place = facts.gpus if len(facts.gpus) >= len(server.gpus) else ()
+    pairs = zip_longest(server.gpus, by_place[: len(server.gpus)])
+    found = {
+        gpu.name: by_uuid.get(gpu.uuid) if gpu.uuid else at_place for gpu, at_place in pairs if gpu
+    }
+    return {name: gpu for name, gpu in found.items() if gpu is not None}
+
+
+def _gpu(server: Server, gpu: Gpu, found: GpuFacts | None, facts: ServerFacts) -> Finding:
+    check = f"GPU {gpu.name}"
+    if found is None and gpu.uuid and gpu.uuid.startswith("MIG-"):
+        return Finding(server.name, check, None, f"{gpu.uuid} is a part of a GPU")
+    if found is None and gpu.uuid:
+        there = ", ".join(f"{g.uuid} ({g.model})" for g in facts.gpus)
+        remedy = "see whether it is plugged in (lspci), or correct its uuid in the lab file"
+        return Finding(server.name, check, False, f"no {gpu.uuid}; there are {there}", remedy)
+    if found is None:
+        counts = f"{len(facts.gpus)} of {len(server.gpus)} GPUs"
+        remedy = f"give each GPU of {server.name} its uuid in the lab file: nvidia-smi -L"
+        return Finding(server.name, check, False, f"{counts}, and which is missing?", remedy)
+    good = _words(gpu.model) <= _words(found.model)
+    said = f"{found.model}, {found.uuid}" + ("" if good else f", not {gpu.model}")
+    remedy = "correct its model or uuid in the lab file"
+    return Finding(server.name, check, good, said, remedy)
+
+
+def _words(model: str) -> set[str]:
+    return set(re.findall(r"[a-z]+|[0-9]+", model.casefold())) - {"nvidia"}
+
+
+def _pairings(
+    server: Server, found: Mapping[str, GpuFacts], facts: ServerFacts
+) -> Iterator[Finding]:
+    """How far each GPU's data goes to its NIC; wrong where two pairs had better change."""
+
+    def nearness(gpu: str | None, nic: Nic) -> int | None:
+        claimed = found.get(gpu or "")
+        card = facts.pci.get(claimed.pci) if claimed else None
+        interface = facts.nics.get(nic.interface or nic.name)
+        other = facts.pci.get(interface.pci or "") if interface else None
+        return None if card is None or other is None else how_near(card, other)
+
+    for nic in server.nics:
+        here = nearness(nic.gpu, nic)
+        if nic.gpu is None or here is None:
+            continue
+        check, distance = f"{nic.gpu} and {nic.name}", _NEARNESS[here]
+        for other in server.nics:
+            swapped = nearness(nic.gpu, other)
+            if other is nic or swapped is None or swapped >= here:
+                continue
+            before, after = nearness(other.gpu, other) or 0, nearness(other.gpu, nic) or 0
+            if swapped + after < here + before:
+                found_, remedy = (
+                    f"{distance}; {other.name} is nearer",
+                    (
+                        f"in the lab file, give {nic.gpu} of {server.name} the NIC {other.name}"
+                        + (f", and {other.gpu} {nic.name}" if other.gpu else "")
+                    ),
+                )
+                yield Finding(server.name, check, False, found_, remedy)
+                break
+        else:
+            yield Finding(server.name, check, True, distance)
+
+
+def how_near(one: PciFacts, other: PciFacts) -> int | None:
+    """0 behind one PCIe switch or port, 1 under one root, 2 on one NUMA node, 3 on two.
+
+    ``None`` where the server does not say.
+    """
+    shared = 0
+    for here, there in zip(one.path[:-1], other.path[:-1], strict=False):
+        if here != there:
+            break
+        shared += 1
+    if shared:
+        return 0 if shared > 1 else 1
+    if one.numa is None or other.numa is None:
+        return None
+    return 2 if one.numa == other.numa else 3

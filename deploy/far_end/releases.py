@@ -1,0 +1,137 @@
+"""What is installed on a server: files by their SHA-256, and environments made of them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from .places import Line, Places, Refused, point
+
+_PIECE = 1 << 18
+_RECORD = "release.json"
+# Run by the new environment's Python: argv is the installer's wheel, then those to be installed.
+_INSTALL = """
+import sys, sysconfig
+sys.path.insert(0, sys.argv[1])
+from installer import install
+from installer.destinations import SchemeDictionaryDestination
+from installer.sources import WheelFile
+here = SchemeDictionaryDestination(sysconfig.get_paths(), sys.executable, "posix")
+for path in sys.argv[2:]:
+    with WheelFile.open(path) as wheel:
+        install(wheel, here, {"INSTALLER": b"patchlight"})
+"""
+
+
+class Releases:
+    """The releases of one lab on this server; two are kept, to go back to the one before."""
+
+    def __init__(self, places: Places, line: Line) -> None:
+        self._places, self._line = places, line
+
+    def look(self) -> dict[str, Any]:
+        """Which release is in use, which came before, and which files are here, whole or not."""
+        files = self._places.files
+        names = sorted(files.iterdir()) if files.is_dir() else []
+        return {
+            "release": self._record(self._places.current),
+            "previous": self._record(self._places.previous),
+            "files": [path.name for path in names if not path.suffix],
+            "partial": {p.stem: p.stat().st_size for p in names if p.suffix == ".part"},
+        }
+
+    def put(self, sha256: str, size: int, offset: int) -> None:
+        """Take the rest of a file, which follows the request; what came is kept after a cut."""
+        self._places.files.mkdir(mode=0o755, parents=True, exist_ok=True)
+        part = self._places.files / f"{sha256}.part"
+        left, failed = size - offset, None
+        try:
+            with part.open("ab", buffering=0) as file:
+                file.truncate(offset)
+                while left:
+                    piece = self._line.incoming.read1(min(_PIECE, left))  # type: ignore[attr-defined]
+                    if not piece:
+                        sys.exit("the connection was cut")
+                    left -= len(piece)
+                    if failed is None:
+                        try:
+                            _write_all(file, piece)
+                        except OSError as error:
+                            failed = error
+        finally:
+            if failed is not None and failed.errno == errno.ENOSPC:
+                part.unlink(missing_ok=True)  # it takes the room that there is
+        if failed is not None:
+            raise failed
+        with part.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != sha256:
+            part.unlink()
+            raise Refused("a file came damaged", "run the command again: it is sent anew")
+        part.replace(part.with_suffix(""))
+
+    def install(self, release: str, wheels: dict[str, str], installer: str, note: Any) -> bool:
+        """Make the environment ``release`` of wheels (names, SHA-256); False if it is here."""
+        folder = self._places.releases / release
+        if (folder / _RECORD).exists():
+            return False
+        shutil.rmtree(folder, ignore_errors=True)  # one whose making was cut short
+        self._line.run(sys.executable, "-m", "venv", "--without-pip", folder)
+        named = folder / "wheels"
+        named.mkdir()
+        for name, sha256 in wheels.items():
+            (named / name).hardlink_to(self._places.files / sha256)
+        self._line.run(
+            folder / "bin/python", "-Ic", _INSTALL, self._places.files / installer, *named.iterdir()
+        )
+        shutil.rmtree(named)
+        record = {"id": release, "files": sorted([*wheels.values(), installer]), **note}
+        part = folder / f".{_RECORD}"
+        part.write_text(json.dumps(record))
+        part.replace(folder / _RECORD)
+        return True
+
+    def switch(self, release: str) -> bool:
+        """Have ``current`` lead to it and ``previous`` to the one before; False if it did."""
+        places = self._places
+        before = self._record(places.current)
+        if before is not None and before["id"] == release:
+            return False
+        if before is not None:
+            point(places.previous, f"releases/{before['id']}")
+        point(places.current, f"releases/{release}")
+        return True
+
+    def prune(self) -> None:
+        """Remove what neither of the two releases is made of."""
+        kept = [
+            r
+            for r in (self._record(self._places.current), self._record(self._places.previous))
+            if r
+        ]
+        files = {sha256 for record in kept for sha256 in record["files"]}
+        for folder in self._places.releases.iterdir():
+            if folder.name not in {record["id"] for record in kept}:
+                shutil.rmtree(folder)
+        for path in self._places.files.iterdir():
+            if path.stem not in files:
+                path.unlink()
+
+    @staticmethod
+    def _record(link: Path) -> dict[str, Any] | None:
+        with contextlib.suppress(FileNotFoundError):
+            record: dict[str, Any] = json.loads((link / _RECORD).read_text())
+            return record
+        return None
+
+
+def _write_all(file: Any, piece: bytes) -> None:
+    view = memoryview(piece)
+    while view:
+        view = view[file.write(view) :]

@@ -1,0 +1,217 @@
+"""Puts a release of Patchlight on servers, and has it run there.
+
+Each step finds out first whether there is anything to do: so it can be interrupted anywhere and
+run again, and a second push of the same changes nothing.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from patchlight.deploy.agent_door import AgentDoesNotAnswer, AgentDoor, listening_at
+from patchlight.deploy.authority import Authority
+from patchlight.deploy.bundle import BundleFile, Part, Role, Supply
+from patchlight.deploy.remote import Remote
+from patchlight.deploy.units import Run, agent_command, controller_command
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.linux.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Credentials
+from patchlight.testbed.ssh_access import SshAccess
+
+_PATIENCE_S = 90.0
+_LAST_LINES = 12
+# A program that was started again so often does not get anywhere.
+_MOST_RESTARTS = 2
+
+
+class DidNotStart(PatchlightError):
+    """What was deployed does not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is chosen for a push.
+
+    ``workers`` and ``image`` are those of ``patchlight agent run``; ``image_file`` is that image as
+    ``docker save`` writes it, for the servers' Docker engines. ``controller`` is the server
+    that the lab's controller is to run on (``None``: it stays where it is); ``who`` is named to
+    others who deploy meanwhile.
+    """
+
+    who: str
+    workers: str = "auto"
+    image: str = "patchlight-worker:latest"
+    image_file: BundleFile | None = None
+    controller: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What a push did on a server.
+
+    ``copied_bytes`` were sent; ``changed``: something is other than before; ``version`` is what
+    the agent answers.
+    """
+
+    release: str
+    changed: bool
+    copied_bytes: int
+    version: str
+
+
+class Push:
+    """A push to servers of one lab; ``server`` may be called from several threads."""
+
+    def __init__(self, lab: Lab, supply: Supply, authority: Authority, settings: Settings) -> None:
+        self._lab, self._supply, self._settings = lab, supply, settings
+        self._credentials = authority.folder.parent
+        self._authority = authority
+        self._own = authority.for_controller(self._credentials / "controller")
+        self.door = AgentDoor(lab, self._own)
+
+    def server(self, server: Server, remote: Remote) -> Pushed:
+        """Deploy to one server, and wait until its agent answers."""
+        listen = listening_at(server)
+        remote.ask("lock", who=self._settings.who)
+        found = remote.ask("look")
+        roles: list[Role] = ["agent"]
+        chosen = self._settings.controller
+        if server.name == chosen or (chosen is None and "controller" in found["services"]):
+            roles.append("controller")
+        # A controller's part has all that an agent needs.
+        part = self._supply.part(remote.target, roles[-1])
+        _check_fits(part, remote)
+        copied = _copy(part.files.values(), found, remote)
+        image, image_file = self._settings.image, self._settings.image_file
+        if image_file is not None and found["images"].get(image) != image_file.sha256:
+            copied += _copy([image_file], found, remote)
+            remote.ask("load_image", sha256=image_file.sha256, image=image)
+        release = part.release
+        if copied or release not in [
+            (found[key] or {}).get("id") for key in ("release", "previous")
+        ]:
+            remote.ask(
+                "install",
+                release=release,
+                wheels=part.wheels,
+                installer=part.installer.sha256,
+                note={
+                    "version": version("patchlight"),
+                    "by": self._settings.who,
+                    "at": time.time(),
+                },
+            )
+        changed = remote.ask("configure", files=self._configuration(server, roles))
+        gpus = "socket:/dev/patchlight-gpus" if found["gpu_sockets"] else "nvml"
+        command = agent_command(
+            self._lab.name,
+            server.name,
+            listen,
+            workers=self._settings.workers,
+            gpus=gpus,
+            image=self._settings.image,
+        )
+        runs = {"agent": Run(self._lab.name, "agent", command)}
+        if "controller" in roles:
+            command = controller_command(self._lab.name, self._api)
+            runs["controller"] = Run(self._lab.name, "controller", command)
+        services = {role: (run.unit, run.script) for role, run in runs.items()}
+        changed |= remote.ask("serve", release=release, services=services, again=changed)
+        answered = wait_until_it_answers(self.door, server, remote)
+        if "controller" in roles:
+            _wait_for_controller(remote, self._api)
+        return Pushed(release, changed, copied, answered["version"])
+
+    def _configuration(self, server: Server, roles: list[Role]) -> dict[str, tuple[str, int]]:
+        """The files of a server's configuration, with their modes."""
+        folder = self._credentials / "agents" / server.name
+        self._authority.for_agent(server.name, folder)
+        files = {"lab.yaml": (self._lab_file, 0o644), **_credentials_in(folder, "agent-tls")}
+        if "controller" in roles:
+            files |= _credentials_in(self._own.folder, "controller-tls")
+        return files
+
+    @property
+    def _api(self) -> str:
+        """Where a controller on a server answers whoever works there."""
+        return self._lab.controller_api or f"unix:/run/patchlight-controllers/{self._lab.name}.sock"
+
+    @cached_property
+    def _lab_file(self) -> str:
+        """The lab's file, without what is the business of who deploys."""
+        servers = tuple(replace(server, ssh=SshAccess()) for server in self._lab.servers)
+        return write_lab(self._lab.with_changes(servers=servers))
+
+
+def controller_credentials(authority: Authority) -> Credentials:
+    """What shows the agents of a lab that its controller asks, or who deploys it."""
+    return authority.for_controller(authority.folder.parent / "controller")
+
+
+def wait_until_it_answers(door: AgentDoor, server: Server, remote: Remote) -> dict[str, Any]:
+    """The status of an agent that was just started.
+
+    ``DidNotStart`` with the last it wrote, if it ends again and again or never answers.
+    """
+    ends = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return door.status(server, remote)
+        except AgentDoesNotAnswer as error:
+            state = remote.ask("state", role="agent")
+            if state["restarts"] < _MOST_RESTARTS and time.monotonic() < ends:
+                time.sleep(0.1)
+                continue
+            raise _failure(remote, "agent", state["restarts"] > 0, error.hint) from error
+
+
+def _wait_for_controller(remote: Remote, api: str) -> None:
+    ends = time.monotonic() + _PATIENCE_S
+    while not remote.ask("answers", address=api):
+        again = remote.ask("state", role="controller")["restarts"]
+        if again >= _MOST_RESTARTS or time.monotonic() > ends:
+            raise _failure(remote, "controller", again > 0, None)
+        time.sleep(0.1)
+
+
+def _failure(remote: Remote, role: Role, again: bool, hint: str | None) -> DidNotStart:
+    wrote = "".join(remote.logs(role, _LAST_LINES, follow=False)).splitlines()
+    what = "is started again and again" if again else "does not answer"
+    return DidNotStart(
+        f"the {role} of {remote.server} {what}; the last it wrote:\n    " + "\n    ".join(wrote),
+        hint=hint,
+    )
+
+
+def _check_fits(part: Part, remote: Remote) -> None:
+    if part.glibc > remote.glibc:
+        needs, has = (".".join(map(str, each)) for each in (part.glibc, remote.glibc))
+        raise PatchlightError(
+            f"{remote.server} has the C library {has}: the packages installed here need {needs}",
+            hint=f"Deploy from a machine with a system as old as that of {remote.server}.",
+        )
+
+
+def _copy(files: Iterable[BundleFile], found: dict[str, Any], remote: Remote) -> int:
+    """Send what is not there yet, from where an earlier push was cut; how many bytes that was."""
+    copied = 0
+
+    def count(size: int) -> None:
+        nonlocal copied
+        copied += size
+
+    here = set(found["files"])
+    for file in files:
+        if file.sha256 not in here:
+            remote.send(file, min(file.size, found["partial"].get(file.sha256, 0)), count)
+    return copied
+
+
+def _credentials_in(folder: Path, name: str) -> dict[str, tuple[str, int]]:
+    modes = {CA_FILE: 0o644, CERTIFICATE_FILE: 0o644, KEY_FILE: 0o600}
+    return {f"{name}/{file}": ((folder / file).read_text(), mode) for file, mode in modes.items()}

@@ -1,0 +1,186 @@
+"""A server that is being deployed to: its far end, and what is said over the connection."""
+
+import contextlib
+import functools
+import io
+import json
+import socket
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from shlex import quote
+from typing import Any, Self
+
+import paramiko
+
+from patchlight.deploy.bundle import BundleFile, Target
+from patchlight.deploy.sudo import as_root
+from patchlight.testbed.errors import PatchlightError
+
+_PATIENCE_S = 600.0
+_PIECE = 1 << 18
+_KEEPALIVE_S = 10
+_PYTHON = (3, 11)
+# The far end comes over standard input, into memory: nothing of it is left on the server.
+_BEGIN = (
+    "import os, sys; "
+    "n = int(sys.stdin.buffer.readline()); "
+    "f = os.memfd_create('patchlight'); "
+    "os.write(f, sys.stdin.buffer.read(n)); "
+    "sys.path.insert(0, f'/proc/self/fd/{f}'); "
+    "from patchlight.deploy.far_end.__main__ import main; main(*sys.argv[1:])"
+)
+_MOST_ERROR_BYTES = 4000
+
+
+class NoPython(PatchlightError):
+    """The server has no Python that the far end runs on."""
+
+
+class ConnectionCut(PatchlightError):
+    """The connection to a server broke off; what was done stays, and can be continued."""
+
+
+class ServerRefused(PatchlightError):
+    """The server's far end could not do what was wanted."""
+
+
+class Remote:
+    """The far end of ``lab`` on a server, over an open SSH connection. Not for several threads."""
+
+    def __init__(
+        self, client: paramiko.SSHClient, server: str, lab: str, sudo_password: str | None = None
+    ) -> None:
+        self.server, self._lab = server, lab
+        with self._cut("starting"):
+            command = f"exec python3 -Ic {quote(_BEGIN)} {lab}"
+            self._streams = as_root(client, command, server, sudo_password)
+            self._channel = self._streams[0].channel
+            self._channel.settimeout(_PATIENCE_S)
+            self._channel.get_transport().set_keepalive(_KEEPALIVE_S)
+            self._output = self._channel.makefile("rb")
+            program = _far_end()
+            with contextlib.suppress(OSError):  # what it says is clearer
+                self._channel.sendall(f"{len(program)}\n".encode() + program)
+            first = self._output.readline()
+        if not first:
+            raise self._no_python()
+        told = json.loads(first)
+        self.target = Target(".".join(map(str, told["python"])), told["machine"])
+        major, _, minor = told["glibc"].partition(".")
+        self.glibc = (int(major or 0), int(minor or 0))
+        self.has_systemd = bool(told["systemd"])
+        if tuple(told["python"]) < _PYTHON:
+            raise PatchlightError(
+                f"{server} has Python {self.target.python}: expected 3.11 or newer",
+                hint=f"install Python 3.11 or newer as python3 on {server}",
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the far end, and wait until it has let go of what it held."""
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._channel.shutdown_write()
+            self._channel.settimeout(5)
+            while self._output.read(_PIECE):
+                pass
+        self._channel.close()
+
+    def ask(self, request: str, **fields: Any) -> Any:
+        """The answer to a request. ``ServerRefused`` or ``ConnectionCut`` where there is none."""
+        with self._cut(request):
+            self._channel.sendall(json.dumps({"do": request, **fields}).encode() + b"\n")
+            return self._answer(self._output.readline())
+
+    def send(self, file: BundleFile, offset: int, sent: Callable[[int], None]) -> None:
+        """Send a file from ``offset`` on; ``sent`` hears of each piece."""
+        fields = {"do": "put", "sha256": file.sha256, "size": file.size, "offset": offset}
+        with self._cut("copying files"), file.path.open("rb") as source:
+            self._channel.sendall(json.dumps(fields).encode() + b"\n")
+            source.seek(offset)
+            while piece := source.read(_PIECE):
+                self._channel.sendall(piece)
+                sent(len(piece))
+            self._answer(self._output.readline())
+
+    def logs(self, role: str, lines: int, *, follow: bool) -> Iterator[str]:
+        """What a service wrote, piece by piece."""
+        with self._cut("reading the log"):
+            fields = {"do": "logs", "role": role, "lines": lines, "follow": follow}
+            self._channel.sendall(json.dumps(fields).encode() + b"\n")
+            if follow:
+                self._channel.settimeout(None)
+            while "text" in (line := json.loads(self._output.readline() or "{}")):
+                yield line["text"]
+            self._answer(json.dumps(line).encode())
+
+    def way_to(self, host: str, port: int) -> socket.socket:
+        """A connection to ``host:port`` as the server reaches it, through SSH."""
+        with self._cut("going through it"):
+            transport = self._channel.get_transport()
+            channel = transport.open_channel("direct-tcpip", (host, port), ("127.0.0.1", 0))
+        near, far = socket.socketpair()
+        for carry in (
+            lambda: _carry(channel.recv, far.sendall, far),
+            lambda: _carry(far.recv, channel.sendall, channel),
+        ):
+            threading.Thread(target=carry, name="way through SSH", daemon=True).start()
+        return near
+
+    def _answer(self, line: bytes) -> Any:
+        if not line:
+            raise EOFError
+        told = json.loads(line)
+        if "error" in told:
+            raise ServerRefused(f"{self.server}: {told['error']}", hint=told["hint"] or None)
+        return told["answer"]
+
+    def _no_python(self) -> PatchlightError:
+        words = self._streams[2].read(_MOST_ERROR_BYTES)
+        text = words.decode(errors="replace") if isinstance(words, bytes) else words
+        said = text.strip().splitlines()[-1:] or ["nothing"]
+        return NoPython(
+            f"running python3 on {self.server}: it says {said[0]!r}",
+            hint=f"Install Python 3.11 or newer there; see 'patchlight deploy check {self._lab}'.",
+        )
+
+    @contextlib.contextmanager
+    def _cut(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, EOFError, ValueError, KeyError, paramiko.SSHException) as error:
+            raise ConnectionCut(
+                f"the connection to {self.server} broke off ({what})"
+                + (f": {error}" if str(error) else ""),
+                hint="Run the command again: it goes on where it was.",
+            ) from error
+
+
+def _carry(
+    take: Callable[[int], bytes],
+    give: Callable[[bytes], None],
+    end: socket.socket | paramiko.Channel,
+) -> None:
+    """Carry bytes one way until there are no more."""
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        while piece := take(1 << 16):
+            give(piece)
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        end.shutdown(socket.SHUT_WR)
+
+
+@functools.cache
+def _far_end() -> bytes:
+    """The far end as one file that Python imports from, in packages with nothing else in them."""
+    packed, here = io.BytesIO(), Path(__file__).resolve().parent
+    modules = [*here.glob("far_end/*.py"), here.parent / "testbed/linux/docker_engine.py"]
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in ("", "deploy/", "testbed/", "testbed/linux/"):
+            archive.writestr(f"patchlight/{package}__init__.py", b"")
+        for path in sorted(modules):
+            name = path.relative_to(here.parent).as_posix()
+            archive.writestr(f"patchlight/{name}", path.read_bytes())
+    return packed.getvalue()

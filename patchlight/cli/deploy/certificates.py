@@ -1,0 +1,85 @@
+"""``patchlight deploy certificates``: who is who in a lab, as files to be carried by hand."""
+
+from pathlib import Path
+
+import click
+
+from patchlight.cli.connection import complete_lab, running_lab
+from patchlight.cli.rendering import Column, Table, listing_options, print_json, say
+from patchlight.testbed.errors import BadInput
+
+
+@click.command()
+@click.argument("lab", shell_complete=complete_lab)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    metavar="DIR",
+    help="Where the folders are made.",
+)
+@click.option(
+    "--authority",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where the lab's authority is kept  [default: ~/.local/share/patchlight/labs/LAB/ca].",
+)
+@click.option(
+    "--for",
+    "only",
+    multiple=True,
+    metavar="NAME",
+    help="A server, 'controller' or 'prometheus'; may be given again. [default: all of them]",
+)
+@click.option("--anew", is_flag=True, help="New keys, too: somebody may have seen the old ones.")
+@listing_options
+def certificates(
+    lab: str, output: Path, authority: Path | None, only: tuple[str, ...], anew: bool, as_json: bool
+) -> None:
+    """Make the certificates of LAB: for its controller, its agents, and Prometheus.
+
+    Each gets a folder under DIR with ca.pem, cert.pem and key.pem: controller, prometheus, and
+    agents/SERVER. Copy it to where that program runs, readable by it alone, and name it there with
+    --tls. Run again, the command renews what ends within 60 days and leaves the rest as it is. The
+    lab's authority is made the first time; who has its folder can be the controller of the lab.
+
+    \b
+    With --json: lab, authority, and certificates, each with name, folder,
+    not_after and fingerprint.
+    """
+    from patchlight.deploy.authority import Authority, authority_folder
+
+    meant = running_lab(lab)
+    known = ["controller", "prometheus", *(server.name for server in meant.servers)]
+    if unknown := [name for name in only if name not in known]:
+        raise BadInput(
+            f"--for {unknown[0]}: lab {meant.name} has nobody of that name",
+            hint=f"expected one of: {', '.join(known)}",
+        )
+    signer = Authority(meant.name, authority or authority_folder(meant.name))
+    made = []
+    if not only or "controller" in only:
+        made.append(signer.for_controller(output / "controller", anew=anew))
+    if not only or "prometheus" in only:
+        made.append(signer.for_prometheus(output / "prometheus", anew=anew))
+    for server in meant.servers:
+        if not only or server.name in only:
+            folder = output / "agents" / server.name
+            made.append(signer.for_agent(server.name, folder, anew=anew))
+    if as_json:
+        rows = [
+            {
+                "name": each.name,
+                "folder": str(each.folder),
+                "not_after": each.not_after.isoformat(),
+                "fingerprint": each.fingerprint,
+            }
+            for each in made
+        ]
+        print_json({"lab": meant.name, "authority": str(signer.folder), "certificates": rows})
+        return
+    table = Table(Column("name in the lab", whole=True), "valid until", "folder")
+    for each in made:
+        table.add_row(each.name, f"{each.not_after:%Y-%m-%d}", str(each.folder))
+    table.print()
+    say(f"the authority of lab {meant.name} is in {signer.folder}: keep it to yourself")

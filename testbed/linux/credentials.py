@@ -1,0 +1,164 @@
+"""The folder with which a program shows over TLS who it is in its lab, and knows the others.
+
+``ca.pem`` is the certificate of the lab's authority, ``cert.pem`` the program's own with its name
+in the lab, ``key.pem`` the key that goes with it. Names have nothing to do with addresses.
+"""
+
+import ssl
+import stat
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from patchlight.testbed.errors import BadInput
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+# ``cryptography`` is imported where it is used: agents on Unix sockets need the names only.
+
+CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
+_ANEW = "make it with 'patchlight deploy certificates LAB --output DIR'"
+
+
+def agent_name(server: str, lab: str) -> str:
+    """What the agent of a server is called in its certificate."""
+    return f"agent.{server}.{lab}"
+
+
+def controller_name(lab: str) -> str:
+    """What a lab's controller is called in its certificate."""
+    return f"controller.{lab}"
+
+
+def prometheus_name(lab: str) -> str:
+    """What is called so may read the agents' metrics, and nothing else."""
+    return f"prometheus.{lab}"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What is in such a folder. ``fingerprint`` is that of the certificate, SHA-256 in hex."""
+
+    folder: Path
+    name: str
+    fingerprint: str
+    not_before: datetime
+    not_after: datetime
+
+    def check(self, name: str, now: datetime | None = None) -> None:
+        """``BadInput`` unless the certificate is for this name and valid now."""
+        when = now or datetime.now(UTC)
+        if self.name != name:
+            raise BadInput(
+                f"the certificate in {self.folder} is for {self.name}: expected {name}",
+                hint="name the folder that was made for it",
+            )
+        if when > self.not_after:
+            raise BadInput(
+                f"the certificate in {self.folder} ended on {self.not_after:%Y-%m-%d %H:%M} UTC",
+                hint="renew it with 'patchlight deploy certificates LAB --output DIR'",
+            )
+        if when < self.not_before:
+            raise BadInput(
+                f"the certificate in {self.folder} begins on {self.not_before:%Y-%m-%d %H:%M} UTC",
+                hint=f"set this machine's clock: it says {when:%Y-%m-%d %H:%M} UTC",
+            )
+
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """Have new connections of a context show this certificate and trust this authority."""
+        context.load_verify_locations(self.folder / CA_FILE)
+        context.load_cert_chain(self.folder / CERTIFICATE_FILE, self.folder / KEY_FILE)
+
+    def context(self, *, server: bool) -> ssl.SSLContext:
+        """A ``new_context`` with this certificate and authority."""
+        context = new_context(server=server)
+        self.load_into(context)
+        return context
+
+
+def new_context(*, server: bool) -> ssl.SSLContext:
+    """TLS 1.3 with a certificate at both ends; it trusts nobody yet.
+
+    A client also checks that the server is called what it expects (``server_hostname``).
+    """
+    # Not the default context: reading all of the machine's authorities takes 20 ms, seconds for
+    # hundreds of servers, and none of them has a say here.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    return context
+
+
+def stamp(folder: Path) -> tuple[int, ...]:
+    """Other numbers each time that a file of the folder is written; none if none is there."""
+    files = (folder / name for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE))
+    return tuple(file.stat().st_mtime_ns for file in files if file.exists())
+
+
+def read_credentials(folder: Path) -> Credentials:
+    """What is in the folder, valid or not any more.
+
+    ``BadInput`` if a file is missing or is none of its kind, if other users may read the key, or
+    if key, certificate and authority do not go together.
+    """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    mode = stat.S_IMODE((folder / KEY_FILE).stat().st_mode) if _read(folder, KEY_FILE) else 0
+    if mode & 0o077:
+        raise BadInput(
+            f"other users may read or change the key {folder / KEY_FILE} (mode {mode:04o})",
+            hint=f"chmod 600 {folder / KEY_FILE}; if somebody may have seen it, issue it anew: "
+            "'patchlight deploy certificates LAB --output DIR --anew'",
+        )
+    own = _certificate(folder, CERTIFICATE_FILE)
+    try:
+        key = load_pem_private_key(_read(folder, KEY_FILE), None)
+    except (ValueError, TypeError) as error:
+        raise BadInput(f"{folder / KEY_FILE} is no private key in PEM", hint=_ANEW) from error
+    if key.public_key() != own.public_key():
+        raise BadInput(f"key and certificate in {folder} do not go together", hint=_ANEW)
+    try:
+        own.verify_directly_issued_by(_certificate(folder, CA_FILE))
+    except (InvalidSignature, ValueError, TypeError) as error:
+        raise BadInput(
+            f"the certificate in {folder} is not of the authority in its {CA_FILE}", hint=_ANEW
+        ) from error
+    return Credentials(
+        folder,
+        name_in(own),
+        own.fingerprint(SHA256()).hex(),
+        own.not_valid_before_utc,
+        own.not_valid_after_utc,
+    )
+
+
+def name_in(certificate: "Certificate") -> str:
+    """The name that a certificate is for; empty if it has none."""
+    from cryptography import x509
+
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ""
+    return next(iter(names.get_values_for_type(x509.DNSName)), "")
+
+
+def _certificate(folder: Path, file: str) -> "Certificate":
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(_read(folder, file))
+    except ValueError as error:
+        raise BadInput(f"{folder / file} is no certificate in PEM", hint=_ANEW) from error
+
+
+def _read(folder: Path, file: str) -> bytes:
+    try:
+        return (folder / file).read_bytes()
+    except OSError as error:
+        raise BadInput(f"reading {folder / file}: {error.strerror}", hint=_ANEW) from error

@@ -1,0 +1,37 @@
+"""When an agent counts as suspected, and when as lost."""
+
+import pytest
+
+from patchlight.controller.heartbeats import INTERVAL_S, Heartbeat, Presence
+
+
+@pytest.mark.parametrize(
+    ("intervals", "presence"),
+    [
+        (0, Presence.ANSWERS),
+        (2.9, Presence.ANSWERS),
+        (3, Presence.SUSPECTED),
+        (9.9, Presence.SUSPECTED),
+        (10, Presence.LOST),
+    ],
+)
+def test_silence_is_counted_from_the_first_question_without_an_answer(
+    intervals: float, presence: Presence
+) -> None:
+    heartbeat = Heartbeat()
+    assert heartbeat.presence(0.0) is Presence.UNHEARD
+    heartbeat.answered()
+    # Nobody asked for a long time: that says nothing of who was not asked.
+    heartbeat.missed(1000.0)
+    heartbeat.missed(1000.5)
+    assert heartbeat.presence(1000.0 + intervals * INTERVAL_S) is presence
+    heartbeat.answered()
+    assert heartbeat.presence(2000.0) is Presence.ANSWERS
+    assert heartbeat.silence_s(2000.0) == 0.0
+
+
+def test_who_never_answered_is_lost_as_well() -> None:
+    heartbeat = Heartbeat()
+    heartbeat.missed(0.0)
+    assert heartbeat.presence(INTERVAL_S) is Presence.UNHEARD
+    assert heartbeat.presence(10 * INTERVAL_S) is Presence.LOST

@@ -1,0 +1,203 @@
+"""Patchlight is put on servers over SSH, whatever goes wrong on the way, and taken off again."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchlight.deploy.remote import Remote
+from patchlight.deploy.ssh import logged_in
+from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.labfile.writer import write_lab
+from tests.support.cut_line import line_that_breaks
+from tests.support.waiting import wait_until
+
+# A root file system that is not there yet is made first.
+pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the one who deploys keeps certificates and packed wheels."""
+    return tmp_path_factory.mktemp("home")
+
+
+class Deployer:
+    """Runs ``patchlight deploy``."""
+
+    def __init__(self, lab: Lab, home: Path) -> None:
+        self.lab = lab
+        self._environment = {**os.environ, "XDG_DATA_HOME": str(home), "XDG_CACHE_HOME": str(home)}
+
+    def run(self, *words: str, lab: str | None = None) -> tuple[int, dict[str, dict[str, Any]]]:
+        """A command's exit code, and what it says of each server."""
+        verb, *options = words
+        if "--server" not in options:
+            options += [f"--server={server.name}" for server in self.lab.servers[:2]]
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "patchlight",
+                "deploy",
+                verb,
+                lab or self.lab.name,
+                "--json",
+                *options,
+            ],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout, done.stderr
+        return done.returncode, {s["server"]: s for s in json.loads(done.stdout)["servers"]}
+
+    def bundle_bytes(self, file: Path) -> int:
+        """How much there is to copy to a server, give or take what a tar file adds."""
+        command = [sys.executable, "-m", "patchlight", "deploy", "bundle", "--output", str(file)]
+        subprocess.run(command, env=self._environment, capture_output=True, check=True)
+        return file.stat().st_size
+
+    def all_well(self, *words: str) -> dict[str, dict[str, Any]]:
+        code, servers = self.run(*words)
+        assert (code, [s for s in servers.values() if not s["ok"]]) == (0, [])
+        return servers
+
+    @contextmanager
+    def changed(self, folder: Path, server: Server) -> Iterator[str]:
+        """A lab file in which one server is reached in another way."""
+        servers = [server if s.name == server.name else s for s in self.lab.servers]
+        path = folder / "lab.yaml"
+        path.write_text(write_lab(self.lab.with_changes(servers=tuple(servers))))
+        yield str(path)
+
+
+@pytest.fixture
+def deploy(lab: Lab, home: Path) -> Deployer:
+    return Deployer(lab, home)
+
+
+def on(server: Server, command: str) -> str:
+    """What a command on a server writes, by root."""
+    with logged_in(server) as client:
+        stdin, output, _ = client.exec_command("exec 2>&1; sudo sh -e", timeout=60)
+        stdin.write(command)
+        stdin.channel.shutdown_write()
+        text = output.read().decode()
+        assert output.channel.recv_exit_status() == 0, text
+        return text
+
+
+# What `remove` may leave nothing of: files with modes, owners and contents, packages, units,
+# settings of the kernel, interfaces, processes.
+EVERYTHING = r"""
+find / -xdev \( -path /proc -o -path /sys -o -path /tmp \) -prune -o -printf '%p %y %m %u %l\n' |
+    grep -v -e '^/run/\(sshd\|motd\|utmp\|sudo\)' -e '^/var/log/\(btmp\|lastlog\|wtmp\)' \
+        -e '^/var/lib/sudo' -e '^/dev/pts/' -e '__pycache__' | sort
+find /etc /usr/local /home -xdev -type f -exec sha256sum {} + | sort
+dpkg-query --show
+find /proc/sys/net -type f -readable | grep -v -e random -e /route/flush -e stable_secret |
+    sort | while read -r name; do echo "$name $(cat "$name" 2>/dev/null | tr '\n' ' ')"; done
+ip -brief link
+ip -brief address
+ps -eo args= | grep -v -e '^sshd' -e '^sudo' -e '^ps ' -e '^grep' -e '^sh -e' -e '^sort' | sort
+"""
+
+
+def test_deployed_changed_and_removed(lab: Lab, deploy: Deployer, tmp_path: Path) -> None:
+    one, two = pair = lab.servers[:2]
+    before = {server.name: on(server, EVERYTHING) for server in pair}
+    first = deploy.all_well("push")
+    assert {s["version"] for s in first.values()} == {"0.1.0"}
+    assert all(s["changed"] and s["copied_bytes"] > 1_000_000 for s in first.values())
+    again = deploy.all_well("push")
+    assert not any(s["changed"] or s["copied_bytes"] for s in again.values())
+    status = deploy.all_well("status")
+    assert {(s["release"], s["problem"]) for s in status.values()} == {
+        (first["server1"]["release"], "")
+    }
+    # It keeps the key to itself.
+    for server in pair:
+        assert "600 root" in on(
+            server, f"stat -c '%a %U' /opt/patchlight/{lab.name}/configuration/agent-tls/key.pem"
+        )
+    agent = f"cat /run/patchlight-services/{lab.name}/agent.child"
+    killed = on(one, f"{agent}; kill -9 $({agent})")
+    wait_until(lambda: on(one, agent) != killed, "it is started again")
+    wait_until(lambda: deploy.run("status")[1]["server1"]["version"], "it answers again")
+    assert deploy.all_well("status")["server1"]["restarts"] == 1
+    behind: dict[str, Any] = {
+        "jump": f"{one.ssh.user}@{one.ssh.address}:22",
+        "jump_host_key": one.ssh.host_key,
+    }
+    with deploy.changed(tmp_path, replace(two, ssh=replace(two.ssh, **behind))) as path:
+        assert deploy.run("restart", lab=path)[0] == 0
+    deploy.all_well("stop", "--server", "server2")
+    code, status = deploy.run("status")
+    assert (code, status["server2"]["problem"]) == (1, "its agent does not run")
+    assert all(s["removed"] for s in deploy.all_well("remove").values())
+    assert not any(s["removed"] for s in deploy.all_well("remove").values())
+    for server in pair:
+        assert on(server, EVERYTHING) == before[server.name]
+
+
+def test_a_push_that_was_cut_goes_on(lab: Lab, deploy: Deployer, tmp_path: Path) -> None:
+    first = lab.servers[0]
+    assert first.ssh.address is not None
+    only = ("--server", "server1")
+    with line_that_breaks(first.ssh.address, first.ssh.port, 12_000_000) as port:
+        there = replace(first, ssh=replace(first.ssh, address="127.0.0.1", port=port))
+        with deploy.changed(tmp_path, there) as path:
+            code, servers = deploy.run("push", *only, lab=path)
+    assert code == 1
+    assert "the connection to server1 broke off" in servers["server1"]["error"]
+    assert servers["server1"]["remedy"] == "Run the command again: it goes on where it was."
+    with logged_in(first) as client, Remote(client, "server1", lab.name) as remote:
+        partial = remote.ask("look")["partial"]
+    assert len(partial) == 1
+    # What was on the way when the line broke is lost.
+    whole = deploy.bundle_bytes(tmp_path / "bundle")
+    rest = deploy.all_well("push", *only)["server1"]["copied_bytes"]
+    assert whole - 12_500_000 <= rest < whole - 8_000_000
+    deploy.all_well("remove", *only)
+
+
+def test_servers_that_fail_are_named_and_stop_no_other(
+    lab: Lab, deploy: Deployer, tmp_path: Path
+) -> None:
+    first, second, *_ = lab.servers
+    on(first, "mount -t tmpfs -o size=4m full /opt")
+    try:
+        code, servers = deploy.run("push")
+    finally:
+        on(first, "umount /opt")
+    assert (code, servers["server2"]["ok"]) == (1, True)
+    assert "No space left on device" in servers["server1"]["error"]
+    assert servers["server1"]["remedy"].startswith("Make room")
+
+    with logged_in(first) as client, Remote(client, "server1", lab.name) as remote:
+        remote.ask("lock", who="Ada on desk")
+        code, servers = deploy.run("push")
+    assert (code, servers["server2"]["ok"], servers["server2"]["changed"]) == (1, True, False)
+    assert "Ada on desk, since " in servers["server1"]["error"]
+
+    key = "/home/guest/.ssh"
+    on(second, f"useradd --create-home guest; cp -r /home/admin/.ssh {key}; chown -R guest: {key}")
+    try:
+        guest = replace(second, ssh=replace(second.ssh, user="guest"))
+        with deploy.changed(tmp_path, guest) as path:
+            code, servers = deploy.run("push", "--server", "server2", lab=path)
+    finally:
+        on(second, "userdel --remove guest 2>/dev/null")
+    assert code == 1
+    assert servers["server2"]["error"].startswith("becoming root on server2: sudo: ")
+    assert "--ask-sudo-password" in servers["server2"]["remedy"]
+    deploy.all_well("remove")

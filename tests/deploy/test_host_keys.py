@@ -1,0 +1,91 @@
+"""Files of known hosts and of fingerprints: what they vouch for, and how keys get into them."""
+
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from patchlight.deploy.host_keys import HostKeyRefused, KnownHosts, known_name
+from patchlight.deploy.ssh import Place
+from patchlight.deploy.trust import Shown, read_fingerprints, vouch_in_known_hosts
+from patchlight.testbed.errors import BadInput, PatchlightError
+
+KEYS = [paramiko.ECDSAKey.generate() for _ in range(3)]
+LINES = [f"{key.get_name()} {key.get_base64()}" for key in KEYS]
+FINGERPRINT = f"SHA256:{'a' * 43}"
+
+
+def shown(name: str, key: paramiko.PKey, port: int = 22, *, changed: bool = False) -> Shown:
+    place = Place(name, name, port, None, None, None)
+    return Shown(name, place, key, "changed" if changed else "new")
+
+
+def test_keys_are_known_by_plain_and_by_hashed_names(tmp_path: Path) -> None:
+    hashed = paramiko.HostKeys.hash_host(known_name("there", 2222))
+    file = tmp_path / "known_hosts"
+    file.write_text(
+        f"# ours\n\nhere,10.0.0.1 {LINES[0]}\n{hashed} {LINES[1]} comment\n"
+        f"@cert-authority *.example.org {LINES[2]}\nhere nonsense\nhere ssh-rsa AAAA\n"
+        f"|1|broken|hash= {LINES[2]}\nhere ssh-unheard-of {KEYS[0].get_base64()}\n"
+    )
+    known = KnownHosts.read(file, tmp_path / "missing")
+    assert known.of("here", 22) == known.of("10.0.0.1", 22) == [KEYS[0]]
+    assert known.of("there", 2222) == [KEYS[1]]
+    assert known.of("there", 22) == known.of("a.example.org", 22) == []
+
+
+def test_a_key_that_is_revoked_is_not_known(tmp_path: Path) -> None:
+    file = tmp_path / "known_hosts"
+    file.write_text(f"here {LINES[0]}\nthere {LINES[1]}\n@revoked * {LINES[0]}\n")
+    known = KnownHosts.read(file)
+    assert (known.of("here", 22), known.of("there", 22)) == ([], [KEYS[1]])
+    assert known.revoked == {KEYS[0].asbytes()}
+
+
+def test_known_hosts_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(HostKeyRefused, match="reading the known host keys in"):
+        KnownHosts.read(tmp_path)
+
+
+def test_new_keys_come_last_and_a_changed_one_takes_the_place_of_the_old(tmp_path: Path) -> None:
+    file = tmp_path / "new/known_hosts"
+    vouch_in_known_hosts([shown("here", KEYS[0]), shown("there", KEYS[1], 2222)], file)
+    assert file.read_text() == f"here {LINES[0]}\n[there]:2222 {LINES[1]}\n"
+    assert (file.parent.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
+    hashed = paramiko.HostKeys.hash_host("here")
+    others = f"# mine\n10.0.0.1 {LINES[0]}\nthere {LINES[1]}"
+    file.write_text(f"# mine\nhere,10.0.0.1 {LINES[0]}\nthere {LINES[1]}\n{hashed} {LINES[0]}")
+    file.chmod(0o644)
+    vouch_in_known_hosts([shown("here", KEYS[2], changed=True)], file)
+    assert file.read_text() == f"{others}\nhere {LINES[2]}\n"
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert [path.name for path in file.parent.iterdir()] == ["known_hosts"]
+
+
+def test_known_hosts_that_cannot_be_written_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(PatchlightError, match="writing host keys into"):
+        vouch_in_known_hosts([shown("here", KEYS[0])], tmp_path)
+
+
+def test_fingerprints_are_read_as_people_write_them_down(tmp_path: Path) -> None:
+    file = tmp_path / "fingerprints"
+    file.write_text(
+        f"# at the consoles\n\nserver1 256 {FINGERPRINT} root@server1 (ED25519)\n"
+        f"server2 {FINGERPRINT}  # rsa\nserver2 SHA256:{'b' * 43}\n"
+    )
+    assert read_fingerprints(file) == {
+        "server1": {FINGERPRINT},
+        "server2": {FINGERPRINT, f"SHA256:{'b' * 43}"},
+    }
+
+
+@pytest.mark.parametrize(
+    "line", ["server1", "server1 SHA256:short", f"s {FINGERPRINT} {FINGERPRINT}", FINGERPRINT]
+)
+def test_a_line_without_a_server_and_its_key_is_a_mistake(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "fingerprints"
+    file.write_text(f"server9 {FINGERPRINT}\n{line}\n")
+    with pytest.raises(BadInput, match=r"fingerprints:2: expected a server and the fingerprint"):
+        read_fingerprints(file)
+    with pytest.raises(BadInput, match="cannot read the fingerprints"):
+        read_fingerprints(tmp_path / "missing")
