@@ -111,11 +111,11 @@ class Fleet:
     async def _watch(self, client: AgentClient, period_s: float) -> None:
         while True:
             began = time.monotonic()
-            await self._sample(client, began)
+            await self._sample(client)
             await asyncio.sleep(max(0.0, period_s - (time.monotonic() - began)))
 
-    async def _sample(self, client: AgentClient, asked_at: float) -> None:
-        name = client.server
+    async def _sample(self, client: AgentClient) -> None:
+        name, asked_at = client.server, time.monotonic()
         try:
             status = await client.status()
         except Exception as error:  # whatever one agent does, it is asked again
