@@ -108,4 +108,4 @@ def test_a_real_model_is_regrouped_while_it_learns(lab: EmulatedLab) -> None:
 def sent_by(at: float, report: dict[str, Any]) -> float:
     """How much of an iteration's gradient is under way by then (Unix time)."""
     left = (report["finished_at"] - at) / report["communication_s"]
-    return float(report["sent_bytes"]) * min(1.0, max(0.0, 1 - left))
+    return float(report["sent_bytes"] * min(1.0, max(0.0, 1 - left)))
