@@ -147,7 +147,7 @@ def train(
                 "finished_at": finished_at,
                 "check": "ok",
                 "device": on,
-                "loss": loss.item(),
+                "loss": loss.item() if loss.isfinite() else None,  # JSON knows no others
             }
         )
         checkpoints.save_if_due(iteration + 1)

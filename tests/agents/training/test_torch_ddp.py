@@ -63,6 +63,7 @@ def hold(job: list[Worker]) -> int:
     return at
 
 
+@pytest.mark.timeout(300)
 def test_a_model_learns_is_held_and_goes_on_from_its_checkpoint(
     make_job: MakeJob, tmp_path: Path
 ) -> None:
@@ -113,11 +114,23 @@ def test_a_model_learns_is_held_and_goes_on_from_its_checkpoint(
     ].output
 
 
-# The worker's own program, but that the gradients' group is renewed as one of NCCL's would be.
+# The worker's own program, but that the gradients' group is renewed as one of NCCL's would be, the
+# loss is always infinite, and in its sixth step rank 1 learns something that rank 0 does not.
 RENEWING = """
-import functools, sys
+import functools, itertools, json, math, sys
 import torch.distributed as dist
-from patchlight.agents.training import __main__, torch_ddp
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from patchlight.agents.training import __main__, samples, torch_ddp
+
+rank, steps = json.load(open(sys.argv[2]))["rank"], itertools.count(1)
+
+@register_optimizer_step_post_hook
+def learn(optimizer, *_):
+    if next(steps) == 6 and rank == 1:
+        optimizer.param_groups[0]["params"][-1].data[0] += 1
+
+of_samples = samples.Samples.loss
+samples.Samples.loss = lambda *given: of_samples(*given) + math.inf
 
 torch_ddp.train = functools.partial(torch_ddp.train, renews=True)
 new_group, made = dist.new_group, []
@@ -128,8 +141,11 @@ sys.exit(code)
 """
 
 
-def test_a_communicator_is_renewed_by_all_once_one_was_held(make_job: MakeJob) -> None:
-    job = make_job(2, "w", program=("-c", RENEWING), iterations=6)
+@pytest.mark.timeout(300)
+def test_a_communicator_is_renewed_once_one_was_held_and_replicas_that_differ_fail(
+    make_job: MakeJob,
+) -> None:
+    job = make_job(2, "w", program=("-c", RENEWING))
     for worker in job:
         worker.until("ready", deadline_s=60)
     assert job[0].tell(op="hold", iteration=3)["ok"]
@@ -137,8 +153,9 @@ def test_a_communicator_is_renewed_by_all_once_one_was_held(make_job: MakeJob) -
     job[0].until("held", deadline_s=60)
     assert job[0].tell(op="release")["ok"]
     for worker in job:
-        assert worker.process.wait(60) == 0, worker.output
-        assert [report["check"] for report in worker.reports] == ["ok"] * 6
+        assert worker.process.wait(60) == 1, worker.output
+        assert worker.state["message"].startswith("after iteration 5 the ranks' parameters differ")
+        assert [(r["check"], r["loss"]) for r in worker.reports] == [("ok", None)] * 5
         # The first, and one after the hold, which only one of the two knew of.
         assert "groups made: 2" in worker.output
 
