@@ -6,7 +6,7 @@ from pathlib import Path
 
 from patchlight.agents.errors import BadRequest, Forbidden
 from patchlight.testbed.commands import CommandTask
-from patchlight.testbed.worker_api import WorkerSpec
+from patchlight.testbed.worker_api import TorchTask, WorkerSpec
 
 _OF_THE_SERVER = [Path(each) for each in ("/etc", "/proc", "/sys", "/dev", "/run")]
 _DOCKER_SOCKET = "/var/run/docker.sock"
@@ -50,6 +50,8 @@ def _targets(spec: WorkerSpec) -> Iterator[str]:
 def _sources(spec: WorkerSpec) -> Iterator[str]:
     if isinstance(spec.task, CommandTask):
         yield from (mount.source for mount in spec.task.mounts)
+    if isinstance(spec.task, TorchTask) and spec.task.data is not None:
+        yield spec.task.data
     if spec.checkpoint is not None:
         yield spec.checkpoint
 

@@ -14,9 +14,10 @@ class NoEngine(PatchlightError):
 
 
 @contextmanager
-def engine_with_image(say: Callable[[str], None]) -> Iterator[None]:
+def engine_with_image(say: Callable[[str], None], *, torch: bool = False) -> Iterator[None]:
     """Inside the block a Docker engine answers at ``DOCKER_HOST`` and has the worker image.
 
+    With ``torch`` also the one with PyTorch.
     The engine that answers already, else a private one that is stopped at the end. ``say`` hears
     what is done. Raises ``NoEngine`` where a script of this folder fails; it has said why.
     """
@@ -30,6 +31,8 @@ def engine_with_image(say: Callable[[str], None]) -> Iterator[None]:
     try:
         say(f"looking for the worker image in the Docker engine at {url}")
         _checked("worker-image.sh")
+        if torch:
+            _checked("worker-image.sh", "--torch")
         yield
     finally:
         if started:

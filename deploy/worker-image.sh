@@ -3,8 +3,12 @@
 # imported into the Docker engine of $DOCKER_HOST (default: the one docker-engine.sh finds).
 # Does nothing if the image is there.
 #
-#   deploy/worker-image.sh [--rebuild] [IMAGE]      default IMAGE: patchlight-worker:latest
+#   deploy/worker-image.sh [--rebuild] [IMAGE]           default IMAGE: patchlight-worker:latest
+#   deploy/worker-image.sh --torch [--rebuild] [IMAGE]   with PyTorch: patchlight-worker-torch:latest
 #
+# PyTorch is its build for processors, from $PATCHLIGHT_TORCH_INDEX (default: PyTorch's own index).
+# One with CUDA: PATCHLIGHT_TORCH_INDEX=https://download.pytorch.org/whl/cu126, or the suffix that
+# fits the servers' driver.
 # Where a registry can be reached: docker build -t patchlight-worker -f deploy/Dockerfile .
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")"
@@ -16,15 +20,33 @@ RECIPE=1 # to be raised when what is in the root file system changes
 fail() { printf 'worker-image: %s\n' "$*" >&2; exit 1; }
 say() { printf 'worker-image: %s\n' "$*" >&2; }
 
-rebuild=false image=patchlight-worker:latest
+rebuild=false torch=false image=
 for argument in "$@"; do
     case $argument in
         --rebuild) rebuild=true ;;
-        -*) fail "unknown option $argument (known: --rebuild)" ;;
+        --torch) torch=true ;;
+        -*) fail "unknown option $argument (known: --rebuild, --torch)" ;;
         *) image=$argument ;;
     esac
 done
+kind=worker
+if $torch; then kind=worker-torch RECIPE=$RECIPE-torch; fi
+image=${image:-patchlight-$kind:latest}
 case $image in *:*) ;; *) image=$image:latest ;; esac
+
+# Into a folder that the image's Python looks in: with pip of this machine, because that of the
+# image would be one more package in it.
+fetch_torch() {
+    local python=../.venv/bin/python
+    [ -x $python ] || python=python3
+    $python -m pip --version >/dev/null 2>&1 || fail "no pip to fetch PyTorch with: apt-get install python3-pip"
+    say "fetching PyTorch ($(cat learn-constraint.txt); some 200 MB for processors, gigabytes with CUDA)"
+    $python -m pip install --quiet --target "$1" --python-version "$PYTHON" --only-binary=:all: \
+        --index-url "${PATCHLIGHT_TORCH_INDEX:-https://download.pytorch.org/whl/cpu}" \
+        --extra-index-url "${PIP_INDEX_URL:-https://pypi.org/simple}" \
+        "$(cat learn-constraint.txt)" >&2 || fail "pip could not fetch PyTorch (see above)"
+    rm -rf "${1:?}/bin" "$1/torch/include" "$1"/numpy*
+}
 
 engine() { python3 -I ../testbed/linux/docker_engine.py "$@"; }
 
@@ -39,17 +61,24 @@ command -v mmdebstrap >/dev/null ||
 # shellcheck source=/dev/null
 . /etc/os-release
 suite=${PATCHLIGHT_SUITE:-${VERSION_CODENAME:?cannot tell which Debian or Ubuntu this is; set PATCHLIGHT_SUITE}}
-tar=$CACHE/worker-$suite-$(dpkg --print-architecture)-$RECIPE.tar
+PYTHON=${PATCHLIGHT_PYTHON:-$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')}
+TORCH_AT=/usr/local/lib/python$PYTHON/dist-packages
+tar=$CACHE/$kind-$suite-$(dpkg --print-architecture)-$RECIPE.tar
 
 if $rebuild || ! [ -s "$tar" ]; then
     say "making the root file system of the workers ($suite; some 20 s)"
     mkdir -p "$CACHE"
     part=$(mktemp -d "$CACHE/part.XXXXXX")
     trap 'rm -rf "$part"' EXIT
+    hooks=()
+    if $torch; then
+        fetch_torch "$part/torch"
+        hooks=("--customize-hook=mkdir -p \"\$1/$TORCH_AT\"" "--customize-hook=sync-in $part/torch $TORCH_AT")
+    fi
     mmdebstrap --quiet --variant=minbase --include="$PACKAGES" \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
         --dpkgopt='path-exclude=/usr/share/locale/*' \
-        "$suite" "$part/worker.tar" ${PATCHLIGHT_MIRROR:+"$PATCHLIGHT_MIRROR"} >&2 ||
+        "${hooks[@]}" "$suite" "$part/worker.tar" ${PATCHLIGHT_MIRROR:+"$PATCHLIGHT_MIRROR"} >&2 ||
         fail "mmdebstrap could not make it (see above); PATCHLIGHT_MIRROR=URL chooses a mirror"
     mv "$part/worker.tar" "$tar"
 fi

@@ -21,7 +21,7 @@ from patchlight.testbed.commands import (
     Variable,
 )
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import short
+from patchlight.testbed.files.issues import nearest, short
 from patchlight.testbed.mistakes import joined, mistake_in_words
 
 MOST_ITERATIONS = 10_000_000
@@ -31,6 +31,7 @@ MOST_GPU_MODELS = 1000
 LONGEST_COMPUTE_S = 86_400.0
 LONGEST_DARK_S = 86_400.0
 LARGEST_SEED = 2**63 - 1
+LARGEST_BATCH = 1_000_000
 LARGEST_GRADIENT_BYTES = 10**15
 MOST_RETRIES = 100
 LONGEST_GRAPH = 2**20
@@ -40,7 +41,7 @@ LONGEST_LIMIT_S = 10 * 366 * 86_400.0
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$"
 
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_LIMIT_S, allow_inf_nan=False)]
-Trainer = Literal["synthetic", "command"]
+Trainer = Literal["synthetic", "torch", "command"]
 
 
 class JobState(StrEnum):
@@ -86,7 +87,12 @@ class JobSpec:
 
     A ``synthetic`` job is Patchlight's own ring all-reduce: ``iterations`` of ``gradient_bytes``
     bytes as in the lab (its scale is applied later), ``compute_s`` being the seconds that forward
-    and backward of one iteration take on each GPU model. A ``command`` runs a program of the
+    and backward of one iteration take on each GPU model. ``torch`` trains a built-in graph's
+    ``model`` with PyTorch: each worker has mini-batches of ``batch`` samples (``None``: as many as
+    the graph) out of the folder ``data`` of its server (``None``: made up), and the job's
+    ``checkpoint`` is written each ``checkpoint_every`` iterations. Its gradient is the model's; how
+    long it computes is measured unless it is given, and an emulated GPU computes as long at least.
+    A ``command`` runs a program of the
     user's in each worker, with the environment that launchers of PyTorch give; what is said of its
     iterations, gradient and compute time (0 or empty: not known) serves predictions only.
 
@@ -121,6 +127,9 @@ class JobSpec:
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
     dark_limit_s: Annotated[float, Field(gt=0, le=LONGEST_DARK_S, allow_inf_nan=False)] = 600.0
     trainer: Trainer = "synthetic"
+    model: Line | None = None
+    batch: Annotated[int, Field(ge=1, le=LARGEST_BATCH)] | None = None
+    data: AbsolutePath | None = None
     command: Annotated[tuple[Line, ...], FailFast(), Field(max_length=MOST_WORDS)] = ()
     image: Image | None = None
     environment: Annotated[Mapping[Variable, Line], Field(max_length=MOST_WORDS)] = field(
@@ -140,6 +149,7 @@ class JobSpec:
     after: Annotated[tuple[Line, ...], FailFast(), Field(max_length=MOST_WORDS)] = ()
     retries: Annotated[int, Field(ge=0, le=MOST_RETRIES)] = 0
     checkpoint: AbsolutePath | None = None
+    checkpoint_every: Annotated[int, Field(ge=1, le=MOST_ITERATIONS)] = 100
     graph: Annotated[str, Field(max_length=LONGEST_GRAPH)] | None = None
     topology: Line | None = None
     placement: Line | None = None
@@ -147,7 +157,7 @@ class JobSpec:
 
     def runs_on(self, model: str) -> bool:
         """Whether the job can run on GPUs of this model."""
-        if self.trainer != "command" and model not in self.compute_s:
+        if self.trainer == "synthetic" and model not in self.compute_s:
             return False
         return not self.gpu_models or model in self.gpu_models
 
@@ -288,23 +298,41 @@ def checked_specs(given: object) -> list[JobSpec]:
     return specs
 
 
-_OF_COMMANDS = ("command", "image", "environment", "mounts", "shared_memory_bytes")
+_NEEDS: Mapping[Trainer, tuple[str, ...]] = {
+    "synthetic": ("iterations", "gradient_bytes", "compute_s"),
+    "torch": ("model", "iterations"),
+    "command": ("command",),
+}
+# Fields that only some trainers have a use for.
+_ONLY_FOR: Mapping[str, tuple[Trainer, ...]] = {
+    "model": ("torch",),
+    "batch": ("torch",),
+    "data": ("torch",),
+    "command": ("command",),
+    "image": ("torch", "command"),
+    "environment": ("command",),
+    "mounts": ("command",),
+    "shared_memory_bytes": ("command",),
+    "working_directory": ("command",),
+}
 
 
 def contradictions(spec: JobSpec) -> list[str]:
     """What of a spec does not go together with the rest of it, in words."""
     found = []
-    if spec.trainer == "command":
-        if not spec.command:
-            found.append("a job with trainer command needs a command")
-    else:
-        needed = ("iterations", "gradient_bytes", "compute_s")
-        if lacking := [name for name in needed if not getattr(spec, name)]:
-            found.append(f"a {spec.trainer} job needs {', '.join(lacking)}")
-        elif spec.gradient_bytes < 4:
-            found.append(f"a gradient of {spec.gradient_bytes} bytes: expected 4 or more")
-        if unused := [name for name in (*_OF_COMMANDS, "working_directory") if getattr(spec, name)]:
-            found.append(f"{', '.join(unused)}: only for jobs with trainer command")
+    if lacking := [name for name in _NEEDS[spec.trainer] if not getattr(spec, name)]:
+        kind = "job with trainer command" if spec.trainer == "command" else f"{spec.trainer} job"
+        found.append(f"a {kind} needs {'a ' * (lacking == ['command'])}{', '.join(lacking)}")
+    elif spec.trainer == "synthetic" and spec.gradient_bytes < 4:
+        found.append(f"a gradient of {spec.gradient_bytes} bytes: expected 4 or more")
+    elif spec.model is not None and spec.trainer == "torch":
+        found += _no_model(spec.model)
+    unused: dict[tuple[Trainer, ...], list[str]] = {}
+    for name, trainers in _ONLY_FOR.items():
+        if getattr(spec, name) and spec.trainer not in trainers:
+            unused.setdefault(trainers, []).append(name)
+    for trainers, names in unused.items():
+        found.append(f"{', '.join(names)}: only for jobs with trainer {' or '.join(trainers)}")
     if spec.hosts and spec.workers and len(spec.hosts) != spec.workers:
         found.append(f"{spec.workers} workers on {len(spec.hosts)} hosts: expected one of the two")
     if spec.degrees and (spec.workers or spec.hosts):
@@ -314,6 +342,12 @@ def contradictions(spec: JobSpec) -> list[str]:
     if spec.after and spec.name in spec.after:
         found.append("it cannot wait for itself")
     return found
+
+
+def _no_model(name: str) -> list[str]:
+    from patchlight.testbed.graphs import BUILTIN_NAMES
+
+    return [] if name in BUILTIN_NAMES else [f"no model {name!r}: {nearest(name, BUILTIN_NAMES)}"]
 
 
 def _in_words(given: Any, mistake: Mapping[str, Any]) -> str:

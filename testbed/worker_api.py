@@ -18,9 +18,15 @@ from pydantic import (
     model_validator,
 )
 
-from patchlight.testbed.commands import AbsolutePath, CommandTask
+from patchlight.testbed.commands import AbsolutePath, CommandTask, Image, Line
 from patchlight.testbed.files.issues import short
-from patchlight.testbed.jobs import LARGEST_SEED, LONGEST_COMPUTE_S, MOST_ITERATIONS, MOST_WORKERS
+from patchlight.testbed.jobs import (
+    LARGEST_BATCH,
+    LARGEST_SEED,
+    LONGEST_COMPUTE_S,
+    MOST_ITERATIONS,
+    MOST_WORKERS,
+)
 
 LARGEST_TASK_GRADIENT_BYTES = 2_000_000_000
 """A worker holds some four times its gradient in memory."""
@@ -74,6 +80,26 @@ class SyntheticTask(_Request):
         return self
 
 
+class TorchTask(_Request):
+    """A model of the built-in graphs, trained by PyTorch over all the job's workers.
+
+    Each takes mini-batches of ``batch`` samples (``None``: as many as the graph has) out of
+    ``data``, a folder of the server, or made up. It goes on where the worker's checkpoint is, and
+    saves one each ``checkpoint_every`` iterations. ``compute_s`` is the least that an iteration
+    takes on an emulated GPU. ``image`` as in a command.
+    """
+
+    trainer: Literal["torch"]
+    model: Line
+    iterations: Annotated[int, Field(ge=1, le=MOST_ITERATIONS)]
+    batch: Annotated[int, Field(ge=1, le=LARGEST_BATCH)] | None = None
+    data: AbsolutePath | None = None
+    checkpoint_every: Annotated[int, Field(ge=1, le=MOST_ITERATIONS)] = 100
+    compute_s: Annotated[float, Field(ge=0, le=LONGEST_COMPUTE_S, allow_inf_nan=False)] = 0.0
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
+    image: Image | None = None
+
+
 def _trainer_of(task: Any) -> str:
     if isinstance(task, dict):
         return str(task.get("trainer", "synthetic"))
@@ -82,11 +108,13 @@ def _trainer_of(task: Any) -> str:
 
 # A further trainer is one more class here, and its program in ``agents/programs.py``.
 Task = Annotated[
-    Annotated[SyntheticTask, Tag("synthetic")] | Annotated[CommandTask, Tag("command")],
+    Annotated[SyntheticTask, Tag("synthetic")]
+    | Annotated[TorchTask, Tag("torch")]
+    | Annotated[CommandTask, Tag("command")],
     Discriminator(
         _trainer_of,
         custom_error_type="trainer",
-        custom_error_message="trainer: expected 'synthetic' or 'command'",
+        custom_error_message="trainer: expected 'synthetic', 'torch' or 'command'",
     ),
 ]
 """A task without ``trainer`` is a synthetic one."""
@@ -162,6 +190,7 @@ class WorkerStatus(BaseModel):
 class Report(BaseModel):
     """One iteration of one worker. Times in seconds, ``finished_at`` in Unix time.
 
+    ``loss`` is that of its own mini-batch, before it learnt from it, where a model is trained.
     Somebody else's program may leave out what it does not know.
     """
 
@@ -172,6 +201,7 @@ class Report(BaseModel):
     sent_bytes: int = 0
     check: str = ""
     device: str = ""
+    loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
 
 
 class Reports(BaseModel):

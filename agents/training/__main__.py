@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
+import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
-from .compute import open_device
+from . import trainer
+from .compute import Device, open_device
 from .control import ControlServer, Gate, Journal, StoppedAt
-from .task import TrainingError, read_task
-from .trainer import train
-
-
-class Stopped(BaseException):
-    """The worker was told to stop; not an error, so no ``except Exception`` swallows it."""
+from .task import TrainingError, TrainingTask, read_task
 
 
 def main() -> int:
@@ -24,9 +22,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="patchlight.agents.training", description=__doc__)
     parser.add_argument("--task", type=Path, required=True, help="the task file")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, _stop)
+    # Before there is any other thread: they all inherit it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     directory = arguments.task.resolve().parent
     journal = Journal(directory)
+    threading.Thread(target=_end_when_told, args=(journal,), daemon=True).start()
     try:
         task = read_task(arguments.task)
         journal.goes_on_at(task.first_iteration)
@@ -36,14 +36,12 @@ def main() -> int:
             first=task.first_iteration,
         )
         ControlServer(directory, gate)
+        train = _trainer_of(task)
         device = open_device(task)
         try:
             train(task, device, gate, journal)
         finally:
             device.close()
-    except Stopped:
-        journal.state("stopped", "told to stop")
-        return 0
     except StoppedAt as told:
         journal.state("stopped", str(told))
         return 0
@@ -59,8 +57,24 @@ def main() -> int:
     return 0
 
 
-def _stop(_signal: int, _frame: FrameType | None) -> None:
-    raise Stopped
+def _trainer_of(task: TrainingTask) -> Callable[[TrainingTask, Device, Gate, Journal], None]:
+    if task.model is None:
+        return trainer.train
+    try:
+        from . import torch_ddp
+    except ImportError as exc:
+        raise TrainingError(
+            f"training {task.model} needs PyTorch, and this worker lacks it ({exc}): for processes "
+            "pip install 'patchlight[torch]', for containers deploy/worker-image.sh --torch"
+        ) from exc
+    return torch_ddp.train
+
+
+def _end_when_told(journal: Journal) -> None:
+    """End at SIGTERM, whatever the training waits for: inside PyTorch, no handler would run."""
+    signal.sigwait({signal.SIGTERM})
+    journal.state("stopped", "told to stop")
+    os._exit(0)
 
 
 if __name__ == "__main__":

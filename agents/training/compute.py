@@ -168,10 +168,27 @@ class _Sleeper:
         """There is no device to give back."""
 
 
+class _ItsOwn:
+    """What a model trains on: its own passes keep it busy for as long as they take."""
+
+    name = ""
+
+    def begin(self, seconds: float) -> None:
+        """There is nothing to compute beside the model."""
+
+    def finish(self) -> None:
+        """Whoever computes the model knows when that is over."""
+
+    def close(self) -> None:
+        """It is given back with the process."""
+
+
 def open_device(task: TrainingTask) -> Device:
     """The device that the task asks for; ``TrainingError`` if it is there but refuses."""
     if task.gpu_socket is not None:
         return EmulatedGpu(task.gpu_socket, task.id)
+    if task.model is not None:
+        return _ItsOwn()
     if task.device == "sleep":
         return _Sleeper()
     try:

@@ -61,6 +61,11 @@ class Gate:
         """The iteration whose all-reduce has not begun yet."""
         return self._next
 
+    def goes_on_at(self, iteration: int) -> None:
+        """So many iterations were done before: training begins with this one."""
+        with self._condition:
+            self._next = iteration
+
     def start(self) -> None:
         """Let training begin; again is harmless."""
         with self._condition:

@@ -93,7 +93,7 @@ def join_ring(task: TrainingTask) -> Neighbours:
         except RingError as exc:
             failures.append(str(exc))
 
-    with _listen(me, end, task.window_bytes) as listener:
+    with listen(me, end, task.window_bytes) as listener:
         # Both at once: a neighbour answers our hello only when it is itself past listening.
         acceptor = threading.Thread(target=accept, daemon=True)
         acceptor.start()
@@ -109,7 +109,11 @@ def join_ring(task: TrainingTask) -> Neighbours:
     return Neighbours(joined["next"], joined["previous"])
 
 
-def _listen(me: Member, end: float, window_bytes: int | None) -> socket.socket:
+def listen(me: Member, end: float, window_bytes: int | None = None) -> socket.socket:
+    """A socket that listens there; ``RingError`` if it cannot, or has no such address by ``end``.
+
+    ``end`` is in time.monotonic's seconds.
+    """
     while True:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -30,6 +30,11 @@ class TrainingTask:
     ``deadline_s`` is how long the peers may take to come up; ``window_bytes`` is how much a
     neighbour may send ahead (``None``: as the kernel sees fit). Iterations before
     ``first_iteration`` were done by workers before this one.
+
+    With a ``model`` (a built-in graph's name) PyTorch trains that, over mini-batches of ``batch``
+    samples (``None``: as many as usual) from the folder ``data`` (``None``: made up). Where it
+    goes on is what the ``checkpoint`` folder says, which is written each ``checkpoint_every``
+    iterations. Its gradient is the model's; ``compute_s`` is the least that an emulated GPU takes.
     """
 
     id: str
@@ -37,14 +42,19 @@ class TrainingTask:
     rank: int
     ring: tuple[Member, ...]
     iterations: int
-    gradient_bytes: int
-    compute_s: float
+    gradient_bytes: int = 0
+    compute_s: float = 0.0
     seed: int = 0
     gpu_socket: str | None = None
     device: str = "auto"
     deadline_s: float = 60.0
     window_bytes: int | None = None
     first_iteration: int = 0
+    model: str | None = None
+    batch: int | None = None
+    data: str | None = None
+    checkpoint: str | None = None
+    checkpoint_every: int = 100
 
     @property
     def elements(self) -> int:
@@ -70,7 +80,8 @@ class TrainingTask:
             raise TrainingError(f"the ring must have ranks 0…n−1, once each: got {members}")
         if not 0 <= task.rank < len(members):
             raise TrainingError(f"rank {task.rank} is not in a ring of {len(members)}")
-        if task.iterations < 1 or task.gradient_bytes < 1 or task.compute_s < 0:
+        has_gradient = task.gradient_bytes >= 1 or task.model is not None
+        if task.iterations < 1 or not has_gradient or task.compute_s < 0:
             raise TrainingError("iterations and gradient_bytes must be positive, compute_s not < 0")
         if not 0 <= task.first_iteration < task.iterations:
             raise TrainingError(f"first_iteration must be one of {task.iterations} iterations")

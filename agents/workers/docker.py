@@ -14,6 +14,7 @@ import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import DeviceRequest, LogConfig, Mount
 
+from patchlight import testbed
 from patchlight.agents.errors import LaunchError
 from patchlight.agents.workers import keeper, output
 from patchlight.agents.workers.contract import ExitInfo, RunningWorker, WorkerHandle, WorkerLaunch
@@ -28,13 +29,16 @@ from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import deploy_file, namespaces
 from patchlight.testbed.linux.scheduling import favour_like_this_process
+from patchlight.testbed.worker_api import Task, TorchTask
 
 T = TypeVar("T")
 
 _CODE = "/opt/patchlight"
 _FOLDER = "/run/worker"
 _GPU_SOCKET = "/run/gpu.sock"
-_CHECKPOINT = "/run/checkpoint"
+_CHECKPOINT, _DATA = "/run/checkpoint", "/run/data"
+_TORCH_IMAGE = "patchlight-worker-torch:latest"
+_GRAPHS = Path(testbed.__file__).absolute().parent
 _MIB = 1024 * 1024
 # The engine says no, or is not there: requests' errors are OSErrors.
 _REFUSED = (DockerException, OSError)
@@ -71,10 +75,11 @@ class DockerRunner:
         try:
             self._client.images.get(image)
         except ImageNotFound as exc:
-            ours = f"build it: sudo bash {deploy_file('worker-image.sh')}"
+            make = f"build it: sudo bash {deploy_file('worker-image.sh')}"
+            hints = {self._image: make, _TORCH_IMAGE: f"{make} --torch"}
             raise LaunchError(
                 f"the Docker engine has no image {image}",
-                hint=ours if image == self._image else f"on this server: docker pull {image}",
+                hint=hints.get(image, f"on this server: docker pull {image}"),
             ) from exc
 
     async def launch(self, launch: WorkerLaunch) -> RunningWorker:
@@ -84,7 +89,7 @@ class DockerRunner:
 
     def _launch(self, launch: WorkerLaunch) -> str:
         worker, task = launch.spec.id, launch.spec.task
-        image = (isinstance(task, CommandTask) and task.image) or self._image
+        image = self._image_of(task)
         try:
             container = self._client.containers.create(image, **self._settings(launch))
         except ImageNotFound:
@@ -112,6 +117,14 @@ class DockerRunner:
             ) from exc
         return str(container.id)
 
+    def _image_of(self, task: Task) -> str:
+        match task:
+            case CommandTask():
+                return task.image or self._image
+            case TorchTask():
+                return task.image or _TORCH_IMAGE
+        return self._image
+
     def _settings(self, launch: WorkerLaunch) -> dict[str, Any]:
         spec, task = launch.spec, launch.spec.task
         program = program_of(launch, _places(launch))
@@ -133,9 +146,9 @@ class DockerRunner:
             "working_dir": program.directory,
         }
         match task:
-            case CommandTask():
+            case CommandTask() | TorchTask():
                 settings |= {"tmpfs": {"/tmp": "size=1g"}, "pids_limit": 4096}
-                if task.shared_memory_bytes is not None:
+                if isinstance(task, CommandTask) and task.shared_memory_bytes is not None:
                     settings["shm_size"] = task.shared_memory_bytes
             case _:
                 settings |= {"tmpfs": {"/tmp": "size=64m"}, "pids_limit": 256}
@@ -177,6 +190,7 @@ def _places(launch: WorkerLaunch) -> Places:
         python="python3",
         gpu_socket=_GPU_SOCKET if launch.gpu_socket else None,
         checkpoint=_CHECKPOINT if launch.spec.checkpoint else None,
+        data=_DATA if isinstance(launch.spec.task, TorchTask) and launch.spec.task.data else None,
     )
 
 
@@ -195,6 +209,11 @@ def _mounts(launch: WorkerLaunch) -> list[Mount]:
         mounts.append(Mount(_GPU_SOCKET, str(launch.gpu_socket), type="bind"))
     if launch.spec.checkpoint is not None:
         mounts.append(Mount(_CHECKPOINT, launch.spec.checkpoint, type="bind"))
+    if isinstance(task, TorchTask):
+        # Its models are made of the layers of the built-in graphs.
+        mounts.append(Mount(f"{_CODE}/patchlight/testbed", str(_GRAPHS), "bind", read_only=True))
+        if task.data is not None:
+            mounts.append(Mount(_DATA, task.data, type="bind", read_only=True))
     if isinstance(task, CommandTask):
         mounts += [
             Mount(mount.target, mount.source, type="bind", read_only=mount.read_only)

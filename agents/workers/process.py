@@ -27,6 +27,7 @@ from patchlight.agents.workers.programs import (
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.linux import namespace_processes, namespaces
 from patchlight.testbed.linux.processes import boot_id, process_start
+from patchlight.testbed.worker_api import SyntheticTask, TorchTask
 
 # An emulated lab finds all its processes by the last one, also those that left their namespace.
 _INHERITED = ("PATH", "LANG", "HOME", "PATCHLIGHT_RUN")
@@ -62,6 +63,7 @@ class ProcessRunner(Runner):
             python=sys.executable,
             gpu_socket=str(launch.gpu_socket) if launch.gpu_socket else None,
             checkpoint=launch.spec.checkpoint,
+            data=launch.spec.task.data if isinstance(launch.spec.task, TorchTask) else None,
         )
         program = program_of(launch, places)
         if program.gated:
@@ -95,8 +97,9 @@ def _start(program: Program, folder: Path) -> subprocess.Popen[bytes]:
 
 def _refuse_containers_things(launch: WorkerLaunch) -> None:
     task = launch.spec.task
-    if isinstance(task, CommandTask) and (task.image or task.mounts):
-        what = f"the image {task.image}" if task.image else "mounts"
+    image = None if isinstance(task, SyntheticTask) else task.image
+    if image or (isinstance(task, CommandTask) and task.mounts):
+        what = f"the image {image}" if image else "mounts"
         raise BadRequest(
             f"worker {launch.spec.id} asks for {what}, but this agent runs workers as processes",
             hint="run the agent with --workers docker, or leave image and mounts out: the program "

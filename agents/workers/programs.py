@@ -11,7 +11,7 @@ from pathlib import Path
 from patchlight import agents
 from patchlight.agents.workers.contract import WorkerLaunch
 from patchlight.testbed.commands import CommandTask
-from patchlight.testbed.worker_api import SyntheticTask, WorkerSpec
+from patchlight.testbed.worker_api import SyntheticTask, TorchTask, WorkerSpec
 
 TRAINING = Path(agents.__file__).absolute().parent / "training"
 TRAINING_IN_PATH = Path("patchlight/agents/training")
@@ -25,7 +25,8 @@ _DEFAULTS = {"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THRE
 class Places:
     """Where a worker finds its things, as it sees them itself.
 
-    ``folder`` is its own; ``code`` is a folder of Python's path with the training code in it.
+    ``folder`` is its own; ``code`` is a folder of Python's path with the training code in it;
+    ``data`` is the folder of its samples.
     """
 
     folder: str
@@ -33,6 +34,7 @@ class Places:
     python: str
     gpu_socket: str | None = None
     checkpoint: str | None = None
+    data: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,8 @@ def program_of(launch: WorkerLaunch, places: Places) -> Program:
     """The program of the worker's trainer; puts into the worker's folder what it reads there."""
     spec, task = launch.spec, launch.spec.task
     match task:
-        case SyntheticTask():
-            _write_task(launch.directory, spec, task, places.gpu_socket)
+        case SyntheticTask() | TorchTask():
+            _write_task(launch.directory, spec, task, places)
             own = {"PYTHONPATH": places.code}
             directory, gated = places.folder, False
             command = [places.python, "-s", "-m", "patchlight.agents.training"]
@@ -95,14 +97,16 @@ def _rendezvous(launch: WorkerLaunch, places: Places) -> dict[str, str]:
 
 
 def _write_task(
-    folder: Path, spec: WorkerSpec, task: SyntheticTask, gpu_socket: str | None
+    folder: Path, spec: WorkerSpec, task: SyntheticTask | TorchTask, places: Places
 ) -> None:
     values = {
         "id": spec.id,
         "job": spec.job,
         "rank": spec.rank,
         "ring": [member.model_dump(mode="json") for member in spec.ring],
-        **task.model_dump(mode="json", exclude={"trainer"}),
-        "gpu_socket": gpu_socket,
+        **task.model_dump(mode="json", exclude={"trainer", "image"}),
+        "gpu_socket": places.gpu_socket,
     }
+    if isinstance(task, TorchTask):
+        values |= {"data": places.data, "checkpoint": places.checkpoint}
     (folder / "task.json").write_text(json.dumps(values), encoding="utf-8")

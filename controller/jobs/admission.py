@@ -1,6 +1,7 @@
 """Which jobs a lab takes: those that could run in it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pydantic import ValidationError
 
@@ -9,6 +10,7 @@ from patchlight.controller.jobs.worker_specs import command_task, scaled_gradien
 from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.graphs import builtin_graph
 from patchlight.testbed.jobs import JobSpec, checked_specs
 from patchlight.testbed.lab import Host, Lab
 from patchlight.testbed.policies import PolicyChoice
@@ -34,11 +36,12 @@ def check_policies(specs: Sequence[JobSpec], choice: PolicyChoice) -> None:
 def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[JobSpec]:
     """The specs, checked; ``BadInput`` for jobs that could never run together in this lab.
 
+    A job with a model gets that model's gradient, which the lab's scale leaves as it is.
     ``counted``: a job without hosts has to say how many workers it wants.
     """
     if not given:
         raise BadInput("no job given")
-    specs = checked_specs(list(given))
+    specs = [_with_gradient(lab, spec) for spec in checked_specs(list(given))]
     named: dict[str, str] = {}
     for spec in specs:
         _check_models(lab, spec)
@@ -70,6 +73,14 @@ def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[Jo
     if asked > len(usable):
         raise BadInput(f"{asked} workers asked for: the lab has {len(usable)} GPUs with a NIC")
     return specs
+
+
+def _with_gradient(lab: Lab, spec: JobSpec) -> JobSpec:
+    if spec.trainer != "torch" or spec.model is None:
+        return spec
+    # Links are scaled and a real gradient is not: in the lab's terms it is so much larger.
+    real_bytes = builtin_graph(spec.model).parameter_bytes
+    return replace(spec, gradient_bytes=round(real_bytes * lab.scale))
 
 
 def _models(spec: JobSpec) -> str:
@@ -112,6 +123,7 @@ def _check_command(spec: JobSpec) -> None:
 def _check_memory(lab: Lab, spec: JobSpec) -> None:
     if spec.trainer == "command":
         _check_command(spec)
+    if spec.trainer != "synthetic":
         return
     scaled = scaled_gradient_bytes(spec.gradient_bytes, lab)
     if scaled > LARGEST_TASK_GRADIENT_BYTES:

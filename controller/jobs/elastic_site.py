@@ -67,11 +67,11 @@ class ElasticLabSite(LabSite):
             return "it does not say how many iterations it does, how long and with which gradient"
         job = self.table.running.get(status.id)
         workers = () if job is None else job.workers
-        if status.spec.trainer == "command":
-            if status.spec.checkpoint is None:
-                return "it has no checkpoint folder to go on from"
-            if any(worker.status.holds_by != "protocol" for worker in workers):
-                return "its program does not speak the protocol by which it is stopped"
+        if status.spec.trainer != "synthetic" and status.spec.checkpoint is None:
+            return "it has no checkpoint folder to go on from"
+        by_protocol = all(worker.status.holds_by == "protocol" for worker in workers)
+        if status.spec.trainer == "command" and not by_protocol:
+            return "its program does not speak the protocol by which it is stopped"
         return None
 
     def elastic(self) -> list[tuple[GangEntry, ElasticJob]]:

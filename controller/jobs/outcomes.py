@@ -51,13 +51,15 @@ class Outcomes:
         add = partial(self._table.ledger.add_iterations, job.id, reports)
         await self.on_record(add, in_thread=True)
         done = max(report["index"] + 1 for report in reports)
-        await self.on_record(lambda: self._progress(job, done))
+        await self.on_record(lambda: self._progress(job, done, reports))
 
-    def _progress(self, job: RunningJob, done: int) -> None:
+    def _progress(self, job: RunningJob, done: int, reports: list[dict[str, Any]]) -> None:
         now = self._table[job.id]
         done = max(now.iterations_done, done)
-        if (done, job.restarts) != (now.iterations_done, now.restarts):
-            self._table.keep(replace(now, iterations_done=done, restarts=job.restarts))
+        spec = _measured(job, now.spec, reports)
+        if (done, job.restarts, spec) != (now.iterations_done, now.restarts, now.spec):
+            known = replace(now, iterations_done=done, restarts=job.restarts, spec=spec)
+            self._table.keep(known)
 
     async def give_back(self, job: RunningJob) -> None:
         """Take from a job all that it has; what its workers printed is kept."""
@@ -118,8 +120,24 @@ class Outcomes:
             self._table.end([job.id], JobState.FAILED, said, getattr(error, "last_lines", ()))
 
 
+def _measured(job: RunningJob, spec: JobSpec, reports: list[dict[str, Any]]) -> JobSpec:
+    """The spec, with how long a model computes on GPUs that nothing was said of.
+
+    The very first iteration is not looked at: it also loads and warms up what the others use.
+    """
+    if spec.trainer != "torch":
+        return spec
+    found = dict(spec.compute_s)
+    for report in reports:
+        gpu = job.hosts[report["rank"]].gpu
+        if gpu is not None and report["index"] > 0 and report["compute_s"] > 0:
+            on_one = len(job.hosts) if spec.is_split else 1
+            found.setdefault(gpu.model, report["compute_s"] * on_one)
+    return spec if found == spec.compute_s else replace(spec, compute_s=found)
+
+
 def _goes_on_at(spec: JobSpec, done: int) -> int:
-    """Where a job goes on that has done so many; of a command, its own checkpoint says."""
-    if spec.trainer == "command":
+    """Where a job goes on that has done so many; of others than ours, a checkpoint says."""
+    if spec.trainer != "synthetic":
         return 0
     return max(0, min(done, spec.iterations - 1))  # it may have failed before it was done

@@ -6,10 +6,18 @@ from pydantic import ValidationError
 
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.graphs import builtin_graph
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab import Host, Lab
 from patchlight.testbed.mistakes import mistakes_in_words
-from patchlight.testbed.worker_api import Neighbour, RingMember, SyntheticTask, Task, WorkerSpec
+from patchlight.testbed.worker_api import (
+    Neighbour,
+    RingMember,
+    SyntheticTask,
+    Task,
+    TorchTask,
+    WorkerSpec,
+)
 
 # Each worker has a network namespace of its own, so one port serves every ring.
 RING_PORT = 29500
@@ -68,7 +76,9 @@ def worker_specs(
 def _task(spec: JobSpec, host: Host, lab: Lab, first_iteration: int, workers: int) -> Task:
     if spec.trainer == "command":
         return command_task(spec)
-    compute_s = spec.compute_s[host.gpu.model] if host.gpu else 0.0
+    compute_s = spec.compute_s.get(host.gpu.model, 0.0) if host.gpu else 0.0
+    if spec.trainer == "torch":
+        return torch_task(spec, compute_s, workers)
     return SyntheticTask(
         iterations=spec.iterations,
         gradient_bytes=scaled_gradient_bytes(spec.gradient_bytes, lab),
@@ -76,6 +86,28 @@ def _task(spec: JobSpec, host: Host, lab: Lab, first_iteration: int, workers: in
         compute_s=compute_s / (workers if spec.is_split else 1),
         seed=spec.seed,
         first_iteration=first_iteration,
+    )
+
+
+def torch_task(spec: JobSpec, compute_s: float = 0.0, workers: int = 1) -> TorchTask:
+    """What a job with a model asks of an agent; ``pydantic.ValidationError`` if none would take it.
+
+    A mini-batch and its ``compute_s`` are shared by the workers of a job that is split over them.
+    """
+    model, batch, share = spec.model or "", spec.batch, 1
+    if spec.is_split:
+        share = workers
+        batch = max(1, (batch or builtin_graph(model).batch or 1) // share)
+    return TorchTask(
+        trainer="torch",
+        model=model,
+        iterations=spec.iterations,
+        batch=batch,
+        data=spec.data,
+        checkpoint_every=spec.checkpoint_every,
+        compute_s=compute_s / share,
+        seed=spec.seed,
+        image=spec.image,
     )
 
 

@@ -157,16 +157,28 @@ def bert_large(net: Layers, length: int = 512, width: int = 1024, layers: int = 
     net.pointwise("Tanh", net.linear(first, width), flops=8)
 
 
-def gpt2(net: Layers, length: int = 1024, width: int = 768, layers: int = 12) -> None:
+def gpt2(
+    net: Layers,
+    length: int = 1024,
+    width: int = 768,
+    layers: int = 12,
+    heads: int = 12,
+    entries: int = 50257,
+) -> None:
     """Radford et al. 2019, the smallest (124 M): sequences of 1,024 tokens."""
-    tokens, entries = net.input(length), 50257
+    tokens = net.input(length)
     words = net.embedding(tokens, entries, width)
     positions = net.embedding(tokens, length, width, of="positions")
     x = net.pointwise("Add", words, positions)
     for _ in range(layers):
-        x = net.pointwise("Add", _attention(net, net.layer_norm(x), heads=12), x)
+        x = net.pointwise("Add", _attention(net, net.layer_norm(x), heads), x)
         x = net.pointwise("Add", _expansion(net, net.layer_norm(x)), x)
     net.linear(net.layer_norm(x), entries, bias=False, tied=True)
+
+
+def tiny_transformer(net: Layers) -> None:
+    """GPT-2's layers, but two of them, 64 wide, over 64 tokens of 512: for slow links and CPUs."""
+    gpt2(net, length=64, width=64, layers=2, heads=4, entries=512)
 
 
 L = TypeVar("L", bound=Layers)
@@ -189,6 +201,7 @@ _RECIPES = {
     "gnmt": _Recipe(gnmt, 32),
     "bert-large": _Recipe(bert_large, 8),
     "gpt2": _Recipe(gpt2, 8),
+    "tiny-transformer": _Recipe(tiny_transformer, 8),
 }
 BUILTIN_NAMES = tuple(_RECIPES)
 """The names that ``builtin_graph`` knows."""

@@ -220,10 +220,14 @@ class _Reader:
         """The job with these values, or none after noting why not. ``job`` has the positions."""
         if "command" in values:
             values.setdefault("trainer", "command")
+        elif "model" in values:
+            values.setdefault("trainer", "torch")
         mounts = tuple(m if isinstance(m, Mount) else Mount(**m) for m in values.get("mounts", ()))
         named = {_FIELDS.get(key, key): value for key, value in values.items()}
         spec = JobSpec(**{**named, "mounts": mounts})
         mistakes = [_in_keys(words) for words in contradictions(spec)]
+        if spec.trainer == "torch" and spec.gradient_bytes:
+            mistakes.append("gradient: only for jobs without a model, whose own is known")
         if not {"workers", "hosts", "degrees"} & values.keys():
             mistakes.append(f"{JOB.what} lacks 'workers', or 'hosts': expected one of the two")
         if len(spec.name) > LONGEST_NAME:

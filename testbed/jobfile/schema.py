@@ -23,6 +23,7 @@ from patchlight.testbed.files.groups import Group, Key, required
 from patchlight.testbed.files.issues import short
 from patchlight.testbed.jobs import (
     JOB_NAME,
+    LARGEST_BATCH,
     LARGEST_GRADIENT_BYTES,
     LARGEST_SEED,
     LONGEST_COMPUTE_S,
@@ -119,6 +120,8 @@ _FOLDER = _line("a folder of the servers", "/srv/data", begin="/")
 _WORD = _line("a word", "train.py", numbers=True)
 _VALUE = Text("a value", lambda text: text, {"maxLength": LONGEST_TEXT}, numbers=True)
 _WORKER_COUNT = Whole("how many workers", 1, MOST_WORKERS)
+_MODEL_NAME = _line("a model", "resnet50")
+_BATCH = Whole("a mini-batch", 1, LARGEST_BATCH, grouped=True)
 _ITERATIONS = Whole("how many iterations", 1, MOST_ITERATIONS, grouped=True)
 _GRADIENT = _size(4, LARGEST_GRADIENT_BYTES, "a gradient's size", "553MB")
 _SEED = Whole("a seed", 0, LARGEST_SEED)
@@ -146,8 +149,24 @@ JOB = Group(
     Key(
         "trainer",
         choice("a trainer", *get_args(Trainer)),
-        "what runs: our ring all-reduce of made-up gradients, or a program of your own",
-        default="command where there is a command, else synthetic",
+        "what runs: our ring all-reduce of made-up gradients, a model trained by PyTorch, or a "
+        "program of your own",
+        default="command where there is a command, torch where there is a model, else synthetic",
+    ),
+    Key("model", _MODEL_NAME, "the model that PyTorch trains: a built-in graph's name"),
+    Key(
+        "batch",
+        _BATCH,
+        "how many samples a worker of such a job takes in an iteration",
+        "that of the graph",
+        "16",
+    ),
+    Key(
+        "data",
+        _FOLDER,
+        "the folder of such a job's samples, with inputs.npy and targets.npy",
+        "made-up samples",
+        "/srv/data/images",
     ),
     Key(
         "workers",
@@ -180,7 +199,7 @@ JOB = Group(
     Key("hosts", ListOf(_HOST, "hosts"), "its GPUs, in ring order, instead of a number"),
     Key("gpu_models", _one_or_more(MODEL, "GPU models"), "the only models it takes", "any"),
     Key("iterations", _ITERATIONS, "how many iterations it has", example="100"),
-    Key("gradient", _GRADIENT, "the size of one gradient"),
+    Key("gradient", _GRADIENT, "the size of one gradient; that of a model is known"),
     Key(
         "compute",
         MapOf(
@@ -190,9 +209,9 @@ JOB = Group(
             "{Tesla M40: 500ms, Titan V: 250ms}",
         ),
         "how long an iteration computes, forward and backward, on each GPU model; with workers "
-        "auto on one GPU, which its workers share",
+        "auto on one GPU, which its workers share; that of a model is measured unless it is given",
     ),
-    Key("seed", _SEED, "makes a synthetic job's gradients", default="0"),
+    Key("seed", _SEED, "makes a synthetic job's gradients, a model's samples", default="0"),
     Key("command", _COMMAND, "the program of each worker: a shell line, or a list of words"),
     Key(
         "image",
@@ -247,6 +266,7 @@ JOB = Group(
     ),
     Key("retries", _RETRIES, "how often it begins again after it failed", "0", "3"),
     Key("checkpoint", _FOLDER, "the folder of its checkpoints", example="/srv/checkpoints/vgg"),
+    Key("checkpoint_every", _ITERATIONS, "how often a model's is written, in iterations", "100"),
     Key(
         "preemptible",
         YesNo("whether others may interrupt it"),

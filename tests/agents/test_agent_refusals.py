@@ -32,7 +32,11 @@ def test_wrong_requests_are_refused_and_leave_the_nic_at_home(agent: Agent) -> N
         ({**good, "unheard_of": 1}, 422, "unheard_of"),
         ({**good, "task": {**good["task"], "iterations": 0}}, 422, "iterations"),
         ({**good, "task": {**good["task"], "first_iteration": 5}}, 422, "one of 5 iterations"),
-        ({**good, "task": {"trainer": "rocket"}}, 422, "expected 'synthetic' or 'command'"),
+        (
+            {**good, "task": {"trainer": "rocket"}},
+            422,
+            "expected 'synthetic', 'torch' or 'command'",
+        ),
     ]
     for spec, status, words in wrong:
         answer = agent.client.post("/workers", json=spec)

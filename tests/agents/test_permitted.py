@@ -38,6 +38,18 @@ def test_what_belongs_to_the_server_is_refused(source: str, tmp_path: Path) -> N
         permitted(spec(str(link)))
 
 
+def test_samples_of_a_model_are_files_like_others(tmp_path: Path) -> None:
+    def of(data: str) -> WorkerSpec:
+        task = {"trainer": "torch", "model": "vgg16", "iterations": 1, "data": data}
+        return WorkerSpec.model_validate({**spec("/srv").model_dump(mode="json"), "task": task})
+
+    permitted(of(str(tmp_path)))
+    with pytest.raises(Forbidden, match="is for no worker"):
+        permitted(of("/etc/ssl"))
+    with pytest.raises(BadRequest, match="which this server has not"):
+        permitted(of(str(tmp_path / "none")))
+
+
 @pytest.mark.parametrize(
     "target", ["/", "/proc", "/run/worker", "/data/../run", "//opt/patchlight"]
 )

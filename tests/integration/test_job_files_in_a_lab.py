@@ -2,9 +2,13 @@
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -12,6 +16,7 @@ from click.testing import CliRunner
 from patchlight import EmulatedLab
 from patchlight.cli.main import cli
 from patchlight.testbed.policies import PolicyChoice
+from tests.support.lab_jobs import every_iteration
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
@@ -55,10 +60,52 @@ def test_the_third_job_waits_says_for_what_and_runs_when_one_ends(lab: EmulatedL
     assert job("wait", "four", "two", code=1).count("stopped by the user") == 2
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="no PyTorch: pip install torch")
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="no PyTorch: pip install torch")
+
+
+@needs_torch
 def test_an_unchanged_script_of_pytorch_is_a_job(lab: EmulatedLab, tmp_path: Path) -> None:
     script = str(EXAMPLES / "train_gloo.py")
     words = ("--workers", "2", "--hold", "freeze", "--", sys.executable, script, "--steps", "3")
     job_id = job("submit", "gloo", *words).strip()
     wait_until(lambda: "rank 1 step 2" in job("logs", "gloo"), deadline_s=60)
     job("wait", job_id, "--timeout", "30s")
+
+
+@needs_torch
+def test_a_real_model_is_regrouped_while_it_learns(lab: EmulatedLab) -> None:
+    since = time.time()
+    hosts = ("--hosts", "gpu1,gpu3")  # under different ToRs
+    words = ("--model", "tiny-transformer", "--iterations", "24")
+    job_id = job("submit", "real", *hosts, *words).strip()
+    wait_until(lambda: lab.controller.job(job_id)["iterations_done"] >= 12, deadline_s=60)
+    assert lab.controller.job(job_id)["predicted_iteration_s"]
+    job("regroup", "real")
+    job("wait", "real", "--timeout", "1min")
+    ended = lab.controller.job(job_id)
+    assert ended["restarts"] == 0
+    reports, _ = lab.controller.iterations(job_id)
+    assert sorted((each["rank"], each["index"]) for each in reports) == every_iteration(2, 24)
+    assert {each["check"] for each in reports} == {"ok"}
+    rank0, rank1 = ([each for each in reports if each["rank"] == rank] for rank in (0, 1))
+    for rank in (rank0, rank1):
+        assert fmean(r["loss"] for r in rank[-3:]) < fmean(r["loss"] for r in rank[:3])
+    # A port that light moves away in the middle of a second takes its count along.
+    (change,) = [row for row in lab.controller.reconfigurations() if row["started_at"] > since]
+    ports = [p for p in lab.controller.ports(since) if p["at"] < change["started_at"]]
+    # Of a full frame 66 bytes are headers, and every other one is acknowledged.
+    whole = 1514 / 1448 + 66 / (2 * 1448)
+    for host, sender in (("server1.gpu1", rank1), ("server2.gpu3", rank0)):
+        rates = [(p["at"], p["rx_bps"] / lab.lab.scale) for p in ports if p["host"] == host]
+        counted_bytes = sum((at - before) * bps / 8 for (before, _), (at, bps) in pairwise(rates))
+        sent_bytes = sum(sent_by(rates[-1][0], each) for each in sender)
+        assert sent_bytes > 8 * 547_840
+        if sender is rank0:  # its parameters, once
+            sent_bytes += 547_840
+        assert counted_bytes == pytest.approx(whole * sent_bytes, rel=0.05)
+
+
+def sent_by(at: float, report: dict[str, Any]) -> float:
+    """How much of an iteration's gradient is under way by then (Unix time)."""
+    left = (report["finished_at"] - at) / report["communication_s"]
+    return float(report["sent_bytes"] * min(1.0, max(0.0, 1 - left)))

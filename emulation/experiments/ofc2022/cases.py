@@ -18,7 +18,7 @@ from patchlight.emulation.experiments.ofc2022.measurements import (
 )
 from patchlight.emulation.experiments.ofc2022.scenario import given_compute_s, jobs_of
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.jobs import Iteration, JobSpec, JobState, JobStatus
+from patchlight.testbed.jobs import Iteration, JobSpec, JobState, JobStatus, Trainer
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
 
@@ -123,6 +123,7 @@ def run_case(
     iterations: int,
     tell: Tell,
     mismatch_percent: float = 0.0,
+    trainer: Trainer = "synthetic",
 ) -> CaseRun:
     """One case under one wiring, from the lab's initial cross-connects to the last iteration.
 
@@ -130,7 +131,7 @@ def run_case(
     Raises ``PatchlightError`` if a job fails or does not get on.
     """
     client.reconfigure(lab.initial_maps)
-    specs = jobs_of(case, lab, iterations, mismatch_percent)
+    specs = jobs_of(case, lab, iterations, mismatch_percent, trainer)
     since = time.time()
     ids = [job.id for job in client.submit(specs, regroup=wiring == "optical")]
     at_half = specs[0].iterations // 2
@@ -151,7 +152,8 @@ def run_case(
         for status in statuses
     )
     _wait_for_samples(client, max(i.finished_at for job in jobs for i in job.iterations), since)
-    return CaseRun(case, wiring, jobs, client.ports(since), client.gpus(since), tuple(changes))
+    seen = client.ports(since), client.gpus(since)
+    return CaseRun(case, wiring, jobs, *seen, tuple(changes), trainer)
 
 
 def _follow(

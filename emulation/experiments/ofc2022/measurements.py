@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from patchlight.testbed.jobs import Iteration, JobStatus
+from patchlight.testbed.jobs import Iteration, JobStatus, Trainer
 
 Wiring = Literal["static", "optical", "live"]
 
@@ -63,7 +63,10 @@ class JobRun:
 
 @dataclass(frozen=True, slots=True)
 class CaseRun:
-    """One case under one wiring: the jobs (the one that is looked at first) and the counters."""
+    """One case under one wiring: the jobs (the one that is looked at first) and the counters.
+
+    All jobs have the same ``trainer``.
+    """
 
     case: str
     wiring: Wiring
@@ -71,3 +74,4 @@ class CaseRun:
     ports: tuple[PortRate, ...]
     gpus: tuple[GpuSample, ...]
     reconfigurations: tuple[Reconfiguration, ...] = field(default=())
+    trainer: Trainer = "synthetic"

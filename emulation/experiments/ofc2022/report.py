@@ -43,7 +43,9 @@ def write_report(result: dict[str, Any], runs: Sequence[CaseRun], output: Path) 
 
 
 def _plots(result: dict[str, Any], runs: Sequence[CaseRun], output: Path) -> list[Path]:
-    by_name: dict[tuple[str, Wiring], CaseRun] = {(run.case, run.wiring): run for run in runs}
+    by_name: dict[tuple[str, Wiring], CaseRun] = {
+        (run.case, run.wiring): run for run in runs if run.trainer == "synthetic"
+    }
     whole = {case: found for case, found in result["cases"].items() if "reduction" in found}
     plots: list[Path] = []
     if whole:
@@ -102,11 +104,26 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
         rows.append(("live", "iteration", "", pace, ""))
         gap = f"{live['longest_gap_s']:.2f} s"
         rows.append(("live", "longest without one", "", gap, ""))
+    if real := result.get("real"):
+        rows += _rows_of_real(real, result["cases"].get(real["case"], {}))
     if change := result.get("reconfiguration"):
         what = f"{change['cross_connects_changed']} cross-connects"
         drain_s = change["total_s"] - change["switching_s"]
         took = f"{change['total_s']:.2f} s ({drain_s:.2f} s drain)"
         rows.append(("", what, "", took, ""))
+    return rows
+
+
+def _rows_of_real(real: dict[str, Any], beside: dict[str, Any]) -> list[Row]:
+    """The case with a real model, and beside it the reduction with made-up gradients."""
+    rows: list[Row] = []
+    for wiring in ("static", "optical"):
+        measured = f"{real[wiring]['completion_s']:.2f} s, {real[wiring]['iterations']} iterations"
+        rows.append(("real", f"completion, {wiring}", "", measured, ""))
+    rows.append(("real", "completion lower by", "", f"{100 * real['reduction']:.1f} %", ""))
+    if "reduction" in beside:
+        made_up = f"{100 * beside['reduction']:.1f} %"
+        rows.append(("real", "… with made-up gradients", "", made_up, ""))
     return rows
 
 
@@ -122,6 +139,20 @@ def too_busy(result: dict[str, Any]) -> str:
     return (
         f"The machine was too busy for these figures to be believed: {'; '.join(reasons)}. "
         "Run it again when nothing else runs."
+    )
+
+
+def _of_real(result: dict[str, Any]) -> str:
+    """What the rows with a real model are, in a sentence; empty where there are none."""
+    real = result.get("real")
+    if real is None:
+        return ""
+    return (
+        f"In the rows “real” the jobs of case ({real['case']}) train the {real['model']} with "
+        "PyTorch over Gloo: real gradients of "
+        f"{real['gradient_bytes'] / result['scale'] / 1e3:.0f} kB, real parameters that are "
+        "compared after each iteration, and emulated GPUs that are busy for as long as in the "
+        "other rows."
     )
 
 
@@ -160,6 +191,7 @@ def page(result: dict[str, Any], rows: Sequence[Sequence[str]], plots: Sequence[
         f"are not; all figures here are the lab's. The second job of each case computes "
         f"{result['mismatch_percent']:g} % longer than its GPUs say. "
         f"Machine: {escape(machine)}.</p>",
+        *([f"<p>{escape(words)}</p>"] if (words := _of_real(result)) else []),
         *([f"<p><strong>{escape(busy)}</strong></p>"] if (busy := too_busy(result)) else []),
         _table(COLUMNS, rows),
         *(f"<p>{escape(text)}</p>" for text in (PHYSICS, STANDING, UTILIZATION, LOCKSTEP)),

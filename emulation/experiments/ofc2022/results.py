@@ -60,14 +60,15 @@ class Comparison:
         return cls(name, paper, measured, measured - paper, measured / paper - 1)
 
 
-def result_of(setting: Setting, runs: Sequence[CaseRun]) -> dict[str, Any]:
+def result_of(setting: Setting, every: Sequence[CaseRun]) -> dict[str, Any]:
     """Everything that ``result.json`` holds. Cases that were not run are not in it."""
+    runs = [run for run in every if run.trainer == "synthetic"]
     by_name: dict[tuple[str, Wiring], CaseRun] = {(run.case, run.wiring): run for run in runs}
     names = sorted({case for case, wiring in by_name if wiring != "live"})
     figures = {key: case_figures(run) for key, run in by_name.items() if run.wiring != "live"}
     live_run = next((run for run in runs if run.wiring == "live"), None)
     live = live_figures(live_run) if live_run else None
-    changes = [(run, change) for run in runs for change in run.reconfigurations]
+    changes = [(run, change) for run in every for change in run.reconfigurations]
     result: dict[str, Any] = {
         "experiment": "ofc2022",
         "schema_version": SCHEMA_VERSION,
@@ -79,12 +80,15 @@ def result_of(setting: Setting, runs: Sequence[CaseRun]) -> dict[str, Any]:
         },
         "cases": {case: _case(case, by_name, figures) for case in names},
         "reconfigurations": [
-            {"case": run.case, "wiring": run.wiring, **asdict(change)} for run, change in changes
+            {"case": run.case, "wiring": run.wiring, "trainer": run.trainer, **asdict(change)}
+            for run, change in changes
         ],
         "comparisons": [asdict(comparison) for comparison in comparisons_of(figures)],
     }
     if live_run is not None and live is not None:
         result["live"] = {"case": live_run.case, **asdict(live)}
+    if real := {run.wiring: run for run in every if run.trainer == "torch"}:
+        result["real"] = _real(real)
     if changes:
         # The one under running jobs where there is one: it is the one with a drain to show.
         shown = the_change(live_run) if live_run is not None else changes[-1][1]
@@ -95,6 +99,21 @@ def result_of(setting: Setting, runs: Sequence[CaseRun]) -> dict[str, Any]:
             "cross_connects_changed": shown.cross_connects_changed,
         }
     return result
+
+
+def _real(runs: Mapping[Wiring, CaseRun]) -> dict[str, Any]:
+    """The case with a real model. Its own scale is 1: only links are scaled, not the gradient."""
+    static, optical = case_figures(runs["static"]), case_figures(runs["optical"])
+    first = runs["static"].jobs[0].status.spec
+    return {
+        "case": runs["static"].case,
+        "model": first.model,
+        "gradient_bytes": first.gradient_bytes,
+        "static": asdict(static),
+        "optical": asdict(optical),
+        "reduction": reduction(static, optical),
+        "gpu_utilization_ratio": utilization_ratio(static, optical),
+    }
 
 
 def _case(

@@ -4,8 +4,9 @@ import datetime
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from patchlight.controller.client import ControllerClient
 from patchlight.emulation.experiments.ofc2022.analysis import training_window
@@ -19,12 +20,13 @@ from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.machine import cpu_ticks
 from patchlight.emulation.provenance import provenance
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.jobs import Trainer
 from patchlight.testbed.labfile.reader import find_lab, load_lab
 from patchlight.testbed.linux import docker_engine
 
 # What can be run, in the order it is: each case static and optical, then one of them live.
 PARTS = (*CASES, "live")
-LIVE_CASE = "a"
+LIVE_CASE = REAL_CASE = "a"
 _UP_S = 30.0
 _LOOK_S = 1.0  # how long one looks at how busy the machine is before
 
@@ -35,7 +37,8 @@ class ExperimentOptions:
 
     ``name`` calls the emulated lab otherwise than its file does; ``replace`` removes a lab of
     that name first; ``workers`` is ``docker``, ``process``, or ``auto``: containers if there is
-    an engine to run them. The second job of a case computes ``mismatch_percent`` longer.
+    an engine to run them. The second job of a case computes ``mismatch_percent`` longer. With the
+    trainer ``torch`` case (a) is also run with a real model.
     """
 
     lab: str
@@ -44,6 +47,7 @@ class ExperimentOptions:
     scale: float
     output: Path
     parts: Sequence[str] = PARTS
+    trainer: Trainer = "synthetic"
     engine: str | None = None
     name: str | None = None
     replace: bool = False
@@ -58,17 +62,33 @@ class ExperimentResult:
     files: Sequence[Path]
 
 
-def plan_of(parts: Sequence[str]) -> list[tuple[str, Wiring]]:
+class Run(NamedTuple):
+    """One run of the experiment."""
+
+    case: str
+    wiring: Wiring
+    trainer: Trainer = "synthetic"
+
+    def __str__(self) -> str:
+        real = ", with a real model" if self.trainer == "torch" else ""
+        return f"case ({self.case}), {self.wiring}{real}"
+
+
+def plan_of(parts: Sequence[str], trainer: Trainer = "synthetic") -> list[Run]:
     """The runs that make up these parts; ``BadInput`` for one that there is not."""
     if not parts:
         raise BadInput(f"no case to run: expected some of {','.join(PARTS)}")
     for part in parts:
         if part not in PARTS:
             raise BadInput(f"there is no case {part!r}: expected some of {','.join(PARTS)}")
-    plan: list[tuple[str, Wiring]] = []
+    plan: list[Run] = []
     for case in (part for part in PARTS if part in parts and part in CASES):
-        plan += [(case, "static"), (case, "optical")]
-    return [*plan, (LIVE_CASE, "live")] if "live" in parts else plan
+        plan += [Run(case, "static"), Run(case, "optical")]
+    if "live" in parts:
+        plan.append(Run(LIVE_CASE, "live"))
+    if trainer == "torch":
+        plan += [Run(REAL_CASE, "static", trainer), Run(REAL_CASE, "optical", trainer)]
+    return plan
 
 
 def run_experiment(
@@ -78,11 +98,11 @@ def run_experiment(
 
     The lab is taken down however this ends.
     """
-    plan = plan_of(wishes.parts)
+    plan = plan_of(wishes.parts, wishes.trainer)
     model = load_lab(wishes.lab)
-    for case, _ in plan:
+    for run in plan:
         # Refuses what cannot work before it is built.
-        jobs_of(case, model, wishes.iterations, wishes.mismatch_percent)
+        jobs_of(run.case, model, wishes.iterations, wishes.mismatch_percent, run.trainer)
     began, started_at = time.monotonic(), datetime.datetime.now(datetime.UTC)
     earlier = cpu_ticks()
     time.sleep(_LOOK_S)
@@ -91,6 +111,11 @@ def run_experiment(
     workers = wishes.workers
     if workers == "auto":
         workers = "docker" if docker_engine.answers() else "process"
+    if workers == "process" and wishes.trainer == "torch" and find_spec("torch") is None:
+        raise BadInput(
+            "a real model needs PyTorch, which is not installed here",
+            hint="pip install 'patchlight[torch]', or --workers docker",
+        )
     runs: list[CaseRun] = []
     with EmulatedLab.from_file(
         wishes.lab,
@@ -107,12 +132,14 @@ def run_experiment(
         with ControllerClient(lab.controller_api) as controller:
             client = ExperimentClient(controller)
             status = client.wait_until_complete(_UP_S)
-            for case, wiring in plan:
-                say(f"case ({case}), {wiring}")
-                percent = wishes.mismatch_percent
-                runs.append(run_case(client, lab, case, wiring, wishes.iterations, tell, percent))
+            for run in plan:
+                say(str(run))
+                how = (wishes.mismatch_percent, run.trainer)
+                runs.append(
+                    run_case(client, lab, run.case, run.wiring, wishes.iterations, tell, *how)
+                )
                 start, end = training_window(runs[-1].jobs[0])
-                say(f"case ({case}), {wiring}: the first job took {end - start:.2f} s")
+                say(f"{run}: the first job took {end - start:.2f} s")
         say("taking the lab down")
     setting = Setting(
         lab=model.name,

@@ -8,9 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, zip_longest
 from types import MappingProxyType
+from typing import Any
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.jobs import JobSpec
+from patchlight.testbed.jobs import JobSpec, Trainer
 from patchlight.testbed.lab import Host, Lab
 from patchlight.testbed.wiring import trace_links
 
@@ -18,6 +19,8 @@ from patchlight.testbed.wiring import trace_links
 GRADIENT_BYTES = 138_360_000 * 4
 # Forward and backward of one iteration.
 COMPUTE_S: Mapping[str, float] = MappingProxyType({"Tesla M40": 0.50, "Titan V": 0.50 / 3})
+# A real model for links that are scaled by 1,000: within 1 % of that gradient, so scaled.
+REAL_MODEL = "tiny-transformer"
 # How many GPUs each job of a case has. The figures are those of the first job.
 CASES: Mapping[str, tuple[int, ...]] = MappingProxyType({"a": (4, 2), "b": (3, 3)})
 # Strong scaling: ``iterations`` are those of a job of this size; a smaller one does more of them.
@@ -25,13 +28,18 @@ REFERENCE_WORKERS = 4
 
 
 def jobs_of(
-    case: str, lab: Lab, iterations: int, mismatch_percent: float = 0.0
+    case: str,
+    lab: Lab,
+    iterations: int,
+    mismatch_percent: float = 0.0,
+    trainer: Trainer = "synthetic",
 ) -> tuple[JobSpec, ...]:
     """The jobs of case ``a`` or ``b``, first job first, each with its ring in order.
 
     All jobs train over the same data with the same batch for each GPU, so a job of n workers
     does ``iterations * 4 / n`` iterations (rounded). The second job computes
-    ``mismatch_percent`` longer than its GPUs say. ``BadInput`` if the lab does not have the
+    ``mismatch_percent`` longer than its GPUs say. With the trainer ``torch`` they train a real
+    model instead, on GPUs that compute for as long. ``BadInput`` if the lab does not have the
     GPUs, or a ring would not cross ToRs in the lab's initial wiring.
     """
     if not (math.isfinite(mismatch_percent) and mismatch_percent >= 0):
@@ -51,11 +59,14 @@ def jobs_of(
                 f"lab {lab.name}: the {size} GPUs of job {number} of case {case} are all on one "
                 "packet switch already, so that regrouping them would change nothing"
             )
+        what: dict[str, Any] = {"gradient_bytes": GRADIENT_BYTES}
+        if trainer == "torch":
+            what = {"trainer": trainer, "model": REAL_MODEL}
         jobs.append(
             JobSpec(
                 name=f"{case}{number}-{size}gpu",
                 iterations=max(1, round(iterations * REFERENCE_WORKERS / size)),
-                gradient_bytes=GRADIENT_BYTES,
+                **what,
                 compute_s={h.gpu.model: COMPUTE_S[h.gpu.model] * longer for h in hosts if h.gpu},
                 workers=size,
                 hosts=tuple(host.name for host in _alternating(hosts, tor_of)),

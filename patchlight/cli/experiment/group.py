@@ -70,7 +70,16 @@ def experiment() -> None:
 )
 @click.option("--name", help="Call the emulated lab so.  [default: the lab file's name]")
 @click.option("--replace", is_flag=True, help="Take down a lab of that name first.")
-@click.option("--cases", default="a,b,live", help="Which parts to run, joined by commas.")
+@click.option(
+    "--cases",
+    help="Which parts to run, joined by commas.  [default: a,b,live; with --trainer torch a]",
+)
+@click.option(
+    "--trainer",
+    type=click.Choice(["synthetic", "torch"]),
+    default="synthetic",
+    help="With torch, case (a) is run a second time with a real model, trained by PyTorch.",
+)
 @click.option(
     "--mismatch",
     "mismatch_percent",
@@ -80,7 +89,7 @@ def experiment() -> None:
     help="The second job computes so much longer: jobs then do not stay in step.",
 )
 @wide_option
-def ofc2022(output: Path | None, cases: str, **chosen: Any) -> None:
+def ofc2022(output: Path | None, cases: str | None, **chosen: Any) -> None:
     """Two training jobs on six GPUs: a static network against one rewired with light.
 
     S. Yan, Zhu, Glick, Wu, Bergman, OFC 2022. Prints the paper's figures beside the measured
@@ -94,6 +103,9 @@ def ofc2022(output: Path | None, cases: str, **chosen: Any) -> None:
     from patchlight.deploy.docker import engine_with_image
     from patchlight.emulation.experiments.ofc2022.run import ExperimentOptions, run_experiment
 
+    real = chosen["trainer"] == "torch"
+    if cases is None:
+        cases = "a" if real else "a,b,live"
     parts = [part.strip() for part in cases.split(",") if part.strip()]
     folder = output or Path("results") / time.strftime("ofc2022-%Y%m%d-%H%M%S")
     wishes = ExperimentOptions(output=folder, parts=parts, **chosen)
@@ -101,7 +113,8 @@ def ofc2022(output: Path | None, cases: str, **chosen: Any) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     out = console()
     bars, docker = _Bars(out), chosen["workers"] == "docker"
-    with bars.shown(), engine_with_image(bars.say) if docker else nullcontext():
+    engine = engine_with_image(bars.say, torch=real) if docker else nullcontext()
+    with bars.shown(), engine:
         outcome = run_experiment(wishes, bars.tell, bars.say)
     _give_to_caller([folder, *outcome.files])
     print_table(outcome.result)

@@ -68,6 +68,10 @@ _OPTIONS = (
     _of_key("degrees", "N,N…"),
     _of_key("hosts", "HOST,HOST…", complete=complete_hosts),
     _of_key("gpu_models", "MODEL,MODEL…"),
+    _of_key("trainer", "synthetic|torch|command"),
+    _of_key("model", "NAME"),
+    _of_key("batch", "N"),
+    _of_key("data", "FOLDER"),
     _of_key("iterations", "N", default="10 without a file"),
     _of_key("gradient", "SIZE", default="553MB without a file"),
     _of_key(
@@ -90,6 +94,7 @@ _OPTIONS = (
     _of_key("after", "JOB,JOB…"),
     _of_key("retries", "N"),
     _of_key("checkpoint", "FOLDER"),
+    _of_key("checkpoint_every", "N"),
     click.option(
         "--preemptible/--no-preemptible",
         default=None,

@@ -193,6 +193,8 @@ def _of_spec(status: Answer) -> Iterator[tuple[str, str]]:
         f"{m['source']} at {m['target']}{'' if m['read_only'] else ', written too'}"
         for m in spec["mounts"]
     )
+    yield "model", _model(spec)
+    yield "data", spec["data"] or ""
     yield "command", " ".join(spec["command"])
     yield "image", spec["image"] or ""
     yield "environment", ", ".join(f"{name}={value}" for name, value in spec["environment"].items())
@@ -210,6 +212,13 @@ def _of_spec(status: Answer) -> Iterator[tuple[str, str]]:
     yield "retries", str(spec["retries"] or "")
     yield "checkpoint", spec["checkpoint"] or ""
     yield "placement", spec["placement"] or ""
+
+
+def _model(spec: Answer) -> str:
+    if spec["model"] is None:
+        return ""
+    batch = f", {spec['batch']} samples a worker" if spec["batch"] else ""
+    return f"{spec['model']}, trained by PyTorch{batch}"
 
 
 def _print_why(states: list[Answer], decisions: list[Answer]) -> None:

@@ -58,6 +58,7 @@ def submit(
     \b
       patchlight job submit vgg.yaml --workers 4
       patchlight job submit vgg --workers 4 --iterations 100
+      patchlight job submit real --workers 2 --model resnet18 --batch 16
       patchlight job submit mine --workers 2 -- python train.py --epochs 3
     """
     given = overrides(command=click.get_current_context().meta.get(_PROGRAM, ()), **options)
@@ -90,6 +91,8 @@ def _named(name: str, given: Overrides, lab_name: str | None, address: str | Non
         )
     if "command" in given.values:
         return jobs_of({"name": name}, given)
+    if "model" in given.values or given.values.get("trainer") == "torch":
+        return jobs_of({"name": name, "iterations": _ITERATIONS}, given)
     values = {"iterations": _ITERATIONS, "gradient": _GRADIENT, **given.values}
     if "compute" not in values:
         lab = lab_meant(lab_name, address)

@@ -98,7 +98,7 @@ async def test_a_job_waits_for_the_latest_of_a_name(
         (("VGG", "--gradient", "5"), "'--gradient': '5' is not a size"),
         (("VGG", "--compute", "500ms"), "'500ms': expected MODEL=TIME, like Tesla M40: 500ms"),
         (("VGG", "--gpu-models", "3090"), "gpu_models names '3090'"),
-        (("VGG", "--image", "x"), "image: only for jobs with trainer command"),
+        (("VGG", "--image", "x"), "image: only for jobs with trainer torch or command"),
         (("VGG", "--regroup", "--topology", "keep"), "exclude each other"),
         (("VGG", "--follow", "--array", "2"), "--follow is for one job"),
         (("plain",), "expected either --workers N or --hosts"),

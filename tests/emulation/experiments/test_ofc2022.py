@@ -24,10 +24,12 @@ from patchlight.emulation.experiments.ofc2022.figures import case_figure, live_f
 from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, GpuSample
 from patchlight.emulation.experiments.ofc2022.report import page, rows_of, write_report
 from patchlight.emulation.experiments.ofc2022.results import Setting, result_of
+from patchlight.emulation.experiments.ofc2022.run import plan_of
 from patchlight.emulation.experiments.ofc2022.scenario import GRADIENT_BYTES, jobs_of
 from patchlight.emulation.machine import CpuTicks, cpu_ticks
 from patchlight.emulation.provenance import provenance
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.graphs import builtin_graph
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import trace_links
@@ -221,6 +223,58 @@ def test_the_result_holds_what_the_schema_promises(result: dict[str, Any]) -> No
     assert json.loads(json.dumps(result)) == result
 
 
+@pytest.fixture(scope="module")
+def with_real(runs: list[CaseRun]) -> list[CaseRun]:
+    """All cases, and case (a) as if its jobs had trained a real model that took as long."""
+
+    def of_torch(run: CaseRun) -> CaseRun:
+        jobs = []
+        for job in run.jobs:
+            spec = replace(job.status.spec, trainer="torch", model="tiny-transformer")
+            jobs.append(replace(job, status=replace(job.status, spec=spec)))
+        return replace(run, jobs=tuple(jobs), trainer="torch")
+
+    return [*runs, *(of_torch(run) for run in runs[:2])]
+
+
+def test_a_real_model_stands_beside_and_changes_no_other_figure(
+    runs: list[CaseRun], with_real: list[CaseRun], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, result = result_of(SETTING, runs), result_of(SETTING, with_real)
+    real = result.pop("real")
+    assert {**result, "parameters": None} == {**plain, "parameters": None}
+    made_up = plain["cases"]["a"]
+    assert (real["case"], real["model"]) == ("a", "tiny-transformer")
+    assert (real["static"], real["reduction"]) == (made_up["static"], made_up["reduction"])
+    rows = [row[1:] for row in rows_of({**result, "real": real}) if row[0] == "real"]
+    reduction = f"{100 * made_up['reduction']:.1f} %"
+    assert rows[2:] == [
+        ("completion lower by", "", reduction, ""),
+        ("… with made-up gradients", "", reduction, ""),
+    ]
+    # The paper has no such figure, so there is none to agree with.
+    assert all(row[1] == "" for row in rows)
+    said = page({**result, "real": real}, rows_of({**result, "real": real}), [])
+    assert "train the tiny-transformer with PyTorch over Gloo" in said
+    assert "… with made-up gradients" in printed({**result, "real": real}, capsys)
+
+
+def test_a_real_model_computes_as_long_on_the_same_gpus(lab: Lab) -> None:
+    made_up, real = jobs_of("a", lab, 12), jobs_of("a", lab, 12, trainer="torch")
+    for one, other in zip(made_up, real, strict=True):
+        assert other.model == "tiny-transformer"
+        same = {"trainer": "synthetic", "model": None, "gradient_bytes": GRADIENT_BYTES}
+        assert replace(other, **same) == one
+    runs = plan_of(["a"], "torch")
+    assert [(run.trainer, run.wiring) for run in runs[2:]] == [
+        ("torch", "static"),
+        ("torch", "optical"),
+    ]
+    assert str(runs[3]) == "case (a), optical, with a real model"
+    real_bytes = builtin_graph("tiny-transformer").parameter_bytes
+    assert real_bytes == pytest.approx(GRADIENT_BYTES / 1000, rel=0.02)
+
+
 def _keys(value: Any, prefix: str = "") -> set[str]:
     if isinstance(value, dict):
         return {k for name, v in value.items() for k in ({f"{prefix}{name}"} | _keys(v))}
@@ -229,7 +283,8 @@ def _keys(value: Any, prefix: str = "") -> set[str]:
     return set()
 
 
-def test_every_key_of_the_result_is_documented(result: dict[str, Any]) -> None:
+def test_every_key_of_the_result_is_documented(with_real: list[CaseRun]) -> None:
+    result = result_of(SETTING, with_real)
     documented = set(
         re.findall(r"`([A-Za-z_0-9]+)`", (ROOT / "docs/result-ofc2022.md").read_text("utf-8"))
     )

@@ -201,7 +201,12 @@ def test_values_of_a_command_line_are_read_as_in_a_file() -> None:
         (ONE + "retries: ‸101", "expected how often, a whole number from 0 to 100"),
         (ONE + "degrees: ‸[2]", "degrees are for jobs whose number of workers a policy chooses"),
         (ONE + "deadline: ‸1h\nrequirement: 1", "expected a deadline or a requirement, not both"),
-        (ONE + "image: ‸a", "image: only for jobs with trainer command"),
+        (ONE + "image: ‸a", "image: only for jobs with trainer torch or command"),
+        (ONE + "data: ‸/a", "data: only for jobs with trainer torch"),
+        (ONE + "model: vgg16", "only for jobs without a model, whose own is known"),
+        ("name: a\nworkers: 1\niterations: 1\nmodel: ‸vgg1", "no model 'vgg1': did you mean"),
+        ("name: ‸a\nworkers: 1\nmodel: vgg16", "a torch job needs iterations"),
+        ("name: a\nworkers: 1\nmodel: vgg16\nbatch: ‸0", "expected a mini-batch, a whole"),
         (
             ONE + "trainer: command".replace("command", "‸command"),
             "with trainer command needs a command",

@@ -1,0 +1,134 @@
+"""The process groups of a model's replicas: joined, compared, summed over, renewed, left.
+
+Two of them: Gloo's, which outlives every change of circuits as its connections are TCP's, and the
+one that gradients are summed over. Where there are CUDA GPUs that is NCCL's, and a communicator of
+NCCL's may not survive that a port was dark: it is made anew once workers have been held.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .ring import RingError, listen
+from .task import Member, TrainingTask
+
+# A path may be dark for as long as a job allows: as in the ring of the synthetic trainer.
+_PATIENCE = datetime.timedelta(seconds=900)
+_PEER = re.compile(r"\[?([0-9]+(?:\.[0-9]+){3})\]?:[0-9]+")
+_ESTABLISHED = "01"
+
+
+class ProcessGroups:
+    """All ranks of a job, joined. Each method is called by all of them, in the same order.
+
+    ``renews``: whether the group of the gradients is made anew after a hold; by default NCCL's is.
+    """
+
+    def __init__(self, task: TrainingTask, renews: bool | None = None) -> None:
+        self.rank, self.size = task.rank, len(task.ring)
+        self._ring = task.ring
+        backend = "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+        self._backend, self._renews = backend, backend == "nccl" if renews is None else renews
+        me, first = task.ring[task.rank], task.ring[0]
+        # A container starts before its NIC is moved in: the address comes a moment later.
+        listen(Member(me.rank, me.address, 0), time.monotonic() + task.deadline_s).close()
+        try:
+            store = dist.TCPStore(  # type: ignore[attr-defined,unused-ignore]
+                first.address,
+                first.port,
+                self.size,
+                is_master=self.rank == 0,
+                timeout=datetime.timedelta(seconds=task.deadline_s),
+            )
+            dist.init_process_group(
+                "gloo", store=store, rank=self.rank, world_size=self.size, timeout=_PATIENCE
+            )
+            self.gradients = self._of_gradients()
+        except RuntimeError as exc:
+            raise RingError(
+                f"rank {self.rank} could not join the {self.size} of the job by way of "
+                f"{first.address}:{first.port}: {exc}"
+            ) from exc
+
+    def _of_gradients(self) -> Any:
+        if self._backend == "gloo" and not self._renews:
+            return dist.group.WORLD
+        # Each new group has a prefix of its own in the store.
+        return dist.new_group(backend=self._backend, timeout=_PATIENCE)
+
+    def renew_if_held(self, was_held: bool) -> None:
+        """Make the group of the gradients anew if any rank was held; not one of them knows all.
+
+        Ranks that were told to hold, and released since another could not, are held alone.
+        """
+        if not self._renews:
+            return
+        held = torch.tensor([int(was_held)])
+        dist.all_reduce(held, op=dist.ReduceOp.MAX)
+        if held.item():
+            self.gradients = self._of_gradients()
+
+    def forget(self, group: Any) -> None:
+        """Give up a group that was the gradients' before."""
+        dist.destroy_process_group(group)
+
+    def gather(self, number: int) -> list[int]:
+        """Every rank's number."""
+        own = torch.tensor([number], dtype=torch.int64)
+        found = [torch.zeros_like(own) for _ in range(self.size)]
+        dist.all_gather(found, own)
+        return [int(each.item()) for each in found]
+
+    def share(self, value: Any, source: int) -> Any:
+        """What the rank ``source`` has."""
+        held = [value if self.rank == source else None]
+        dist.broadcast_object_list(held, src=source)
+        return held[0]
+
+    def lost(self, exc: RuntimeError, iteration: int) -> RingError | None:
+        """What an exchange that failed says, with the rank that it names by its address.
+
+        ``None`` if it is not the exchange that failed.
+        """
+        text = str(exc).partition("\n")[0]
+        if not isinstance(exc, dist.DistError) and "gloo" not in text:
+            return None
+        named = {found[1] for found in _PEER.finditer(text)}
+        others = [m.rank for m in self._ring if m.rank != self.rank and m.address in named]
+        whom = f"lost rank {others[0]} in" if others else "lost the other ranks in"
+        return RingError(f"{whom} the exchange of iteration {iteration}: {text}")
+
+    def leave(self, deadline_s: float) -> None:
+        """Wait until the others' kernels have all that was sent, and close the connections.
+
+        The NIC leaves the worker's namespace as soon as the worker ends, and what is still in
+        the send queues with it.
+        """
+        end = time.monotonic() + deadline_s
+        while _unacknowledged_bytes() and time.monotonic() < end:
+            time.sleep(0.002)
+        dist.destroy_process_group()
+
+
+def _unacknowledged_bytes() -> int:
+    """Of this process's own connections: the group does not show its sockets."""
+    own = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            own.add(os.readlink(descriptor))
+        except FileNotFoundError:  # it was the folder's own
+            continue
+    unsent = 0
+    for line in Path("/proc/self/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+        columns = line.split()
+        if columns[3] == _ESTABLISHED and f"socket:[{columns[9]}]" in own:
+            unsent += int(columns[4].partition(":")[0], 16)
+    return unsent

@@ -1,0 +1,74 @@
+"""A worker of the training code as a process, with nothing around it but its folder."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from patchlight.agents import training
+from tests.support.waiting import ask
+
+TRAINING = Path(training.__file__).parent
+# What an agent would tell it: the interface, and one thread for each worker.
+_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+PROGRAM = ("-m", "patchlight.agents.training")
+
+
+class Worker:
+    """One worker process with nothing around it but its folder and the training code.
+
+    ``program`` is what Python runs in the worker's place.
+    """
+
+    def __init__(
+        self, folder: Path, code: Path, task: dict[str, Any], program: tuple[str, ...] = PROGRAM
+    ) -> None:
+        self.folder, self.program = folder, program
+        folder.mkdir()
+        (folder / "task.json").write_text(json.dumps(task))
+        self.code = code
+        self.launch()
+
+    def launch(self) -> None:
+        with (self.folder / "output.log").open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-s", *self.program, "--task", str(self.folder / "task.json")],
+                cwd=self.folder,
+                env={"PYTHONPATH": str(self.code), "PATH": os.environ["PATH"], **_ENVIRONMENT},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+    def tell(self, **request: Any) -> dict[str, Any]:
+        return ask(self.folder / "control.sock", request)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads((self.folder / "state.json").read_text()))
+        except FileNotFoundError:
+            return {"state": "starting", "iterations_done": 0}
+
+    def until(self, state: str, deadline_s: float = 20) -> None:
+        end = time.monotonic() + deadline_s
+        while self.state["state"] != state:
+            assert time.monotonic() < end, (self.state, self.output)
+            time.sleep(0.01)
+
+    @property
+    def reports(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "reports.jsonl").open()]
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "output.log").read_text()
+
+
+def start(job: list[Worker]) -> None:
+    for worker in job:
+        worker.until("ready")
+        assert worker.tell(op="start")["ok"]
