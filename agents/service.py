@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from patchlight.agents import nics
+from patchlight.agents import nics, probing
 from patchlight.agents.errors import AgentError, BadRequest, Conflict, GpuError, NotHere
 from patchlight.agents.gpus import GpuBackend
 from patchlight.agents.leases import LeaseBook
@@ -21,6 +21,7 @@ from patchlight.agents.workers.contract import Runner
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab import Gpu, Lab, Nic, Server
 from patchlight.testbed.linux import namespaces
+from patchlight.testbed.probe_api import HeardLldp, ProbeAnswer, ProbedNic, ProbeRequest
 from patchlight.testbed.worker_api import (
     AgentStatus,
     GpuStatus,
@@ -214,6 +215,28 @@ class AgentService:
             workers=[worker.status() for worker in self._workers.values()],
         )
 
+    async def probe(self, request: ProbeRequest) -> ProbeAnswer:
+        """What is heard on the fibres of the NICs that no worker has, while they send probes."""
+        holders = {nic.name: self._holder(nic=nic.name) for nic in self._server.nics}
+        names = {
+            f"{self._server.name}.{nic.name}": nic.interface or nic.name
+            for nic in self._server.nics
+            if holders[nic.name] is None
+        }
+        ears = await asyncio.to_thread(
+            namespaces.inside,
+            self._site.home,
+            lambda: probing.probe(names, request.token, request.listen_s),
+        )
+        return ProbeAnswer(
+            nics=[
+                ProbedNic(name=name, problem=f"worker {holder} has it")
+                if holder is not None
+                else _probed(name, ears[f"{self._server.name}.{name}"])
+                for name, holder in holders.items()
+            ]
+        )
+
     async def _gpu_status(self, gpu: Gpu) -> GpuStatus:
         worker = self._holder(gpu=gpu.name)
         try:
@@ -282,3 +305,14 @@ class AgentService:
         if (nic := next((n for n in self._server.nics if n.name == name), None)) is not None:
             return nic
         raise NotHere(f"server {self._server.name} has no NIC {name!r}")
+
+
+def _probed(name: str, ear: probing.Ear) -> ProbedNic:
+    lldp = sorted(ear.lldp, key=str)
+    return ProbedNic(
+        name=name,
+        heard=sorted(ear.heard),
+        lldp=[HeardLldp(device=each.device, port=each.port) for each in lldp],
+        carrier=ear.carrier,
+        problem=ear.problem,
+    )

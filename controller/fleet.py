@@ -16,6 +16,7 @@ from patchlight.controller.host_faults import HostFaults, host_faults
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.mistakes import mistakes_in_words
+from patchlight.testbed.probe_api import ProbeAnswer, ProbeRequest
 from patchlight.testbed.worker_api import (
     AgentStatus,
     HoldRequest,
@@ -131,6 +132,11 @@ class AgentClient:
     async def status(self) -> AgentStatus:
         """What the server has and who uses it; asked once."""
         return await self._ask(AgentStatus, "GET", "/status", pauses_s=())
+
+    async def probe(self, token: str, listen_s: float) -> ProbeAnswer:
+        """What idle NICs hear while all send probes of this token, for so long."""
+        body = ProbeRequest(token=token, listen_s=listen_s).model_dump()
+        return await self._ask(ProbeAnswer, "POST", "/probes", body=body)
 
     async def create_worker(self, spec: WorkerSpec) -> WorkerStatus:
         """Lease the GPU and the NIC and start a worker with them."""

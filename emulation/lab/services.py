@@ -90,6 +90,7 @@ class LabKeywords(TypedDict, total=False):
     policies: PolicyChoice
     real_time: bool
     servers: str
+    swapped: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,8 @@ class LabOptions:
     overrides the lab file's, as do ``policies``. ``real_time``: the lab's processes run before
     every ordinary process of this machine, where the kernel permits. ``servers``: network
     namespaces (``namespace``), or with a root file system and sshd of their own (``ssh``), where no
-    agent runs.
+    agent runs. ``swapped``: pairs of ports whose fibres are plugged in the wrong way round, without
+    a word of it in the runtime lab file.
     """
 
     controller: bool = True
@@ -113,6 +115,7 @@ class LabOptions:
     policies: PolicyChoice = NOTHING_SAID
     real_time: bool = False
     servers: str = "namespace"
+    swapped: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for option, value, expected in (

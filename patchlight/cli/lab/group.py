@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from patchlight.cli.connection import address_option, complete_lab, connect, labs_up, only_lab
+from patchlight.cli.lab.discover import discover
 from patchlight.cli.lab.generate import generate, init
 from patchlight.cli.ocs.map_file import read_map_file
 from patchlight.cli.rendering import (
@@ -38,6 +39,7 @@ def lab() -> None:
     """Check, show, draw and generate lab files."""
 
 
+lab.add_command(discover)
 lab.add_command(generate)
 lab.add_command(init)
 
