@@ -145,6 +145,13 @@ class Discovery:
 
     async def _search(self, wanted: Wanted, ports: Mapping[str, list[int]]) -> dict[str, Any]:
         dark = await self._round(wanted, {}, self.progress.rounds_left - 1)
+        if not dark.ends:
+            why = "; ".join(dict.fromkeys(dark.silent.values()))
+            raise PatchlightError(
+                f"nobody sent or heard anything: {why or 'the lab has no NICs and switches'}",
+                hint="start the agents, and have the packet switches connect: patchlight "
+                "controller status",
+            )
         elsewhere = dark.beside(dark)
         expected = expected_ends(self._lab)
         rounds = search(ports, expected, dark.ends, elsewhere, every_port=wanted.every_port)

@@ -64,7 +64,7 @@ class Window:
         """Those of the wanted ports (all, if none are named) that can be lit, by OCS.
 
         ``Refused`` if a wanted one is locked or out of order, or its circuit leads out of the
-        window; ``BadInput`` for a port that there is not.
+        window; ``BadInput`` for a port that there is not, and for one that is alone.
         """
         parts = self._parts
         for ocs, numbers in wanted.items():
@@ -81,6 +81,11 @@ class Window:
                 numbers = sorted(set(wanted.get(ocs, ())))
                 if numbers and ocs in maps.unread:
                     raise Refused(f"{ocs} does not answer: {maps.unread[ocs]}")
+                if len(numbers) == 1:
+                    raise BadInput(
+                        f"{ocs}.{numbers[0]} alone has nowhere to get light from",
+                        hint=f"name another port of {ocs} with it, best one whose fibre is known",
+                    )
                 if shut := closed & set(numbers):
                     raise Refused(f"{ocs}.{min(shut)} is locked or out of order: leave it out")
             elif ocs in maps.unread:

@@ -110,8 +110,11 @@ def _judged(
             return row("free", "nothing was heard")
         if said in silent:
             return row("not told", f"{port}: {said} was not probed: {silent[said]}")
-        if said not in ends and port not in found.inputs:
-            return row("not told", f"{port}: it was not lit, and {lab_file}")
+        sides = (found.inputs, found.outputs)
+        looked_at = any(port in side or said in side.values() for side in sides)
+        if not looked_at:
+            words = f"{port}: nobody was found behind {port.ocs} who could tell; {lab_file}"
+            return row("not told", words)
         return row("differs", f"nothing was heard at {port}, {lab_file}")
     if sends == LIGHT:
         words = f"light comes in at {port}, and no frame tells from where"

@@ -164,10 +164,11 @@ def _followed(client: ControllerClient) -> Answer:
                 tell(done, done + status["rounds_left"])
                 time.sleep(_POLL_S)
             return status
-    except KeyboardInterrupt as error:
-        say("broken off: the circuits are put back", err=True)
+    except KeyboardInterrupt:
+        say("patchlight: broken off, and the circuits are put back", err=True)
         client.stop_discovery()
-        raise PatchlightError("broken off: all circuits are as before") from error
+        say("patchlight: all circuits are as before", err=True)
+        raise
 
 
 def _in_words(preview: Answer) -> str:

@@ -106,6 +106,16 @@ def test_a_device_that_only_sends_lldp() -> None:
     assert wiring.fibres == LAB.fibres
 
 
+def test_without_anybody_behind_a_switch_nothing_is_told_of_its_ports() -> None:
+    wiring = _wiring(Findings())
+    assert wiring.differences == ()
+    assert {row.verdict for row in wiring.ports} == {"not told"}
+    assert wiring.ports[0].words == (
+        "ocs1.1: nobody was found behind ocs1 who could tell; the lab file says server1.nic0"
+    )
+    assert wiring.fibres == LAB.fibres
+
+
 def test_light_that_brings_no_frame() -> None:
     found = _found({3: None, 4: None})
     found.inputs |= {_port(3): LIGHT, _port(4): LIGHT, _port(30): LIGHT}
