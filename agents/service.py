@@ -59,13 +59,23 @@ class AgentService:
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Take over what an earlier agent left, then be ready for work."""
+        """Take over what an earlier agent left, then be ready for work.
+
+        ``AgentError`` if that was the agent of another lab or server.
+        """
+        leases = self._book.read()
+        for lease in leases:
+            if not lease.namespace.startswith(self._site.namespace_of("")):
+                raise AgentError(
+                    f"worker {lease.spec.id} in the state folder of this agent is not one of "
+                    f"{self._server.name} of this lab: it is in {lease.namespace}",
+                    hint="each lab's agent on a server needs a folder of its own: --state",
+                )
         await self._runner.open()
         await self._gpus.open()
         for gpu in self._server.gpus:
             if problem := (await self._gpu_status(gpu)).problem:
                 _log.warning("no worker gets GPU %s: %s", gpu.name, problem)
-        leases = self._book.read()
         await self._runner.sweep({each.handle.container for each in leases if each.handle})
         for lease in sorted(leases, key=lambda each: each.created_at):
             worker = Worker(self._site, lease.spec, lease)

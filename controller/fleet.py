@@ -134,9 +134,9 @@ class AgentClient:
         return await self._ask(AgentStatus, "GET", "/status", pauses_s=())
 
     async def probe(self, token: str, listen_s: float) -> ProbeAnswer:
-        """What idle NICs hear while all send probes of this token, for so long."""
+        """What idle NICs hear while all send probes of this token, for so long; asked once."""
         body = ProbeRequest(token=token, listen_s=listen_s).model_dump()
-        return await self._ask(ProbeAnswer, "POST", "/probes", body=body)
+        return await self._ask(ProbeAnswer, "POST", "/probes", body=body, pauses_s=())
 
     async def create_worker(self, spec: WorkerSpec) -> WorkerStatus:
         """Lease the GPU and the NIC and start a worker with them."""
