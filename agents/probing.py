@@ -1,5 +1,6 @@
 """Finding out what hangs on the fibres of idle NICs: probe frames out, probe frames and LLDP in."""
 
+import errno
 import selectors
 import socket
 import struct
@@ -92,10 +93,10 @@ def _send(sender: socket.socket, ear: Ear, name: str, token: str) -> None:
     mac: bytes = sender.getsockname()[4]
     try:
         sender.send(probe_frame(name, token, mac.hex(":")))
-    except BlockingIOError:
-        pass  # its queue is full: the next one goes
     except OSError as error:
-        ear.problem = f"{ear.interface}: {error.strerror}"
+        # A queue that is full, as it may be without light, is no fault: the next one goes.
+        if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
+            ear.problem = f"{ear.interface}: {error.strerror}"
     else:
         ear.problem = ""
 

@@ -39,7 +39,6 @@ class Listening:
 
     def __init__(self, lab: Lab, fleet: Fleet, switches: PacketSwitches, speaker: Speaker) -> None:
         self._lab, self._fleet, self._switches, self._speaker = lab, fleet, switches, speaker
-        self._by_mac = {host.nic.mac.lower(): str(host.endpoint) for host in lab.hosts}
 
     async def listen(self, token: str, listen_s: float) -> Listened:
         """Probe for so long, with probes of this token. Whoever does not answer is silent."""
@@ -90,7 +89,8 @@ class Listening:
                 continue
             found.ends.add(name)
             found.heard |= {(source, name) for source in nic.heard}
-            found.heard |= {(self._called(Neighbour(e.device, e.port)), name) for e in nic.lldp}
+            neighbours = [Neighbour(each.device, each.port) for each in nic.lldp]
+            found.heard |= {(end_of(self._lab, each), name) for each in neighbours}
             if nic.carrier:
                 found.carriers.add(name)
 
@@ -142,18 +142,20 @@ class Listening:
         if (source := probe_source(frame, token)) is not None:
             found.heard.add((source, end))
         elif (neighbour := lldp_neighbour(frame)) is not None:
-            found.heard.add((self._called(neighbour), end))
+            found.heard.add((end_of(self._lab, neighbour), end))
 
-    def _called(self, neighbour: Neighbour) -> str:
-        """The end of the lab that this is, by its switch's name and port or its NIC's MAC."""
-        for said in (neighbour.port, neighbour.device):
-            if said.lower() in self._by_mac:
-                return self._by_mac[said.lower()]
-        switches = {switch.name: switch.ports for switch in self._lab.packet_switches}
-        port = neighbour.port
-        if port.isdecimal() and 1 <= int(port) <= switches.get(neighbour.device, 0):
-            return f"{neighbour.device}.{int(port)}"
-        return str(neighbour)
+
+def end_of(lab: Lab, neighbour: Neighbour) -> str:
+    """The end of the lab that sends such LLDP, told by a NIC's MAC or a switch's name and port
+    number; in other words where it is none of the lab."""
+    by_mac = {host.nic.mac.lower(): str(host.endpoint) for host in lab.hosts}
+    for said in (neighbour.port, neighbour.device):
+        if said.lower() in by_mac:
+            return by_mac[said.lower()]
+    ports = {switch.name: switch.ports for switch in lab.packet_switches}.get(neighbour.device, 0)
+    if neighbour.port.isdecimal() and 1 <= int(neighbour.port) <= ports:
+        return f"{neighbour.device}.{int(neighbour.port)}"
+    return str(neighbour)
 
 
 def _ports_of(lab: Lab, switch: PacketSwitch) -> list[str]:

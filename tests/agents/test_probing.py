@@ -78,4 +78,7 @@ def test_lldp_is_heard_and_a_link_without_light_is_told(joined: tuple[str, str])
     assert ear.heard == set()
     ip("-n", b, "link", "set", "nic0", "down")
     (ear,) = _probing(a, {"server1.nic0": "nic0"}, "t1", 0.2).values()
-    assert not ear.carrier
+    assert (ear.carrier, ear.problem) == (False, "")  # dark, but nothing is wrong with it
+    ip("-n", a, "link", "set", "nic0", "down")
+    (ear,) = _probing(a, {"server1.nic0": "nic0"}, "t1", 0.2).values()
+    assert ear.problem == "nic0: Network is down"

@@ -209,10 +209,10 @@ def _print_found(status: Answer, *, as_json: bool) -> None:
     for row in wiring["ports"]:
         if row["verdict"] == "not told":
             say(f"not told: {row['words']}", meaning="caution")
-    say(
-        f"{len(wiring['differences'])} differences from the lab file, found in "
-        f"{status['rounds_done']} rounds and {status['took_s']:.0f} s; all circuits are as before"
-    )
+    count = len(wiring["differences"])
+    found = f"{count or 'no'} difference{'' if count == 1 else 's'} from the lab file"
+    took = f"{status['rounds_done']} rounds and {status['took_s']:.0f} s"
+    say(f"{found}, in {took}; all circuits are as before")
 
 
 def _ends(row: Answer) -> str:

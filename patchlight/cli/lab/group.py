@@ -36,7 +36,7 @@ from patchlight.testbed.wiring import trace_links
 
 @click.group()
 def lab() -> None:
-    """Check, show, draw and generate lab files."""
+    """Check, show, draw and generate lab files, and find out how a lab is wired."""
 
 
 lab.add_command(discover)

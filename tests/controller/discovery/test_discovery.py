@@ -1,6 +1,8 @@
 """The maintenance window of a search: who is kept out of it, and that all is as before after it."""
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,6 +94,35 @@ def test_nobody_else_gets_at_the_ports_meanwhile_and_a_search_can_be_broken_off(
     assert _is_as_before(controller)
     # The queue goes on: no agent is there, so the job ends as soon as it is begun.
     wait_until(lambda: client.job(job["id"])["finished_at"], "the job to be begun")
+
+
+def test_ctrl_c_breaks_it_off_and_returns_once_the_circuits_are_back(
+    controller: ControllerProcess,
+) -> None:
+    command = [sys.executable, "-m", "patchlight", "lab", "discover", str(controller.lab), "--yes"]
+    with subprocess.Popen([*command, "--listen", "100s"], stderr=subprocess.PIPE) as looking:
+        wait_until(lambda: not controller.client.circuits()["o1"]["map"], "the ports to go dark")
+        looking.send_signal(signal.SIGINT)
+        assert looking.stderr is not None
+        said = looking.stderr.read().decode()
+    assert (looking.returncode, "all circuits are as before" in said) == (130, True), said
+    assert _is_as_before(controller)
+
+
+def test_what_the_stop_button_keeps_from_being_put_back_is_put_back_later(
+    controller: ControllerProcess,
+) -> None:
+    controller.client.discover(listen_s=100)
+    wait_until(lambda: not controller.client.circuits()["o1"]["map"], "the ports to go dark")
+    controller.client.press_stop("smoke")
+    with pytest.raises(ControllerError, match=r"not as they were before.*stop button"):
+        controller.client.stop_discovery()
+    # Nobody gets at them meanwhile.
+    assert {lock["port"] for lock in controller.client.locks()} == set(range(1, 17))
+    assert controller.client.status()["drained"]
+    controller.client.clear_stop()
+    assert _discover(controller, "--restore") == (0, "all circuits are as before\n")
+    assert _is_as_before(controller)
 
 
 def test_a_queue_that_was_held_before_stays_so(controller: ControllerProcess) -> None:
