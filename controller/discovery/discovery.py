@@ -62,6 +62,7 @@ class Discovery:
     def __init__(self, lab: Lab, window: Window, listening: Listening) -> None:
         self._lab, self._window, self._listening = lab, window, listening
         self._task: asyncio.Task[None] | None = None
+        self._beginning_or_ending = asyncio.Lock()
         self.progress = Progress()
 
     @property
@@ -84,6 +85,10 @@ class Discovery:
 
     async def start(self, wanted: Wanted, caller: ChangeOptions) -> None:
         """Begin a search; ``Refused`` or ``BadInput`` if it cannot be."""
+        async with self._beginning_or_ending:
+            await self._start(wanted, caller)
+
+    async def _start(self, wanted: Wanted, caller: ChangeOptions) -> None:
         if self._task is not None and not self._task.done():
             raise Refused(f"{self.progress.by} looks at the wiring already")
         ports = await self._window.ports(wanted.ports)
@@ -102,11 +107,12 @@ class Discovery:
     async def stop(self) -> None:
         """Break the search off and put the circuits back, also those that an earlier controller
         left; ``PatchlightError`` if they cannot be."""
-        if self._task is not None and not self._task.done():
-            if self.progress.state == "looking":
-                self._task.cancel()
-            await asyncio.wait([self._task])
-        await self._window.close()
+        async with self._beginning_or_ending:
+            if self._task is not None and not self._task.done():
+                if self.progress.state == "looking":
+                    self._task.cancel()
+                await asyncio.wait([self._task])
+            await self._window.close()
 
     async def recover(self) -> None:
         """Put back what an earlier controller left; the log says if it cannot be."""

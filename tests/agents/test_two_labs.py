@@ -112,7 +112,9 @@ def test_an_agent_refuses_the_state_of_another_labs(labs: tuple[Bench, SharingLa
     ours = first.agent("server1").start()
     _begun(ours, first.spec(0, 1, iterations=100_000))
     ours.kill()
-    shutil.copytree(first.directory / "state-server1", second.directory / "state-server1")
+    state = second.directory / "state-server1"
+    state.mkdir(mode=0o700)
+    shutil.copytree(first.directory / "state-server1" / "leases", state / "leases")
     theirs = second.agent("server1")
     theirs.launch()
     assert theirs.process is not None
