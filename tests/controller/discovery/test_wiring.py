@@ -1,9 +1,13 @@
 """What was found beside what the lab file says: words, differences, and the fibres put right."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from patchlight.controller.discovery.search import LIGHT, Findings, Heard, OcsPort
 from patchlight.controller.discovery.wiring import FoundWiring, expected_ends, found_wiring
 from patchlight.testbed.lab import Endpoint
-from patchlight.testbed.labfile.reader import load_lab, parse_lab
+from patchlight.testbed.labfile.reader import builtin_lab, load_lab, parse_lab
+from patchlight.testbed.labfile.rewire import rewired
 
 LAB = load_lab("ofc2022")
 ENDS = {str(end) for end in LAB.fibre_ends if end.device != "ocs1"}
@@ -42,6 +46,24 @@ def test_two_swapped_fibres_are_told_and_each_keeps_its_place_and_rate() -> None
         ("server2.nic2", "ocs1.5", 40_000_000_000),
         ("server3.nic4", "ocs1.3", 40_000_000_000),
     ]
+
+
+@given(st.permutations(range(1, 19)), st.sets(st.integers(1, 18)), st.integers(0, 300))
+def test_however_the_fibres_are_mixed_up_the_new_lab_file_has_them_as_they_run(
+    ports: list[int], silent: set[int], further: int
+) -> None:
+    ends = [str(LAB.circuit_fibres["ocs1"][number][0]) for number in range(1, 19)]
+    real = {_port(port + further): end for port, end in zip(ports, ends, strict=True)}
+    found: dict[OcsPort, str | None] = {_port(number): None for number in range(1, 320)}
+    found |= {port: end for port, end in real.items() if port.number - further not in silent}
+    fibres = _wiring(Findings(found, found)).fibres
+    text = rewired(builtin_lab("ofc2022").read_text(), [(str(f.a), str(f.b)) for f in fibres]).text
+    now = expected_ends(parse_lab(text))
+    assert {port: end for port, end in now.items() if found[port]} == {
+        port: end for port, end in found.items() if end
+    }
+    # What was not found is where the lab file had it, unless somebody else is there.
+    assert {port for port, end in now.items() if not found[port]} <= expected_ends(LAB).keys()
 
 
 def test_a_fibre_in_another_port_and_one_that_is_missing() -> None:
