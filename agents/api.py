@@ -17,6 +17,7 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.credentials import controller_name, prometheus_name
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
 from patchlight.testbed.mistakes import joined, mistake_in_words
+from patchlight.testbed.probe_api import ProbeAnswer, ProbeRequest
 
 _USUAL_LOG_BYTES, _MOST_LOG_BYTES = 64 * 1024, 1024 * 1024
 
@@ -63,6 +64,10 @@ def _routes(service: AgentService) -> APIRouter:
     @routes.post("/drain")
     async def drain() -> worker_api.AgentStatus:
         return await service.drain()
+
+    @routes.post("/probes")
+    async def probe(request: ProbeRequest) -> ProbeAnswer:
+        return await service.probe(request)
 
     @routes.post("/workers", status_code=201)
     async def create(spec: worker_api.WorkerSpec, response: Response) -> worker_api.WorkerStatus:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from patchlight.agents import nics
+from patchlight.agents import nics, probing
 from patchlight.agents.errors import AgentError, BadRequest, Conflict, GpuError, NotHere
 from patchlight.agents.gpus import GpuBackend
 from patchlight.agents.leases import LeaseBook
@@ -21,6 +21,7 @@ from patchlight.agents.workers.contract import Runner
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab import Gpu, Lab, Nic, Server
 from patchlight.testbed.linux import namespaces
+from patchlight.testbed.probe_api import HeardLldp, ProbeAnswer, ProbedNic, ProbeRequest
 from patchlight.testbed.worker_api import (
     API_VERSION,
     AgentStatus,
@@ -61,13 +62,23 @@ class AgentService:
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Take over what an earlier agent left, then be ready for work."""
+        """Take over what an earlier agent left, then be ready for work.
+
+        ``AgentError`` if that was the agent of another lab or server.
+        """
+        leases = self._book.read()
+        for lease in leases:
+            if not lease.namespace.startswith(self._site.namespace_of("")):
+                raise AgentError(
+                    f"worker {lease.spec.id} in the state folder of this agent is not one of "
+                    f"{self._server.name} of this lab: it is in {lease.namespace}",
+                    hint="each lab's agent on a server needs a folder of its own: --state",
+                )
         await self._runner.open()
         await self._gpus.open()
         for gpu in self._server.gpus:
             if problem := (await self._gpu_status(gpu)).problem:
                 _log.warning("no worker gets GPU %s: %s", gpu.name, problem)
-        leases = self._book.read()
         await self._runner.sweep({each.handle.container for each in leases if each.handle})
         for lease in sorted(leases, key=lambda each: each.created_at):
             worker = Worker(self._site, lease.spec, lease)
@@ -241,6 +252,28 @@ class AgentService:
         holding = [worker.spec for worker in self._workers.values() if not worker.tenancy.is_over]
         return {"gpu": sum(spec.gpu is not None for spec in holding), "nic": len(holding)}
 
+    async def probe(self, request: ProbeRequest) -> ProbeAnswer:
+        """What is heard on the fibres of the NICs that no worker has, while they send probes."""
+        holders = {nic.name: self._holder(nic=nic.name) for nic in self._server.nics}
+        names = {
+            f"{self._server.name}.{nic.name}": nic.interface or nic.name
+            for nic in self._server.nics
+            if holders[nic.name] is None
+        }
+        ears = await asyncio.to_thread(
+            namespaces.inside,
+            self._site.home,
+            lambda: probing.probe(names, request.token, request.listen_s),
+        )
+        return ProbeAnswer(
+            nics=[
+                ProbedNic(name=name, problem=f"worker {holder} has it")
+                if holder is not None
+                else _probed(name, ears[f"{self._server.name}.{name}"])
+                for name, holder in holders.items()
+            ]
+        )
+
     async def _gpu_status(self, gpu: Gpu) -> GpuStatus:
         worker = self._holder(gpu=gpu.name)
         try:
@@ -309,3 +342,14 @@ class AgentService:
         if (nic := next((n for n in self._server.nics if n.name == name), None)) is not None:
             return nic
         raise NotHere(f"server {self._server.name} has no NIC {name!r}")
+
+
+def _probed(name: str, ear: probing.Ear) -> ProbedNic:
+    lldp = sorted(ear.lldp, key=str)
+    return ProbedNic(
+        name=name,
+        heard=sorted(ear.heard),
+        lldp=[HeardLldp(device=each.device, port=each.port) for each in lldp],
+        carrier=ear.carrier,
+        problem=ear.problem,
+    )

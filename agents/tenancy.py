@@ -35,6 +35,10 @@ class Site:
     home: Path
     folders: Path
 
+    def namespace_of(self, worker: str) -> str:
+        """The name of a worker's network namespace: no other lab's or server's has it."""
+        return f"pl.{self.lab.name}.{self.server.name}.w-{worker}"
+
 
 class Tenancy:
     """One worker's part of the server. ``lease`` is what is on record of it, if anything is."""
@@ -85,7 +89,7 @@ class Tenancy:
     async def _begin(self, nic: Nic) -> RunningWorker:
         spec, site = self._spec, self._site
         interface = nic.interface or nic.name
-        name = f"pl.{site.lab.name}.{site.server.name}.w-{spec.id}"
+        name = site.namespace_of(spec.id)
         before = await asyncio.to_thread(
             namespaces.inside, site.home, lambda: nics.read_nic(interface)
         )

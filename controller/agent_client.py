@@ -16,6 +16,7 @@ from patchlight.controller.heartbeats import INTERVAL_S, SUSPECTED_AFTER
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.credentials import new_context
 from patchlight.testbed.mistakes import mistakes_in_words
+from patchlight.testbed.probe_api import ProbeAnswer, ProbeRequest
 from patchlight.testbed.worker_api import (
     API_VERSION,
     AgentStatus,
@@ -190,6 +191,11 @@ class AgentClient:
             f"of the agents' API, and this controller ({VERSION}) version {API_VERSION}",
             hint=f"upgrade the {older}",
         )
+
+    async def probe(self, token: str, listen_s: float) -> ProbeAnswer:
+        """What idle NICs hear while all send probes of this token, for so long; asked once."""
+        body = ProbeRequest(token=token, listen_s=listen_s).model_dump()
+        return await self._ask(ProbeAnswer, "POST", "/probes", body=body, pauses_s=())
 
     async def create_worker(self, spec: WorkerSpec) -> WorkerStatus:
         """Lease the GPU and the NIC and start a worker with them."""

@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 import httpx
 
+from patchlight.controller.discovery_calls import DiscoveryCalls
 from patchlight.controller.job_calls import PAGE, Answer, JobCalls, pages
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab_api import UNIX, LabIdentity
@@ -14,7 +15,7 @@ USER_HEADER = "X-Patchlight-User"
 
 _LONGEST_MAP_NAME = 100
 # What stops things goes to the lab of that name, whichever version of its file is at hand.
-_STOPS = ("DELETE /jobs/", "POST /stop", "POST /drain", "POST /shutdown")
+_STOPS = ("DELETE /jobs/", "DELETE /discovery", "POST /stop", "POST /drain", "POST /shutdown")
 
 
 class ControllerError(PatchlightError):
@@ -40,7 +41,7 @@ def check_map_name(name: str) -> None:
     raise BadInput(f"{name!r} cannot be the name of saved maps: {words}")
 
 
-class ControllerClient(JobCalls):
+class ControllerClient(JobCalls, DiscoveryCalls):
     """A running controller, by the address of its API: ``host:port`` or ``unix:/path``.
 
     A context manager. With a ``lab`` it talks only to a controller of that lab: the first

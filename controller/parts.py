@@ -15,6 +15,9 @@ from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILIN
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.registry import open_driver, password_of
+from patchlight.controller.discovery.discovery import Discovery
+from patchlight.controller.discovery.listening import Listening
+from patchlight.controller.discovery.window import Window
 from patchlight.controller.fleet import Fleet
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.job_traffic import JobTraffic
@@ -105,6 +108,11 @@ class Controller:
         self.scheduler = Scheduler(
             lab, self.fleet, self.store, self.jobs, self.transactions, settings.policies, lab.queue
         )
+        self.discovery = Discovery(
+            lab,
+            Window(self.circuits, self.transactions, self.switches, self.scheduler, self.jobs),
+            Listening(lab, self.fleet, self.switches, self.speaker),
+        )
 
     def status(self) -> dict[str, Any]:
         """Who is there and who is not."""
@@ -142,7 +150,7 @@ class Controller:
         told: dict[str, Any] | None = event
         if kind == "unknown-switch":
             told = self.unknown_switches.connected(event["datapath_id"], event["address"], now)
-        if kind != "counters" and told is not None:
+        if kind not in ("counters", "frame") and told is not None:
             self.store.add_event(now, f"openflow-{kind}", told)
 
     def _on_part_fault(self, part: str, why: str) -> None:

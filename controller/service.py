@@ -54,6 +54,8 @@ async def _run(controller: Controller, api: socket.socket, on_ready: Callable[[]
         await controller.device_watch.begin()
         await controller.transactions.settle_flows()
         stack.push_async_callback(controller.scheduler.close)
+        stack.push_async_callback(controller.discovery.close)
+        await controller.discovery.recover()
         stack.push_async_callback(controller.background.close)
         controller.background.start("scheduler", controller.scheduler.run)
         controller.background.start("light", controller.scheduler.follower.run)

@@ -15,6 +15,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from patchlight.controller.api.answers import new_app
 from patchlight.controller.api.circuits import circuit_routes
+from patchlight.controller.api.discovery import discovery_routes
 from patchlight.controller.api.jobs import job_routes
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.labfile.writer import write_lab
@@ -85,6 +86,8 @@ def create_app(controller: Controller) -> FastAPI:
     app.include_router(circuit_routes(controller.operations))
 
     app.include_router(job_routes(controller))
+
+    app.include_router(discovery_routes(controller.discovery))
 
     @app.get("/v1/ports")
     async def ports(since: float = 0.0) -> Answer:

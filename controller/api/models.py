@@ -186,3 +186,16 @@ class PoliciesRequest(_Strict):
     partition: Text | None = None
     elasticity: Text = ""
     defragment: bool = False
+
+
+class DiscoveryRequest(_Strict):
+    """Ports by OCS whose fibres are looked at; all, if none are named.
+
+    ``listen_s``: how long each round. ``every_port``: also once all ends of the lab are found.
+    ``dry_run``: answer what would be done, and do nothing.
+    """
+
+    ports: dict[Text, Ports] = Field(default={}, max_length=_MOST_SWITCHES)
+    listen_s: Annotated[float, Ge(0.1), Le(300), Field(allow_inf_nan=False)] = 2.0
+    every_port: bool = False
+    dry_run: bool = False

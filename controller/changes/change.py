@@ -173,7 +173,9 @@ class Change:
         """Break, make, verify, and set the flows; back to the ``maps`` before if that fails."""
         parts, plan, record = self._parts, self._plan, self.record
         try:
-            self._readings = await parts.executor.write(plan, preflight, record, maps)
+            self._readings = await parts.executor.write(
+                plan, preflight, record, maps, judged=self._options.judged
+            )
             await self._set_flows(plan.links_after)
             record.state, record.message = "committed", "done"
             parts.maps.done(plan, maps)

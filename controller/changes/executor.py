@@ -128,12 +128,19 @@ class PlanExecutor:
     stop: StopButton
 
     async def write(
-        self, plan: Plan, preflight: PreflightResult, record: Reconfiguration, maps: Maps
+        self,
+        plan: Plan,
+        preflight: PreflightResult,
+        record: Reconfiguration,
+        maps: Maps,
+        *,
+        judged: bool = True,
     ) -> Readings:
         """Bring the plan about; the powers to remember if it is committed.
 
-        ``maps`` are those just read. Raises what a device said, ``StepFailed`` where it
-        refused, where it reads back differently or the power is wrong, and at the stop button.
+        ``maps`` are those just read. What is not ``judged`` has only to read back. Raises what a
+        device said, ``StepFailed`` where it refused, where it reads back differently or the power
+        is wrong, and at the stop button.
         """
         several, unread = len(plan.changes) > 1, maps.unread
         readings: dict[BaselineKey, tuple[float, ...]] = {}
@@ -158,6 +165,9 @@ class PlanExecutor:
                     raise_refusals(name, "make", outcome.refused)
                 self.stop.check()
             with record.stage("verify"):
+                if not judged:
+                    await read_back(driver, plan.wanted[name])
+                    continue
                 arriving_dbm = preflight.arriving_dbm.get(name)
                 # Both at once: the device answers the one while the other is understood.
                 results = await asyncio.gather(
@@ -171,7 +181,7 @@ class PlanExecutor:
                     if isinstance(result, Verified) and not several:
                         record.note(result.remarks)
                         readings |= self.power_check.baselines.with_readings(name, result.good)
-        if several:
+        if several and judged:
             with record.stage("verify"):
                 links = trace_links(self.lab, maps) if unread else plan.links_after
                 for name, change in plan.changes.items():

@@ -32,7 +32,8 @@ class ChangeOptions:
     ``planned_from`` is the ``fingerprint`` of the maps that the user was shown: if the devices
     have others, the change is refused. ``adopts`` names cross-connects that belong to the
     committed map from now on, also where the device has them already. ``reverts`` is the
-    number of the change that this one undoes.
+    number of the change that this one undoes. Where the light is not ``judged``, a circuit counts
+    as made once it reads back: nobody knows yet what is plugged in at its ends.
     """
 
     by: str = ""
@@ -41,6 +42,7 @@ class ChangeOptions:
     planned_from: str = ""
     adopts: Mapping[str, PortMap] = field(default_factory=dict)
     reverts: int | None = None
+    judged: bool = True
 
 
 @dataclass

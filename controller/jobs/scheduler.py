@@ -209,13 +209,17 @@ class Scheduler:
 
     async def drain(self, why: str = "") -> list[str]:
         """Start no job any more, and end all that run: their ids. The queue stays as it is."""
-        self._store.set_mark(_DRAINED, {"why": why, "at": time.time()})
+        self.hold_queue(why)
         running = list(self._table.running)
         await self._gangs.end(self._gangs.active, "the controller was drained")
         return running
 
+    def hold_queue(self, why: str) -> None:
+        """Start no job any more; those that run go on."""
+        self._store.set_mark(_DRAINED, {"why": why, "at": time.time()})
+
     def resume(self) -> None:
-        """Start jobs again after ``drain``."""
+        """Start jobs again after ``drain`` or ``hold_queue``."""
         self._store.set_mark(_DRAINED, None)
         self._changed.set()
 

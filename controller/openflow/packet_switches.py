@@ -6,18 +6,31 @@ from typing import Any
 
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.flow_sync import FlowSync
-from patchlight.controller.openflow.forwarding import Forwarding
-from patchlight.testbed.lab import Lab
+from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match
+from patchlight.controller.openflow.forwarding import PRIORITY_ARP, Forwarding
+from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.testbed.probe_frames import ETHERTYPE, ETHERTYPE_LLDP
 from patchlight.testbed.wiring import Links
 
 # About an hour of samples of 64 NICs.
 _RATES_KEPT = 3600 * 64
+_CONTROLLER_PORT = 0xFFFFFFFD
+# What a switch needs to tell whose frames come in at its ports.
+_EARS = frozenset(
+    FlowEntry.ours(Match(eth_type=kind), (_CONTROLLER_PORT,), priority=PRIORITY_ARP + 10)
+    for kind in (ETHERTYPE, ETHERTYPE_LLDP)
+)
 
 
 class PacketSwitches:
-    """The lab's packet switches behind the speaker, by their names in the lab file."""
+    """The lab's packet switches behind the speaker, by their names in the lab file.
+
+    While ``hand_over_probes`` is set, the tables that are set have the switches hand over the
+    probes and the LLDP that come to their ports, as the speaker's event ``frame``.
+    """
 
     def __init__(self, lab: Lab, speaker: Speaker) -> None:
+        self.hand_over_probes = False
         self._lab, self._speaker = lab, speaker
         self._flows = FlowSync(speaker)
         self._forwarding = Forwarding(lab)
@@ -44,7 +57,11 @@ class PacketSwitches:
             for host in self._lab.hosts
             if (peer := links.peer(host.endpoint)) is not None and peer.device in ids
         }
-        tables = {ids[name]: table for name, table in self._forwarding.tables(links).items()}
+        ears = _EARS if self.hand_over_probes else frozenset[FlowEntry]()
+        tables = {
+            ids[name]: FlowTable(table.entries | ears)
+            for name, table in self._forwarding.tables(links).items()
+        }
         notes: list[str] = []
         for datapath_id, applied in (await self._flows.set_tables(tables)).items():
             name = self._name_of[datapath_id]
@@ -53,6 +70,10 @@ class PacketSwitches:
             if applied.error is not None:
                 notes.append(f"{name}: its flows are to follow: {applied.error.splitlines()[0]}")
         return notes
+
+    def endpoint(self, datapath_id: int, port: int) -> Endpoint:
+        """The port of this number of the switch with this id, which is one of the lab's."""
+        return Endpoint(self._name_of[datapath_id], str(port))
 
     def connected(self) -> dict[str, bool]:
         """Which switches have a connection to the speaker."""

@@ -16,7 +16,7 @@ VERSION = 1
 LONGEST_LINE = 64 * 2**20
 DEFAULT_DEADLINE_S = 10.0
 
-OPERATIONS = ("hello", "switches", "describe", "ports", "apply", "read_flows", "counters")
+OPERATIONS = ("hello", "switches", "describe", "ports", "apply", "read_flows", "counters", "send")
 
 Message = dict[str, Any]
 

@@ -55,7 +55,8 @@ class LabState:
     name to the namespace's inode, 0 while it is only intended. ``servers`` is what the servers are:
     ``namespace`` or ``ssh``. ``datapath`` is what the packet
     switches are: ``bridge``, ``netdev`` or ``system``. ``docker`` is the URL of the engine that the
-    lab's agents may run workers in.
+    lab's agents may run workers in. ``swapped`` are pairs of ports whose fibres are plugged in the
+    wrong way round.
     """
 
     lab: str
@@ -72,6 +73,7 @@ class LabState:
     made_at: float = 0.0
     namespaces: dict[str, int] = field(default_factory=dict)
     processes: list[ProcessRecord] = field(default_factory=list)
+    swapped: list[list[str]] = field(default_factory=list)
 
     @property
     def run_dir(self) -> Path:

@@ -7,8 +7,8 @@ one direction, so both ends have one and nothing depends on what lies behind an 
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Interface
 from itertools import count
 
@@ -147,6 +147,26 @@ def plan_fabric(lab: Lab) -> FabricPlan:
         cables=tuple(cables),
         bridges=bridges,
     )
+
+
+def with_swapped(plan: FabricPlan, lab: Lab, swaps: Iterable[Sequence[str]]) -> FabricPlan:
+    """The plan with two fibres each plugged in the wrong way round at these pairs of ports.
+
+    ``BadInput`` for a port that no fibre of the lab ends on.
+    """
+    ends = [list(cable) for cable in plan.cables]
+    places = {
+        end: (at, side)
+        for at, fibre in enumerate(lab.fibres)
+        for side, end in enumerate((fibre.a, fibre.b))
+    }
+    for texts in swaps:
+        pair = [Endpoint.parse(text) for text in texts]
+        if loose := [end for end in pair if end not in places]:
+            raise BadInput(f"{loose[0]} cannot be swapped: lab {lab.name} has no fibre there")
+        (a, a_side), (b, b_side) = (places[end] for end in pair)
+        ends[a][a_side], ends[b][b_side] = ends[b][b_side], ends[a][a_side]
+    return replace(plan, cables=tuple((a, b) for a, b in ends))
 
 
 # The next free interface index of each namespace.

@@ -21,6 +21,7 @@ from patchlight.emulation.fabric.plan import (
     check_bridge_fabric,
     check_without_controller,
     plan_fabric,
+    with_swapped,
 )
 from patchlight.emulation.fabric.processes import Supervisor
 from patchlight.emulation.lab.capture import Captured, capture
@@ -167,7 +168,8 @@ class EmulatedLab:
     def plan(self) -> FabricPlan:
         """What the lab's fabric is made of."""
         if self._plan is None:
-            self._plan = plan_fabric(self.lab)
+            swaps = self._options.swapped if self._state is None else self._state.swapped
+            self._plan = with_swapped(plan_fabric(self.lab), self.lab, swaps)
         return self._plan
 
     @property
@@ -217,6 +219,7 @@ class EmulatedLab:
         state.controller_api = self.lab.controller_api if services.has_controller else ""
         # Whoever takes the lab down may have another DOCKER_HOST, or none.
         state.docker = docker_engine.engine_url()
+        state.swapped = [list(pair) for pair in self._options.swapped]
         state.namespaces |= dict.fromkeys(self.plan.namespaces, 0)
         state.save()
         self._state = state

@@ -91,6 +91,7 @@ class LabKeywords(TypedDict, total=False):
     real_time: bool
     servers: str
     tls: Path | None
+    swapped: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,8 @@ class LabOptions:
     every ordinary process of this machine, where the kernel permits. ``servers``: network
     namespaces (``namespace``), or with a root file system and sshd of their own (``ssh``), where no
     agent runs. ``tls``: the folder of the controller's credentials, for agents on such servers.
+    ``swapped``: pairs of ports whose fibres are plugged in the wrong way round, and the runtime lab
+    file does not say so.
     """
 
     controller: bool = True
@@ -115,6 +118,7 @@ class LabOptions:
     real_time: bool = False
     servers: str = "namespace"
     tls: Path | None = None
+    swapped: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for option, value, expected in (

@@ -55,6 +55,13 @@ class Patchlight(app_manager.RyuApp):  # type: ignore[misc]
             change = _PORT_CHANGES.get(message.reason, "changed")
             self._registry.port(message.datapath, port_of(message.desc), change)
 
+    @_on(ofp_event.EventOFPPacketIn, MAIN_DISPATCHER)
+    def on_frame(self, event: Any) -> None:
+        """A switch handed over a frame."""
+        message = event.msg
+        port = message.match.get("in_port", 0)
+        self._registry.frame(message.datapath, port, message.cookie, bytes(message.data))
+
     @_on(
         [
             ofp_event.EventOFPBarrierReply,

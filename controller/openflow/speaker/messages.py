@@ -19,7 +19,8 @@ from patchlight.testbed.errors import PatchlightError
 _FIXED = struct.Struct(ofp.OFP_FLOW_MOD_PACK_STR0)
 _HEADER = struct.Struct(ofp.OFP_HEADER_PACK_STR)
 _MATCH_HEADER = struct.Struct("!HH")
-# Sent to a port and no further: the switch hands no bytes to the controller.
+# Sent to a port and no further: the switch hands no bytes to the controller, but where the port is
+# the controller: then the whole frame.
 _NO_BYTES = 0
 
 
@@ -78,11 +79,15 @@ def _instruction_bytes(outputs: tuple[int, ...]) -> bytes:
         return b""
     buffer = bytearray()
     try:
-        actions = [parser.OFPActionOutput(port, _NO_BYTES) for port in outputs]
+        actions = [parser.OFPActionOutput(port, _bytes_to_hand_over(port)) for port in outputs]
         parser.OFPInstructionActions(ofp.OFPIT_APPLY_ACTIONS, actions).serialize(buffer, 0)
     except Exception as error:
         raise EntryRefused(f"the output ports {outputs} cannot be encoded: {error}") from error
     return bytes(buffer)
+
+
+def _bytes_to_hand_over(port: int) -> int:
+    return int(ofp.OFPCML_NO_BUFFER) if port == ofp.OFPP_CONTROLLER else _NO_BYTES
 
 
 def entry_of(stats: Any) -> FlowEntry:

@@ -112,6 +112,12 @@ class Handlers:
             )
         return result
 
+    def _send(self, request: Message) -> Message:
+        switch, frames = self._switch(request), request.get("frames", [])
+        for item in frames:
+            switch.send(int(item["port"]), bytes.fromhex(item["frame"]))
+        return {"sent": len(frames)}
+
     def _switch(self, request: Message) -> Switch:
         datapath_id = request.get("datapath_id")
         if not isinstance(datapath_id, int):

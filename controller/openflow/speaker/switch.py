@@ -119,6 +119,19 @@ class Switch:
             self._forget(waiter)
         return refused + [(work[index][0], text) for index, text in waiter.errors.items()]
 
+    def send(self, port: int, frame: bytes) -> None:
+        """Have a frame leave by a port. Nobody says whether it did."""
+        message = parser.OFPPacketOut(
+            self.datapath,
+            ofp.OFP_NO_BUFFER,
+            ofp.OFPP_CONTROLLER,
+            [parser.OFPActionOutput(port)],
+            frame,
+        )
+        message.set_xid(self._next_xid())
+        message.serialize()
+        self._send(bytes(message.buf))
+
     def read_flows(self) -> list[FlowEntry]:
         """Every entry of every table, others' too."""
         return [entry_of(stats) for stats in self.flow_stats(0, 0)]

@@ -8,6 +8,7 @@ from typing import Any
 import eventlet
 from ryu.ofproto import ofproto_v1_3_parser as parser
 
+from patchlight.controller.openflow.flowtable import COOKIE_MARK, COOKIE_MASK
 from patchlight.controller.openflow.protocol import Message
 from patchlight.controller.openflow.speaker.switch import Switch, SwitchGone
 from patchlight.testbed.errors import PatchlightError
@@ -137,6 +138,12 @@ class SwitchRegistry:
         """A port appeared, went (``change`` says which) or changed."""
         if self.of(datapath) is not None:
             self._publish({"event": "port", "datapath_id": datapath.id, "change": change, **port})
+
+    def frame(self, datapath: Any, port: int, cookie: int, frame: bytes) -> None:
+        """A frame came to a port, and an entry with this cookie sent it to us."""
+        if self.of(datapath) is not None and cookie & COOKIE_MASK == COOKIE_MARK:
+            message = {"event": "frame", "datapath_id": datapath.id, "port": port}
+            self._publish({**message, "frame": frame.hex()})
 
     # -- counters ---------------------------------------------------------------------------
 

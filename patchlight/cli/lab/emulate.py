@@ -92,6 +92,14 @@ def emulate() -> None:
     default="namespace",
     help="What servers are: a network and an agent, or a machine to deploy to over SSH.",
 )
+@click.option(
+    "--swap",
+    "swapped",
+    nargs=2,
+    multiple=True,
+    metavar="PORT PORT",
+    help="Plug the fibres of two ports in the wrong way round: 'patchlight lab discover' finds it.",
+)
 @policy_options
 def up(lab: str, no_controller: bool, **options: Any) -> None:
     """Bring LAB up: a lab file, or the name of a built-in lab.

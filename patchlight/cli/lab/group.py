@@ -14,6 +14,7 @@ from patchlight.cli.connection import (
     only_lab,
     which_lab,
 )
+from patchlight.cli.lab.discover import discover
 from patchlight.cli.lab.generate import generate, init
 from patchlight.cli.ocs.map_file import read_map_file
 from patchlight.cli.rendering import (
@@ -42,9 +43,10 @@ from patchlight.testbed.wiring import trace_links
 
 @click.group()
 def lab() -> None:
-    """Check, show, draw and generate lab files."""
+    """Check, show, draw and generate lab files, and find out how a lab is wired."""
 
 
+lab.add_command(discover)
 lab.add_command(generate)
 lab.add_command(init)
 

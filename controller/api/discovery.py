@@ -1,0 +1,40 @@
+"""The routes on looking for the wiring: begin, look how far it is, break it off."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter
+
+from patchlight.controller.api import models
+from patchlight.controller.api.circuits import Caller
+from patchlight.controller.discovery.discovery import Wanted
+
+if TYPE_CHECKING:
+    from patchlight.controller.discovery.discovery import Discovery
+
+Answer = dict[str, Any]
+
+
+def discovery_routes(discovery: Discovery) -> APIRouter:
+    """The routes on the wiring of one lab."""
+    routes = APIRouter(prefix="/v1")
+
+    @routes.post("/discovery")
+    async def begin(request: models.DiscoveryRequest, caller: Caller) -> Answer:
+        wanted = Wanted(request.ports, request.listen_s, request.every_port)
+        if request.dry_run:
+            return await discovery.preview(wanted)
+        await discovery.start(wanted, caller)
+        return discovery.status
+
+    @routes.get("/discovery")
+    async def status() -> Answer:
+        return discovery.status
+
+    @routes.delete("/discovery")
+    async def stop() -> Answer:
+        await discovery.stop()
+        return discovery.status
+
+    return routes

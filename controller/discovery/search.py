@@ -1,0 +1,292 @@
+"""Which rounds of light find out what hangs on the ports of circuit switches, and what they say.
+
+Pure: rounds come out, who heard whom goes in. Every end sends frames that name it, in all rounds;
+what a round chooses is which input leads to which output. Inputs and outputs are told apart: the
+two fibres of a pair may have been plugged in crossed, or into different ports. Who hears whom
+while all ports are dark was found out before.
+
+1. A ring over the ports that the lab file says something of, all at once. Who is heard then is
+   lit once more by the bits of the ring's numbers: a half of it at a time, then the other half,
+   log₂ times. The rounds in which a frame came spell the number of the cross-connect that it came
+   over; one that is lost, or comes another way, spells no number. If nobody is heard in that ring,
+   there are others, over all ports.
+2. With a known receiver behind an output, what is at any input can be heard; with a known
+   transmitter at an input, who is behind any output. As many ports at a time as ends are known.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import NamedTuple
+
+
+class OcsPort(NamedTuple):
+    """A port of a circuit switch; whether its input or its output is meant, the context says."""
+
+    ocs: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.ocs}.{self.number}"
+
+
+Light = dict[OcsPort, OcsPort]
+"""Which input is joined to which output, on the same circuit switch."""
+
+Heard = frozenset[tuple[str, str]]
+"""Who was heard, and by whom."""
+
+LIGHT = "light without frames"
+"""Who is heard where a receiver has a carrier, which it has not in the dark, and no frame comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Cross-connects to light, and no others of these ports.
+
+    ``left``: as far as can be told now, so many rounds at most come after it. ``patience``: how
+    many times the usual time to listen.
+    """
+
+    light: Light
+    left: int
+    patience: int = 1
+
+
+@dataclass
+class Findings:
+    """What hangs where: an end's name (``tor1.3``), or the port of another circuit switch.
+
+    ``inputs``: whose transmitter; ``outputs``: whose receiver; ``None`` at a port that was lit and
+    silent; ports that were not lit are not there. ``doubts``: what does not go together, in words.
+    """
+
+    inputs: dict[OcsPort, str | None] = field(default_factory=dict)
+    outputs: dict[OcsPort, str | None] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
+
+
+Search = Generator[Round, Heard, Findings]
+_Rounds = Generator[Round, Heard, None]
+
+
+def search(
+    ports: Mapping[str, Iterable[int]],
+    expected: Mapping[OcsPort, str],
+    ends: Collection[str],
+    elsewhere: Heard,
+    *,
+    every_port: bool = False,
+) -> Search:
+    """Find what hangs on these ``ports``, by OCS: send it who heard whom after each round.
+
+    ``expected`` is what should be plugged in, as far as that is said somewhere; ``ends`` are those
+    that send and hear, and ``elsewhere`` who hears whom while all these ports are dark. Without
+    ``every_port`` it is over when all ends are found.
+    """
+    return _Searching(ports, expected, ends, elsewhere, every_port=every_port).run()
+
+
+def likely_rounds(ports: Collection[OcsPort], expected: Mapping[OcsPort, str]) -> int:
+    """How many rounds it takes where all is as expected."""
+    return 1 + 2 * _bits(sum(port in expected for port in ports))
+
+
+class _Searching:
+    def __init__(
+        self,
+        ports: Mapping[str, Iterable[int]],
+        expected: Mapping[OcsPort, str],
+        ends: Collection[str],
+        elsewhere: Heard,
+        *,
+        every_port: bool,
+    ) -> None:
+        self._expected, self._ends, self._every_port = expected, set(ends), every_port
+        self._elsewhere = elsewhere
+        self._away = {end for pair in elsewhere for end in pair}
+        # Those first that something should be plugged into.
+        self._ports = sorted(
+            (OcsPort(ocs, number) for ocs, numbers in ports.items() for number in numbers),
+            key=lambda port: (expected.get(port) not in self._ends, port),
+        )
+        self._found = Findings()
+
+    def run(self) -> Search:
+        found = self._found
+        yield from self._begin()
+        inputs = [port for port in self._ports if port not in found.inputs]
+        outputs = [port for port in self._ports if port not in found.outputs]
+        yield from self._sweep(inputs, outputs, 1)
+        # Once more, and for longer, where something should have been heard.
+        yield from self._sweep(self._missed(found.inputs), self._missed(found.outputs), 2)
+        yield from self._trunks()
+        return found
+
+    # -- the first ends -------------------------------------------------------------------
+
+    def _begin(self) -> _Rounds:
+        for ring in self._rings():
+            heard = yield Round(dict(ring), 2 * _bits(len(ring)))
+            # A carrier may come and go too slowly to spell a number.
+            named = frozenset(pair for pair in heard - self._elsewhere if pair[0] != LIGHT)
+            if named:
+                yield from self._spell(ring, named)
+
+    def _rings(self) -> Iterator[list[tuple[OcsPort, OcsPort]]]:
+        """Each port to another of its OCS: the likely ones, then all, by each distance, of those
+        OCS behind which nobody is known yet."""
+        likely = [port for port in self._ports if self._expected.get(port) in self._ends]
+        if ring := _ring(likely, 1):
+            yield ring
+        longest = max((len(ports) for ports in _by_ocs(self._ports).values()), default=0)
+        for distance in range(1, longest):
+            begun = {port.ocs for port in self._found.inputs}
+            ring = _ring((port for port in self._ports if port.ocs not in begun), distance)
+            if not ring or self._all_found():
+                return
+            yield ring
+
+    def _spell(self, ring: Sequence[tuple[OcsPort, OcsPort]], heard: Heard) -> _Rounds:
+        numbers: dict[tuple[str, str], int | None] = dict.fromkeys(heard, 0)
+        for bit in range(bits := _bits(len(ring))):
+            came: list[Heard] = []
+            for value in (1, 0):
+                light = {a: b for n, (a, b) in enumerate(ring) if n >> bit & 1 == value}
+                came.append((yield Round(light, 2 * (bits - bit) - 2 + value)))
+            for pair, number in numbers.items():
+                in_ones, in_zeros = pair in came[0], pair in came[1]
+                if number is None or in_ones == in_zeros:
+                    numbers[pair] = None  # lost on the way, or it came over two cross-connects
+                else:
+                    numbers[pair] = number | in_ones << bit
+        spelt = defaultdict[int, list[tuple[str, str]]](list)
+        for pair, number in numbers.items():
+            if number is not None and number < len(ring):
+                spelt[number].append(pair)
+        for number, pairs in spelt.items():
+            source = self._only({source for source, _ in pairs})
+            receiver = self._only({receiver for _, receiver in pairs})
+            if source is not None and receiver is not None:
+                self._place(self._found.inputs, ring[number][0], source, "sends into")
+                self._place(self._found.outputs, ring[number][1], receiver, "hears")
+
+    # -- all others -----------------------------------------------------------------------
+
+    def _sweep(self, inputs: list[OcsPort], outputs: list[OcsPort], patience: int) -> _Rounds:
+        """Light each of these once; what is at them may make the next round a larger one."""
+        while (inputs or outputs) and not self._all_found():
+            heard_at, sent_to = self._lit(inputs, outputs)
+            if not heard_at and not sent_to:
+                return  # nobody is known behind these circuit switches
+            inputs = [port for port in inputs if port not in heard_at]
+            outputs = [port for port in outputs if port not in sent_to]
+            each = max(len(heard_at), len(sent_to))
+            left = ceil(max(len(inputs), len(outputs)) / each)
+            yield from self._ask(heard_at, sent_to, left, patience)
+
+    def _trunks(self) -> _Rounds:
+        """Fibres between circuit switches: outputs lit by known ends, inputs heard by others."""
+        among = {str(port) for port in self._ports}
+        if len({port.ocs for port in self._ports}) < 2:
+            return
+        likely = [p for p in self._ports if self._every_port or self._expected.get(p) in among]
+        outputs = [port for port in likely if self._found.outputs.get(port) is None]
+        while outputs:
+            inputs = [port for port in likely if self._found.inputs.get(port) is None]
+            _, sent_to = self._lit([], outputs)
+            if not sent_to:
+                return
+            outputs = [port for port in outputs if port not in sent_to]
+            while inputs:
+                heard_at, _ = self._lit(inputs, [])
+                if not heard_at:
+                    break
+                inputs = [port for port in inputs if port not in heard_at]
+                each = len(heard_at), len(sent_to)
+                left = ceil(len(inputs) / each[0]) * (1 + ceil(len(outputs) / each[1]))
+                yield from self._ask(heard_at, sent_to, left, 1)
+
+    def _lit(self, inputs: Iterable[OcsPort], outputs: Iterable[OcsPort]) -> tuple[Light, Light]:
+        """As many of these as can be lit in one round.
+
+        Inputs each with the output whose receiver is to hear it; outputs each with the input
+        whose transmitter is to reach it.
+        """
+        receivers = _by_ocs(p for p, end in self._found.outputs.items() if end in self._ends)
+        sources = _by_ocs(p for p, end in self._found.inputs.items() if end in self._ends)
+        asked_in, asked_out = _by_ocs(inputs), _by_ocs(outputs)
+        heard_at, sent_to = Light(), Light()
+        for ocs, ports in asked_in.items():
+            heard_at |= zip(ports, receivers[ocs], strict=False)
+        for ocs, ports in asked_out.items():
+            sent_to |= zip(ports, sources[ocs], strict=False)
+        return heard_at, sent_to
+
+    def _ask(self, heard_at: Light, sent_to: Light, left: int, patience: int) -> _Rounds:
+        light = heard_at | {source: output for output, source in sent_to.items()}
+        heard = (yield Round(light, left, patience)) - self._elsewhere
+        inputs, outputs = self._found.inputs, self._found.outputs
+        output_of = {inputs[source]: output for output, source in sent_to.items()}
+        listening = {outputs[at] for at in heard_at.values()}
+        for port, at in heard_at.items():
+            source = self._only({who for who, by in heard if by == outputs[at]}, port)
+            if source in output_of:
+                inputs[port], outputs[output_of[source]] = str(output_of[source]), str(port)
+            else:
+                self._place(inputs, port, source, "sends into")
+        for port, at in sent_to.items():
+            reached = {by for who, by in heard if who == inputs[at] and by not in listening}
+            if outputs.get(port) is None:
+                self._place(outputs, port, self._only(reached, port), "hears")
+
+    # -- what was heard -------------------------------------------------------------------
+
+    def _only(self, names: set[str], port: OcsPort | None = None) -> str | None:
+        """The one that this is: a device that sends probes may send LLDP besides."""
+        known = sorted(names & self._ends or names - {LIGHT} or names)
+        if len(known) > 1 and port is not None:
+            self._found.doubts.append(f"{port}: {' and '.join(known)} at once")
+        return known[0] if len(known) == 1 else None
+
+    def _place(
+        self, side: dict[OcsPort, str | None], port: OcsPort, name: str | None, verb: str
+    ) -> None:
+        once = name is not None and name != LIGHT
+        others = [p for p, n in side.items() if once and n == name and p != port]
+        if others:
+            self._found.doubts.append(f"{name} {verb} {others[0]} and {port}")
+        side[port] = None if others else name
+
+    def _missed(self, side: Mapping[OcsPort, str | None]) -> list[OcsPort]:
+        missing = self._ends - {end for end in side.values() if end is not None}
+        silent = (port for port in self._ports if port in side and side[port] is None)
+        return [port for port in silent if self._expected.get(port) in missing]
+
+    def _all_found(self) -> bool:
+        sides = (self._found.inputs, self._found.outputs)
+        found = all(self._ends - self._away <= set(side.values()) for side in sides)
+        return found and not self._every_port
+
+
+def _ring(ports: Iterable[OcsPort], distance: int) -> list[tuple[OcsPort, OcsPort]]:
+    """Each of these ports with the one so far after it on the same OCS, and around."""
+    return [
+        (port, same[(at + distance) % len(same)])
+        for same in _by_ocs(ports).values()
+        if len(same) > distance
+        for at, port in enumerate(same)
+    ]
+
+
+def _by_ocs(ports: Iterable[OcsPort]) -> defaultdict[str, list[OcsPort]]:
+    found = defaultdict[str, list[OcsPort]](list)
+    for port in ports:
+        found[port.ocs].append(port)
+    return found
+
+
+def _bits(count: int) -> int:
+    """So many bits tell so many numbers apart."""
+    return max(1, (count - 1).bit_length())

@@ -1,0 +1,92 @@
+"""What goes over fibres whose ends are looked for: probe frames, and the LLDP of others.
+
+A probe names the port that sends it. It goes to the address that no bridge passes on (IEEE
+802.1Q, table 8-1), so that it tells of this fibre and of nothing behind it.
+"""
+
+import string
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+ETHERTYPE = 0x88B5
+"""The first of the two that IEEE 802 leaves for local experiments."""
+
+ETHERTYPE_LLDP = 0x88CC
+TO_THE_NEAREST = "01:80:c2:00:00:0e"
+
+_MAGIC = b"patchlight-probe\0"
+_HEADER_BYTES, _LEAST_BYTES = 14, 60
+# Type, length and value; the types that say who sends (IEEE 802.1AB).
+_CHASSIS, _PORT, _SYSTEM_NAME = 1, 2, 5
+_MAC_OF = {_CHASSIS: 4, _PORT: 3}  # the subtype whose value is a MAC
+_PRINTABLE = set(string.printable.encode()) - set(string.whitespace.encode()) | {0x20}
+_LONGEST_NAME = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Who sends LLDP on a fibre: the device's own name, or else its number, and its port."""
+
+    device: str
+    port: str
+
+    def __str__(self) -> str:
+        return f"{self.device} port {self.port}"
+
+
+def probe_frame(source: str, token: str, mac: str = "02:50:4c:00:00:01") -> bytes:
+    """The frame that ``source`` (``tor1.3``) sends, of a search of this ``token``, from ``mac``."""
+    payload = _MAGIC + token.encode() + b"\0" + source.encode() + b"\0"
+    return (_header(mac) + payload).ljust(_LEAST_BYTES, b"\0")
+
+
+def _header(mac: str) -> bytes:
+    to, source = (bytes.fromhex(text.replace(":", "")) for text in (TO_THE_NEAREST, mac))
+    return to + source + ETHERTYPE.to_bytes(2, "big")
+
+
+def probe_source(frame: bytes, token: str) -> str | None:
+    """Who sent a probe of this search; ``None`` for any other frame."""
+    kind, payload = _split(frame)
+    if kind != ETHERTYPE or not payload.startswith(_MAGIC):
+        return None
+    said, _, rest = payload[len(_MAGIC) :].partition(b"\0")
+    name, ended, _ = rest.partition(b"\0")
+    return name.decode(errors="replace") if ended and said == token.encode() else None
+
+
+def lldp_neighbour(frame: bytes) -> Neighbour | None:
+    """Who sent an LLDP frame; ``None`` for any other frame, and for one that says no port."""
+    kind, payload = _split(frame)
+    if kind != ETHERTYPE_LLDP:
+        return None
+    said: dict[int, str] = {}
+    for number, value in _fields(payload):
+        if number in _MAC_OF and len(value) > 1:
+            is_mac = value[0] == _MAC_OF[number] and len(value) == 7
+            said[number] = value[1:].hex(":") if is_mac else _text(value[1:])
+        elif number == _SYSTEM_NAME and value:
+            said[number] = _text(value)
+    if _PORT not in said or _CHASSIS not in said:
+        return None
+    return Neighbour(said.get(_SYSTEM_NAME, said[_CHASSIS]), said[_PORT])
+
+
+def _split(frame: bytes) -> tuple[int, bytes]:
+    return int.from_bytes(frame[12:14], "big"), frame[_HEADER_BYTES:]
+
+
+def _fields(payload: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + 2 <= len(payload):
+        head = int.from_bytes(payload[at : at + 2], "big")
+        number, length = head >> 9, head & 0x1FF
+        if not number or at + 2 + length > len(payload):
+            return
+        yield number, payload[at + 2 : at + 2 + length]
+        at += 2 + length
+
+
+def _text(value: bytes) -> str:
+    shown = value[:_LONGEST_NAME]
+    return shown.decode() if set(shown) <= _PRINTABLE else shown.hex(":")

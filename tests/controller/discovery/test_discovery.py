@@ -1,0 +1,152 @@
+"""The maintenance window of a search: who is kept out of it, and that all is as before after it."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from patchlight.cli.main import cli
+from patchlight.controller.client import ControllerError
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.jobs import JobSpec
+from tests.support.controller_process import ControllerProcess, controller_process
+from tests.support.waiting import wait_until
+
+MAP = ["1>3", "2>5", "3>1", "5>2"]
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Iterator[ControllerProcess]:
+    """A controller whose lab has neither agents nor switches that answer: rounds are silent."""
+    with controller_process(tmp_path) as running:
+        yield running
+
+
+def _discover(controller: ControllerProcess, *options: str) -> tuple[int, str]:
+    command = ["lab", "discover", str(controller.lab), *options]
+    result = CliRunner().invoke(cli, command)
+    error = result.exception
+    code = error.exit_code if isinstance(error, PatchlightError) else result.exit_code
+    return code, f"{result.output}{error or ''}"
+
+
+def _is_as_before(controller: ControllerProcess) -> bool:
+    client = controller.client
+    assert client.circuits()["o1"]["map"] == MAP
+    assert client.locks() == []
+    assert not client.status()["drained"]
+    return not client.discovery()["open"]
+
+
+def test_what_cannot_be_looked_at_is_refused_and_nothing_is_changed(
+    controller: ControllerProcess,
+) -> None:
+    code, said = _discover(controller, "--yes", "--listen", "100ms")
+    assert code == 1
+    assert "nobody sent or heard anything: the lab file names no agent of a" in said
+    assert "t1 is not connected" in said
+    code, said = _discover(controller, "--dry-run", "--ports", "a.n0,o1.3-4", "--listen", "1s")
+    assert code == 0
+    assert "3 of o1; 2 cross-connects are away meanwhile, for about 6 s" in said
+    for ports, expected, wanted in (
+        ("o1.17", 2, "o1 has ports 1–16, not 17"),
+        ("o1.4-3", 2, "no range of ports"),
+        ("o1.9", 2, "o1.9 alone has nowhere to get light from"),
+        ("o1.1,o1.4", 1, "circuit 1>3 of o1 leads out of the ports that were named"),
+    ):
+        code, said = _discover(controller, "--yes", "--ports", ports)
+        assert (code, wanted in said) == (expected, True), said
+    controller.client.lock("o1", [4, 5], why="a fibre is cleaned")
+    code, said = _discover(controller, "--yes", "--ports", "o1.4,o1.9")
+    assert (code, "o1.4 is locked or out of order" in said) == (1, True)
+    # Of all ports, those stay out that are locked, and those that a circuit joins to one.
+    assert controller.client.preview_discovery()["ports"] == {
+        "o1": [n for n in range(1, 17) if n not in (2, 4, 5)]
+    }
+    controller.client.unlock("o1", [4, 5])
+    controller.client.press_stop()
+    code, said = _discover(controller, "--yes")
+    assert (code, "the stop button was pressed" in said) == (1, True)
+    controller.client.clear_stop()
+    assert _discover(controller, "--restore") == (0, "all circuits are as before\n")
+    assert _is_as_before(controller)
+
+
+def test_nobody_else_gets_at_the_ports_meanwhile_and_a_search_can_be_broken_off(
+    controller: ControllerProcess,
+) -> None:
+    client = controller.client
+    client.discover(listen_s=100)
+    wait_until(lambda: not client.circuits()["o1"]["map"], "the ports to go dark")
+    record = client.reconfigure({"o1": ["7-8"]})
+    assert record["state"] == "refused"
+    assert "its wiring is looked at" in record["message"]
+    with pytest.raises(ControllerError, match="looks at the wiring already"):
+        client.discover()
+    assert client.preview_discovery()["objections"]
+    (job,) = client.submit([JobSpec("waits", 1, 400, {"M": 0.1}, workers=1)])
+    status = client.stop_discovery()
+    assert (status["state"], status["open"], status["wiring"]) == ("stopped", False, None)
+    assert _is_as_before(controller)
+    # The queue goes on: no agent is there, so the job ends as soon as it is begun.
+    wait_until(lambda: client.job(job["id"])["finished_at"], "the job to be begun")
+
+
+def test_ctrl_c_breaks_it_off_and_returns_once_the_circuits_are_back(
+    controller: ControllerProcess,
+) -> None:
+    command = [sys.executable, "-m", "patchlight", "lab", "discover", str(controller.lab), "--yes"]
+    with subprocess.Popen([*command, "--listen", "100s"], stderr=subprocess.PIPE) as looking:
+        wait_until(lambda: not controller.client.circuits()["o1"]["map"], "the ports to go dark")
+        looking.send_signal(signal.SIGINT)
+        assert looking.stderr is not None
+        said = looking.stderr.read().decode()
+    assert (looking.returncode, "all circuits are as before" in said) == (130, True), said
+    assert _is_as_before(controller)
+
+
+def test_what_the_stop_button_keeps_from_being_put_back_is_put_back_later(
+    controller: ControllerProcess,
+) -> None:
+    controller.client.discover(listen_s=100)
+    wait_until(lambda: not controller.client.circuits()["o1"]["map"], "the ports to go dark")
+    controller.client.press_stop("smoke")
+    with pytest.raises(ControllerError, match=r"not as they were before.*stop button"):
+        controller.client.stop_discovery()
+    # Nobody gets at them meanwhile.
+    assert {lock["port"] for lock in controller.client.locks()} == set(range(1, 17))
+    assert controller.client.status()["drained"]
+    controller.client.clear_stop()
+    assert _discover(controller, "--restore") == (0, "all circuits are as before\n")
+    assert _is_as_before(controller)
+
+
+def test_a_queue_that_was_held_before_stays_so(controller: ControllerProcess) -> None:
+    client = controller.client
+    client.drain("upgrade")
+    client.discover({"o1": [9, 10]}, listen_s=100)
+    assert client.stop_discovery()["state"] == "stopped"
+    assert client.status()["drained"]
+
+
+def test_a_controller_that_is_told_to_end_puts_the_circuits_back_first(
+    controller: ControllerProcess,
+) -> None:
+    controller.client.discover(listen_s=100)
+    wait_until(lambda: not controller.client.circuits()["o1"]["map"], "the ports to go dark")
+    assert controller.stop(signal.SIGTERM) == 0
+    controller.start()
+    assert _is_as_before(controller)
+    whys = [record["why"] for record in controller.client.reconfigurations()]
+    assert whys[-1] == "as before the wiring was looked at"
+
+
+def test_requests_that_make_no_sense_are_refused(controller: ControllerProcess) -> None:
+    with pytest.raises(BadInput, match="listen_s"):
+        controller.client.discover(listen_s=0.0)
+    with pytest.raises(BadInput, match="no OCS called"):
+        controller.client.discover({"o9": [1]})
