@@ -16,21 +16,27 @@ from patchlight.testbed.labfile.values import (
     DATAPATH_ID,
     DEVICE_NAME,
     DRIVER,
+    DSCP,
     FILE_PATH,
     HOST_KEY,
     HOST_PORT,
     INTERFACE,
+    INTERFACE_ADDRESS,
     LAB_NAME,
     LOSS,
     MAC,
     MANAGEMENT,
     MODEL,
+    MTU,
     NETWORK,
+    NIC_MODE,
     PACKET_PORTS,
     PART_NAME,
     PORT,
     POWER,
     RATE,
+    RDMA_USE,
+    ROUTE,
     SHARE,
     SSH_HOST,
     TCP_PORT,
@@ -38,6 +44,7 @@ from patchlight.testbed.labfile.values import (
     USER_NAME,
     UUID,
     VARIABLE_NAME,
+    VLAN,
 )
 
 FABRICS = ("openvswitch", "bridge")
@@ -50,14 +57,56 @@ GPU = Group(
     required("model", MODEL, "the model, like 'Tesla M40'"),
     Key("uuid", UUID, "pins the physical GPU on a real server"),
 )
+RENDEZVOUS = Group(
+    "a rendezvous",
+    required("interface", INTERFACE, "the server's interface that it is made on", example="eno1"),
+    required("address", INTERFACE_ADDRESS, "the worker's address there, with its network"),
+)
 NIC = Group(
     "a NIC",
     required("name", PART_NAME, "what the NIC port is called, like 'nic0'"),
     required("address", ADDRESS, "its IPv4 address in the lab's network"),
     Key("rate", RATE, "its line rate", default="no limit"),
     Key("gpu", PART_NAME, "the GPU of the same server that it serves", example="gpu0"),
-    Key("mac", MAC, "its MAC address", default="made of the IPv4 address"),
+    Key(
+        "mac",
+        MAC,
+        "the MAC address of its workers: the port's own (hardware), one made of the IPv4 address "
+        "(lab), or this one",
+        default="hardware; with mode macvlan, lab",
+    ),
     Key("interface", INTERFACE, "the kernel's name of it on the server", default="its name"),
+    Key(
+        "mode",
+        NIC_MODE,
+        "what a worker gets: the NIC itself (physical; veth in an emulation), a virtual function "
+        "of it (sriov), or a macvlan on it; auto takes a virtual function where it has one",
+        default="auto",
+        example="sriov",
+    ),
+    Key("mtu", MTU, "the MTU in the worker", default="as it is on the server", example="9000"),
+    Key("vlan", VLAN, "the VLAN that its workers are in", default="none", example="100"),
+    Key("routes", ListOf(ROUTE, "routes"), "more routes of the worker", default="none"),
+    Key("dscp", DSCP, "what RDMA packets of NCCL are marked with", default="none", example="26"),
+    Key(
+        "rdma",
+        RDMA_USE,
+        "whether a worker gets its RDMA device: auto where there is one; exclusive, shared or none",
+        default="auto",
+    ),
+    Key(
+        "relock",
+        TIME,
+        "how long its carrier, and its RDMA port, may take to be back after its light moved",
+        default="workers go on at once; with RDMA within 10s",
+        example="2s",
+    ),
+    Key(
+        "rendezvous",
+        RENDEZVOUS,
+        "a second way to its worker, over another interface of the server",
+        example="{interface: eno1, address: 10.0.0.51/24}",
+    ),
     LAUNCH_POWER,
 )
 SSH = Group(
@@ -134,7 +183,18 @@ FIBRE = Group(
 # What things of a kind may have in common: nothing that tells them apart.
 COMMON: dict[str, tuple[str, ...]] = {
     "gpu": ("model",),
-    "nic": ("rate", "launch_power"),
+    "nic": (
+        "rate",
+        "mac",
+        "mode",
+        "mtu",
+        "vlan",
+        "routes",
+        "dscp",
+        "rdma",
+        "relock",
+        "launch_power",
+    ),
     "packet_switch": ("ports", "launch_power"),
     "circuit_switch": ("driver", "ports", "switching_time", "insertion_loss", "user"),
     "fibre": ("rate", "loss", "delay", "jitter", "packet_loss"),

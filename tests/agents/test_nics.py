@@ -6,11 +6,14 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from patchlight.agents import nics
 from patchlight.agents.errors import NicError
+from patchlight.agents.nics.moving import give_nic, read_nic, take_nic_back
+from patchlight.agents.nics.state import NicState, WorkerNetwork
+from patchlight.agents.nics.ways import NicWay
 from patchlight.testbed.linux import ethtool, namespaces
 from patchlight.testbed.linux.namespaces import NamespaceError
 from tests.support.agent_bench import ip
@@ -33,27 +36,28 @@ class Spaces:
     worker: str
     fabric: str
 
-    def read(self) -> nics.NicState:
+    def read(self) -> NicState:
         return namespaces.inside(
-            namespaces.namespace_path(self.server), lambda: nics.read_nic("nic0")
+            namespaces.namespace_path(self.server), lambda: read_nic(NicWay("veth", "nic0"))
         )
 
-    def give(self, state: nics.NicState) -> None:
-        def give() -> None:
-            nics.give_nic(
-                "nic0",
-                namespaces.namespace_path(self.worker),
-                state,
-                address="10.79.0.11",
-                prefix=24,
-                mac="02:4c:0a:4f:00:0b",
-                neighbours=[("10.79.0.1", "02:00:00:00:00:01")],
-            )
+    def give(self, state: NicState, **network: Any) -> None:
+        wanted = WorkerNetwork(
+            **{
+                "address": "10.79.0.11",
+                "prefix": 24,
+                "mac": "02:4c:0a:4f:00:0b",
+                "neighbours": (("10.79.0.1", "02:00:00:00:00:01"),),
+                **network,
+            }
+        )
+        worker = namespaces.namespace_path(self.worker)
+        namespaces.inside(
+            namespaces.namespace_path(self.server), lambda: give_nic(state, worker, wanted)
+        )
 
-        namespaces.inside(namespaces.namespace_path(self.server), give)
-
-    def take(self, state: nics.NicState) -> None:
-        nics.take_nic_back(
+    def take(self, state: NicState) -> None:
+        take_nic_back(
             state, namespaces.namespace_path(self.worker), namespaces.namespace_path(self.server)
         )
 
@@ -106,13 +110,13 @@ def test_a_nic_comes_back_as_it_was(spaces: Spaces, rate: str) -> None:
     before = spaces.read()
     assert before.shaping is not None
     # The way through the lease's file keeps all of it.
-    kept = nics.NicState.from_dict(json.loads(json.dumps(before.as_dict())))
+    kept = NicState.from_dict(json.loads(json.dumps(before.as_dict())))
     assert kept == before
     for _ in range(3):
         spaces.give(kept)
         assert "nic0" not in ip("-n", spaces.server, "-o", "link")
         inside = namespaces.inside(
-            namespaces.namespace_path(spaces.worker), lambda: nics.read_nic("nic0")
+            namespaces.namespace_path(spaces.worker), lambda: read_nic(NicWay("veth", "nic0"))
         )
         assert inside.addresses == (("10.79.0.11", 24),)
         assert inside.mac == "02:4c:0a:4f:00:0b"
