@@ -6,15 +6,16 @@ import logging
 import ssl
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
 from patchlight.controller.host_faults import HostFaults, host_faults
+from patchlight.controller.nic_macs import NicMacs
 from patchlight.testbed.errors import PatchlightError, in_words
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab import Host, Lab
 from patchlight.testbed.mistakes import mistakes_in_words
 from patchlight.testbed.worker_api import (
     AgentStatus,
@@ -50,6 +51,10 @@ class AgentError(PatchlightError):
 
 class NotOnServer(AgentError):
     """An agent's server has no such worker, GPU or NIC."""
+
+
+class NicDark(AgentError):
+    """A worker's NIC has not come back after its light moved, so the worker cannot go on."""
 
 
 class AgentSilent(AgentError):
@@ -98,7 +103,7 @@ class AgentClient:
         except ValueError:
             answer = {}
         message = answer.get("error") or answer.get("detail") or response.text
-        kind = NotOnServer if response.status_code == 404 else AgentError
+        kind = {404: NotOnServer, 503: NicDark}.get(response.status_code, AgentError)
         raise kind(f"the agent of {self.server}: {message}", hint=answer.get("hint"))
 
     async def _attempt(
@@ -189,6 +194,9 @@ class Fleet:
         }
         self.reachable: dict[str, bool] = dict.fromkeys(self.clients, False)
         self.on_status: Callable[[AgentStatus], Awaitable[None]] | None = None
+        self.macs = NicMacs(lab)
+        self.on_macs: Callable[[], Awaitable[None]] | None = None
+        self._macs_changed = False
         self._misses: Counter[str] = Counter()
         self._lab = lab
         self._samples: dict[str, deque[AgentStatus]] = {
@@ -220,7 +228,19 @@ class Fleet:
         while True:
             began = time.monotonic()
             await asyncio.gather(*(self._sample(client) for client in self.clients.values()))
+            await self._tell_of_macs()
             await asyncio.sleep(max(0.0, period_s - (time.monotonic() - began)))
+
+    async def know_macs(self, hosts: Iterable[Host]) -> None:
+        """Ask the agents of hosts whose MACs they have not said yet; tell of what is new."""
+        servers = sorted(self.macs.unknown(hosts) & self.clients.keys())
+        await asyncio.gather(*(self._sample(self.clients[server]) for server in servers))
+        await self._tell_of_macs()
+
+    async def _tell_of_macs(self) -> None:
+        if self._macs_changed and self.on_macs is not None:
+            self._macs_changed = False
+            await self.on_macs()
 
     async def _sample(self, client: AgentClient) -> None:
         try:
@@ -232,6 +252,7 @@ class Fleet:
                 _log.warning("the agent of %s is silent: %s", client.server, in_words(error))
             return
         self._samples[client.server].append(status)
+        self._macs_changed = self.macs.hear(status) or self._macs_changed
         now = time.time()
         for gpu in status.gpus:
             self.gpu_samples.append(

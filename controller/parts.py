@@ -21,6 +21,7 @@ from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.controller.jobs.outputs import JobOutputs
 from patchlight.controller.jobs.retention import Retention
 from patchlight.controller.jobs.scheduler import Scheduler
+from patchlight.controller.nic_macs import NicMacs
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.controller.openflow.speaker_process import SpeakerOptions
@@ -77,7 +78,9 @@ class Controller:
                 apps=tuple(settings.ryu_apps),
             )
         )
-        self.switches = PacketSwitches(lab, self.speaker)
+        self.fleet.macs = NicMacs(lab, self.store)
+        self.switches = PacketSwitches(lab, self.speaker, self.fleet.macs.of)
+        self.fleet.on_macs = self.switches.learn
         self.unknown_switches = UnknownSwitches()
         outputs = JobOutputs(settings.state_dir / "outputs")
         self.jobs = JobTable(JobLedger(self.store), outputs)

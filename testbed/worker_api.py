@@ -273,7 +273,7 @@ class NicStatus(BaseModel):
     worker: str | None = None
     problem: str = ""
     carrier: bool = True
-    mac: str | None = None
+    mac: Mac | None = None
     mtu: int | None = None
     mode: str = ""
     carrier_changes: int = 0

@@ -1,6 +1,6 @@
 """What agents are asked for: a worker for each rank of a job, its traffic scaled as the lab."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pydantic import ValidationError
 
@@ -35,6 +35,7 @@ def worker_specs(
     lab: Lab,
     attempt: int = 0,
     first_iteration: int = 0,
+    mac_of: Callable[[Host], str] = lambda host: host.nic.mac,
 ) -> list[WorkerSpec]:
     """What the agents are asked for, one for each rank; ``JobFailed`` if they cannot take it."""
     # Workers of another attempt are others: one that is left behind is not taken for them.
@@ -44,7 +45,9 @@ def worker_specs(
             RingMember(rank=rank, address=host.nic.address, port=RING_PORT)
             for rank, host in enumerate(hosts)
         ]
-        neighbours = [Neighbour(address=host.nic.address, mac=host.nic.mac) for host in hosts]
+        neighbours = [Neighbour(address=host.nic.address, mac=mac_of(host)) for host in hosts]
+        rendezvous = [host.nic.rendezvous for host in hosts]
+        first = rendezvous[0].address.ip if rendezvous[0] and all(rendezvous) else None
         return [
             WorkerSpec(
                 id=f"{stem}-{rank}",
@@ -53,6 +56,7 @@ def worker_specs(
                 gpu=host.gpu.name if host.gpu else None,
                 nic=host.nic.name,
                 ring=ring,
+                rendezvous=first,
                 neighbours=[n for n in neighbours if n.address != host.nic.address],
                 checkpoint=spec.checkpoint,
                 task=_task(spec, host, lab, first_iteration, len(hosts)),

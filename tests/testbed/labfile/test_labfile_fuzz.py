@@ -3,6 +3,7 @@
 import string
 from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network
+from typing import Any
 
 import pytest
 import yaml
@@ -114,7 +115,7 @@ SSH = st.tuples(
 MODELS = st.text(min_size=1, max_size=20).filter(lambda t: t.isprintable() and bool(t.strip()))
 
 LAB_MAC = st.booleans()
-WAYS = st.fixed_dictionaries(
+WAYS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {},
     optional={
         "mode": st.sampled_from(["physical", "sriov", "macvlan", "veth"]),
