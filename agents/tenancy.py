@@ -159,7 +159,7 @@ class Tenancy:
         )
 
         def give() -> None:
-            network = WorkerNetwork.of(site.lab, nic, spec.neighbours)
+            network = WorkerNetwork.of(site.lab, nic, spec)
             moving.give_nic(before, namespaces.namespace_path(name), network)
 
         try:

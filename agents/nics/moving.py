@@ -82,6 +82,8 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
     # sysctl's doing, not the network's.
     _set_sysctl("ipv4/tcp_slow_start_after_idle", 0)
     _set_sysctl(f"ipv6/conf/{interface}/disable_ipv6", 1)
+    if network.window_bytes is not None:
+        _limit_window(network.window_bytes)
     is_macvlan = state.mode == "macvlan"
     bare = NicState(
         interface=interface,
@@ -107,6 +109,16 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
     _restore(addressed, loopback_up=True)
     if network.rendezvous is not None:
         upon.set_up_rendezvous(network.rendezvous)
+
+
+def _limit_window(window_bytes: int) -> None:
+    """Have TCP of this namespace send no more ahead, as our own trainer sees to for itself."""
+    # Half of a socket's memory is window.
+    memory = 2 * window_bytes
+    for key in ("ipv4/tcp_rmem", "ipv4/tcp_wmem"):
+        _set_sysctl(key, f"{min(4096, memory)} {memory} {memory}")
+    # The window alone is to set the pace: some kernels' default (BBR) paces by what it measured.
+    _set_sysctl("ipv4/tcp_congestion_control", "reno")
 
 
 def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:

@@ -10,7 +10,7 @@ from patchlight.agents.roce import RdmaDevice
 from patchlight.testbed.lab import Lab, Nic
 from patchlight.testbed.linux.rate_limits import SavedLimit
 from patchlight.testbed.nic import NicMode, Rendezvous
-from patchlight.testbed.worker_api import Neighbour
+from patchlight.testbed.worker_api import SyntheticTask, WorkerSpec
 
 RENDEZVOUS = "rdv0"
 """What a worker's second interface is called, where it has one."""
@@ -74,7 +74,8 @@ class NicState:
 class WorkerNetwork:
     """What a worker's NIC is to be like. ``mac`` and ``mtu`` are ``None`` where they stay.
 
-    ``neighbours`` are static (address, MAC), ``routes`` (network, gateway).
+    ``neighbours`` are static (address, MAC), ``routes`` (network, gateway). ``window_bytes`` is how
+    much peers may send ahead over TCP (``None``: as the kernel sees fit).
     """
 
     address: str
@@ -85,19 +86,22 @@ class WorkerNetwork:
     vlan: int | None = None
     routes: tuple[tuple[str, str], ...] = ()
     rendezvous: Rendezvous | None = None
+    window_bytes: int | None = None
 
     @classmethod
-    def of(cls, lab: Lab, nic: Nic, neighbours: list[Neighbour]) -> Self:
-        """What the lab file says of it, with the neighbours of a job."""
+    def of(cls, lab: Lab, nic: Nic, spec: WorkerSpec) -> Self:
+        """What the lab file says of it, and what the worker needs."""
+        is_ours = isinstance(spec.task, SyntheticTask)  # which sees to its window itself
         return cls(
             address=str(nic.address),
             prefix=lab.network.prefixlen,
             mac=None if nic.keeps_mac else nic.mac,
-            neighbours=tuple((str(each.address), each.mac) for each in neighbours),
+            neighbours=tuple((str(each.address), each.mac) for each in spec.neighbours),
             mtu=nic.mtu,
             vlan=nic.vlan,
             routes=tuple((str(route.network), str(route.gateway)) for route in nic.routes),
             rendezvous=nic.rendezvous,
+            window_bytes=None if is_ours else spec.task.window_bytes,
         )
 
 

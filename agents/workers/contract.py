@@ -29,6 +29,11 @@ class WorkerLaunch:
     rdma: RdmaDevice | None = None
     dscp: int | None = None
 
+    @property
+    def rdma_devices(self) -> tuple[Path, ...]:
+        """The device files by which its program reaches the RDMA device."""
+        return tuple(map(Path, self.rdma.files)) if self.rdma else ()
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerHandle:

@@ -25,8 +25,9 @@ _ECN_CAPABLE = 0b10
 def network_environment(launch: WorkerLaunch, folder: str) -> dict[str, str]:
     """The variables of a worker's network; ``folder`` is its own, as it sees it.
 
-    The GID's index is not among them: it may be another one after a change of the light. NCCL finds
-    it by the address, from version 2.21 on, and for others it is in ``PATCHLIGHT_NETWORK``.
+    No job can change these. The GID's index is not among them: it may be another one after a change
+    of the light. NCCL finds it by the address, from version 2.21 on, and for others it is in
+    the file ``PATCHLIGHT_NETWORK``.
     """
     interface = f"={launch.interface}"  # this one, and none whose name begins so
     device = launch.rdma
@@ -44,9 +45,15 @@ def network_environment(launch: WorkerLaunch, folder: str) -> dict[str, str]:
     variables |= {
         "NCCL_IB_HCA": f"={device.name}:{device.port}",
         "NCCL_IB_ADDR_RANGE": f"{own.address}/32",
-        "NCCL_IB_TIMEOUT": _IB_TIMEOUT,
-        "NCCL_IB_RETRY_CNT": _IB_RETRIES,
     }
+    return variables
+
+
+def network_defaults(launch: WorkerLaunch) -> dict[str, str]:
+    """The variables of a worker's network that a job may change."""
+    if launch.rdma is None:
+        return {}
+    variables = {"NCCL_IB_TIMEOUT": _IB_TIMEOUT, "NCCL_IB_RETRY_CNT": _IB_RETRIES}
     if launch.dscp is not None:
         variables["NCCL_IB_TC"] = str(launch.dscp << 2 | _ECN_CAPABLE)
     return variables

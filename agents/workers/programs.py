@@ -10,7 +10,7 @@ from pathlib import Path
 
 from patchlight import agents
 from patchlight.agents.workers.contract import WorkerLaunch
-from patchlight.agents.workers.network_environment import network_environment
+from patchlight.agents.workers.network_environment import network_defaults, network_environment
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.worker_api import SyntheticTask, WorkerSpec
 
@@ -63,7 +63,7 @@ def program_of(launch: WorkerLaunch, places: Places) -> Program:
             command = task.command
     return Program(
         command=tuple(command),
-        environment={**_DEFAULTS, **own, **_rendezvous(launch, places)},
+        environment={**_DEFAULTS, **network_defaults(launch), **own, **_rendezvous(launch, places)},
         directory=directory,
         gated=gated,
     )

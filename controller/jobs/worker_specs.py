@@ -71,7 +71,7 @@ def worker_specs(
 
 def _task(spec: JobSpec, host: Host, lab: Lab, first_iteration: int, workers: int) -> Task:
     if spec.trainer == "command":
-        return command_task(spec)
+        return command_task(spec).model_copy(update={"window_bytes": scaled_window_bytes(lab)})
     compute_s = spec.compute_s[host.gpu.model] if host.gpu else 0.0
     return SyntheticTask(
         iterations=spec.iterations,

@@ -11,7 +11,12 @@ from patchlight.agents.nics.state import NicState
 from patchlight.agents.nics.watch import NicPlace, NicProblem, rdma_problem
 from patchlight.agents.roce import RdmaDevice
 from patchlight.agents.workers.contract import WorkerLaunch
-from patchlight.agents.workers.network_environment import FILE, network_environment, publish
+from patchlight.agents.workers.network_environment import (
+    FILE,
+    network_defaults,
+    network_environment,
+    publish,
+)
 from patchlight.controller.jobs.worker_specs import worker_specs
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.labfile.reader import parse_lab
@@ -45,7 +50,7 @@ def spec(*rendezvous: str) -> WorkerSpec:
 
 def variables(worker: WorkerSpec, **keys: Any) -> dict[str, str]:
     launch = WorkerLaunch(worker, Path("/w"), "ns", "nic0", **keys)
-    return network_environment(launch, "/run/worker")
+    return {**network_defaults(launch), **network_environment(launch, "/run/worker")}
 
 
 def test_without_rdma_everything_goes_over_the_nic() -> None:

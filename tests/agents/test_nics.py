@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -162,6 +163,25 @@ def test_a_worker_s_nic_keeps_its_mac_and_gets_the_lab_file_s_mtu_and_routes(
     assert (route["dst"], route["gateway"]) == routes[0]
     spaces.take(before)
     assert spaces.read() == before
+
+
+def test_where_rates_are_scaled_so_is_what_tcp_sends_ahead(spaces: Spaces) -> None:
+    before = spaces.read()
+    spaces.give(before, window_bytes=16_384)
+
+    def window() -> tuple[int, str]:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            client = socket.create_connection(listener.getsockname())
+            with client, listener.accept()[0] as accepted:
+                pace = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+                memory = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+                return memory, pace.rstrip(b"\0").decode()
+
+    here = window()
+    found = namespaces.inside(namespaces.namespace_path(spaces.worker), window)
+    assert found == (32_768, "reno")
+    assert window() == here
+    spaces.take(before)
 
 
 def test_an_mtu_that_the_nic_cannot_have_is_refused_before_it_moves(spaces: Spaces) -> None:
