@@ -20,7 +20,7 @@ def nic_status(nic: Nic, home: Path, holder: Worker | None) -> NicStatus:
         worker=None if holder is None else holder.spec.id,
         mac=None if nic.keeps_mac else nic.mac,
     )
-    return _at_home(told, nic, home) if holder is None else _with_worker(told, nic, holder)
+    return _at_home(told, nic, home) if holder is None else _with_worker(told, nic, home, holder)
 
 
 def _at_home(told: NicStatus, nic: Nic, home: Path) -> NicStatus:
@@ -28,20 +28,25 @@ def _at_home(told: NicStatus, nic: Nic, home: Path) -> NicStatus:
         way = namespaces.inside(home, lambda: find_way(nic))
     except NicError as exc:
         return told.model_copy(update={"problem": exc.message})
-    facts = watch.facts_of(home, way.interface)
+    port = way.function.port if way.function else way.interface
+    facts = watch.facts_of(home, way.interface, (home, port))
     if nic.mtu is not None:
         facts["mtu"] = nic.mtu
     return _told(told, nic, {**facts, "mode": way.mode}, watch.problem_of(home, way.interface))
 
 
-def _with_worker(told: NicStatus, nic: Nic, holder: Worker) -> NicStatus:
+def _with_worker(told: NicStatus, nic: Nic, home: Path, holder: Worker) -> NicStatus:
     place, problem = holder.tenancy.place, holder.nic_problem
     if place is None:
         return told
-    facts = watch.facts_of(place.namespace, place.state.interface)
-    facts |= {"mode": place.state.mode, "rdma": holder.tenancy.rdma}
+    state = place.state
+    port = (home, state.function.port) if state.function else (place.namespace, state.interface)
+    if state.mode == "macvlan":
+        port = home, state.interface
+    facts = watch.facts_of(place.namespace, state.interface, port)
+    facts |= {"mode": state.mode, "rdma": holder.tenancy.rdma}
     if nic.keeps_mac:
-        facts["mac"] = place.state.mac
+        facts["mac"] = state.mac
     return _told(told, nic, facts, problem)
 
 

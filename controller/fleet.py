@@ -21,6 +21,7 @@ from patchlight.testbed.worker_api import (
     AgentStatus,
     HoldRequest,
     LogPart,
+    NicStatus,
     Reports,
     StopAtRequest,
     WorkerSpec,
@@ -222,6 +223,11 @@ class Fleet:
     def faults(self) -> HostFaults:
         """What is wrong with hosts, as agents said at their last two samples."""
         return host_faults(self._lab, self._samples)
+
+    def nics(self) -> dict[str, NicStatus]:
+        """Each NIC as its agent said last, by ``server.nic``."""
+        latest = (of_server[-1] for of_server in self._samples.values() if of_server)
+        return {f"{each.server}.{nic.name}": nic for each in latest for nic in each.nics}
 
     async def watch(self, period_s: float = 1.0) -> None:
         """Sample every agent once a period, for ever."""

@@ -22,6 +22,7 @@ from patchlight.controller.jobs.outputs import JobOutputs
 from patchlight.controller.jobs.retention import Retention
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.nic_macs import NicMacs
+from patchlight.controller.nic_settings import differences
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.controller.openflow.speaker_process import SpeakerOptions
@@ -130,6 +131,9 @@ class Controller:
                 }
                 for s in self.lab.packet_switches
             ],
+            "nic_differences": differences(
+                self.lab, self.circuits.maps.present_links(), self.fleet.nics()
+            ),
             "unknown_switch_connections": self.unknown_switches.connections,
             "circuit_switches": self.circuits.devices.status(),
             "agents": [

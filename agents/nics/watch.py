@@ -14,7 +14,7 @@ from patchlight.agents import roce
 from patchlight.agents.nics.state import NicState
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import ethtool, namespaces
-from patchlight.testbed.linux.dcb import read_priorities
+from patchlight.testbed.linux.dcb import Priorities, read_priorities
 from patchlight.testbed.linux.link_readings import read_link
 from patchlight.testbed.linux.sysfs import sysfs
 from patchlight.testbed.worker_api import NicCounters, RdmaStatus
@@ -85,23 +85,26 @@ def rdma_problem(status: RdmaStatus | None, address: IPv4Address) -> NicProblem 
     return None
 
 
-def facts_of(namespace: Path, interface: str) -> dict[str, Any]:
-    """What an interface is and counted, named as the fields of a ``NicStatus``; empty if gone."""
+def facts_of(namespace: Path, interface: str, port: tuple[Path, str]) -> dict[str, Any]:
+    """What an interface is and counted, named as the fields of a ``NicStatus``; empty if gone.
 
-    def look() -> dict[str, Any]:
-        reading, priorities = read_link(interface), read_priorities(interface)
-        counted = {k: v for k, v in asdict(reading).items() if k in NicCounters.model_fields}
-        known = {} if priorities is None else dict(priorities.of_dscp)
-        return {
-            "mac": reading.mac,
-            "mtu": reading.mtu,
-            "carrier_changes": reading.carrier_changes,
-            "counters": NicCounters(**counted, pause_frames=ethtool.pause_frames(interface)),
-            "pfc": None if priorities is None else list(priorities.paused),
-            "dscp_priorities": None if priorities is None else known,
-        }
+    ``port``, a namespace and an interface, is the NIC itself, which knows of priorities and pauses.
+    """
+
+    def of_port() -> tuple[Priorities | None, dict[str, int]]:
+        return read_priorities(port[1]), ethtool.pause_frames(port[1])
 
     try:
-        return namespaces.inside(namespace, look)
+        reading = namespaces.inside(namespace, lambda: read_link(interface))
+        priorities, pauses = namespaces.inside(port[0], of_port)
     except (OSError, PatchlightError):  # it has just left, or the namespace has
         return {}
+    counted = {k: v for k, v in asdict(reading).items() if k in NicCounters.model_fields}
+    return {
+        "mac": reading.mac,
+        "mtu": reading.mtu,
+        "carrier_changes": reading.carrier_changes,
+        "counters": NicCounters(**counted, pause_frames=pauses),
+        "pfc": None if priorities is None else list(priorities.paused),
+        "dscp_priorities": None if priorities is None else dict(priorities.of_dscp),
+    }

@@ -154,6 +154,8 @@ def status(lab_name: str | None, address: str | None, as_json: bool) -> None:
         if agent["reachable"] and agent["problems"]:
             state = Coloured(f"answers; {'; '.join(agent['problems'])}", "bad")
         table.add_row(agent["server"], "agent", state)
+    for words in answer["nic_differences"]:
+        table.add_row("NICs", "that light joins", Coloured(words, "caution"))
     light = answer["light"]
     if light["defragment"]:
         seen = f", looked at {when(light['looked_at'])}" if light["looked_at"] else ""

@@ -255,15 +255,15 @@ def test_a_worker_in_a_vlan_has_a_tagged_interface(spaces: Spaces) -> None:
 def test_what_an_interface_counts_is_read_and_carrier_changes_too(spaces: Spaces) -> None:
     ip("-n", spaces.server, "link", "set", "nic0", "up")
     space = namespaces.namespace_path(spaces.server)
-    first = facts_of(space, "nic0")
+    first = facts_of(space, "nic0", (space, "nic0"))
     assert (first["mtu"], first["mac"]) == (1500, spaces.read().mac)
     ip("-n", spaces.fabric, "link", "set", "p0", "down")
     wait_until(lambda: problem_of(space, "nic0") is not None, "the loss of the carrier")
     ip("-n", spaces.fabric, "link", "set", "p0", "up")
     wait_until(lambda: problem_of(space, "nic0") is None, "the carrier")
-    after = facts_of(space, "nic0")
+    after = facts_of(space, "nic0", (space, "nic0"))
     assert after["carrier_changes"] >= first["carrier_changes"] + 2
-    assert facts_of(space, "nic9") == {}
+    assert facts_of(space, "nic9", (space, "nic9")) == {}
     gone = problem_of(space, "nic9")
     assert gone is not None
     assert (gone.words.partition(":")[0], gone.is_dark) == ("nic9 is gone", False)
