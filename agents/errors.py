@@ -50,6 +50,12 @@ class NicGone(NicError):
     """There is no such NIC, neither here nor where it was given."""
 
 
+class NicDark(NicError):
+    """A worker's NIC has not come back after its light moved."""
+
+    status = 503
+
+
 class GpuError(AgentError):
     """A GPU could not be read."""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from patchlight.agents.errors import AgentError
-from patchlight.agents.nics import NicState
+from patchlight.agents.nics.state import NicState
 from patchlight.agents.workers.contract import WorkerHandle
 from patchlight.testbed.linux.private_folder import private_folder
 from patchlight.testbed.worker_api import WorkerSpec, WorkerState

@@ -10,10 +10,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from patchlight.agents import nics, probing
+from patchlight.agents import probing
 from patchlight.agents.errors import AgentError, BadRequest, Conflict, GpuError, NotHere
 from patchlight.agents.gpus import GpuBackend
 from patchlight.agents.leases import LeaseBook
+from patchlight.agents.nic_status import nic_status
 from patchlight.agents.permitted import permitted
 from patchlight.agents.tenancy import Site
 from patchlight.agents.worker_life import Worker
@@ -291,18 +292,7 @@ class AgentService:
 
     def _nic_status(self, nic: Nic) -> NicStatus:
         holder = self._workers.get(self._holder(nic=nic.name) or "")
-        if holder is None:
-            problem = nics.problem_of(self._site.home, nic.interface or nic.name)
-        else:
-            problem = holder.nic_problem
-        return NicStatus(
-            name=nic.name,
-            address=str(nic.address),
-            state="leased" if holder else "idle",
-            worker=holder.spec.id if holder else None,
-            problem=problem,
-            carrier=problem != nics.NO_CARRIER.format(nic.interface or nic.name),
-        )
+        return nic_status(nic, self._site.home, holder)
 
     def _holder(self, *, gpu: str | None = None, nic: str | None = None) -> str | None:
         """Which worker has this GPU or NIC."""

@@ -11,15 +11,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from patchlight.agents import nics
-from patchlight.agents.errors import AgentError, Conflict, NicError, NicGone
+from patchlight.agents.errors import AgentError, Conflict, NicDark, NicError, NicGone
 from patchlight.agents.gpus import GpuBackend
 from patchlight.agents.leases import Lease, LeaseBook
+from patchlight.agents.nics import moving, watch
+from patchlight.agents.nics.state import RENDEZVOUS, NicState, WorkerNetwork, name_inside
+from patchlight.agents.nics.watch import NicPlace, NicProblem
+from patchlight.agents.nics.ways import NicWay
 from patchlight.agents.workers.contract import Runner, RunningWorker, WorkerLaunch
+from patchlight.agents.workers.network_environment import publish
 from patchlight.testbed.lab import Lab, Nic, Server
 from patchlight.testbed.linux import namespace_processes, namespaces
-from patchlight.testbed.worker_api import WorkerSpec
+from patchlight.testbed.worker_api import RdmaStatus, WorkerSpec
 
+RELOCK_WITH_RDMA_S = 10.0
+"""So long an RDMA port and its GID may take to be back, where the lab file does not say."""
+
+_LOOK_AGAIN_S = 0.02
 _log = logging.getLogger("patchlight.agent")
 
 
@@ -40,12 +48,18 @@ class Site:
         return f"pl.{self.lab.name}.{self.server.name}.w-{worker}"
 
 
+def _read(nic: Nic) -> tuple[NicWay, NicState]:
+    way = moving.find_way(nic)
+    return way, moving.read_nic(way)
+
+
 class Tenancy:
     """One worker's part of the server. ``lease`` is what is on record of it, if anything is."""
 
     def __init__(self, site: Site, spec: WorkerSpec, lease: Lease | None = None) -> None:
         self._site, self._spec, self._lease = site, spec, lease
         self.folder = site.folders / spec.id
+        self.rdma: RdmaStatus | None = None
 
     @property
     def lease(self) -> Lease:
@@ -70,13 +84,54 @@ class Tenancy:
         return namespaces.namespace_path(self.lease.namespace)
 
     @property
-    def nic_problem(self) -> str:
-        """What is wrong with its NIC now, in words; empty if nothing is, or before it has it."""
+    def place(self) -> NicPlace | None:
+        """Where its NIC is, as far as it has one."""
         lease = self._lease  # others may change it while the kernel is asked
         if lease is None or lease.handle is None:
-            return ""
+            return None
+        nic, state = self._nic, lease.nic_state
+        inside = name_inside(state.interface, state.mode, nic.vlan)
         space = namespaces.namespace_path(lease.namespace)
-        return nics.problem_of(space, lease.nic_state.interface)
+        return NicPlace(space, state, inside, nic.address)
+
+    @property
+    def _nic(self) -> Nic:
+        return next(nic for nic in self._site.server.nics if nic.name == self._spec.nic)
+
+    @property
+    def nic_problem(self) -> NicProblem | None:
+        """What is wrong with its NIC now; ``None`` if nothing is, or before it has it.
+
+        Looks at its RDMA device too, and publishes what that is like: ``rdma``, and a file for the
+        worker's program.
+        """
+        if (place := self.place) is None:
+            return None
+        problem = watch.problem_of(place.namespace, place.state.interface)
+        if problem is not None or place.state.rdma is None:
+            return problem
+        before, self.rdma = self.rdma, watch.rdma_status(place)
+        if self.rdma != before:
+            publish(self.folder, place, self.rdma)
+        return watch.rdma_problem(self.rdma, place.address)
+
+    async def until_lit(self) -> None:
+        """Wait until its NIC can be used, as long as the lab file allows; ``NicDark`` if it cannot.
+
+        Where that gives no time, only an RDMA device is waited for: TCP waits by itself.
+        """
+        relock_s = self._nic.relock_s
+        if relock_s is None and self.lease.nic_state.rdma is None:
+            return
+        budget_s = RELOCK_WITH_RDMA_S if relock_s is None else relock_s
+        end = time.monotonic() + budget_s
+        while (problem := await asyncio.to_thread(lambda: self.nic_problem)) is not None:
+            if time.monotonic() > end or not problem.is_dark:
+                raise NicDark(
+                    f"worker {self._spec.id} cannot go on: after {budget_s:g} s {problem.words}",
+                    hint="if it takes longer, write a longer 'relock' at the NIC in the lab file",
+                )
+            await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def begin(self, nic: Nic) -> RunningWorker:
         """Lease, launch, move the NIC in. After an error there may be something to ``end``."""
@@ -88,11 +143,8 @@ class Tenancy:
 
     async def _begin(self, nic: Nic) -> RunningWorker:
         spec, site = self._spec, self._site
-        interface = nic.interface or nic.name
         name = site.namespace_of(spec.id)
-        before = await asyncio.to_thread(
-            namespaces.inside, site.home, lambda: nics.read_nic(interface)
-        )
+        way, before = await asyncio.to_thread(namespaces.inside, site.home, lambda: _read(nic))
         self._write(Lease(spec, name, before, site.runner.name, time.time()))
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(mode=0o700, parents=True)
@@ -101,26 +153,24 @@ class Tenancy:
                 spec=spec,
                 directory=self.folder,
                 namespace=name,
-                interface=interface,
+                interface=name_inside(way.interface, way.mode, nic.vlan),
+                rendezvous_interface=RENDEZVOUS if nic.rendezvous else None,
+                rdma=way.rdma,
+                dscp=nic.dscp,
                 gpu_socket=site.gpus.socket_of(spec.gpu) if spec.gpu else None,
                 gpu_uuid=site.gpus.uuid_of(spec.gpu) if spec.gpu else None,
             )
         )
 
         def give() -> None:
-            nics.give_nic(
-                interface,
-                namespaces.namespace_path(name),
-                before,
-                address=str(nic.address),
-                prefix=site.lab.network.prefixlen,
-                mac=nic.mac,
-                neighbours=[(str(n.address), n.mac) for n in spec.neighbours],
-            )
+            network = WorkerNetwork.of(site.lab, nic, spec)
+            moving.give_nic(before, namespaces.namespace_path(name), network)
 
         try:
             await asyncio.to_thread(namespaces.inside, site.home, give)
             self.record(handle=running.handle)
+            assert self.place is not None
+            publish(self.folder, self.place, None)
         except BaseException:
             await running.dispose()
             raise
@@ -144,13 +194,13 @@ class Tenancy:
         lost = ""
         namespace_processes.end_all(lease.namespace)
         try:
-            nics.take_nic_back(lease.nic_state, namespace, self._site.home)
+            moving.take_nic_back(lease.nic_state, namespace, self._site.home)
         except NicGone:
-            lost = nics.GONE.format(lease.nic_state.interface)
+            lost = watch.GONE.format(lease.nic_state.interface)
             _log.error("worker %s: %s", self._spec.id, lost)
         except NicError:
             # A namespace that still has the NIC is kept: a virtual one would die with it.
-            if not nics.is_in(namespace, lease.nic_state.interface):
+            if not moving.is_in(namespace, lease.nic_state.interface):
                 namespaces.delete(lease.namespace)
             raise
         namespaces.delete(lease.namespace)

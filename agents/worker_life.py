@@ -11,9 +11,10 @@ import os
 import time
 from dataclasses import replace
 
-from patchlight.agents import nics
 from patchlight.agents.errors import AgentError, Conflict, GpuError
 from patchlight.agents.leases import Ended, Lease
+from patchlight.agents.nics.silence import silence, unsilence
+from patchlight.agents.nics.watch import GONE, NicProblem
 from patchlight.agents.tenancy import Site, Tenancy
 from patchlight.agents.worker_folder import (
     ON_REQUEST,
@@ -100,11 +101,11 @@ class Worker:
                 await self._freeze(self._running)
 
     @property
-    def nic_problem(self) -> str:
-        """What is wrong with its NIC now, in words; while that is on its way, nothing is."""
+    def nic_problem(self) -> NicProblem | None:
+        """What is wrong with its NIC now; while that is on its way, nothing is."""
         problem = self.tenancy.nic_problem
         is_going_home = self._is_leaving and self._ended is None
-        return "" if is_going_home else problem
+        return None if is_going_home else problem
 
     @property
     def is_done(self) -> bool:
@@ -130,6 +131,7 @@ class Worker:
             nic=self.spec.nic,
             restarts=ended.restarts,
             holds_by="freeze" if self._freezes else "protocol",
+            gid=self.tenancy.rdma.gid if self.tenancy.rdma else None,
         )
 
     def _present(self) -> LastReport:
@@ -164,6 +166,7 @@ class Worker:
         status = self._alive()
         if status.state is WorkerState.STARTING:
             raise Conflict(f"worker {self.spec.id} is not ready yet", hint="wait until it is ready")
+        await self.tenancy.until_lit()
         if self._command is None:
             return await tell(self._folder, {"op": "start"})
         if self.tenancy.lease.frozen:
@@ -190,15 +193,16 @@ class Worker:
         return status.iterations_done
 
     async def release(self) -> int:
-        """Let it go on."""
+        """Let it go on, once its NIC can be used."""
         status = self._alive()
+        await self.tenancy.until_lit()
         if not self.tenancy.lease.frozen:
             return 0 if self._freezes else await tell(self._folder, {"op": "release"})
         async with self.lock:
             self._alive()
             self._is_silent = False
             if self._running is not None:
-                await asyncio.to_thread(nics.unsilence, self.tenancy.namespace)
+                await asyncio.to_thread(unsilence, self.tenancy.namespace)
                 await self._running.thaw()
             self.tenancy.note(frozen=False)
         return status.iterations_done
@@ -216,7 +220,7 @@ class Worker:
     async def _freeze(self, running: RunningWorker) -> None:
         await running.freeze()
         interface = self.tenancy.lease.nic_state.interface
-        await asyncio.to_thread(nics.silence, self.tenancy.namespace, interface)
+        await asyncio.to_thread(silence, self.tenancy.namespace, interface)
         self._is_silent = True
 
     @property
@@ -250,8 +254,8 @@ class Worker:
         problem = await asyncio.to_thread(lambda: self.nic_problem)
         if self._is_leaving:  # it ends already
             return None
-        if problem == nics.GONE.format(lease.nic_state.interface):
-            return Ending(WorkerState.FAILED, problem)
+        if problem is not None and problem.words == GONE.format(lease.nic_state.interface):
+            return Ending(WorkerState.FAILED, problem.words)
         return await self._look_at_gpu()
 
     async def _look_at_gpu(self) -> Ending | None:

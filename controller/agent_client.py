@@ -52,6 +52,10 @@ class NotOnServer(AgentError):
     """An agent's server has no such worker, GPU or NIC."""
 
 
+class NicDark(AgentError):
+    """A worker's NIC has not come back after its light moved, so the worker cannot go on."""
+
+
 class AgentSilent(AgentError):
     """An agent did not answer, also when it was called again, or what answers is not it."""
 
@@ -115,7 +119,7 @@ class AgentClient:
         except ValueError:
             answer = {}
         message = answer.get("error") or answer.get("detail") or response.text
-        kind = NotOnServer if response.status_code == 404 else AgentError
+        kind = {404: NotOnServer, 503: NicDark}.get(response.status_code, AgentError)
         raise kind(f"the agent of {self.server}: {message}", hint=answer.get("hint"))
 
     async def _attempt(

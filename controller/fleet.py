@@ -5,16 +5,17 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from patchlight.controller.agent_client import VERSION, AgentClient, AgentError
 from patchlight.controller.agent_tls import AgentTls
 from patchlight.controller.heartbeats import Heartbeat, Presence
 from patchlight.controller.host_faults import HostFaults, host_faults
+from patchlight.controller.nic_macs import NicMacs
 from patchlight.testbed.errors import in_words
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.worker_api import AgentStatus
+from patchlight.testbed.lab import Host, Lab
+from patchlight.testbed.worker_api import AgentStatus, NicStatus
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +33,9 @@ class Fleet:
             if server.management
         }
         self.on_status: Callable[[AgentStatus], Awaitable[None]] | None = None
+        self.macs = NicMacs(lab)
+        self.on_macs: Callable[[], Awaitable[None]] | None = None
+        self._macs_changed = False
         self._heartbeats = {name: Heartbeat() for name in self.clients}
         self._said: dict[str, Presence] = {}
         self._troubles: dict[str, str] = {}
@@ -96,6 +100,11 @@ class Fleet:
             self._faults = host_faults(self._lab, self._samples)
         return self._faults
 
+    def nics(self) -> dict[str, NicStatus]:
+        """Each NIC as its agent said last, by ``server.nic``."""
+        latest = (of_server[-1] for of_server in self._samples.values() if of_server)
+        return {f"{each.server}.{nic.name}": nic for each in latest for nic in each.nics}
+
     async def watch(self, period_s: float = 1.0) -> None:
         """Sample every agent once a period, for ever; none waits for another."""
         try:
@@ -112,7 +121,19 @@ class Fleet:
         while True:
             began = time.monotonic()
             await self._sample(client)
+            await self._tell_of_macs()
             await asyncio.sleep(max(0.0, period_s - (time.monotonic() - began)))
+
+    async def know_macs(self, hosts: Iterable[Host]) -> None:
+        """Ask the agents of hosts whose MACs they have not said yet; tell of what is new."""
+        servers = sorted(self.macs.unknown(hosts) & self.clients.keys())
+        await asyncio.gather(*(self._sample(self.clients[server]) for server in servers))
+        await self._tell_of_macs()
+
+    async def _tell_of_macs(self) -> None:
+        if self._macs_changed and self.on_macs is not None:
+            self._macs_changed = False
+            await self.on_macs()
 
     async def _sample(self, client: AgentClient) -> None:
         name, asked_at = client.server, time.monotonic()
@@ -133,6 +154,7 @@ class Fleet:
         self._versions[name] = status.version
         self._samples[name].append(status)
         self._faults = None
+        self._macs_changed = self.macs.hear(status) or self._macs_changed
         now = time.time()
         for gpu in status.gpus:
             self.gpu_samples.append(

@@ -25,6 +25,8 @@ from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.controller.jobs.outputs import JobOutputs
 from patchlight.controller.jobs.retention import Retention
 from patchlight.controller.jobs.scheduler import Scheduler
+from patchlight.controller.nic_macs import NicMacs
+from patchlight.controller.nic_settings import differences
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.controller.openflow.speaker_process import SpeakerOptions
@@ -83,7 +85,9 @@ class Controller:
                 apps=tuple(settings.ryu_apps),
             )
         )
-        self.switches = PacketSwitches(lab, self.speaker)
+        self.fleet.macs = NicMacs(lab, self.store)
+        self.switches = PacketSwitches(lab, self.speaker, self.fleet.macs.of)
+        self.fleet.on_macs = self.switches.learn
         self.unknown_switches = UnknownSwitches()
         outputs = JobOutputs(settings.state_dir / "outputs")
         self.jobs = JobTable(JobLedger(self.store), outputs)
@@ -138,6 +142,9 @@ class Controller:
                 }
                 for s in self.lab.packet_switches
             ],
+            "nic_differences": differences(
+                self.lab, self.circuits.maps.present_links(), self.fleet.nics()
+            ),
             "unknown_switch_connections": self.unknown_switches.connections,
             "circuit_switches": self.circuits.devices.status(),
             "agents": self.fleet.status(),

@@ -9,6 +9,7 @@ RESERVED_VARIABLES = frozenset(
     [
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
         *("MASTER_ADDR", "MASTER_PORT", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"),
+        *("NCCL_IB_HCA", "NCCL_IB_ADDR_RANGE"),
         *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
     ]
 )
@@ -43,7 +44,8 @@ class CommandTask(BaseModel):
     ``image`` is the container's (``None``: that of Patchlight's workers). ``working_directory``
     is the worker's own folder unless it is given. ``hold`` says how the program is paused while
     light moves: ``protocol``, by the control socket that it opens; ``freeze``, by stopping its
-    processes and packets; ``auto``, by the socket once it is there.
+    processes and packets; ``auto``, by the socket once it is there. ``window_bytes`` limits what
+    its peers may send ahead over TCP, on links whose rate is scaled.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -56,6 +58,7 @@ class CommandTask(BaseModel):
     shared_memory_bytes: SharedMemory | None = None
     working_directory: AbsolutePath | None = None
     hold: HowHeld = "auto"
+    window_bytes: Annotated[int, Field(ge=4096)] | None = None
 
     @field_validator("environment")
     @classmethod

@@ -11,10 +11,12 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Network
 from typing import Any, NamedTuple, TypeVar
 
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.nic import Nic as Nic
+from patchlight.testbed.nic import default_mac as default_mac
 from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.queueing import Discipline
@@ -98,23 +100,6 @@ class Gpu:
     name: str
     model: str
     uuid: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Nic:
-    """One NIC port. ``gpu`` names the GPU of the same server that it serves, if any.
-
-    ``interface`` is the kernel's name of it on the server (default: ``name``);
-    ``rate_bps`` is ``None`` where the lab file sets no limit.
-    """
-
-    name: str
-    address: IPv4Address
-    mac: str
-    rate_bps: int | None = None
-    gpu: str | None = None
-    interface: str | None = None
-    launch_power_dbm: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,8 +327,3 @@ def _named(table: Mapping[str, T], name: str, what: str, lab: str) -> T:
     near = difflib.get_close_matches(name, table, n=3, cutoff=0.5)
     known = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(table) or 'none'}"
     raise BadInput(f"lab {lab} has no {what} called {name!r}: {known}")
-
-
-def default_mac(address: IPv4Address) -> str:
-    """A locally administered MAC made of the address, so unique where addresses are."""
-    return ":".join(f"{byte:02x}" for byte in (0x02, 0x4C, *address.packed))

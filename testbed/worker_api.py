@@ -86,7 +86,7 @@ class TorchTask(_Request):
     Each takes mini-batches of ``batch`` samples (``None``: as many as the graph has) out of
     ``data``, a folder of the server, or made up. It goes on where the worker's checkpoint is, and
     saves one each ``checkpoint_every`` iterations. ``compute_s`` is the least that an iteration
-    takes on an emulated GPU. ``image`` as in a command.
+    takes on an emulated GPU. ``image`` and ``window_bytes`` as in a command.
     """
 
     trainer: Literal["torch"]
@@ -98,6 +98,7 @@ class TorchTask(_Request):
     compute_s: Annotated[float, Field(ge=0, le=LONGEST_COMPUTE_S, allow_inf_nan=False)] = 0.0
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
     image: Image | None = None
+    window_bytes: Annotated[int, Field(ge=4096)] | None = None
 
 
 def _trainer_of(task: Any) -> str:
@@ -124,6 +125,7 @@ class WorkerSpec(_Request):
     """One worker: its place in the ring, the GPU and NIC it gets, and what it runs.
 
     ``checkpoint`` is a folder of the server that outlives the worker, for what the program saves.
+    ``rendezvous`` is where rank 0 is found by its second interface, if all ranks have one.
     """
 
     id: Name
@@ -133,6 +135,7 @@ class WorkerSpec(_Request):
     nic: str
     # A list ends at its first mistake: a report on each of a million takes minutes.
     ring: Annotated[list[RingMember], FailFast(), Field(min_length=1, max_length=MOST_WORKERS)]
+    rendezvous: IPvAnyAddress | None = None
     neighbours: Annotated[list[Neighbour], FailFast(), Field(max_length=MOST_WORKERS)] = []
     checkpoint: AbsolutePath | None = None
     task: Task
@@ -165,12 +168,22 @@ class WorkerState(StrEnum):
         return self in (WorkerState.DONE, WorkerState.FAILED, WorkerState.STOPPED)
 
 
+class GidStatus(BaseModel):
+    """The GID that a worker's RDMA traffic uses: its text, and where it stands in the table."""
+
+    device: str
+    port: int
+    index: int
+    gid: str
+
+
 class WorkerStatus(BaseModel):
     """What is known of a worker now. ``last_lines`` are the end of its output.
 
     ``restarts`` counts how often its training began anew in the same worker. An agent starts none
     twice: it was somebody else, a container engine maybe. ``holds_by``: whether a hold waits for
     the program's next iteration (``protocol``), or stops its processes and packets (``freeze``).
+    ``gid`` is that of its RDMA device, as last seen.
     """
 
     id: str
@@ -185,6 +198,7 @@ class WorkerStatus(BaseModel):
     nic: str | None = None
     restarts: int = 0
     holds_by: Literal["protocol", "freeze"] | None = None
+    gid: GidStatus | None = None
 
 
 class Report(BaseModel):
@@ -252,10 +266,36 @@ class GpuStatus(BaseModel):
     problem: str = ""
 
 
+class NicCounters(BaseModel):
+    """What a NIC counted since it was made. ``pause_frames`` by the names that its driver has."""
+
+    rx_packets: int = 0
+    tx_packets: int = 0
+    rx_bytes: int = 0
+    tx_bytes: int = 0
+    rx_errors: int = 0
+    tx_errors: int = 0
+    rx_dropped: int = 0
+    tx_dropped: int = 0
+    pause_frames: dict[str, int] = {}
+
+
+class RdmaStatus(BaseModel):
+    """A NIC's RDMA device: whether its port is active, and the GID of a worker's address."""
+
+    device: str
+    port: int
+    active: bool
+    gid: GidStatus | None = None
+
+
 class NicStatus(BaseModel):
     """One NIC of the server. ``problem``: that it is gone or has no carrier, in words.
 
-    One that is there without a carrier may only be dark: ``carrier`` is false.
+    One that is there without a carrier may only be dark: ``carrier`` is false. ``mac`` and ``mtu``
+    are those of its workers, ``mode`` how they get it. ``carrier_changes`` counts ups and downs.
+    ``pfc`` are the priorities with priority flow control, and ``dscp_priorities`` which DSCP is
+    which; ``None`` where its driver knows neither.
     """
 
     name: str
@@ -264,6 +304,14 @@ class NicStatus(BaseModel):
     worker: str | None = None
     problem: str = ""
     carrier: bool = True
+    mac: Mac | None = None
+    mtu: int | None = None
+    mode: str = ""
+    carrier_changes: int = 0
+    counters: NicCounters = NicCounters()
+    pfc: list[int] | None = None
+    dscp_priorities: dict[int, int] | None = None
+    rdma: RdmaStatus | None = None
 
 
 API_VERSION = 1

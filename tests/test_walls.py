@@ -24,7 +24,7 @@ ROOMS = {
 KEPT_APART = {
     ("ryu", "os_ken", "eventlet"): ("controller/openflow/speaker/",),
     ("docker",): ("agents/workers/docker.py",),
-    ("pyroute2",): ("agents/nics.py",),
+    ("pyroute2",): ("agents/nics/",),
 }
 
 Import = tuple[str, int, str]
@@ -162,7 +162,7 @@ def test_a_broken_wall_is_found(tmp_path: Path) -> None:
         "controller/openflow/speaker/engine.py": "import os_ken\nfrom ryu.lib import hub\n",
         "agents/workers/docker.py": "import docker\n",
         "agents/workers/choice.py": f"{root}.agents.workers import docker\nfrom . import process\n",
-        "agents/nics.py": "from pyroute2 import NDB\n",
+        "agents/nics/moving.py": "from pyroute2 import NDB\n",
         "emulation/fabric/ports.py": f"{root}.controller.jobs import queue\n",
         "patchlight/cli/main.py": f"{root} import EmulatedLab\n{root}.controller import store\n",
     }

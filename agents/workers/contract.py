@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from patchlight.agents.roce import RdmaDevice
 from patchlight.testbed.worker_api import WorkerSpec
 
 
@@ -13,7 +14,9 @@ class WorkerLaunch:
     """One worker to launch.
 
     ``directory`` is the worker's own folder; ``namespace`` is the name its network namespace
-    is to be kept under, and ``interface`` what its NIC will be called in there.
+    is to be kept under, and ``interface`` what its NIC will be called in there, beside
+    ``rendezvous_interface`` if it gets a second one. ``rdma`` is its RDMA device, and ``dscp``
+    what its packets are marked with.
     """
 
     spec: WorkerSpec
@@ -22,6 +25,14 @@ class WorkerLaunch:
     interface: str
     gpu_socket: Path | None = None
     gpu_uuid: str | None = None
+    rendezvous_interface: str | None = None
+    rdma: RdmaDevice | None = None
+    dscp: int | None = None
+
+    @property
+    def rdma_devices(self) -> tuple[Path, ...]:
+        """The device files by which its program reaches the RDMA device."""
+        return tuple(map(Path, self.rdma.files)) if self.rdma else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from patchlight import agents
 from patchlight.agents.workers.contract import WorkerLaunch
+from patchlight.agents.workers.network_environment import network_defaults, network_environment
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.worker_api import SyntheticTask, TorchTask, WorkerSpec
 
@@ -64,7 +65,7 @@ def program_of(launch: WorkerLaunch, places: Places) -> Program:
             command = task.command
     return Program(
         command=tuple(command),
-        environment={**_DEFAULTS, **own, **_rendezvous(launch, places)},
+        environment={**_DEFAULTS, **network_defaults(launch), **own, **_rendezvous(launch, places)},
         directory=directory,
         gated=gated,
     )
@@ -79,15 +80,14 @@ def _rendezvous(launch: WorkerLaunch, places: Places) -> dict[str, str]:
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
         "GROUP_RANK": str(spec.rank),
-        "MASTER_ADDR": str(ring[0].address),
+        "MASTER_ADDR": str(spec.rendezvous or ring[0].address),
         "MASTER_PORT": str(ring[0].port),
-        "NCCL_SOCKET_IFNAME": launch.interface,
-        "GLOO_SOCKET_IFNAME": launch.interface,
         "PATCHLIGHT_JOB": spec.job,
         "PATCHLIGHT_RANK": str(spec.rank),
         "PATCHLIGHT_PEERS": ",".join(str(member.address) for member in ring),
         "PATCHLIGHT_CONTROL": f"{places.folder}/control.sock",
         "PATCHLIGHT_REPORTS": f"{places.folder}/reports.jsonl",
+        **network_environment(launch, places.folder),
     }
     if places.checkpoint is not None:
         variables["PATCHLIGHT_CHECKPOINT"] = places.checkpoint

@@ -39,6 +39,13 @@ class _State:
         yield _gauge("jobs", "Jobs by state.", "state", jobs)
         yield _gauge("reconfigurations", "Changes of circuits by outcome.", "state", changes)
         yield _gauge("gpu_utilization_ratio", "Busy share of the last second.", "gpu", gpus)
+        nics = controller.fleet.nics()
+        up = {name: nic.carrier for name, nic in nics.items()}
+        changes_of = {name: nic.carrier_changes for name, nic in nics.items()}
+        paused = {name: sum(nic.counters.pause_frames.values()) for name, nic in nics.items()}
+        yield _gauge("nic_carrier", "Whether a NIC has a carrier.", "nic", up)
+        yield _gauge("nic_carrier_changes", "Ups and downs of a NIC's carrier.", "nic", changes_of)
+        yield _gauge("nic_pause_frames", "Pause frames that a NIC counted.", "nic", paused)
         yield _gauge("agent_up", "Whether an agent answers.", "server", controller.fleet.reachable)
         yield _gauge("ocs_up", "Whether a circuit switch answers.", "ocs", devices)
 

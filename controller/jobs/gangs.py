@@ -182,6 +182,7 @@ class Gangs:
     async def _start(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
         began = time.monotonic()
         await self._rewire(gang)
+        await self._fleet.know_macs(host for job in jobs for host in job.hosts)
         for job in jobs:
             if self._table[job.id].state is not JobState.PREPARING:
                 self._table.move(job.id, JobState.PREPARING)

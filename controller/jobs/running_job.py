@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any
 
-from patchlight.controller.agent_client import AgentClient, AgentError, AgentSilent
+from patchlight.controller.agent_client import AgentClient, AgentError, AgentSilent, NicDark
 from patchlight.controller.fleet import Fleet
 from patchlight.controller.heartbeats import Heartbeat, Presence
 from patchlight.controller.jobs.worker_specs import JobFailed, worker_specs
@@ -64,6 +64,13 @@ class Worker:
         try:
             self.status = await self.agent.create_worker(self.spec)
         except AgentError as error:
+            raise JobFailed(str(error), hosts=[self.host.name]) from error
+
+    async def begin(self) -> None:
+        """Have it train; ``JobFailed`` if its NIC cannot be used."""
+        try:
+            await self.agent.start(self.spec.id)
+        except NicDark as error:
             raise JobFailed(str(error), hosts=[self.host.name]) from error
 
     async def refresh(self) -> None:
@@ -153,7 +160,7 @@ class RunningJob:
         """Say which workers it has, or is to have, and how many reports of each rank are known."""
         seen = reports or {}
         specs = worker_specs(
-            self.id, self.spec, self.hosts, lab, self.attempt, self.first_iteration
+            self.id, self.spec, self.hosts, lab, self.attempt, self.first_iteration, fleet.macs.of
         )
         self.workers = [
             Worker(
@@ -197,7 +204,7 @@ class RunningJob:
 
     async def start(self) -> None:
         """Let every worker train."""
-        await run_all(worker.agent.start(worker.spec.id) for worker in self.workers)
+        await run_all(worker.begin() for worker in self.workers)
 
     async def refresh(self) -> None:
         """Ask for every worker's state; ``JobFailed`` as soon as one has failed."""
@@ -243,7 +250,7 @@ class RunningJob:
             await self.refresh()
             # A controller may have ended before it told all of them to start; again is harmless.
             idle = [worker for worker in self.workers if worker.state is WorkerState.READY]
-            await run_all(worker.agent.start(worker.spec.id) for worker in idle)
+            await run_all(worker.begin() for worker in idle)
             done = all(worker.state is WorkerState.DONE for worker in self.workers)
             await run_all(self._collect(worker) for worker in self.workers)
             if done:
@@ -314,11 +321,22 @@ class RunningJob:
                 await run_all(worker.refresh() for worker in self.workers)
 
     async def release(self) -> None:
-        """Let held workers go on; a worker that ended meanwhile is no error."""
-        await asyncio.gather(
+        """Let held workers go on; a worker that ended meanwhile is no error.
+
+        The job fails if the NIC of one has not come back.
+        """
+        answers = await asyncio.gather(
             *(worker.agent.release(worker.spec.id) for worker in self.workers),
             return_exceptions=True,
         )
+        dark = [
+            (worker.host.name, answer)
+            for worker, answer in zip(self.workers, answers, strict=True)
+            if isinstance(answer, NicDark)
+        ]
+        if dark:
+            why = "; ".join(answer.message for _, answer in dark)
+            self.give_up(f"job {self.spec.name}: {why}", [host for host, _ in dark])
 
     async def give_back(self) -> list[str]:
         """Stop whatever workers there are; who could not be stopped, in words."""

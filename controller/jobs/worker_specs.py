@@ -1,6 +1,6 @@
 """What agents are asked for: a worker for each rank of a job, its traffic scaled as the lab."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pydantic import ValidationError
 
@@ -43,6 +43,7 @@ def worker_specs(
     lab: Lab,
     attempt: int = 0,
     first_iteration: int = 0,
+    mac_of: Callable[[Host], str] = lambda host: host.nic.mac,
 ) -> list[WorkerSpec]:
     """What the agents are asked for, one for each rank; ``JobFailed`` if they cannot take it."""
     # Workers of another attempt are others: one that is left behind is not taken for them.
@@ -52,7 +53,9 @@ def worker_specs(
             RingMember(rank=rank, address=host.nic.address, port=RING_PORT)
             for rank, host in enumerate(hosts)
         ]
-        neighbours = [Neighbour(address=host.nic.address, mac=host.nic.mac) for host in hosts]
+        neighbours = [Neighbour(address=host.nic.address, mac=mac_of(host)) for host in hosts]
+        rendezvous = [host.nic.rendezvous for host in hosts]
+        first = rendezvous[0].address.ip if rendezvous[0] and all(rendezvous) else None
         return [
             WorkerSpec(
                 id=f"{stem}-{rank}",
@@ -61,6 +64,7 @@ def worker_specs(
                 gpu=host.gpu.name if host.gpu else None,
                 nic=host.nic.name,
                 ring=ring,
+                rendezvous=first,
                 neighbours=[n for n in neighbours if n.address != host.nic.address],
                 checkpoint=spec.checkpoint,
                 task=_task(spec, host, lab, first_iteration, len(hosts)),
@@ -74,15 +78,16 @@ def worker_specs(
 
 
 def _task(spec: JobSpec, host: Host, lab: Lab, first_iteration: int, workers: int) -> Task:
+    window = {"window_bytes": scaled_window_bytes(lab)}
     if spec.trainer == "command":
-        return command_task(spec)
+        return command_task(spec).model_copy(update=window)
     compute_s = spec.compute_s.get(host.gpu.model, 0.0) if host.gpu else 0.0
     if spec.trainer == "torch":
-        return torch_task(spec, compute_s, workers)
+        return torch_task(spec, compute_s, workers).model_copy(update=window)
     return SyntheticTask(
         iterations=spec.iterations,
         gradient_bytes=scaled_gradient_bytes(spec.gradient_bytes, lab),
-        window_bytes=scaled_window_bytes(lab),
+        **window,
         compute_s=compute_s / (workers if spec.is_split else 1),
         seed=spec.seed,
         first_iteration=first_iteration,

@@ -18,6 +18,7 @@ from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match
 from patchlight.controller.openflow.ways import (
     SWITCHES_WITH_DRAWS_FOR_NICS,
     Trunks,
+    drawn_by,
     drawn_port,
     nearer_ports,
     trunks_of,
@@ -47,18 +48,23 @@ class _Destination(NamedTuple):
     matches: tuple[tuple[int, Match], ...]
 
 
+def assumed_mac(host: Host) -> str:
+    """What the lab file says of a NIC's MAC."""
+    return host.nic.mac
+
+
 class Forwarding:
-    """The flow tables of a lab's packet switches, as the light goes.
+    """The flow tables of a lab's packet switches, as the light goes; ``mac_of`` knows the MACs.
 
     The destinations are worked out once. The ways to those that are plugged into packet
     switches are worked out again only when a link between switches comes or goes; a NIC that
     moves costs its own entries.
     """
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: Lab, mac_of: Callable[[Host], str] = assumed_mac) -> None:
         self._lab = lab
         self._names = {switch.name for switch in lab.packet_switches}
-        self._nics = {host.endpoint: _destination_of(host) for host in lab.hosts}
+        self._nics = {host.endpoint: _destination_of(host, mac_of(host)) for host in lab.hosts}
         self._plugged: dict[str, list[Host]] = defaultdict(list)
         self._loose: list[Host] = []
         owner_of_mac: dict[int, str | Endpoint] = {}
@@ -70,7 +76,7 @@ class Forwarding:
             # One that can move is its own owner, and so never in a block with another.
             is_plugged = other in self._names
             owner = other if is_plugged else host.endpoint
-            owner_of_mac[int(host.nic.mac.replace(":", ""), 16)] = owner
+            owner_of_mac[int(mac_of(host).replace(":", ""), 16)] = owner
             owner_of_address[int(host.nic.address)] = owner
             (self._plugged[other] if is_plugged else self._loose).append(host)
         matches: dict[str | Endpoint, list[tuple[int, Match]]] = defaultdict(list)
@@ -160,9 +166,9 @@ def _asking_for(address: MatchValue) -> tuple[int, Match]:
     return PRIORITY_ARP, match
 
 
-def _destination_of(host: Host) -> _Destination:
-    mac, address = host.nic.mac, str(host.nic.address)
-    return _Destination(mac, (_to_mac(mac.lower()), _asking_for(address)))
+def _destination_of(host: Host, mac: str) -> _Destination:
+    address = str(host.nic.address)
+    return _Destination(drawn_by(host), (_to_mac(mac.lower()), _asking_for(address)))
 
 
 def _masked(first: int, length: int, bits: int, text: Callable[[int], str]) -> MatchValue:

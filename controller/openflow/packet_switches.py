@@ -1,16 +1,20 @@
 """The packet switches as one thing: they follow the light, and their ports are counted."""
 
+import asyncio
+import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.flow_sync import FlowSync
 from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match
-from patchlight.controller.openflow.forwarding import PRIORITY_ARP, Forwarding
-from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.controller.openflow.forwarding import PRIORITY_ARP, Forwarding, assumed_mac
+from patchlight.testbed.lab import Endpoint, Host, Lab
 from patchlight.testbed.probe_frames import ETHERTYPE, ETHERTYPE_LLDP
 from patchlight.testbed.wiring import Links
+
+_log = logging.getLogger(__name__)
 
 # About an hour of samples of 64 NICs.
 _RATES_KEPT = 3600 * 64
@@ -29,11 +33,16 @@ class PacketSwitches:
     probes and the LLDP that come to their ports, as the speaker's event ``frame``.
     """
 
-    def __init__(self, lab: Lab, speaker: Speaker) -> None:
+    def __init__(
+        self, lab: Lab, speaker: Speaker, mac_of: Callable[[Host], str] = assumed_mac
+    ) -> None:
         self.hand_over_probes = False
-        self._lab, self._speaker = lab, speaker
+        self._lab, self._speaker, self._mac_of = lab, speaker, mac_of
         self._flows = FlowSync(speaker)
-        self._forwarding = Forwarding(lab)
+        self._forwarding = Forwarding(lab, mac_of)
+        self._links: Links | None = None
+        # Tables of other MACs and tables of other links must not overtake each other.
+        self._following = asyncio.Lock()
         self._name_of = {s.datapath_id: s.name for s in lab.packet_switches}
         self._connected: set[int] = set()
         self._second_from: dict[int, str] = {}
@@ -51,6 +60,19 @@ class PacketSwitches:
         A switch that is away is no failure of a change of circuits: it forwards nothing to
         a dark port by itself, and gets its table as soon as it is back.
         """
+        async with self._following:
+            self._links = links
+            return await self._follow(links)
+
+    async def learn(self) -> None:
+        """Forward by the MACs that are known now."""
+        async with self._following:
+            self._forwarding = Forwarding(self._lab, self._mac_of)
+            if self._links is not None:
+                for note in await self._follow(self._links):
+                    _log.warning("%s", note)
+
+    async def _follow(self, links: Links) -> list[str]:
         ids = {name: datapath_id for datapath_id, name in self._name_of.items()}
         self._host_at = {
             (ids[peer.device], int(peer.port)): host.name

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 
 from patchlight.testbed.lab import Endpoint, Host, Lab
+from patchlight.testbed.nic import default_mac
 from patchlight.testbed.wiring import Links
 
 # Up to so many switches, each NIC has its own draw among links that are equally short. Beyond,
@@ -66,6 +67,11 @@ def drawn_port(destination: str, switch: str, ports: list[int]) -> int:
     return max(ports, key=draw)
 
 
+def drawn_by(host: Host) -> str:
+    """What a NIC's way is drawn by: of its address, for its MAC may be known only later."""
+    return default_mac(host.nic.address)
+
+
 class Ways:
     """The ways to the NICs of a lab under some links, as the flow tables have them."""
 
@@ -87,7 +93,7 @@ class Ways:
 
         In order; empty where the two are the same, ``None`` if no way leads there.
         """
-        name = host.nic.mac
+        name = drawn_by(host)
         if not self._few and self._lab.fibre_ends[host.endpoint][0].device == last:
             name = last  # It is plugged in there: it goes the way of its block.
         key = (start, last, name)

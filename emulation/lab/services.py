@@ -20,6 +20,7 @@ from patchlight.testbed.lab import Lab
 from patchlight.testbed.linux import deploy_file, docker_engine, netem
 from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.sockets import free_ports, unix_socket_answers
+from patchlight.testbed.nic import Nic
 from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.units import format_rate
 
@@ -64,8 +65,7 @@ def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
             replace(
                 server,
                 management=f"unix:{directory}/agents/{server.name}.sock" if agents else None,
-                # The emulated interface is called by the NIC's name, whatever the real one is.
-                nics=tuple(replace(nic, interface=None) for nic in server.nics),
+                nics=tuple(map(_emulated, server.nics)),
             )
             for server in lab.servers
         ),
@@ -76,6 +76,21 @@ def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
         controller_api=f"127.0.0.1:{api}",
         controller_openflow=f"127.0.0.1:{lab.controller_openflow.rpartition(':')[2]}",
         policies=policies.beside(Path.cwd()).over(lab.policies),
+    )
+
+
+def _emulated(nic: Nic) -> Nic:
+    """A NIC as the emulation has it: a veth, called by the NIC's name, in no VLAN, without RDMA."""
+    return replace(
+        nic,
+        interface=None,
+        mode="veth",
+        mtu=None,
+        vlan=None,
+        routes=(),
+        rdma="none",
+        relock_s=None,
+        rendezvous=None,
     )
 
 

@@ -186,6 +186,8 @@ def status(lab_name: str | None, address: str | None, as_json: bool) -> None:
         table.add_row(ocs["name"], "circuit switch", _reach(ocs))
     for agent in answer["agents"]:
         table.add_row(agent["server"], "agent", _presence(agent))
+    for words in answer["nic_differences"]:
+        table.add_row("NICs", "that light joins", Coloured(words, "caution"))
     light = answer["light"]
     if light["defragment"]:
         seen = f", looked at {when(light['looked_at'])}" if light["looked_at"] else ""

@@ -16,6 +16,9 @@ from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
 
 T = TypeVar("T")
 
+# An agent's answer to the release of a worker waits for it.
+MOST_RELOCK_S = 20.0
+
 
 def _check_emulated(switch: Fields, issues: FileIssues) -> None:
     """Faults of ports that are not there, and what the driver's device cannot do."""
@@ -73,6 +76,10 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
     _once("GPU UUID", "uuid", gpus, issues)
     _once("address", "address", nics, issues)
     _each_once("MAC address", _macs(nics), issues)
+    for nic in nics:
+        _check_way(nic, issues)
+    ways = [nic["rendezvous"].value for nic in nics if "rendezvous" in nic]
+    _once("address of a rendezvous", "address", ways, issues)
     if "network" in lab:
         for nic in nics:
             _check_address(nic, lab["network"].value, issues)
@@ -173,12 +180,28 @@ def _macs(nics: list[Fields]) -> Iterator[Located[str]]:
     # Addresses used twice give default MACs used twice: that is one mistake, not two.
     addresses: set[IPv4Address] = set()
     for nic in nics:
-        if "mac" in nic:
+        if "mac" in nic and nic["mac"].value not in ("hardware", "lab"):
             yield nic["mac"]
         elif "address" in nic and nic["address"].value not in addresses:
             address = nic["address"]
             addresses.add(address.value)
             yield replace(address, value=default_mac(address.value))
+
+
+def _check_way(nic: Fields, issues: FileIssues) -> None:
+    """Note where the ways to give a NIC do not go together."""
+    mode, mac = _value(nic, "mode", "auto"), _value(nic, "mac", None)
+    if mode == "macvlan" and mac == "hardware":
+        message = "a macvlan has no MAC of its own: expected mac: lab, or an address"
+        issues.at(nic["mac"], message)
+    if "relock" in nic and nic["relock"].value > MOST_RELOCK_S:
+        message = f"relock is more than {MOST_RELOCK_S:g} s: expected less, as jobs wait for it"
+        issues.at(nic["relock"], message)
+    if "interface" in nic and "rendezvous" in nic:
+        way: Fields = nic["rendezvous"].value
+        if "interface" in way and way["interface"].value == nic["interface"].value:
+            message = "the rendezvous is over the NIC itself: expected another interface"
+            issues.at(way["interface"], message)
 
 
 def _check_address(nic: Fields, network: IPv4Network, issues: FileIssues) -> None:

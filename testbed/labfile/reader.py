@@ -30,6 +30,7 @@ from patchlight.testbed.labfile.queue_schema import discipline_of
 from patchlight.testbed.labfile.ranges import write_out
 from patchlight.testbed.labfile.schema import COMMON, LAB
 from patchlight.testbed.labfile.writer import FIELD_OF
+from patchlight.testbed.nic import Rendezvous
 from patchlight.testbed.policies import KINDS, PolicyKind, full_path
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.ssh_access import SshAccess
@@ -166,10 +167,20 @@ def _server(fields: Fields) -> Server:
         management=fields["management"].value if "management" in fields else None,
         gpus=tuple(Gpu(**_values(gpu)) for gpu in _items(fields, "gpus")),
         ssh=SshAccess(**_values(fields["ssh"].value)) if "ssh" in fields else SshAccess(),
-        nics=tuple(
-            Nic(**{"mac": default_mac(nic["address"].value), **_values(nic)})
-            for nic in _items(fields, "nics")
-        ),
+        nics=tuple(map(_nic, _items(fields, "nics"))),
+    )
+
+
+def _nic(fields: Fields) -> Nic:
+    own = default_mac(fields["address"].value)
+    mac = fields["mac"].value if "mac" in fields else "hardware"
+    way = fields["rendezvous"].value if "rendezvous" in fields else None
+    return Nic(
+        mac=own if mac in ("hardware", "lab") else mac,
+        lab_mac=mac in ("lab", own),
+        routes=tuple(route.value for route in fields["routes"].value) if "routes" in fields else (),
+        rendezvous=None if way is None else Rendezvous(**_values(way)),
+        **_values(fields, "mac", "routes", "rendezvous"),
     )
 
 

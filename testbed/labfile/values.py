@@ -4,13 +4,15 @@ import difflib
 import re
 from dataclasses import replace
 from importlib.metadata import entry_points
-from ipaddress import AddressValueError, IPv4Address, IPv4Network
+from ipaddress import AddressValueError, IPv4Address, IPv4Interface, IPv4Network
+from typing import get_args
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.fields import Text, Whole, matching, quantity
+from patchlight.testbed.files.fields import Text, Whole, choice, matching, quantity
 from patchlight.testbed.files.issues import short
 from patchlight.testbed.lab import Endpoint
+from patchlight.testbed.nic import NicMode, RdmaUse, Route
 from patchlight.testbed.ocs_drivers import DRIVER_GROUP, OCS_DRIVERS
 from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
 
@@ -62,6 +64,31 @@ def _mac(text: str) -> str:
     if int(text[:2], 16) & 1 or set(text) <= set("0:"):
         raise BadInput(f"{text!r} is not the MAC address of one NIC: expected a unicast one")
     return text.lower()
+
+
+def _mac_source(text: str) -> str:
+    if text in ("hardware", "lab"):
+        return text
+    try:
+        return _mac(text)
+    except BadInput as error:
+        raise BadInput(f"{error.message}, 'hardware' or 'lab'") from error
+
+
+def _route(text: str) -> Route:
+    network, via, gateway = text.partition(" via ")
+    if not via:
+        raise BadInput(f"{short(text)!r} is not a route: expected one like {_A_ROUTE!r}")
+    return Route(_network(network.strip()), _address(gateway.strip()))
+
+
+def _interface_address(text: str) -> IPv4Interface:
+    address, slash, prefix = text.partition("/")
+    if slash and re.fullmatch("[0-9]{1,2}", prefix) and int(prefix) <= 32:
+        return IPv4Interface((_address(address), int(prefix)))
+    raise BadInput(
+        f"{short(text)!r} is not an address with its network: expected one like '10.0.0.51/24'"
+    )
 
 
 def _model(text: str) -> str:
@@ -156,7 +183,25 @@ DRIVER = replace(
 )
 MODEL = Text("a GPU model", _model, {"minLength": 1, "maxLength": 64}, example="Tesla M40")
 UUID = matching("[A-Za-z0-9-]+", "a GPU's UUID", "what nvidia-smi -L prints", "GPU-6f2a1b3c")
-MAC = Text("a MAC address", _mac, {"pattern": f"^{_MAC}$"}, example="02:4c:c0:a8:0a:0b")
+_A_ROUTE = "10.2.0.0/16 via 192.168.10.1"
+MAC = Text(
+    "where its MAC address is from",
+    _mac_source,
+    {"pattern": f"^(hardware|lab|{_MAC})$"},
+    example="hardware",
+)
+NIC_MODE = choice("a way to give a NIC", *get_args(NicMode))
+RDMA_USE = choice("a use of RDMA", *get_args(RdmaUse))
+MTU = Whole("an MTU", 576, 65535)
+VLAN = Whole("a VLAN", 1, 4094)
+DSCP = Whole("a DSCP", 0, 63)
+ROUTE = Text("a route", _route, {"pattern": "^.+ via .+$"}, example=_A_ROUTE)
+INTERFACE_ADDRESS = Text(
+    "an address with its network",
+    _interface_address,
+    {"pattern": "^.+/.+$"},
+    example="10.0.0.51/24",
+)
 INTERFACE = matching(
     r"[^\s/:]{1,15}", "an interface", "a kernel's name of at most 15 characters", "enp3s0f0"
 )

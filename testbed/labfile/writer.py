@@ -29,6 +29,7 @@ _QUANTITIES: Mapping[str, tuple[str, Any]] = {
     "loss": ("loss_db", write_loss),
     "delay": ("delay_s", write_time),
     "jitter": ("jitter_s", write_time),
+    "relock": ("relock_s", write_time),
     "packet_loss": ("packet_loss", write_share),
     "launch_power": ("launch_power_dbm", write_power),
     "switching_time": ("switching_time_s", write_time),
@@ -144,9 +145,18 @@ def _server(server: Server) -> dict[str, Any]:
 
 
 def _nic(nic: Nic) -> dict[str, Any]:
-    mac = {} if nic.mac == default_mac(nic.address) else {"mac": nic.mac}
-    written = {"name": nic.name, "address": str(nic.address)}
-    return _OnOneLine({**written, **mac, **_set(nic, "rate", "gpu", "interface", "launch_power")})
+    written: dict[str, Any] = {"name": nic.name, "address": str(nic.address)}
+    if nic.mac != default_mac(nic.address):
+        written["mac"] = nic.mac
+    elif nic.lab_mac:
+        written["mac"] = "lab"
+    written |= _set(nic, "rate", "gpu", "interface", "mode", "mtu", "vlan", "dscp", "rdma")
+    if nic.routes:
+        written["routes"] = _Listed(map(str, nic.routes))
+    if nic.rendezvous is not None:
+        way = nic.rendezvous
+        written["rendezvous"] = _OnOneLine(interface=way.interface, address=str(way.address))
+    return _OnOneLine({**written, **_set(nic, "relock", "launch_power")})
 
 
 def _packet_switch(switch: PacketSwitch) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Two things that only the ethtool ioctl does: checksum offload, and acting on a link's state now.
+"""What only the ethtool ioctl does: checksum offload, acting on a link's state now, counters.
 
 A veth leaves a TCP checksum for "the hardware". A kernel bridge carries that promise along;
 a userspace Open vSwitch reads the frame as it is and its receiver drops it: ping works, TCP
@@ -16,6 +16,8 @@ from patchlight.testbed.errors import PatchlightError
 
 _SIOCETHTOOL = 0x8946
 _GET_LINK, _GET_TX_CHECKSUM, _SET_TX_CHECKSUM = 0x0A, 0x16, 0x17
+_GET_NAMES, _GET_VALUES, _GET_COUNT = 0x1B, 0x1D, 0x37
+_STATISTICS, _NAME_BYTES = 1, 32
 
 
 class OffloadNotSet(PatchlightError):
@@ -55,9 +57,36 @@ def settle_link(interface: str) -> bool:
     return bool(_ethtool(interface, _GET_LINK, 0))
 
 
+def pause_frames(interface: str) -> dict[str, int]:
+    """What the driver counts of pause frames, sent and received, by its own names for them."""
+    try:
+        count = _ask(interface, struct.pack("=IIQI", _GET_COUNT, 0, 1 << _STATISTICS, 0))
+        (counters,) = struct.unpack_from("=I", count, 16)
+        room = bytes(counters * _NAME_BYTES)
+        names = _ask(interface, struct.pack("=III", _GET_NAMES, _STATISTICS, counters) + room)
+        values = _ask(interface, struct.pack("=II", _GET_VALUES, counters) + bytes(8 * counters))
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            return {}
+        raise
+    found = {}
+    for number in range(counters):
+        start = 12 + number * _NAME_BYTES
+        name = names[start : start + _NAME_BYTES].partition(b"\0")[0].decode("ascii", "replace")
+        if "pause" in name:
+            (found[name],) = struct.unpack_from("=Q", values, 8 + 8 * number)
+    return found
+
+
 def _ethtool(interface: str, command: int, value: int) -> int:
-    data = array.array("I", [command, value])
+    (result,) = struct.unpack_from("=I", _ask(interface, struct.pack("=II", command, value)), 4)
+    return int(result)
+
+
+def _ask(interface: str, question: bytes) -> bytes:
+    """What the driver makes of the question: an answer of the same length."""
+    data = array.array("B", question)
     request = struct.pack("16sP", interface.encode(), data.buffer_info()[0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         fcntl.ioctl(control, _SIOCETHTOOL, request)
-    return data[1]
+    return data.tobytes()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.agents.leases import Ended, Lease, LeaseBook
-from patchlight.agents.nics import NicState
+from patchlight.agents.nics.state import NicState
 from patchlight.agents.worker_folder import ON_REQUEST, Ending, LastReport, final_report
 from patchlight.agents.workers.contract import ExitInfo, WorkerHandle
 from patchlight.testbed.linux.rate_limits import SavedLimit

@@ -88,7 +88,7 @@ def test_a_program_finds_its_peers_and_begins_when_it_is_told(
     expected = {
         **{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
         **{"GROUP_RANK": "0", "MASTER_ADDR": f"{NETWORK}.11", "MASTER_PORT": "29500"},
-        **{"NCCL_SOCKET_IFNAME": "nic0", "GLOO_SOCKET_IFNAME": "nic0"},
+        **{"NCCL_SOCKET_IFNAME": "=nic0", "GLOO_SOCKET_IFNAME": "nic0"},
         **{"PATCHLIGHT_JOB": "job", "PATCHLIGHT_RANK": "0", "MINE": "a b"},
         "PATCHLIGHT_PEERS": f"{NETWORK}.11,{NETWORK}.12",
     }

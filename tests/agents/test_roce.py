@@ -7,7 +7,7 @@ from patchlight.agents.roce import Gid, gid_of, gids
 
 
 def entry(root: Path, index: int, gid: str, kind: str | None, interface: str | None) -> None:
-    port = root / "mlx5_0" / "ports" / "1"
+    port = root / "class/infiniband/mlx5_0/ports/1"
     for folder, value in (("gids", gid), ("gid_attrs/types", kind), ("gid_attrs/ndevs", interface)):
         (port / folder).mkdir(parents=True, exist_ok=True)
         if value is not None:

@@ -10,7 +10,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from patchlight.controller.agent_client import AgentClient, AgentError, AgentSilent, NotOnServer
+from patchlight.controller.agent_client import (
+    AgentClient,
+    AgentError,
+    AgentSilent,
+    NicDark,
+    NotOnServer,
+)
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DeviceUnreachable
@@ -48,8 +54,9 @@ class FakeFleet(Fleet):
     ``held_before`` has the iteration that it was told last. ``refusals`` has, for a call such as
     ``"create"``, what the agents answer instead of doing it; ``found`` is what is wrong with hosts,
     and agents of servers in ``quiet`` do not say how their workers are. In ``bugs`` are calls, or
-    ``"worker ID"``, that end in an error which nobody foresaw. Workers begin only while
-    ``may_create`` is set, and end only while ``may_delete`` is.
+    ``"worker ID"``, that end in an error which nobody foresaw. NICs of workers in ``dark`` do not
+    come back when their light has moved. Workers begin only while ``may_create`` is set,
+    and end only while ``may_delete`` is.
     """
 
     def __init__(self, lab: Lab) -> None:
@@ -62,6 +69,7 @@ class FakeFleet(Fleet):
         self.bugs: set[str] = set()
         self.found = HostFaults()
         self.quiet: set[str] = set()
+        self.dark: set[str] = set()
         self.calls: list[tuple[str, str]] = []
         self.specs: dict[str, WorkerSpec] = {}
         self.workers: dict[str, WorkerStatus] = {}
@@ -163,6 +171,8 @@ class FakeAgent(AgentClient):
 
     async def release(self, worker_id: str) -> None:
         self._called("release", worker_id)
+        if worker_id in self._fleet.dark:
+            raise NicDark(f"worker {worker_id} cannot go on: after 2 s nic0 has no carrier")
         if self._fleet.workers[worker_id].state is WorkerState.HELD:
             self._fleet.put_worker(worker_id, WorkerState.RUNNING)
 

@@ -1,7 +1,9 @@
 """Whatever stands in a lab file, it is read, or refused with places: nothing else comes out."""
 
 import string
+from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network
+from typing import Any
 
 import pytest
 import yaml
@@ -24,6 +26,7 @@ from patchlight.testbed.lab import (
 from patchlight.testbed.labfile.reader import LabFileError, builtin_lab, parse_lab
 from patchlight.testbed.labfile.schema import LAB
 from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.nic import Route
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.ssh_access import SshAccess
 
@@ -116,6 +119,20 @@ SSH = st.tuples(
 )
 MODELS = st.text(min_size=1, max_size=20).filter(lambda t: t.isprintable() and bool(t.strip()))
 
+LAB_MAC = st.booleans()
+WAYS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {},
+    optional={
+        "mode": st.sampled_from(["physical", "sriov", "macvlan", "veth"]),
+        "mtu": st.integers(576, 65535),
+        "vlan": st.integers(1, 4094),
+        "routes": st.just((Route(IPv4Network("10.9.0.0/16"), IPv4Address("10.0.0.254")),)),
+        "dscp": st.integers(0, 63),
+        "rdma": st.sampled_from(["exclusive", "shared", "none"]),
+        "relock_s": st.floats(0, 20),
+    },
+)
+
 
 @st.composite
 def labs(draw: st.DrawFn) -> Lab:
@@ -135,7 +152,8 @@ def labs(draw: st.DrawFn) -> Lab:
                 macs = [default_mac(address), f"06:00:00:00:00:{address.packed[3]:02x}"]
                 mac, rate_bps, power_dbm = draw(st.tuples(st.sampled_from(macs), RATES, POWERS))
                 gpu = served[index] if index < len(served) else None
-                nics.append(Nic(part, address, mac, rate_bps, gpu, launch_power_dbm=power_dbm))
+                nic = Nic(part, address, mac, rate_bps, gpu, launch_power_dbm=power_dbm)
+                nics.append(replace(nic, **draw(WAYS), lab_mac=draw(LAB_MAC) and mac == macs[0]))
                 free.append(Endpoint(name, part))
             management = draw(st.sampled_from([None, f"10.1.0.{number}:8471", f"unix:/a/{name}"]))
             ssh = SshAccess(*draw(SSH))

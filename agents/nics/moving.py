@@ -1,0 +1,274 @@
+"""Give a NIC to a worker's namespace, and take it back as it was.
+
+A network device that changes namespaces loses its addresses, routes, neighbours, root qdisc
+and per-device sysctls. So its state is read first (``read_nic``), what the worker needs is
+set up inside (``give_nic``), and all of it is put back at home (``take_nic_back``). Functions
+here block; they run in the calling thread's namespace unless they say otherwise.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pyroute2 import NetlinkError
+
+from patchlight.agents import roce
+from patchlight.agents.errors import NicError
+from patchlight.agents.nics import upon
+from patchlight.agents.nics.kernel import index_of, rtnetlink
+from patchlight.agents.nics.state import NicState, WorkerNetwork, name_inside
+from patchlight.agents.nics.ways import NicWay, way_of
+from patchlight.testbed.linux import ethtool, namespaces, rdma
+from patchlight.testbed.linux.netlink import Netlink
+from patchlight.testbed.linux.rate_limits import restore_limit, save_limit
+from patchlight.testbed.linux.sysfs import NoSysfs, sysfs
+from patchlight.testbed.nic import Nic
+
+_IFF_UP = 1
+_NUD_PERMANENT = 0x80
+_PROTO_KERNEL = 2
+# What decides which of several NICs of one server answers for an address.
+_DEVICE_SYSCTLS = ("arp_announce", "arp_filter", "arp_ignore", "accept_local", "rp_filter")
+
+
+def find_way(nic: Nic) -> NicWay:
+    """In which way a worker gets the NIC; ``NicError`` where the server cannot do it."""
+    if nic.mode == "veth":  # made of software: there is nothing to find out
+        return NicWay("veth", nic.interface or nic.name)
+    try:
+        with sysfs() as here:
+            return way_of(nic, here, rdma.namespace_mode())
+    except (NoSysfs, rdma.RdmaError) as exc:
+        raise NicError(exc.message, hint=exc.hint) from exc
+
+
+def read_nic(way: NicWay) -> NicState:
+    """The NIC's present state; ``NicError`` if it is not here or could not be carried over."""
+    with rtnetlink(way.interface, "reading") as ip:
+        return _read(ip, way)
+
+
+def give_nic(state: NicState, namespace: Path, network: WorkerNetwork) -> None:
+    """Move a NIC from here to ``namespace`` and set it up there; its address comes last.
+
+    It keeps its name, rate limit and checksum setting. ``NicError`` if any of it does not
+    hold after being set; the NIC may then be on either side: take it back.
+    """
+    interface = state.interface
+    with rtnetlink(interface, f"moving to {namespace}") as ip:
+        index = index_of(ip, interface)
+        upon.check_mtu(ip, index, state, network.mtu)
+        if state.mode == "macvlan":
+            upon.make_macvlan(ip, index, interface, namespace)
+        else:
+            if state.function is not None:
+                vlan = network.vlan or state.function.vlan
+                upon.set_function(ip, state.function, network.mac, vlan)
+            _move(ip, interface, namespace)
+        if state.rdma is not None and state.rdma_moves:
+            rdma.move_device(state.rdma.name, namespace)
+        if network.rendezvous is not None:
+            upon.make_rendezvous(ip, network.rendezvous, namespace)
+    namespaces.inside(namespace, lambda: _set_up(state, network))
+
+
+def _set_up(state: NicState, network: WorkerNetwork) -> None:
+    """Bring a NIC that has come into a worker's namespace into the state that it is to have."""
+    interface = state.interface
+    # Training pauses for seconds between bursts; starting slowly after each would be the
+    # sysctl's doing, not the network's.
+    _set_sysctl("ipv4/tcp_slow_start_after_idle", 0)
+    _set_sysctl(f"ipv6/conf/{interface}/disable_ipv6", 1)
+    if network.window_bytes is not None:
+        _limit_window(network.window_bytes)
+    is_macvlan = state.mode == "macvlan"
+    bare = NicState(
+        interface=interface,
+        mac=network.mac or state.mac,
+        mtu=network.mtu or state.mtu,
+        up=True,
+        # What is sent by a macvlan passes the NIC's own queue.
+        shaping=None if is_macvlan else state.shaping,
+        tx_checksum=None if is_macvlan else state.tx_checksum,
+    )
+    named = name_inside(interface, state.mode, network.vlan)
+    if named != interface:
+        assert network.vlan is not None
+        _restore(bare, loopback_up=True)
+        upon.make_tagged(interface, named, network.vlan)
+        bare = NicState(named, bare.mac, bare.mtu, up=True)
+    addressed = replace(
+        bare,
+        addresses=((network.address, network.prefix),),
+        neighbours=network.neighbours,
+        routes=tuple({"dst": to, "gateway": via} for to, via in network.routes),
+    )
+    _restore(addressed, loopback_up=True)
+    if network.rendezvous is not None:
+        upon.set_up_rendezvous(network.rendezvous)
+
+
+def _limit_window(window_bytes: int) -> None:
+    """Have TCP of this namespace send no more ahead, as our own trainer sees to for itself."""
+    # Half of a socket's memory is window.
+    memory = 2 * window_bytes
+    for key in ("ipv4/tcp_rmem", "ipv4/tcp_wmem"):
+        _set_sysctl(key, f"{min(4096, memory)} {memory} {memory}")
+    # The window alone is to set the pace: some kernels' default (BBR) paces by what it measured.
+    _set_sysctl("ipv4/tcp_congestion_control", "reno")
+
+
+def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
+    """Move the NIC from ``namespace`` to ``home`` if it is there, and put its state back.
+
+    Harmless again, and where the NIC never left. ``NicGone`` if it is in neither.
+    """
+
+    def fetch() -> None:
+        with rtnetlink(state.interface, "taking back") as ip:
+            for index in ip.link_lookup(ifname=state.interface):
+                upon.remove_tagged(ip, index)
+                if state.mode == "macvlan":
+                    ip.link("del", index=index)
+                else:
+                    _move(ip, state.interface, home)
+            if state.rdma is not None and state.rdma_moves:
+                with sysfs() as inside:
+                    if roce.has_device(state.rdma.name, inside):
+                        rdma.move_device(state.rdma.name, home)
+
+    def put_back() -> None:
+        if state.mode == "macvlan":
+            with rtnetlink(state.interface, "looking for") as ip:
+                index_of(ip, state.interface)
+            return
+        _restore(state)
+        if state.function is not None:
+            with rtnetlink(state.function.port, "setting up") as ip:
+                upon.set_function(ip, state.function, state.function.mac, state.function.vlan)
+
+    if namespace.exists():
+        namespaces.inside(namespace, fetch)
+    namespaces.inside(home, put_back)
+
+
+def is_in(namespace: Path, interface: str) -> bool:
+    """Whether an interface of that name is in the namespace (not: the namespace is gone)."""
+
+    def look() -> bool:
+        with rtnetlink(interface, "looking for") as ip:
+            return bool(ip.link_lookup(ifname=interface))
+
+    return namespace.exists() and namespaces.inside(namespace, look)
+
+
+def _read(ip: Any, way: NicWay) -> NicState:
+    interface = way.interface
+    index = index_of(ip, interface)
+    (link,) = ip.get_links(index)
+    with Netlink() as netlink:
+        limit = save_limit(netlink, index, interface)
+    return NicState(
+        interface=interface,
+        mac=link.get_attr("IFLA_ADDRESS"),
+        mtu=link.get_attr("IFLA_MTU"),
+        up=bool(link["flags"] & _IFF_UP),
+        addresses=tuple(_address(message) for message in ip.get_addr(index=index, family=2)),
+        neighbours=tuple(
+            sorted(
+                (message.get_attr("NDA_DST"), message.get_attr("NDA_LLADDR"))
+                for message in ip.get_neighbours(ifindex=index, family=2)
+                if message["state"] & _NUD_PERMANENT
+            )
+        ),
+        routes=tuple(
+            _route(message)
+            for message in ip.get_routes(oif=index, family=2)
+            if message["proto"] != _PROTO_KERNEL
+        ),
+        shaping=limit,
+        tx_checksum=ethtool.tx_checksum(interface),
+        sysctls={
+            name: Path("/proc/sys/net", _conf(interface, name)).read_text().strip()
+            for name in _DEVICE_SYSCTLS
+        },
+        mode=way.mode,
+        function=None if way.function is None else upon.read_function(ip, way.function),
+        rdma=way.rdma,
+        rdma_moves=way.rdma_moves,
+    )
+
+
+def _address(message: Any) -> tuple[str, int]:
+    return message.get_attr("IFA_LOCAL"), message["prefixlen"]
+
+
+def _route(message: Any) -> dict[str, Any]:
+    destination = message.get_attr("RTA_DST")
+    route = {
+        "dst": f"{destination or '0.0.0.0'}/{message['dst_len']}",
+        "gateway": message.get_attr("RTA_GATEWAY"),
+        "table": message.get_attr("RTA_TABLE") or message["table"],
+        "prefsrc": message.get_attr("RTA_PREFSRC"),
+        "priority": message.get_attr("RTA_PRIORITY"),
+        "scope": message["scope"],
+        "proto": message["proto"],
+    }
+    return {key: value for key, value in route.items() if value is not None}
+
+
+def _move(ip: Any, interface: str, namespace: Path) -> None:
+    with namespace.open("rb") as opened:
+        ip.link("set", index=index_of(ip, interface), net_ns_fd=opened.fileno())
+
+
+def _restore(state: NicState, *, loopback_up: bool = False) -> None:
+    """Bring the NIC of this name, in this thread's namespace, into this state."""
+    interface = state.interface
+    with rtnetlink(interface, "setting up") as ip:
+        index = index_of(ip, interface)
+        (link,) = ip.get_links(index)
+        if link.get_attr("IFLA_ADDRESS") != state.mac or link.get_attr("IFLA_MTU") != state.mtu:
+            ip.link("set", index=index, state="down")
+            ip.link("set", index=index, address=state.mac, mtu=state.mtu)
+        if state.tx_checksum is not None and ethtool.tx_checksum(interface) != state.tx_checksum:
+            ethtool.set_tx_checksum(interface, state.tx_checksum)
+        if state.shaping is not None:
+            with Netlink() as netlink:
+                restore_limit(netlink, index, interface, state.shaping)
+        for name, value in (state.sysctls or {}).items():
+            _set_sysctl(_conf(interface, name), value)
+        if loopback_up:
+            ip.link("set", index=index_of(ip, "lo"), state="up")
+        ip.link("set", index=index, state="up" if state.up else "down")
+        for address, mac in state.neighbours:
+            ip.neigh(
+                "replace", ifindex=index, dst=address, lladdr=mac, state=_NUD_PERMANENT, family=2
+            )
+        for address, prefix in state.addresses:
+            try:
+                ip.addr("add", index=index, address=address, prefixlen=prefix)
+            except NetlinkError as exc:
+                if exc.code != errno.EEXIST:
+                    raise
+        for route in state.routes:
+            ip.route("replace", oif=index, family=2, **route)
+        (link,) = ip.get_links(index)
+        addresses = {_address(message) for message in ip.get_addr(index=index, family=2)}
+    mac = link.get_attr("IFLA_ADDRESS")
+    if mac != state.mac or not set(state.addresses) <= addresses:
+        raise NicError(
+            f"{interface} did not take its address: wanted {state}, got {mac} and {addresses}"
+        )
+
+
+def _conf(interface: str, name: str) -> str:
+    return f"ipv4/conf/{interface}/{name}"
+
+
+def _set_sysctl(key: str, value: str | int) -> None:
+    if not namespaces.set_sysctl(key, value):
+        raise NicError(f"setting the sysctl net/{key} to {value}: this kernel has none")

@@ -1,0 +1,203 @@
+"""In which way a worker gets a NIC, and its RDMA device, by what the kernel shows of them."""
+
+import struct
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+
+from patchlight.agents import roce
+from patchlight.agents.errors import NicError
+from patchlight.agents.nics.state import FunctionState, NicState, name_inside
+from patchlight.agents.nics.upon import function_in
+from patchlight.agents.nics.ways import NicWay, way_of
+from patchlight.agents.roce import RdmaDevice
+from patchlight.testbed.linux import rdma
+from patchlight.testbed.linux.dcb import Priorities, priorities_in
+from patchlight.testbed.linux.netlink import attribute
+from patchlight.testbed.nic import Nic, default_mac
+from tests.support.sysfs_tree import SysfsTree
+
+ADDRESS = IPv4Address("192.168.10.11")
+MLX = RdmaDevice("mlx5_0", 1, ("/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"))
+
+
+def nic(**keys: Any) -> Nic:
+    return Nic("nic0", ADDRESS, default_mac(ADDRESS), interface="ens1", **keys)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> SysfsTree:
+    return SysfsTree(tmp_path)
+
+
+def test_the_way_is_found_out(tree: SysfsTree) -> None:
+    tree.virtual_nic("veth0")
+    port = tree.nic("ens1")
+    veth = Nic("veth0", ADDRESS, default_mac(ADDRESS))
+    assert way_of(veth, tree.root, None) == NicWay("veth", "veth0")
+    assert way_of(nic(), tree.root, None) == NicWay("physical", "ens1")
+    tree.function(port, 10, "ens1v10")
+    tree.function(port, 1, None)
+    tree.function(port, 2, "ens1v2")
+    given = NicWay("sriov", "ens1v2", FunctionState("ens1", 2))
+    assert way_of(nic(), tree.root, None) == given
+    assert way_of(nic(mode="sriov"), tree.root, None) == given
+    assert way_of(nic(mode="physical"), tree.root, None) == NicWay("physical", "ens1")
+    assert way_of(nic(mode="macvlan"), tree.root, None) == NicWay("macvlan", "ens1")
+
+
+def test_without_a_free_virtual_function_it_says_how_to_make_some(tree: SysfsTree) -> None:
+    port = tree.nic("ens1")
+    with pytest.raises(NicError, match="ens1 has no virtual function that is free") as caught:
+        way_of(nic(mode="sriov"), tree.root, None)
+    assert "/sys/class/net/ens1/device/sriov_numvfs" in str(caught.value.hint)
+    tree.function(port, 0, None)
+    with pytest.raises(NicError, match="that is free"):
+        way_of(nic(), tree.root, None)
+
+
+def test_the_rdma_device_is_the_nic_s_own(tree: SysfsTree) -> None:
+    ports = [tree.nic("ens0"), tree.nic("ens1"), tree.nic("ens2", dev_port=1)]
+    tree.rdma(ports[0], "mlx5_9", 9)
+    tree.rdma(ports[1], "mlx5_0", 0)
+    tree.rdma(ports[2], "mlx4_0", 3, ports=2)
+    assert roce.device_of("ens1", tree.root) == MLX
+    second = roce.device_of("ens2", tree.root)
+    assert second is not None
+    assert (second.name, second.port) == ("mlx4_0", 2)
+    assert roce.device_of("ens7", tree.root) is None
+    # A device made of software names its interface itself.
+    soft = tree.root / "devices/virtual/infiniband/rxe0"
+    (soft / "ports/1").mkdir(parents=True)
+    (soft / "parent").write_text("veth0\n")
+    (tree.root / "class/infiniband/rxe0").symlink_to(soft)
+    assert roce.device_of("veth0", tree.root) == RdmaDevice("rxe0")
+
+
+@pytest.mark.parametrize(
+    ("keys", "sharing", "device", "moves"),
+    [
+        ({}, "exclusive", MLX, True),
+        ({}, "shared", MLX, False),
+        ({"rdma": "exclusive"}, "exclusive", MLX, True),
+        ({"rdma": "shared"}, "shared", MLX, False),
+        ({"rdma": "none"}, "exclusive", None, False),
+        ({"mode": "macvlan"}, "shared", MLX, False),
+        ({"mode": "macvlan"}, "exclusive", None, False),
+    ],
+)
+def test_the_rdma_device_goes_with_the_nic_where_it_can(
+    tree: SysfsTree, keys: dict[str, Any], sharing: Any, device: RdmaDevice | None, moves: bool
+) -> None:
+    tree.rdma(tree.nic("ens1"), "mlx5_0", 0)
+    way = way_of(nic(**keys), tree.root, sharing)
+    assert (way.rdma, way.rdma_moves) == (device, moves)
+
+
+@pytest.mark.parametrize(
+    ("keys", "sharing", "message", "hint"),
+    [
+        ({"rdma": "exclusive"}, "shared", "RDMA devices are shared on this", "no other network"),
+        ({"rdma": "shared"}, "exclusive", "RDMA devices are exclusive on", "ib_core netns_mode"),
+        (
+            {"rdma": "exclusive", "mode": "macvlan"},
+            "exclusive",
+            "has no RDMA device to it",
+            "sriov",
+        ),
+    ],
+)
+def test_rdma_that_cannot_be_as_the_lab_file_says_is_refused(
+    tree: SysfsTree, keys: dict[str, Any], sharing: Any, message: str, hint: str
+) -> None:
+    tree.rdma(tree.nic("ens1"), "mlx5_0", 0)
+    with pytest.raises(NicError, match=message) as caught:
+        way_of(nic(**keys), tree.root, sharing)
+    assert hint in str(caught.value.hint)
+
+
+def test_a_nic_without_an_rdma_device_cannot_be_asked_for_one(tree: SysfsTree) -> None:
+    tree.nic("ens1")
+    with pytest.raises(NicError, match="nic0 has no RDMA device, and the lab file says rdma: sha"):
+        way_of(nic(rdma="shared"), tree.root, "shared")
+
+
+def test_a_port_is_active_once_it_says_so(tree: SysfsTree) -> None:
+    device = tree.nic("ens1")
+    tree.rdma(device, "mlx5_0", 0)
+    assert roce.is_active(MLX, tree.root)
+    (device / "infiniband/mlx5_0/ports/1/state").write_text("1: DOWN\n")
+    assert not roce.is_active(MLX, tree.root)
+    assert not roce.is_active(RdmaDevice("mlx5_1"), tree.root)
+
+
+def test_what_a_port_had_set_for_a_function_is_read() -> None:
+    functions = [
+        {
+            "attrs": [
+                ("IFLA_VF_MAC", {"vf": number, "mac": f"0c:42:a1:00:00:0{number}"}),
+                ("IFLA_VF_VLAN", {"vf": number, "vlan": 100 * number, "qos": 0}),
+            ]
+        }
+        for number in range(3)
+    ]
+    listed = {"attrs": [("IFLA_VF_INFO", each) for each in functions]}
+    message = ifinfmsg()
+    message["attrs"] = [("IFLA_VFINFO_LIST", listed)]
+    message.encode()
+    read = ifinfmsg(message.data)
+    read.decode()
+    found = function_in(read, FunctionState("ens1", 2))
+    assert found == FunctionState("ens1", 2, "0c:42:a1:00:00:02", 200)
+    with pytest.raises(NicError, match="ens1 says nothing of its virtual function 7"):
+        function_in(read, FunctionState("ens1", 7))
+
+
+def test_the_state_of_a_function_with_rdma_survives_its_file() -> None:
+    function = FunctionState("ens1", 2, "0c:42:a1:00:00:02", 100)
+    state = NicState(
+        "ens1v2", "0c:42:a1:00:00:02", 9000, True, mode="sriov", function=function, rdma=MLX,
+        rdma_moves=True,
+    )  # fmt: skip
+    assert NicState.from_dict(state.as_dict()) == state
+    of_an_older_agent = state.as_dict()
+    for key in ("mode", "function", "rdma", "rdma_moves"):
+        del of_an_older_agent[key]
+    assert NicState.from_dict(of_an_older_agent).mode == "physical"
+
+
+@pytest.mark.parametrize(
+    ("mode", "vlan", "name"),
+    [("physical", None, "ens1"), ("sriov", 100, "ens1"), ("macvlan", 100, "vlan100")],
+)
+def test_what_the_interface_with_the_address_is_called(mode: Any, vlan: int, name: str) -> None:
+    assert name_inside("ens1", mode, vlan) == name
+
+
+def test_messages_about_rdma_devices_are_as_the_kernel_has_them() -> None:
+    # u32 RDMA_NLDEV_ATTR_DEV_INDEX (1), string DEV_NAME (2), u32 NET_NS_FD (68), u8 NETNS_MODE (66)
+    devices = [
+        attribute(1, struct.pack("=I", number)) + attribute(2, f"mlx5_{number}\0".encode())
+        for number in (0, 7)
+    ]
+    assert rdma.index_of("mlx5_7", devices) == 7
+    assert rdma.index_of("mlx5_1", devices) is None
+    assert rdma.move_body(7, 5).hex() == "0800010007000000" + "0800440005000000"
+    assert rdma.mode_in(attribute(66, b"\0")) == "exclusive"
+    assert rdma.mode_in(attribute(66, b"\1")) == "shared"
+    assert rdma.mode_in(b"") == "shared"
+
+
+def test_priorities_are_read_from_what_the_kernel_says_of_them() -> None:
+    # struct ieee_pfc with priority 3 paused; two struct dcb_app: DSCP 26 is 3, and an ethertype.
+    pfc = attribute(2, bytes([8, 0b1000, 0, 0]) + bytes(132))
+    apps = attribute(1, struct.pack("=BBH", 5, 3, 26)) + attribute(
+        1, struct.pack("=BBH", 1, 4, 0x8906)
+    )
+    body = struct.pack("=BBH", 0, 21, 0) + attribute(1, b"ens1\0")
+    body += attribute(13, pfc + attribute(3, apps))
+    assert priorities_in(body) == Priorities((3,), {26: 3})
+    assert priorities_in(struct.pack("=BBH", 0, 21, 0)) is None

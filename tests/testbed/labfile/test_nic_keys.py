@@ -1,0 +1,111 @@
+"""How a NIC is given to workers, as a lab file says it."""
+
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+
+import pytest
+
+from patchlight.testbed.labfile.reader import LabFileError, parse_lab
+from patchlight.testbed.labfile.reference import write_commented_lab
+from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.nic import Nic, Rendezvous, Route, default_mac
+from tests.support.lab_files import unmarked
+
+LAB = """\
+name: roce
+network: 192.168.10.0/24
+defaults:
+  nic: {mode: sriov, mtu: 9000, vlan: 100, dscp: 26, rdma: exclusive, relock: 2s}
+servers:
+  - name: s1
+    nics:
+      - name: nic0
+        address: 192.168.10.11
+        routes: [10.2.0.0/16 via 192.168.10.1]
+        rendezvous: {interface: eno1, address: 10.0.0.51/24}
+  - name: s2
+    nics:
+      - {name: nic0, address: 192.168.10.12, mode: macvlan, relock: 500ms, interface: ens1}
+"""
+
+
+def test_how_a_nic_is_given_is_read_and_written_again() -> None:
+    lab = parse_lab(LAB)
+    first, second = (host.nic for host in lab.hosts)
+    address = IPv4Address("192.168.10.11")
+    assert first == Nic(
+        "nic0",
+        address,
+        default_mac(address),
+        mode="sriov",
+        mtu=9000,
+        vlan=100,
+        routes=(Route(IPv4Network("10.2.0.0/16"), IPv4Address("192.168.10.1")),),
+        dscp=26,
+        rdma="exclusive",
+        relock_s=2.0,
+        rendezvous=Rendezvous("eno1", IPv4Interface("10.0.0.51/24")),
+    )
+    assert (second.mode, second.mtu, second.relock_s) == ("macvlan", 9000, 0.5)
+    assert parse_lab(write_lab(lab)) == lab
+    assert parse_lab(write_commented_lab(lab)) == lab
+
+
+@pytest.mark.parametrize(
+    ("said", "mac", "keeps"),
+    [
+        ("", "02:4c:c0:a8:0a:0b", True),
+        (", mac: hardware", "02:4c:c0:a8:0a:0b", True),
+        (", mac: lab", "02:4c:c0:a8:0a:0b", False),
+        (", mac: '02:4c:c0:a8:0a:0b'", "02:4c:c0:a8:0a:0b", False),
+        (", mac: '0c:42:a1:00:00:01'", "0c:42:a1:00:00:01", False),
+        (", mode: macvlan", "02:4c:c0:a8:0a:0b", False),
+    ],
+)
+def test_whose_mac_workers_have(said: str, mac: str, keeps: bool) -> None:
+    text = f"""\
+name: lab
+network: 192.168.10.0/24
+servers: [{{name: s1, nics: [{{name: nic0, address: 192.168.10.11{said}}}]}}]
+"""
+    lab = parse_lab(text)
+    (host,) = lab.hosts
+    assert (host.nic.mac, host.nic.keeps_mac) == (mac, keeps)
+    assert parse_lab(write_lab(lab)) == lab
+
+
+MISTAKES = [
+    ("mode: sriov", "mode: ‸srov", "'srov' is not a way to give a NIC: did you mean 'sriov'?"),
+    ("mtu: 9000", "mtu: ‸90", "expected an MTU, a whole number from 576 to 65535"),
+    ("vlan: 100", "vlan: ‸4095", "expected a VLAN, a whole number from 1 to 4094"),
+    ("dscp: 26", "dscp: ‸64", "expected a DSCP, a whole number from 0 to 63"),
+    ("rdma: exclusive", "rdma: ‸always", "'always' is not a use of RDMA: expected one of"),
+    ("10.2.0.0/16 via", "‸10.2.0.0/16 over", "is not a route: expected one like '10.2.0.0/16"),
+    ("10.0.0.51/24", "‸10.0.0.51", "is not an address with its network: expected one like"),
+    ("mode: macvlan", "mode: macvlan, mac: ‸hardware", "a macvlan has no MAC of its own"),
+    (
+        "mode: macvlan",
+        "mode: macvlan, mac: ‸theirs",
+        "expected one like '02:4c:c0:a8:0a:0b', 'hard",
+    ),
+    ("500ms", "‸1min", "relock is more than 20 s: expected less"),
+    (
+        "interface: ens1",
+        "interface: ens1, rendezvous: {interface: ‸ens1, address: 10.0.0.52/24}",
+        "the rendezvous is over the NIC itself",
+    ),
+    (
+        "interface: ens1",
+        "interface: ens1, rendezvous: {interface: eno1, address: ‸10.0.0.51/24}",
+        "address of a rendezvous 10.0.0.51/24 is used twice",
+    ),
+]
+
+
+@pytest.mark.parametrize(("good", "bad", "message"), MISTAKES)
+def test_every_mistake_has_its_line_and_column(good: str, bad: str, message: str) -> None:
+    text, line, column = unmarked(LAB.replace(good, bad, 1))
+    with pytest.raises(LabFileError) as caught:
+        parse_lab(text)
+    (issue,) = caught.value.issues
+    assert (issue.line, issue.column) == (line, column), str(issue)
+    assert message in issue.message
