@@ -87,7 +87,7 @@ def _task(spec: JobSpec, host: Host, lab: Lab, first_iteration: int, workers: in
     return SyntheticTask(
         iterations=spec.iterations,
         gradient_bytes=scaled_gradient_bytes(spec.gradient_bytes, lab),
-        **window,
+        window_bytes=window["window_bytes"],
         compute_s=compute_s / (workers if spec.is_split else 1),
         seed=spec.seed,
         first_iteration=first_iteration,
