@@ -38,13 +38,16 @@ case $image in *:*) ;; *) image=$image:latest ;; esac
 # image would be one more package in it.
 fetch_torch() {
     local python=../.venv/bin/python
+    local for_image=(--python-version "$PYTHON" --only-binary=:all:)
     [ -x $python ] || python=python3
     $python -m pip --version >/dev/null 2>&1 || fail "no pip to fetch PyTorch with: apt-get install python3-pip"
     say "fetching PyTorch ($(cat learn-constraint.txt); some 200 MB for processors, gigabytes with CUDA)"
-    $python -m pip install --quiet --target "$1" --python-version "$PYTHON" --only-binary=:all: \
-        --index-url "${PATCHLIGHT_TORCH_INDEX:-https://download.pytorch.org/whl/cpu}" \
-        --extra-index-url "${PIP_INDEX_URL:-https://pypi.org/simple}" \
-        "$(cat learn-constraint.txt)" >&2 || fail "pip could not fetch PyTorch (see above)"
+    # PyTorch alone from its index; its build is preferred then to the one for CUDA that PyPI has.
+    $python -m pip download --quiet --retries 1 --no-deps --dest "$1.wheels" "${for_image[@]}" \
+        --extra-index-url "${PATCHLIGHT_TORCH_INDEX:-https://download.pytorch.org/whl/cpu}" \
+        "$(cat learn-constraint.txt)" >&2 &&
+        $python -m pip install --quiet --retries 1 --target "$1" "${for_image[@]}" \
+            "$1.wheels"/torch-*.whl >&2 || fail "pip could not fetch PyTorch (see above)"
     rm -rf "${1:?}/bin" "$1/torch/include" "$1"/numpy*
 }
 

@@ -44,9 +44,9 @@ def test_both_ends_of_a_fibre_hear_each_other_and_only_of_their_search(
 ) -> None:
     a, b = joined
     with ThreadPoolExecutor() as pool:
-        there = pool.submit(_probing, a, {"server1.nic0": "nic0"}, "t1", 3.0)
-        here = pool.submit(_probing, b, {"server2.nic0": "nic0", "server2.nic9": "nic9"}, "t1", 3.0)
-        other = pool.submit(_probing, b, {"server3.nic0": "nic0"}, "t2", 3.0)
+        there = pool.submit(_probing, a, {"server1.nic0": "nic0"}, "t1", 2.0)
+        here = pool.submit(_probing, b, {"server2.nic0": "nic0", "server2.nic9": "nic9"}, "t1", 2.0)
+        other = pool.submit(_probing, b, {"server3.nic0": "nic0"}, "t2", 2.0)
         (ear,) = there.result().values()
         assert (ear.heard, ear.lldp, ear.carrier, ear.problem) == (
             {"server2.nic0"},
@@ -69,7 +69,7 @@ def test_lldp_is_heard_and_a_link_without_light_is_told(joined: tuple[str, str])
             sender = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         with sender:
             sender.bind(("nic0", 0))
-            listening = pool.submit(_probing, a, {"server1.nic0": "nic0"}, "t1", 2.0)
+            listening = pool.submit(_probing, a, {"server1.nic0": "nic0"}, "t1", 1.0)
             while not listening.done():
                 sender.send(LLDP)
                 sender.send(probe_frame("old.1", "t0"))

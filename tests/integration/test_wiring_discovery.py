@@ -47,7 +47,7 @@ def test_two_swapped_fibres_are_found_and_the_lab_file_is_put_right(
 ) -> None:
     before = lab.maps()
     corrected = tmp_path / "corrected.yaml"
-    code, printed = _discover("--listen", "1s", "--json", "--output", str(corrected))
+    code, printed = _discover("--listen", "700ms", "--json", "--output", str(corrected))
     assert code == 1, printed
     wiring = json.loads(printed)["wiring"]
     assert wiring["differences"] == [

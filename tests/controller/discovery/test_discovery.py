@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -19,10 +18,13 @@ from tests.support.waiting import wait_until
 MAP = ["1>3", "2>5", "3>1", "5>2"]
 
 
-@pytest.fixture
-def controller(tmp_path: Path) -> Iterator[ControllerProcess]:
-    """A controller whose lab has neither agents nor switches that answer: rounds are silent."""
-    with controller_process(tmp_path) as running:
+@pytest.fixture(scope="module")
+def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerProcess]:
+    """A controller whose lab has neither agents nor switches that answer: rounds are silent.
+
+    Each test leaves it as it was.
+    """
+    with controller_process(tmp_path_factory.mktemp("lab")) as running:
         yield running
 
 
@@ -131,6 +133,8 @@ def test_a_queue_that_was_held_before_stays_so(controller: ControllerProcess) ->
     client.discover({"o1": [9, 10]}, listen_s=100)
     assert client.stop_discovery()["state"] == "stopped"
     assert client.status()["drained"]
+    client.resume()
+    assert _is_as_before(controller)
 
 
 def test_a_controller_that_is_told_to_end_puts_the_circuits_back_first(
