@@ -28,6 +28,7 @@ from packaging.requirements import Requirement
 
 from patchlight.deploy.wheels import needed, wheel_of
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.linux.private_folder import private_folder
 
 Role = Literal["agent", "controller"]
 ROLES: tuple[Role, ...] = ("agent", "controller")
@@ -214,6 +215,7 @@ def _made(target: Target, role: Role, say: Callable[[str], None]) -> Part:
     roots = [*needed_by(role), INSTALLER]
     found = needed(roots)
     cache = cache_folder()
+    private_folder(cache)  # what is in it is run by root on the servers
     ours = wheel_of(distribution("patchlight"), cache)
     if target == here():
         say(f"making the bundle for {target} ({role})")
