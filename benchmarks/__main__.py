@@ -24,6 +24,7 @@ MODULES = (
     "benchmarks.fabric",
     "benchmarks.experiment",
     "benchmarks.prediction",
+    "benchmarks.nics",
     "benchmarks.jobs",
     "benchmarks.jobqueue",
     "benchmarks.following_light",
