@@ -13,6 +13,8 @@ from patchlight.testbed.errors import PatchlightError
 
 _PATIENCE_S = 90.0
 _MOST_BYTES, _LONGEST_LINE = 1 << 20, 1 << 10
+# Some users' shells greet also where nobody reads it.
+_MOST_LINES_BEFORE = 100
 
 
 def facts_over_ssh(
@@ -35,6 +37,10 @@ def facts_over_ssh(
         script.write(facts_script())
         script.channel.shutdown_write()
         first = output.readline(_LONGEST_LINE)
+        for _ in range(_MOST_LINES_BEFORE):
+            if first.startswith("time ") or not first:
+                break
+            first = output.readline(_LONGEST_LINE)
         ended = time.time()
         rest = output.read(_MOST_BYTES)
         facts = parse_facts(_lines(first, rest), began, ended)
