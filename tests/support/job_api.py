@@ -47,6 +47,7 @@ async def job_command(cluster: Cluster) -> AsyncIterator[JobCommand]:
         identity=LabIdentity.of(cluster.lab, None),
         scheduler=cluster.scheduler,
         jobs=cluster.table,
+        discovery=None,
         operations=CircuitOperations(cluster.circuits, cluster.transactions),
     )
     server = http_server(create_app(cast(Controller, parts)), lifespan="off")
