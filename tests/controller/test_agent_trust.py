@@ -262,3 +262,18 @@ async def test_an_agent_without_tls_and_a_controller_without_a_certificate_are_n
         with pytest.raises(AgentSilent, match="did not answer GET /status") as caught:
             await client.status()
         assert not isinstance(caught.value, AgentNotTrusted)
+
+
+async def test_an_agent_that_goes_away_in_the_middle_is_silent_and_not_mistrusted(
+    controller: AgentTls,
+) -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1 << 16)
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with calling(f"127.0.0.1:{port}", controller) as client:
+            with pytest.raises(AgentSilent, match="did not answer GET /status") as caught:
+                await client.status()
+    assert not isinstance(caught.value, AgentNotTrusted)
