@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from patchlight.deploy.checks import gpus, nics, software
+from patchlight.deploy.checks import nics, software
 from patchlight.deploy.checks.finding import Finding
+from patchlight.deploy.checks.machine import judge_machine
 from patchlight.deploy.checks.software import Workers
 from patchlight.deploy.facts import ServerFacts
-from patchlight.deploy.gather import facts_over_ssh
+from patchlight.deploy.facts_over_ssh import facts_over_ssh
 from patchlight.deploy.host_keys import HostKeyRefused
 from patchlight.deploy.ssh import Connections, LoginRefused, Passwords, Unreachable, ssh_place
 from patchlight.testbed.errors import PatchlightError
@@ -81,14 +82,3 @@ def _way_in(server: Server) -> Iterator[Finding]:
     source = "of the lab file" if server.ssh.host_key else "in known_hosts"
     yield Finding(server.name, "reachable", True, f"{host} port {port}{through}")
     yield Finding(server.name, "host key", True, f"the one {source}")
-
-
-def judge_machine(server: Server, facts: ServerFacts, workers: Workers) -> Iterator[Finding]:
-    """What can be said of one machine, wherever its facts come from.
-
-    What the lab file does not claim of the server is only told, and never wrong for its lack.
-    """
-    yield from software.machine(server, facts)
-    yield from software.docker(server, facts, workers)
-    yield from gpus.gpus(server, facts)
-    yield from nics.nics(server, facts)

@@ -1,6 +1,7 @@
 """Host keys of SSH servers: which are known, and why one is refused."""
 
 import re
+from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,14 +87,14 @@ def is_named(name: str, written: str) -> bool:
 class OnlyVouchedFor(paramiko.MissingHostKeyPolicy):
     """Takes the key with the expected fingerprint, and no other that is not in ``known_hosts``."""
 
-    def __init__(self, name: str, expected: str | None, known: KnownHosts) -> None:
-        self._name, self._expected, self._known = name, expected, known
+    def __init__(self, name: str, expected: str | None, revoked: Set[bytes]) -> None:
+        self._name, self._expected, self._revoked = name, expected, revoked
 
     def missing_host_key(
         self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
     ) -> None:
         """Raise ``HostKeyRefused`` unless the key is the expected one."""
-        if self._expected is None and key.asbytes() in self._known.revoked:
+        if key.asbytes() in self._revoked:
             raise HostKeyRefused(
                 f"the {described(key)} of {self._name} is revoked in known_hosts",
                 hint="Somebody else may have it: have the server make new ones, and log in to "

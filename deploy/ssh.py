@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from patchlight.testbed.lab import Server
 from patchlight.testbed.linux.sockets import split_address
 
 _PATIENCE_S = 15.0
+# A name that no host can have is no OSError.
+_BROKEN = (OSError, EOFError, UnicodeError, paramiko.SSHException)
 # What goes wrong is in our errors; paramiko would tell it with a traceback once more.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
@@ -92,7 +95,6 @@ class Connections:
 
     def __init__(self, passwords: Passwords | None = None) -> None:
         self.passwords = passwords or Passwords()
-        self._known = KnownHosts.read()
         self._jumps: dict[Place, paramiko.Transport | PatchlightError] = {}
         self._lock, self._open = threading.Lock(), ExitStack()
 
@@ -101,6 +103,11 @@ class Connections:
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
+
+    @cached_property
+    def _known(self) -> KnownHosts:
+        # Read only where the lab file has no fingerprint.
+        return KnownHosts.read()
 
     @contextmanager
     def to(self, server: Server) -> Iterator[paramiko.SSHClient]:
@@ -127,7 +134,7 @@ class Connections:
             target = (place.host, place.port)
             nowhere = ("127.0.0.1", 0)
             return transport.open_channel("direct-tcpip", target, nowhere, timeout=_PATIENCE_S)
-        except (OSError, EOFError, paramiko.SSHException) as error:
+        except _BROKEN as error:
             raise Unreachable(
                 f"connecting to {place.name} at {place.host} port {place.port} through "
                 f"{before.name}: {error or 'it hung up'}",
@@ -136,8 +143,8 @@ class Connections:
             ) from error
 
     def known_keys(self, place: Place) -> list[paramiko.PKey]:
-        """What ``known_hosts`` has of a host."""
-        return self._known.of(place.host, place.port)
+        """What ``known_hosts`` has of a host, where the lab file has nothing."""
+        return self._known.of(place.host, place.port) if place.host_key is None else []
 
     def shown_key(self, place: Place, server: Server | None = None) -> paramiko.PKey:
         """The host key that a host shows, whoever has vouched for it; nobody logs in there.
@@ -155,7 +162,7 @@ class Connections:
                 options.key_types = sorted(options.key_types, key=lambda kind: kind not in kinds)
                 transport.start_client(timeout=_PATIENCE_S)
                 return transport.get_remote_server_key()
-        except (OSError, EOFError, paramiko.SSHException) as error:
+        except _BROKEN as error:
             raise _unreachable(place, error) from error
 
     def _known_kinds(self, place: Place) -> set[str]:
@@ -164,7 +171,8 @@ class Connections:
 
     def _jump(self, place: Place) -> paramiko.Transport:
         with self._lock:
-            if place not in self._jumps:
+            known = self._jumps.get(place)
+            if known is None or (isinstance(known, paramiko.Transport) and not known.is_active()):
                 client = self._open.enter_context(paramiko.SSHClient())
                 try:
                     # Keys alone: the password is the servers', and this host is none of them.
@@ -187,11 +195,11 @@ class Connections:
         password: str | None,
         sock: paramiko.Channel | None,
     ) -> None:
-        if place.host_key is None:
-            for key in self.known_keys(place):
-                name = known_name(place.host, place.port)
-                client.get_host_keys().add(name, key.get_name(), key)
-        client.set_missing_host_key_policy(OnlyVouchedFor(place.name, place.host_key, self._known))
+        for key in self.known_keys(place):
+            name = known_name(place.host, place.port)
+            client.get_host_keys().add(name, key.get_name(), key)
+        revoked = self._known.revoked if place.host_key is None else set[bytes]()
+        client.set_missing_host_key_policy(OnlyVouchedFor(place.name, place.host_key, revoked))
         try:
             with _own_keys(place) as keys:
                 client.connect(
@@ -209,7 +217,7 @@ class Connections:
             raise other_key(place.name, error.key, "the one in known_hosts") from error
         except paramiko.AuthenticationException as error:
             raise _refused(place, error, may_ask=password is None and place.is_server) from error
-        except (OSError, EOFError, paramiko.SSHException) as error:
+        except _BROKEN as error:
             transport = client.get_transport()
             if transport is not None and transport.is_active():
                 raise _refused(

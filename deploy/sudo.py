@@ -29,15 +29,16 @@ def as_root(
     if transport is None:
         raise paramiko.SSHException("the connection is closed")
     prompt, ready = f"sudo-{secrets.token_hex(8)}:", f"root-{secrets.token_hex(8)}"
-    run = quote(f"echo {ready} >&2; {command}")
+    # On both streams: a greeting of the user's shell does not belong to the command either.
+    run = quote(f"echo {ready}; echo {ready} >&2; {command}")
     channel = transport.open_session(timeout=_PATIENCE_S)
     channel.settimeout(_PATIENCE_S)
     try:
-        channel.exec_command(
-            f'if [ "$(id -u)" = 0 ]; then exec sh -c {run}; fi; '
-            f"LC_ALL=C exec sudo -S -p {prompt} -- sh -c {run}"
-        )
+        # The user's own shell may be one that knows no `if`.
+        script = f'[ "$(id -u)" = 0 ] && exec sh -c {run}; exec sudo -S -p {prompt} -- sh -c {run}'
+        channel.exec_command(f"env LC_ALL=C sh -c {quote(script)}")
         _let_in(channel, prompt.encode(), f"{ready}\n".encode(), server, password)
+        channel.settimeout(None)
     except BaseException:
         channel.close()
         raise
@@ -65,6 +66,12 @@ def _let_in(
                 raise _refused(server, "it does not take the password")
             channel.sendall(f"{password}\n".encode())
             told, said = True, b""
+    said = b""
+    while not said.endswith(ready):
+        byte = channel.recv(1)
+        said += byte
+        if not byte or len(said) > _MOST_BYTES:
+            raise _refused(server, "what it runs does not answer")
 
 
 def _words(said: bytes, prompt: bytes) -> str:

@@ -147,7 +147,7 @@ def vouch_in_lab_file(file: Path, shown: Iterable[Shown]) -> None:
     except OSError as error:
         raise PatchlightError(
             f"writing host keys into {file}: {error.strerror}",
-            hint="Name a lab file that you may write, or use --known-hosts.",
+            hint="Have it in a folder that you may write to, or use --known-hosts.",
         ) from error
 
 

@@ -1,5 +1,7 @@
 """``patchlight doctor``: what this machine has and lacks; every probe leaves it as it was."""
 
+from __future__ import annotations
+
 import importlib.metadata
 import json
 import os
@@ -12,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,13 +27,19 @@ from patchlight.cli.rendering import (
     print_json,
     say,
 )
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import deploy_file
-from patchlight.testbed.linux import docker_engine as engine
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from patchlight.testbed.lab import Server
 
 # A wheel has no Makefile.
 _CHECKOUT = deploy_file("").parent.joinpath("Makefile").is_file()
 DEMO = "make demo" if _CHECKOUT else "patchlight experiment ofc2022"
 _MEANINGS: dict[str, Meaning] = {"missing": "bad", "untested": "caution", "ok": "good"}
+_SERVERS = "a server of a lab"
 _BY_HAND = "looking into a lab by hand"
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 _PATIENCE_S = 20.0
@@ -106,24 +115,68 @@ _KERNEL = (
 )
 
 
+def _complete_lab(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    # Imported late, as all that needs packages: this command says which of them are missing.
+    from patchlight.cli.connection import complete_lab
+
+    return complete_lab(context, parameter, incomplete)
+
+
 @click.command()
+@click.option(
+    "--lab",
+    metavar="LAB",
+    shell_complete=_complete_lab,
+    help="Also whether this machine is as this lab says that a server of it is.",
+)
+@click.option("--server", metavar="NAME", help="Which one of the lab [default: its host name].")
 @listing_options
-def doctor(as_json: bool) -> None:
+def doctor(lab: str | None, server: str | None, as_json: bool) -> None:
     """Say what this machine has and lacks, and how to install what is missing.
 
     What is wrong comes first. Exit code 1 if something is missing that the OFC 2022 experiment
-    (`make demo` in a checkout) needs. Nothing on the machine changes.
+    (`make demo` in a checkout) needs, or that the lab says of this server. Nothing on the machine
+    changes. `deploy check` looks at the servers of a lab in the same way, over SSH.
     """
-    checks = list(examine())
+    meant = _meant(lab, server)
+    needed_for = _SERVERS if meant is None else f"{meant.name} of lab {lab}"
+    checks = list(examine(meant, needed_for))
     lacking = [check for check in checks if check.ok is False and check.needed_for == DEMO]
+    unlike = [c for c in checks if c.ok is False and meant and c.needed_for == needed_for]
     if as_json:
         keys = ("name", "state", "found", "needed_for", "install")
         facts = [{key: getattr(check, key) or None for key in keys} for check in checks]
-        print_json({"ready_for_demo": not lacking, "checks": facts})
+        as_claimed = {} if meant is None else {"server": meant.name, "as_the_lab_says": not unlike}
+        print_json({"ready_for_demo": not lacking, **as_claimed, "checks": facts})
     else:
         _print(checks, lacking)
-    if lacking:
+        if unlike:
+            say(f"This is not {needed_for}: {', '.join(check.name for check in unlike)}.")
+        elif meant is not None:
+            say(f"All that the lab says of {meant.name} is here.")
+    if lacking or unlike:
         sys.exit(1)
+
+
+def _meant(lab: str | None, name: str | None) -> Server | None:
+    """The server of the lab file that this machine is to be."""
+    if lab is None:
+        if name is not None:
+            raise BadInput("--server is one of a lab: give that with --lab")
+        return None
+    from patchlight.cli.connection import running_lab
+
+    servers = {server.name: server for server in running_lab(lab).servers}
+    wanted = name or platform.node().partition(".")[0]
+    if wanted in servers:
+        return servers[wanted]
+    expected = f"expected one of {', '.join(servers)}" if servers else "the lab has none"
+    raise BadInput(
+        f"lab {lab} has no server {wanted!r}: {expected}",
+        hint=None if name else "Say which one this machine is: --server NAME",
+    )
 
 
 def _print(checks: list[Check], lacking: list[Check]) -> None:
@@ -148,14 +201,14 @@ def _print(checks: list[Check], lacking: list[Check]) -> None:
         say(f"\nAll that `{DEMO}` needs is here.")
 
 
-def examine() -> Iterator[Check]:
-    """Every check, in the order to mend things in."""
+def examine(server: Server | None = None, needed_for: str = _SERVERS) -> Iterator[Check]:
+    """Every check, in the order to mend things in; with a server, also what a lab claims of it."""
     yield _root()
     yield _python()
     yield from (_program(*program) for program in _PROGRAMS)
     yield _datapath()
     yield from (_kernel(name, command) for name, command in _KERNEL)
-    yield docker_engine()
+    yield from machine(server, needed_for)
     yield from _packages()
 
 
@@ -209,21 +262,25 @@ def _kernel(name: str, command: str) -> Check:
     return Check(what, False, reason, DEMO, "use a kernel that has it, and run with CAP_NET_ADMIN")
 
 
-def docker_engine() -> Check:
-    """Whether a Docker engine answers at ``$DOCKER_HOST`` or at the usual socket."""
-    url, name = engine.engine_url(), "Docker engine"
-    purpose, install = "Docker workers (process workers do without)", _start_docker()
+def machine(server: Server | None = None, needed_for: str = _SERVERS) -> Iterator[Check]:
+    """What a server of a lab needs; with one of the lab file, whether this machine is like it."""
+    from patchlight.deploy.checks.machine import judge_machine
+    from patchlight.deploy.facts_here import facts_here
+    from patchlight.testbed.lab import Server
+
+    server = server or Server(platform.node(), management=None, gpus=(), nics=())
     try:
-        answer = engine.ask("GET", "/_ping", timeout_s=5)
-    except engine.EngineNotAskable:
-        return Check(name, None, f"do not know how to ask {url}", purpose)
-    except OSError as error:
-        return Check(name, False, f"{url} does not answer: {error}", purpose, install)
-    if answer.status == 200 and answer.text.strip() == "OK":
-        version = answer.headers.get("Api-Version", "unknown")
-        return Check(name, True, f"answers at {url} (API {version})", purpose)
-    found = f"{url} answers {answer.status}: {answer.text[:80]}"
-    return Check(name, False, found, purpose, install)
+        facts = facts_here()
+    except PatchlightError as error:
+        yield Check("what it has", None, error.message, needed_for, error.hint or "")
+        return
+    for finding in judge_machine(server, facts, "docker"):
+        good, found = finding.ok, finding.found
+        if finding.check == "Docker engine":
+            purpose = "Docker workers (process workers do without)"
+            yield Check(finding.check, good, found, purpose, "" if good else _start_docker())
+        else:
+            yield Check(finding.check, good, found, needed_for, "" if good else finding.remedy)
 
 
 def _start_docker() -> str:

@@ -81,8 +81,8 @@ Equal things need not be written one by one. A range in a name makes as many of 
 ranges in one text the last runs fastest. Other texts of the same item have as many values
 (`10.0.0.[11-14]:8471`) or one for all; in a list inside a server, one for each of each server too,
 as the addresses below. A fibre may stand in one line, with as many ports on both sides. `defaults`
-holds what equal things have in common; what a thing says itself goes before it. YAML wants quotes
-around brackets inside `{…}` and `[…]`, and where a text begins with one.
+holds what equal things have in common; what a thing says itself goes before it, of `ssh` key by
+key. YAML wants quotes around brackets inside `{…}` and `[…]`, and where a text begins with one.
 
 ```yaml
 name: short
@@ -90,6 +90,7 @@ network: 192.168.10.0/24
 defaults:
   gpu: {model: A100}
   nic: {rate: 40Gbps}
+  ssh: {user: admin}
   fibre: {rate: 40Gbps}
 servers:
   - name: server[1-4]

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from patchlight.cli.doctor import DEMO, Check, docker_engine, doctor, examine
+from patchlight.cli.doctor import DEMO, Check, doctor, examine, machine
+from patchlight.testbed.errors import BadInput
 
 
 def named(checks: list[Check], name: str) -> Check:
@@ -74,6 +75,47 @@ def test_what_is_wrong_comes_first_and_hints_name_files_that_are_there(checks: l
         for word in check.install.replace("'", " ").split():
             if "deploy/" in word:
                 assert Path(word.rpartition("=")[2].rstrip(")")).exists()
+
+
+def test_it_runs_without_the_packages_that_it_looks_for() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(['paramiko', 'yaml', 'pydantic', 'docker', 'pyroute2'])\n"
+        "from patchlight.cli.main import main\n"
+        "sys.argv = ['patchlight', 'doctor', '--json']\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    names = {check["name"]: check["state"] for check in json.loads(done.stdout)["checks"]}
+    assert {"Docker engine", "free disk", "Python package PyYAML"} <= set(names)
+
+
+LAB = """
+name: mine
+network: 192.168.10.0/24
+servers:
+  - name: server1
+    gpus: [{name: gpu0, model: A100, uuid: GPU-0}]
+    nics: [{name: nic0, address: 192.168.10.11, gpu: gpu0, interface: lo}]
+  - name: server2
+    nics: [{name: nic0, address: 192.168.10.12, interface: none0}]
+"""
+
+
+def test_this_machine_is_compared_with_a_server_of_a_lab(tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text(LAB)
+    result = CliRunner().invoke(doctor, ["--lab", str(path), "--server", "server2", "--json"])
+    seen = json.loads(result.stdout)
+    assert (result.exit_code, seen["server"], seen["as_the_lab_says"]) == (1, "server2", False)
+    nic = next(check for check in seen["checks"] if check["name"] == "NIC nic0")
+    assert (nic["state"], nic["needed_for"]) == ("missing", f"server2 of lab {path}")
+    assert nic["found"].startswith("no interface none0")
+    assert "interface: NAME" in nic["install"]
+    result = CliRunner().invoke(doctor, ["--lab", str(path), "--server", "server1"])
+    assert "NVIDIA driver" in result.output
+    for options in (["--server", "server1"], ["--lab", str(path), "--server", "server9"]):
+        assert isinstance(CliRunner().invoke(doctor, options).exception, BadInput)
 
 
 @pytest.mark.root
@@ -142,14 +184,14 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_En
 
 
 def test_an_engine_that_answers_is_found(engine: type[_Engine]) -> None:
-    found = docker_engine()
+    found = named(list(machine()), "Docker engine")
     assert found.ok is True
     assert "API 1.44" in found.found
 
 
 def test_an_engine_that_answers_wrongly_is_not(engine: type[_Engine]) -> None:
     engine.answer = (500, b"broken")
-    found = docker_engine()
+    found = named(list(machine()), "Docker engine")
     assert found.ok is False
     assert "answers 500: broken" in found.found
 
@@ -158,9 +200,9 @@ def test_no_engine_is_told_with_the_way_to_start_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    found = docker_engine()
+    found = named(list(machine()), "Docker engine")
     assert found.ok is False
     assert "does not answer" in found.found
     assert "docker" in found.install
     monkeypatch.setenv("DOCKER_HOST", "ssh://far")
-    assert docker_engine().ok is None
+    assert named(list(machine()), "Docker engine").ok is None

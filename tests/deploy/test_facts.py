@@ -14,7 +14,7 @@ from patchlight.deploy.facts import (
     RdmaFacts,
     parse_facts,
 )
-from patchlight.deploy.gather import facts_here
+from patchlight.deploy.facts_here import facts_here
 from patchlight.testbed.errors import PatchlightError
 
 OUTPUT = """time 1000.75

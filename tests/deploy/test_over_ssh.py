@@ -22,6 +22,8 @@ from patchlight.testbed.linux.sockets import free_ports
 # A root file system that is not there yet is made first.
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600), pytest.mark.usefixtures("home")]
 CANARY = "s3cret-canary"
+# Somebody who may not use sudo.
+GUEST = f"sudo useradd -m -s /bin/sh guest && echo guest:{CANARY} | sudo chpasswd"
 
 
 def with_ssh(lab: Lab, *names: str, **changes: object) -> Lab:
@@ -183,8 +185,20 @@ def test_passwords_open_what_keys_do_not(lab: Lab, caplog: pytest.LogCaptureFixt
         assert wrong(mistaken) == [("server3", "sudo")]
         assert "does not take the password" in mistaken["server3", "sudo"].found
         assert "--ask-sudo-password" in mistaken["server3", "sudo"].remedy
+        # Whose password is right, and who still may not.
+        with changed(other, "server2", GUEST, "sudo userdel -r guest 2>&1; true"):
+            guest = with_ssh(lab, "server2", identity=None, user="guest")
+            stranger = checked(guest, Passwords(CANARY, CANARY))
+        assert wrong(stranger) == [("server2", "sudo")]
+        assert "guest is not in the sudoers file" in stranger["server2", "sudo"].found
     assert CANARY not in caplog.text
     assert wrong(checked(lab)) == []
+
+
+def test_a_shell_that_greets_is_in_nobodys_way(lab: Lab) -> None:
+    greet = "sed -i '1i echo welcome' .bashrc || echo 'echo welcome' >.bashrc"
+    with changed(lab, "server4", f"cp .bashrc .was; {greet}", "rm .bashrc; mv .was .bashrc; true"):
+        assert wrong(checked(lab)) == []
 
 
 def test_nobody_else_sees_the_password(lab: Lab) -> None:

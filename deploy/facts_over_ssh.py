@@ -1,27 +1,20 @@
-"""Ways to have ``facts.sh`` run: on a server over SSH, or on this machine."""
+"""What a server tells of itself over SSH."""
 
-import subprocess
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import paramiko
 
 from patchlight.deploy.facts import NoFacts, ServerFacts, parse_facts
+from patchlight.deploy.facts_here import facts_script
 from patchlight.deploy.sudo import SudoRefused, as_root
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux import deploy_file, docker_engine
 
 _PATIENCE_S = 90.0
 _MOST_BYTES, _LONGEST_LINE = 1 << 20, 1 << 10
-
-
-def _script() -> str:
-    """``facts.sh``, and then what asks the Docker engine."""
-    ask = Path(docker_engine.__file__).read_text(encoding="utf-8")
-    shell = deploy_file("facts.sh").read_text(encoding="utf-8")
-    return f"{shell}\npython3 - tells <<'END OF PROGRAM'\n{ask}\nEND OF PROGRAM\n"
+# Some users' shells greet also where nobody reads it.
+_MOST_LINES_BEFORE = 100
 
 
 def facts_over_ssh(
@@ -41,9 +34,13 @@ def facts_over_ssh(
         script, output, _ = streams
         output.channel.settimeout(_PATIENCE_S)
         began = time.time()
-        script.write(_script())
+        script.write(facts_script())
         script.channel.shutdown_write()
         first = output.readline(_LONGEST_LINE)
+        for _ in range(_MOST_LINES_BEFORE):
+            if first.startswith("time ") or not first:
+                break
+            first = output.readline(_LONGEST_LINE)
         ended = time.time()
         rest = output.read(_MOST_BYTES)
         facts = parse_facts(_lines(first, rest), began, ended)
@@ -53,30 +50,6 @@ def facts_over_ssh(
             hint="Log in by hand, and see whether commands run there.",
         ) from error
     return replace(facts, sudo_refusal=refusal)
-
-
-def facts_here(root: Path | None = None) -> ServerFacts:
-    """What this machine has; with ``root``, what a folder laid out as ``/`` says that it has.
-
-    ``PatchlightError`` if it cannot be told.
-    """
-    now = time.time()
-    try:
-        done = subprocess.run(
-            ["sh", "-s", "--", str(root or "")],
-            input=_script(),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PATIENCE_S,
-            check=False,
-        )
-        return parse_facts(done.stdout[:_MOST_BYTES].splitlines(), now, time.time())
-    except (OSError, NoFacts, subprocess.TimeoutExpired) as error:
-        raise PatchlightError(
-            f"asking this machine what it has: {error}",
-            hint=f"Run it by hand, and see: sh {deploy_file('facts.sh')}",
-        ) from error
 
 
 def _lines(first: str, rest: bytes | str) -> Iterable[str]:

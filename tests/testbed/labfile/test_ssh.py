@@ -1,0 +1,74 @@
+"""``ssh`` of a server in a lab file, and what all servers have in common of it."""
+
+import pytest
+
+from patchlight.testbed.labfile.reader import LabFileError, parse_lab
+from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.ssh_access import JumpHost, SshAccess
+
+KEY, OTHER = f"SHA256:{'a' * 43}", f"SHA256:{'b' * 43}"
+FILE = f"""\
+name: x
+network: 10.0.0.0/8
+defaults:
+  ssh: {{user: admin, port: 2222, jump: me@gate, jump_host_key: "{KEY}"}}
+servers:
+  - name: s[1-2]
+    nics: [{{name: nic0, address: "10.0.0.[1-2]"}}]
+  - name: s3
+    ssh: {{address: there, user: root, host_key: "{KEY}"}}
+    nics: [{{name: nic0, address: 10.0.0.3}}]
+  - name: s4
+    ssh: {{jump: none}}
+    nics: [{{name: nic0, address: 10.0.0.4}}]
+  - name: s5
+    ssh: {{jump: other, port: 22}}
+    nics: [{{name: nic0, address: 10.0.0.5}}]
+"""
+
+
+def test_what_a_server_says_goes_before_what_all_have_in_common() -> None:
+    lab = parse_lab(FILE)
+    first, second, third, fourth, fifth = (server.ssh for server in lab.servers)
+    common = SshAccess(None, 2222, "admin", None, None, "me@gate", KEY)
+    assert first == second == common
+    assert third == SshAccess("there", 2222, "root", None, KEY, "me@gate", KEY)
+    assert fourth == SshAccess(None, 2222, "admin")
+    # The key of one host says nothing of another.
+    assert fifth == SshAccess(None, 22, "admin", jump="other")
+    assert parse_lab(write_lab(lab)) == lab
+
+
+@pytest.mark.parametrize(
+    ("jump", "host"),
+    [
+        ("gate", JumpHost("gate", 22, None)),
+        ("me@gate.example.org:2222", JumpHost("gate.example.org", 2222, "me")),
+        ("10.0.0.1", JumpHost("10.0.0.1", 22, None)),
+        ("[fd00::1]:65535", JumpHost("fd00::1", 65535, None)),
+        ("domain\\\\me@[fd00::1]", JumpHost("fd00::1", 22, "domain\\\\me")),
+    ],
+)
+def test_a_host_to_go_through_is_read_as_ssh_reads_it(jump: str, host: JumpHost) -> None:
+    text = FILE.replace("jump: other", f"jump: '{jump}'")
+    assert parse_lab(text).servers[4].ssh.jump_host == host
+    assert SshAccess().jump_host is None
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("jump: other", "jump: gate:0", "is not a host to go through"),
+        ("jump: other", 'jump: "gate:65536"', "is not a host to go through: expected [USER@]HOST"),
+        ("jump: other", 'jump: "me@"', "is not a host to go through"),
+        ("jump: other", 'jump: "-oProxyCommand=x"', "is not a host to go through"),
+        ("jump: other", 'jump: "a b"', "is not a host to go through"),
+        ("jump: none", f'jump: none, jump_host_key: "{OTHER}"', "there is no host to go through"),
+        ("jump: me@gate, ", "", "there is no host to go through whose key this is"),
+        ("jump: me@gate", "address: gate", "unknown key 'address' in what a server's SSH has"),
+    ],
+)
+def test_what_is_no_way_in_is_refused(right: str, wrong: str, message: str) -> None:
+    with pytest.raises(LabFileError) as error:
+        parse_lab(FILE.replace(right, wrong))
+    assert message in str(error.value)
