@@ -4,7 +4,6 @@ All servers share this machine's processors, which servers of a lab do not: what
 by itself (unpacking, starting its agent) is done sixteen times by the same few cores.
 """
 
-import hashlib
 import os
 import random
 import tempfile
@@ -17,7 +16,7 @@ from typing import Any
 from benchmarks import figure
 from patchlight import EmulatedLab
 from patchlight.deploy.authority import Authority
-from patchlight.deploy.bundle import BundleFile, FromHere, Part, Role, Supply, Target
+from patchlight.deploy.bundle import FromHere, Part, Role, Supply, Target, bundle_file, here
 from patchlight.deploy.everywhere import everywhere
 from patchlight.deploy.installed import Servers
 from patchlight.deploy.push import Push, Settings
@@ -34,18 +33,16 @@ _NAME = "bench-deploying"
 
 
 class _Filled(Supply):
-    """Parts that one more wheel makes as large as the bundle is to be."""
+    """One part, for agents here, that one more wheel makes as large as the bundle is to be."""
 
     def __init__(self, folder: Path) -> None:
-        self._from, self._folder = FromHere(lambda text: None), folder
+        part = FromHere(lambda text: None).part(here(), "agent")
+        missing = BUNDLE_BYTES - sum(file.size for file in part.files.values())
+        filling = bundle_file(small_wheel(folder, "1", random.Random(1).randbytes(missing)))
+        self._part = replace(part, files={**part.files, filling.path.name: filling})
 
     def part(self, target: Target, role: Role) -> Part:
-        part = self._from.part(target, role)
-        missing = BUNDLE_BYTES - sum(file.size for file in part.files.values())
-        path = small_wheel(self._folder, "1", filling=random.Random(1).randbytes(max(0, missing)))
-        content = path.read_bytes()
-        extra = BundleFile(path, hashlib.sha256(content).hexdigest(), len(content))
-        return replace(part, files={**part.files, path.name: extra})
+        return self._part
 
 
 def run() -> list[dict[str, Any]]:
@@ -83,8 +80,6 @@ def _measured(lab: Lab, folder: Path) -> list[dict[str, Any]]:
             )
         )
 
-    push(lab.servers[:1])  # packs the wheels, which stay
-    remove(lab.servers[:1])
     one_s = push(lab.servers[:1])
     remove(lab.servers[:1])
     all_s = push(lab.servers)

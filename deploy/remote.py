@@ -54,7 +54,7 @@ class Remote:
     ) -> None:
         self.server, self._lab = server, lab
         with self._cut("starting"):
-            command = f"exec python3 -Ic {quote(_BEGIN)} {lab}"
+            command = f"exec python3 -IBc {quote(_BEGIN)} {lab}"
             self._streams = as_root(client, command, server, sudo_password)
             self._channel = self._streams[0].channel
             self._channel.settimeout(_PATIENCE_S)

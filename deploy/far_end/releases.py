@@ -82,7 +82,7 @@ class Releases:
         if (folder / _RECORD).exists():
             return False
         shutil.rmtree(folder, ignore_errors=True)  # one whose making was cut short
-        self._line.run(sys.executable, "-m", "venv", "--without-pip", folder)
+        self._line.run(sys.executable, "-IBm", "venv", "--without-pip", folder)
         named = folder / "wheels"
         named.mkdir()
         for name, sha256 in wheels.items():
