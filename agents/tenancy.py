@@ -8,6 +8,7 @@ import logging
 import shutil
 import time
 from dataclasses import dataclass, replace
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,16 @@ class Tenancy:
         lease = self._lease  # others may change it while the kernel is asked
         if lease is None or lease.handle is None:
             return None
-        nic, state = self._nic, lease.nic_state
-        inside = name_inside(state.interface, state.mode, nic.vlan)
+        nic, state, spec = self._nic, lease.nic_state, self._spec
+        inside = name_inside(state.interface, state.mode, nic.vlan if nic else None)
         space = namespaces.namespace_path(lease.namespace)
-        return NicPlace(space, state, inside, nic.address)
+        own = next(member for member in spec.ring if member.rank == spec.rank)
+        return NicPlace(space, state, inside, IPv4Address(str(own.address)))
 
     @property
-    def _nic(self) -> Nic:
-        return next(nic for nic in self._site.server.nics if nic.name == self._spec.nic)
+    def _nic(self) -> Nic | None:
+        """What the lab file says of it; it may say nothing any more."""
+        return next((nic for nic in self._site.server.nics if nic.name == self._spec.nic), None)
 
     @property
     def nic_problem(self) -> NicProblem | None:
@@ -120,7 +123,7 @@ class Tenancy:
 
         Where that gives no time, only an RDMA device is waited for: TCP waits by itself.
         """
-        relock_s = self._nic.relock_s
+        relock_s = self._nic.relock_s if self._nic else None
         if relock_s is None and self.lease.nic_state.rdma is None:
             return
         budget_s = RELOCK_WITH_RDMA_S if relock_s is None else relock_s

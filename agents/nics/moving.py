@@ -65,8 +65,7 @@ def give_nic(state: NicState, namespace: Path, network: WorkerNetwork) -> None:
             upon.make_macvlan(ip, index, interface, namespace)
         else:
             if state.function is not None:
-                vlan = network.vlan or state.function.vlan
-                upon.set_function(ip, state.function, network.mac, vlan)
+                upon.set_function(ip, state.function, network.mac, network.vlan)
             _move(ip, interface, namespace)
         if state.rdma is not None and state.rdma_moves:
             rdma.move_device(state.rdma.name, namespace)

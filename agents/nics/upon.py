@@ -100,9 +100,15 @@ def function_in(link: Any, function: FunctionState) -> FunctionState:
     )
 
 
-def set_function(ip: Any, function: FunctionState, mac: str | None, vlan: int) -> None:
-    """Have a port let its virtual function send with a MAC (``None``: as it is) in a VLAN."""
-    settings: dict[str, Any] = {"vf": function.number, "vlan": vlan}
-    if mac is not None:
-        settings["mac"] = mac
-    ip.link("set", index=index_of(ip, function.port), vf=settings)
+def set_function(ip: Any, function: FunctionState, mac: str | None, vlan: int | None) -> None:
+    """Have a port let its virtual function send with a MAC, in a VLAN (``None``: as it is)."""
+    if settings := settings_of(read_function(ip, function), mac, vlan):
+        ip.link("set", index=index_of(ip, function.port), vf=settings)
+
+
+def settings_of(now: FunctionState, mac: str | None, vlan: int | None) -> dict[str, Any]:
+    """What to tell the port of it: only what differs, for not every driver takes everything."""
+    wanted = {"mac": mac, "vlan": vlan}
+    present = {"mac": now.mac, "vlan": now.vlan}
+    settings = {k: v for k, v in wanted.items() if v is not None and v != present[k]}
+    return {"vf": now.number, **settings} if settings else {}

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.running_job import RunningJob
@@ -26,14 +26,14 @@ class JobTraffic:
     three of its iterations for that, but at least ``patience_s``. Those with a NIC that no
     circuit joins to anything pause until the light is back, or fail at their ``dark_limit_s``.
     ``links`` gives the links as last known, ``None`` while they are not; ``no_carrier`` the hosts
-    whose NIC has none, whatever the circuits.
+    whose NIC cannot send, whatever the circuits, and why.
     """
 
     def __init__(
         self,
         table: JobTable,
         links: Callable[[], Links | None],
-        no_carrier: Callable[[], Collection[str]] = tuple,
+        no_carrier: Callable[[], Mapping[str, str]] = dict,
         patience_s: float = 10.0,
     ) -> None:
         self._table, self._links, self._patience_s = table, links, patience_s
@@ -118,14 +118,16 @@ class JobTraffic:
 
 
 def without_light(
-    job: RunningJob, links: Links | None, no_carrier: Collection[str]
+    job: RunningJob, links: Links | None, no_carrier: Mapping[str, str]
 ) -> tuple[list[str], str]:
     """The hosts of a job that have no link, and that in words. A worker alone needs none."""
     if len(job.hosts) == 1 or links is None:
         return [], ""
     dark = [host for host in job.hosts if links.peer(host.endpoint) is None]
     cut = [host for host in job.hosts if host.name in no_carrier and host not in dark]
-    said = [_said(dark, "is dark", "are dark"), _said(cut, "has no carrier", "have no carrier")]
+    without = [host for host in cut if no_carrier[host.name].endswith("has no carrier")]
+    said = [_said(dark, "is dark", "are dark"), _said(without, "has no carrier", "have no carrier")]
+    said += [no_carrier[host.name] for host in cut if host not in without]  # of its RDMA device
     return [host.name for host in (*dark, *cut)], ", ".join(filter(None, said))
 
 

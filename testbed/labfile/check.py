@@ -194,6 +194,9 @@ def _check_way(nic: Fields, issues: FileIssues) -> None:
     if mode == "macvlan" and mac == "hardware":
         message = "a macvlan has no MAC of its own: expected mac: lab, or an address"
         issues.at(nic["mac"], message)
+    if mode == "macvlan" and _value(nic, "rdma", "auto") == "exclusive":
+        message = "a macvlan has no RDMA device to itself: expected rdma: auto, shared or none"
+        issues.at(nic["rdma"], message)
     if "relock" in nic and nic["relock"].value > MOST_RELOCK_S:
         message = f"relock is more than {MOST_RELOCK_S:g} s: expected less, as jobs wait for it"
         issues.at(nic["relock"], message)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.agent_bench import Bench
+from tests.support.nic_spaces import Spaces, made_spaces
 
 
 @pytest.fixture(params=["process", pytest.param("docker", marks=pytest.mark.docker)])
@@ -36,3 +37,10 @@ def make_bench() -> Iterator[Callable[[int], Bench]]:
             bench.clear()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def spaces() -> Iterator[Spaces]:
+    """A server with one NIC, what it is plugged into, and a place for a worker."""
+    with made_spaces() as made:
+        yield made

@@ -11,7 +11,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from patchlight.agents import roce
 from patchlight.agents.errors import NicError
 from patchlight.agents.nics.state import FunctionState, NicState, name_inside
-from patchlight.agents.nics.upon import function_in
+from patchlight.agents.nics.upon import function_in, settings_of
 from patchlight.agents.nics.ways import NicWay, way_of
 from patchlight.agents.roce import RdmaDevice
 from patchlight.testbed.linux import rdma
@@ -154,6 +154,21 @@ def test_what_a_port_had_set_for_a_function_is_read() -> None:
     assert found == FunctionState("ens1", 2, "0c:42:a1:00:00:02", 200)
     with pytest.raises(NicError, match="ens1 says nothing of its virtual function 7"):
         function_in(read, FunctionState("ens1", 7))
+
+
+@pytest.mark.parametrize(
+    ("mac", "vlan", "told"),
+    [
+        (None, None, {}),
+        ("0c:42:a1:00:00:02", 100, {}),
+        (None, 7, {"vf": 2, "vlan": 7}),
+        ("02:4c:c0:a8:0a:0b", 0, {"vf": 2, "mac": "02:4c:c0:a8:0a:0b", "vlan": 0}),
+    ],
+)
+def test_a_port_is_told_only_what_differs(
+    mac: str | None, vlan: int | None, told: dict[str, Any]
+) -> None:
+    assert settings_of(FunctionState("ens1", 2, "0c:42:a1:00:00:02", 100), mac, vlan) == told
 
 
 def test_the_state_of_a_function_with_rdma_survives_its_file() -> None:

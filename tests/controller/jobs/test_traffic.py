@@ -221,3 +221,11 @@ async def test_a_job_goes_on_when_the_carrier_is_back(cluster: Cluster) -> None:
     cluster.fleet.found = HostFaults()
     await cluster.until_state(job_id, JobState.RUNNING)
     assert cluster.table[job_id].attempt == 0
+
+
+async def test_a_nic_whose_gid_is_away_is_told_as_that(cluster: Cluster) -> None:
+    job_id = await running_job(cluster, "gpu0", "gpu2")
+    words = "nic0 of server1: RDMA device mlx5_0 has no RoCEv2 GID of 192.168.10.11"
+    cluster.fleet.found = HostFaults(no_carrier={"server1.gpu0": words})
+    await cluster.until_state(job_id, JobState.PAUSED)
+    assert cluster.table[job_id].message == words

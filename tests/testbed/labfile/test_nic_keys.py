@@ -14,7 +14,7 @@ LAB = """\
 name: roce
 network: 192.168.10.0/24
 defaults:
-  nic: {mode: sriov, mtu: 9000, vlan: 100, dscp: 26, rdma: exclusive, relock: 2s}
+  nic: {mode: sriov, mtu: 9000, vlan: 100, dscp: 26, rdma: auto, relock: 2s}
 servers:
   - name: s1
     nics:
@@ -22,6 +22,7 @@ servers:
         address: 192.168.10.11
         routes: [10.2.0.0/16 via 192.168.10.1]
         rendezvous: {interface: eno1, address: 10.0.0.51/24}
+        rdma: exclusive
   - name: s2
     nics:
       - {name: nic0, address: 192.168.10.12, mode: macvlan, relock: 500ms, interface: ens1}
@@ -87,6 +88,7 @@ MISTAKES = [
         "mode: macvlan, mac: ‸theirs",
         "expected one like '02:4c:c0:a8:0a:0b', 'hard",
     ),
+    ("mode: macvlan", "mode: macvlan, rdma: ‸exclusive", "a macvlan has no RDMA device to itself"),
     ("500ms", "‸1min", "relock is more than 20 s: expected less"),
     (
         "interface: ens1",
