@@ -69,6 +69,22 @@ async def test_a_job_without_a_file_has_defaults(job: JobCommand, cluster: Clust
     assert dict(told.compute_s) == {"Tesla M40": 0.5, "Titan V": 0.5}
 
 
+async def test_a_model_is_all_that_real_training_has_to_name(
+    job: JobCommand, cluster: Cluster
+) -> None:
+    words = ("--workers", "2", "--model", "resnet18", "--batch", "16", "--checkpoint", "/srv/kept")
+    job_id = (await job("submit", "real", *words)).strip()
+    told = cluster.table[job_id].spec
+    assert (told.trainer, told.model, told.batch, told.iterations) == ("torch", "resnet18", 16, 10)
+    # Its own gradient, and nothing is said of how long it computes.
+    assert (told.gradient_bytes, dict(told.compute_s)) == (4 * 11_689_512, {})
+    assert "resnet18, trained by PyTorch, 16 samples a worker" in await job("show", job_id)
+    wrong = await job("submit", "real", "--workers", "2", "--trainer", "torch", code=2)
+    assert "a torch job needs model" in wrong
+    wrong = await job("submit", "real", *words, "--gradient", "1MB", code=2)
+    assert "gradient: only for jobs without a model" in wrong
+
+
 async def test_words_after_two_dashes_are_a_program(job: JobCommand, cluster: Cluster) -> None:
     words = ("--env", "A=b=c", "--mount", "/srv/data:/data:rw", "--", "python", "-u", "--lr", "1")
     job_id = (await job("submit", "mine", "--workers", "1", *words)).strip()

@@ -263,12 +263,8 @@ def test_a_real_model_computes_as_long_on_the_same_gpus(lab: Lab) -> None:
     made_up, real = jobs_of("a", lab, 12), jobs_of("a", lab, 12, trainer="torch")
     for one, other in zip(made_up, real, strict=True):
         assert other.model == "tiny-transformer"
-        same: dict[str, Any] = {
-            "trainer": "synthetic",
-            "model": None,
-            "gradient_bytes": GRADIENT_BYTES,
-        }
-        assert replace(other, **same) == one
+        same = replace(other, trainer="synthetic", model=None, gradient_bytes=GRADIENT_BYTES)
+        assert same == one
     runs = plan_of(["a"], "torch")
     assert [(run.trainer, run.wiring) for run in runs[2:]] == [
         ("torch", "static"),
