@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from patchlight.agents.gpus import SAMPLES_PER_S
 from patchlight.agents.run import DEFAULT_IMAGE, Options, run_agent
 from patchlight.testbed.errors import PatchlightError
 
@@ -17,6 +18,9 @@ def main() -> int:
     add("--listen", required=True, metavar="unix:PATH|HOST:PORT")
     add("--workers", default="auto", choices=("docker", "process", "auto"))
     add("--gpus", default="nvml", metavar="nvml|socket:DIR")
+    add(
+        "--gpu-rate", type=float, default=SAMPLES_PER_S, metavar="HZ", help="how often NVML is read"
+    )
     add("--state", type=Path, required=True, metavar="DIR", help="where leases are kept")
     add("--image", default=DEFAULT_IMAGE, help="the container image of workers")
     add("--token-file", type=Path, help="the token that clients must send")

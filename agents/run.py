@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.agents.errors import AgentError
+from patchlight.agents.gpus import SAMPLES_PER_S, gpu_backend
 from patchlight.agents.workers.contract import Runner
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Server
@@ -63,6 +64,7 @@ class Options:
     state: Path
     image: str
     token_file: Path | None = None
+    gpu_rate: float = SAMPLES_PER_S
 
 
 def run_agent(options: Options) -> None:
@@ -83,7 +85,6 @@ def run_agent(options: Options) -> None:
     with _only_agent(options.state), open_listener(options.listen, token) as listener:
         # Imported late, so that a wrong option is answered at once.
         from patchlight.agents.api import make_app
-        from patchlight.agents.gpus import gpu_backend
         from patchlight.agents.run import make_runner
         from patchlight.agents.service import AgentService
 
@@ -91,7 +92,7 @@ def run_agent(options: Options) -> None:
             lab,
             server,
             make_runner(options.workers, lab.name, server.name, options.image),
-            gpu_backend(options.gpus, server),
+            gpu_backend(options.gpus, server, options.gpu_rate),
             options.state,
         )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from patchlight.agents import nics
 from patchlight.agents.errors import AgentError, BadRequest, Conflict, GpuError, NotHere
-from patchlight.agents.gpus import GpuBackend
+from patchlight.agents.gpus.contract import GpuBackend
 from patchlight.agents.leases import LeaseBook
 from patchlight.agents.permitted import permitted
 from patchlight.agents.tenancy import Site
@@ -143,8 +143,6 @@ class AgentService:
     async def _launch(self, worker: Worker, nic: Nic) -> None:
         async with worker.lock:
             try:
-                if worker.spec.gpu is not None:
-                    await self._gpus.read(worker.spec.gpu)  # a GPU that has fallen off says so
                 await worker.launch(nic)
             except BaseException as exc:
                 await self._abandon(worker, str(exc))
@@ -222,7 +220,7 @@ class AgentService:
             return GpuStatus(
                 name=gpu.name,
                 model=gpu.model,
-                utilization=0.0,
+                utilization=None,
                 busy_s=0.0,
                 worker=worker,
                 problem=exc.message,

@@ -116,7 +116,13 @@ class Worker:
         ended = self._ended
         if ended is None:
             last = self._present()
-            ended = Ended(last.state, last.iterations_done, last.message, restarts=last.starts - 1)
+            ended = Ended(
+                last.state,
+                last.iterations_done,
+                last.message,
+                restarts=last.starts - 1,
+                energy_j=self.tenancy.energy_j,
+            )
         return WorkerStatus(
             id=self.spec.id,
             job=self.spec.job,
@@ -129,6 +135,7 @@ class Worker:
             gpu=self.spec.gpu,
             nic=self.spec.nic,
             restarts=ended.restarts,
+            energy_j=ended.energy_j,
             holds_by="freeze" if self._freezes else "protocol",
         )
 
@@ -265,6 +272,7 @@ class Worker:
                 return Ending(WorkerState.FAILED, f"its GPU is gone: {exc.message}")
         else:
             self._gpu_misses = 0
+            await self.tenancy.count_energy()
         return None
 
     async def end(self, ending: Ending = ON_REQUEST) -> None:
@@ -295,6 +303,7 @@ class Worker:
 
     async def _follow(self, exit_info: ExitInfo) -> None:
         self._is_leaving = True
+        await self.tenancy.count_energy()
         foreign = self._command is not None
         last = final_report(self._last_report(), exit_info, self._ending, foreign=foreign)
         if last.state is WorkerState.FAILED and self._disk_is_full():  # it could not say so itself
@@ -331,5 +340,6 @@ class Worker:
             exit_code=exit_info.exit_code if exit_info else None,
             last_lines=exit_info.last_lines if exit_info else (),
             restarts=last.starts - 1,
+            energy_j=self.tenancy.energy_j,
         )
         self.tenancy.note(ended=self._ended, returned=returned, frozen=False)

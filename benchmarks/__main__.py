@@ -33,6 +33,7 @@ MODULES = (
     "benchmarks.simulator",
     "benchmarks.queues",
     "benchmarks.jobfaults",
+    "benchmarks.gpus",
     "benchmarks.learning",
 )
 

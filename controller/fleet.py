@@ -18,6 +18,7 @@ from patchlight.testbed.lab import Lab
 from patchlight.testbed.mistakes import mistakes_in_words
 from patchlight.testbed.worker_api import (
     AgentStatus,
+    GpuStatus,
     HoldRequest,
     LogPart,
     Reports,
@@ -169,9 +170,9 @@ class AgentClient:
         body = StopAtRequest(iteration=iteration).model_dump()
         await self._call("POST", f"/workers/{worker_id}/stop-at", body)
 
-    async def delete(self, worker_id: str) -> None:
+    async def delete(self, worker_id: str) -> WorkerStatus:
         """Stop a worker; its GPU and NIC go back. No error if it is gone already."""
-        await self._call("DELETE", f"/workers/{worker_id}")
+        return await self._ask(WorkerStatus, "DELETE", f"/workers/{worker_id}")
 
 
 # About an hour of samples of 64 GPUs: the memory of the controller stays bounded.
@@ -234,6 +235,8 @@ class Fleet:
         self._samples[client.server].append(status)
         now = time.time()
         for gpu in status.gpus:
+            if gpu.utilization is None:  # a GPU that cannot tell, or has fallen off
+                continue
             self.gpu_samples.append(
                 {
                     "at": now,
@@ -253,6 +256,15 @@ class Fleet:
         for sample in itertools.islice(reversed(self.gpu_samples), 2 * self._gpu_count):
             newest.setdefault(sample["gpu"], sample["utilization"])
         return newest
+
+    def latest_gpus(self) -> dict[str, GpuStatus]:
+        """What each GPU was last said to be like, by its full name."""
+        return {
+            f"{server}.{gpu.name}": gpu
+            for server, samples in self._samples.items()
+            if samples
+            for gpu in samples[-1].gpus
+        }
 
     async def close(self) -> None:
         """Drop every connection; the agents and their workers are left as they are."""

@@ -195,7 +195,8 @@ class JobStatus:
     ``first_iteration``, and has its hosts since ``runs_since``. ``gpu_s`` are the GPU-seconds that
     earlier ones had. Hosts to ``avoid`` are those that an attempt failed on. ``topology`` is the
     policy that it was submitted with. ``degrees`` are the latest numbers of workers of one whose
-    number a policy says, the present one last.
+    number a policy says, the present one last. ``energy_j`` are the joules that GPUs have used for
+    it, by their full names, as far as they tell; a worker's are known when it has ended.
     """
 
     id: str
@@ -220,6 +221,7 @@ class JobStatus:
     runs_since: float | None = None
     gpu_s: float = 0.0
     degrees: tuple[Degree, ...] = ()
+    energy_j: Mapping[str, float] = field(default_factory=dict)
 
     def with_hosts(self, hosts: tuple[str, ...], now_s: float) -> "JobStatus":
         """The same, with these hosts in place of those that it has, from now on."""

@@ -4,6 +4,7 @@ A request with a key that is not known is refused; in an answer such a key is pa
 that a controller understands agents that say more than it knows.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -143,6 +144,7 @@ class WorkerStatus(BaseModel):
     ``restarts`` counts how often its training began anew in the same worker. An agent starts none
     twice: it was somebody else, a container engine maybe. ``holds_by``: whether a hold waits for
     the program's next iteration (``protocol``), or stops its processes and packets (``freeze``).
+    ``energy_j`` is what its GPU has used while the worker had it, where the GPU tells.
     """
 
     id: str
@@ -156,6 +158,7 @@ class WorkerStatus(BaseModel):
     gpu: str | None = None
     nic: str | None = None
     restarts: int = 0
+    energy_j: float | None = None
     holds_by: Literal["protocol", "freeze"] | None = None
 
 
@@ -210,16 +213,52 @@ class GateAnswer(BaseModel):
     iteration: int
 
 
+@dataclass(frozen=True, slots=True)
+class GpuTelemetry:
+    """What a GPU's driver tells of it; ``None`` is what this GPU cannot tell.
+
+    ``energy_j`` counts from ``energy_since`` (Unix time; ``None``: since the driver was loaded);
+    rates are in bits per second; ``processes`` are numbers of processes that compute on it;
+    ``ecc_corrected`` and ``ecc_uncorrected`` count memory errors since the driver was loaded;
+    ``xid`` is the number of the driver's last XID error, at ``xid_at`` (Unix time).
+    """
+
+    memory_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    energy_since: float | None = None
+    temperature_c: float | None = None
+    sm_clock_hz: float | None = None
+    memory_clock_hz: float | None = None
+    pcie_sent_bps: float | None = None
+    pcie_received_bps: float | None = None
+    nvlink_sent_bps: float | None = None
+    nvlink_received_bps: float | None = None
+    processes: tuple[int, ...] | None = None
+    mig: bool | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    xid: int | None = None
+    xid_at: float | None = None
+
+
 class GpuStatus(BaseModel):
-    """One GPU; ``utilization`` is 0…1 over the last second. ``problem``: why it cannot be used."""
+    """One GPU; ``utilization`` is 0…1 over the last second, where that is known.
+
+    ``problem``: why it cannot be used; ``pairing``: what is wrong with where it sits beside the NIC
+    that the lab file pairs it with, if anything is.
+    """
 
     name: str
     model: str
     uuid: str | None = None
-    utilization: float
+    utilization: float | None
     busy_s: float
     worker: str | None = None
     problem: str = ""
+    pairing: str = ""
+    telemetry: GpuTelemetry | None = None
 
 
 class NicStatus(BaseModel):

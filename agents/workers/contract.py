@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from patchlight.agents.gpus.contract import PhysicalGpu
 from patchlight.testbed.worker_api import WorkerSpec
 
 
@@ -21,7 +22,12 @@ class WorkerLaunch:
     namespace: str
     interface: str
     gpu_socket: Path | None = None
-    gpu_uuid: str | None = None
+    gpu: PhysicalGpu | None = None
+
+    @property
+    def gpu_uuid(self) -> str | None:
+        """The UUID by which CUDA finds the worker's GPU, if that is how it is found."""
+        return self.gpu.uuid if self.gpu else None
 
 
 @dataclass(frozen=True, slots=True)

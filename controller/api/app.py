@@ -15,6 +15,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from patchlight.controller.api.answers import new_app
 from patchlight.controller.api.circuits import circuit_routes
+from patchlight.controller.api.gpu_metrics import gpu_gauges
 from patchlight.controller.api.jobs import job_routes
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.labfile.writer import write_lab
@@ -38,6 +39,8 @@ class _State:
         yield _gauge("jobs", "Jobs by state.", "state", jobs)
         yield _gauge("reconfigurations", "Changes of circuits by outcome.", "state", changes)
         yield _gauge("gpu_utilization_ratio", "Busy share of the last second.", "gpu", gpus)
+        for name, about, values in gpu_gauges(controller.fleet.latest_gpus()):
+            yield _gauge(name, about, "gpu", values)
         yield _gauge("agent_up", "Whether an agent answers.", "server", controller.fleet.reachable)
         yield _gauge("ocs_up", "Whether a circuit switch answers.", "ocs", devices)
 

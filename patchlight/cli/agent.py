@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from patchlight.agents.gpus import SAMPLES_PER_S
 from patchlight.agents.run import DEFAULT_IMAGE
 from patchlight.cli.connection import LAB_VARIABLE, complete_lab
 from patchlight.cli.errors import require_root
@@ -44,6 +45,14 @@ def agent() -> None:
     default="nvml",
     metavar="nvml|socket:DIR",
     help="NVIDIA GPUs, or GPUs that answer on Unix sockets in DIR.",
+)
+@click.option(
+    "--gpu-rate",
+    type=click.FloatRange(min=0.1, max=100),
+    default=SAMPLES_PER_S,
+    show_default=True,
+    metavar="HZ",
+    help="How often a second NVIDIA GPUs are read.",
 )
 @click.option(
     "--state",

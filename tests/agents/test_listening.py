@@ -132,5 +132,7 @@ def test_wrong_choices_are_said() -> None:
     server = Server("server1", None, (), ())
     with pytest.raises(BadInput, match="'nvml' or 'socket:DIR'"):
         gpu_backend("socket:", server)
+    with pytest.raises(BadInput, match="100 readings"):
+        gpu_backend("nvml", server, 0)
     with pytest.raises(BadInput, match="'docker', 'process' or 'auto'"):
         make_runner("podman", "lab", "server1")
