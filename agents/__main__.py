@@ -6,6 +6,7 @@ from pathlib import Path
 
 from patchlight.agents.gpus import SAMPLES_PER_S
 from patchlight.agents.run import DEFAULT_IMAGE, Options, run_agent
+from patchlight.agents.workers.gpu_access import CHOICES
 from patchlight.testbed.errors import PatchlightError
 
 
@@ -21,6 +22,7 @@ def main() -> int:
     add(
         "--gpu-rate", type=float, default=SAMPLES_PER_S, metavar="HZ", help="how often NVML is read"
     )
+    add("--gpu-access", default="auto", choices=CHOICES)
     add("--state", type=Path, required=True, metavar="DIR", help="where leases are kept")
     add("--image", default=DEFAULT_IMAGE, help="the container image of workers")
     add("--token-file", type=Path, help="the token that clients must send")

@@ -26,7 +26,9 @@ _MAKE_TOKEN = "(umask 077; openssl rand -hex 32 > FILE)"
 DEFAULT_IMAGE = "patchlight-worker:latest"
 
 
-def make_runner(choice: str, lab: str, server: str, image: str = DEFAULT_IMAGE) -> Runner:
+def make_runner(
+    choice: str, lab: str, server: str, image: str = DEFAULT_IMAGE, gpu_access: str = "auto"
+) -> Runner:
     """The runner of that name; ``auto`` is Docker where an engine is, else processes."""
     if choice == "auto":
         choice = "docker" if engine_is_there() else "process"
@@ -38,7 +40,7 @@ def make_runner(choice: str, lab: str, server: str, image: str = DEFAULT_IMAGE) 
         # Imported only here: it takes a third of a second, and not every server has it.
         from patchlight.agents.workers.docker import DockerRunner
 
-        return DockerRunner(lab, server, image)
+        return DockerRunner(lab, server, image, gpu_access)
     raise BadInput(f"--workers {choice!r}: expected 'docker', 'process' or 'auto'")
 
 
@@ -65,6 +67,7 @@ class Options:
     image: str
     token_file: Path | None = None
     gpu_rate: float = SAMPLES_PER_S
+    gpu_access: str = "auto"
 
 
 def run_agent(options: Options) -> None:
@@ -91,7 +94,7 @@ def run_agent(options: Options) -> None:
         service = AgentService(
             lab,
             server,
-            make_runner(options.workers, lab.name, server.name, options.image),
+            make_runner(options.workers, lab.name, server.name, options.image, options.gpu_access),
             gpu_backend(options.gpus, server, options.gpu_rate),
             options.state,
         )

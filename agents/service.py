@@ -207,6 +207,7 @@ class AgentService:
             server=self._server.name,
             version=_VERSION,
             runner=self._runner.name,
+            gpu_access=self._runner.gpu_access,
             gpus=list(await asyncio.gather(*map(self._gpu_status, self._server.gpus))),
             nics=await asyncio.to_thread(lambda: [*map(self._nic_status, self._server.nics)]),
             workers=[worker.status() for worker in self._workers.values()],

@@ -17,6 +17,7 @@ from patchlight.agents.errors import AgentError, Conflict, GpuError, NicError, N
 from patchlight.agents.gpus.contract import GpuBackend
 from patchlight.agents.leases import Lease, LeaseBook
 from patchlight.agents.workers.contract import Runner, RunningWorker, WorkerLaunch
+from patchlight.agents.workers.limits import limits_of, memory_share
 from patchlight.testbed.lab import Lab, Nic, Server
 from patchlight.testbed.linux import namespace_processes, namespaces
 from patchlight.testbed.worker_api import WorkerSpec
@@ -98,6 +99,7 @@ class Tenancy:
         reading = await site.gpus.read(spec.gpu) if spec.gpu else None
         energy_j = reading.telemetry.energy_j if reading and reading.telemetry else None
         self._write(Lease(spec, name, before, site.runner.name, time.time(), gpu_energy_j=energy_j))
+        gpu = site.gpus.physical(spec.gpu) if spec.gpu else None
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(mode=0o700, parents=True)
         running = await site.runner.launch(
@@ -107,7 +109,8 @@ class Tenancy:
                 namespace=name,
                 interface=interface,
                 gpu_socket=site.gpus.socket_of(spec.gpu) if spec.gpu else None,
-                gpu=site.gpus.physical(spec.gpu) if spec.gpu else None,
+                gpu=gpu,
+                limits=limits_of(spec, gpu, memory_share(site.server)),
             )
         )
 

@@ -156,7 +156,8 @@ class Worker:
         self.reports.after(0)
         done = max(last.iterations_done, self.reports.iterations_done)
         state = last.state
-        if not (self._folder / keeper.STARTED).exists():
+        # Before its start only its keeper can have failed.
+        if state is not WorkerState.FAILED and not (self._folder / keeper.STARTED).exists():
             state = WorkerState.READY
         elif state in (WorkerState.STARTING, WorkerState.READY):
             state = WorkerState.RUNNING

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from patchlight.testbed.commands import AbsolutePath, CommandTask
+from patchlight.testbed.commands import AbsolutePath, CommandTask, CpuLimit, MemoryLimit
 from patchlight.testbed.files.issues import short
 from patchlight.testbed.jobs import LARGEST_SEED, LONGEST_COMPUTE_S, MOST_ITERATIONS, MOST_WORKERS
 
@@ -96,7 +96,8 @@ Task = Annotated[
 class WorkerSpec(_Request):
     """One worker: its place in the ring, the GPU and NIC it gets, and what it runs.
 
-    ``checkpoint`` is a folder of the server that outlives the worker, for what the program saves.
+    ``checkpoint`` is a folder of the server that outlives the worker, for what the program keeps.
+    ``memory_bytes`` and ``cpus`` are the most it may use; without, what such a one usually needs.
     """
 
     id: Name
@@ -108,6 +109,8 @@ class WorkerSpec(_Request):
     ring: Annotated[list[RingMember], FailFast(), Field(min_length=1, max_length=MOST_WORKERS)]
     neighbours: Annotated[list[Neighbour], FailFast(), Field(max_length=MOST_WORKERS)] = []
     checkpoint: AbsolutePath | None = None
+    memory_bytes: MemoryLimit | None = None
+    cpus: CpuLimit | None = None
     task: Task
 
     @model_validator(mode="after")
@@ -276,11 +279,12 @@ class NicStatus(BaseModel):
 
 
 class AgentStatus(BaseModel):
-    """The server as its agent sees it."""
+    """The server as its agent sees it. ``gpu_access``: how containers get an NVIDIA GPU."""
 
     server: str
     version: str
     runner: str
+    gpu_access: str = ""
     gpus: list[GpuStatus]
     nics: list[NicStatus]
     workers: list[WorkerStatus]

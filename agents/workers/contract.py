@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from patchlight.agents.gpus.contract import PhysicalGpu
+from patchlight.agents.workers.limits import Limits
 from patchlight.testbed.worker_api import WorkerSpec
 
 
@@ -14,15 +15,20 @@ class WorkerLaunch:
     """One worker to launch.
 
     ``directory`` is the worker's own folder; ``namespace`` is the name its network namespace
-    is to be kept under, and ``interface`` what its NIC will be called in there.
+    is to be kept under, and ``interface`` what its NIC will be called in there. ``rdma_devices``
+    are the device files of its NIC (``/dev/infiniband/…``); ``cpus`` those that are near its GPU
+    and NIC, as Linux lists them (``0-15,32-47``), empty for all.
     """
 
     spec: WorkerSpec
     directory: Path
     namespace: str
     interface: str
+    limits: Limits
     gpu_socket: Path | None = None
     gpu: PhysicalGpu | None = None
+    rdma_devices: tuple[Path, ...] = ()
+    cpus: str = ""
 
     @property
     def gpu_uuid(self) -> str | None:
@@ -85,10 +91,11 @@ class RunningWorker(Protocol):
 class Runner(Protocol):
     """Launches workers: a network namespace, kept under a name, with a program in it.
 
-    Workers outlive the runner.
+    Workers outlive the runner. ``gpu_access`` says how they get an NVIDIA GPU, once it is open.
     """
 
     name: str
+    gpu_access: str = ""
 
     async def open(self) -> None:
         """Check that workers can be run here; ``LaunchError`` that says what is missing."""

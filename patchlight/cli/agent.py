@@ -7,6 +7,7 @@ import click
 
 from patchlight.agents.gpus import SAMPLES_PER_S
 from patchlight.agents.run import DEFAULT_IMAGE
+from patchlight.agents.workers.gpu_access import CHOICES
 from patchlight.cli.connection import LAB_VARIABLE, complete_lab
 from patchlight.cli.errors import require_root
 from patchlight.testbed.labfile.reader import find_lab
@@ -53,6 +54,13 @@ def agent() -> None:
     show_default=True,
     metavar="HZ",
     help="How often a second NVIDIA GPUs are read.",
+)
+@click.option(
+    "--gpu-access",
+    type=click.Choice(CHOICES),
+    default="auto",
+    help="How a container gets its NVIDIA GPU; auto: by CDI where its files are, else by a device "
+    "request or NVIDIA's runtime, whichever this server has.",
 )
 @click.option(
     "--state",

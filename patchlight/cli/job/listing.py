@@ -206,6 +206,8 @@ def _of_spec(status: Answer) -> Iterator[tuple[str, str]]:
     yield "image", spec["image"] or ""
     yield "environment", ", ".join(f"{name}={value}" for name, value in spec["environment"].items())
     yield "mounts", "; ".join(mounts)
+    yield "memory", format_size(spec["memory_bytes"]) if spec.get("memory_bytes") else ""
+    yield "CPUs", f"{spec['cpus']:g}" if spec.get("cpus") else ""
     yield "held by", _held_by(status)
     yield "gradient", format_size(spec["gradient_bytes"]) if spec["gradient_bytes"] else ""
     yield "compute", ", ".join(compute)
