@@ -8,10 +8,12 @@ if a signal ended it).
 """
 
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from patchlight.agents.gpus.contract import PhysicalGpu
+from patchlight.testbed.linux.plain_files import open_plain
 
 START, STARTED, EXIT, OUTPUT = "start", "started", "exit", "output.log"
 
@@ -120,10 +122,12 @@ def open_gate(folder: Path) -> bool:
     if (folder / STARTED).exists():
         return True
     try:
-        pipe = os.open(folder / START, os.O_WRONLY | os.O_NONBLOCK)
+        pipe = os.open(folder / START, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:  # nobody waits there yet, or any more
         return False
     with os.fdopen(pipe, "wb") as opened:
+        if not stat.S_ISFIFO(os.fstat(pipe).st_mode):  # the worker has put something else there
+            return False
         opened.write(b"go\n")
     return True
 
@@ -131,7 +135,8 @@ def open_gate(folder: Path) -> bool:
 def exit_code(folder: Path) -> int:
     """What the program ended with; 137 (killed) if its keeper could not say any more."""
     try:
-        text = (folder / EXIT).read_text(encoding="ascii")
+        with open_plain(folder / EXIT) as file:
+            text = file.read(16).decode("ascii")
         return int(text) if text.endswith("\n") else 137
     except (OSError, ValueError):
         return 137
