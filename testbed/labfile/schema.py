@@ -39,6 +39,7 @@ from patchlight.testbed.labfile.values import (
     UUID,
     VARIABLE_NAME,
 )
+from patchlight.testbed.labfile.workers_schema import WORKERS
 
 FABRICS = ("openvswitch", "bridge")
 
@@ -201,6 +202,12 @@ LAB = Group(
         POLICIES,
         "who decides, and whether light follows jobs by itself",
         example="{placement: regroup, topology: regroup, defragment: true}",
+    ),
+    Key(
+        "workers",
+        WORKERS,
+        "what jobs' workers may have of the servers",
+        example="{images: [pytorch/*], mounts: [/srv/data], memory: 64GB}",
     ),
     Key(
         "defaults",
