@@ -13,6 +13,7 @@ from typing import Any
 from patchlight.agents import nics
 from patchlight.agents.errors import AgentError, BadRequest, Conflict, GpuError, NotHere
 from patchlight.agents.gpus.contract import GpuBackend
+from patchlight.agents.gpus.pairing import Pairings
 from patchlight.agents.leases import LeaseBook
 from patchlight.agents.permitted import permitted
 from patchlight.agents.tenancy import Site
@@ -51,7 +52,9 @@ class AgentService:
         self._runner, self._gpus = runner, gpus
         self._book = LeaseBook(state / "leases")
         home = namespaces.process_namespace()
-        self._site = Site(lab, server, runner, gpus, self._book, home, state / "workers")
+        self._pairings = Pairings(server, gpus)
+        folders = state / "workers"
+        self._site = Site(lab, server, runner, gpus, self._pairings, self._book, home, folders)
         self._workers: dict[str, Worker] = {}
         self._unwanted: deque[str] = deque(maxlen=MOST_ENDED)
         self._looking: asyncio.Task[None] | None = None
@@ -64,6 +67,8 @@ class AgentService:
         for gpu in self._server.gpus:
             if problem := (await self._gpu_status(gpu)).problem:
                 _log.warning("no worker gets GPU %s: %s", gpu.name, problem)
+            if far := self._pairings.problem(gpu.name):
+                _log.warning("%s", far)
         leases = self._book.read()
         await self._runner.sweep({each.handle.container for each in leases if each.handle})
         for lease in sorted(leases, key=lambda each: each.created_at):
@@ -132,7 +137,7 @@ class AgentService:
                 f"rank {spec.rank} is at {own.address} in the ring, but {nic.name} of "
                 f"{self._server.name} has {nic.address}"
             )
-        permitted(spec)
+        permitted(spec, self._site.lab.workers)
         for kind, name, holder in (
             ("NIC", spec.nic, self._holder(nic=spec.nic)),
             ("GPU", spec.gpu, self._holder(gpu=spec.gpu) if spec.gpu else None),
@@ -226,7 +231,8 @@ class AgentService:
                 worker=worker,
                 problem=exc.message,
             )
-        return GpuStatus(**asdict(reading), worker=worker)
+        pairing = self._pairings.problem(gpu.name)
+        return GpuStatus(**asdict(reading), worker=worker, pairing=pairing)
 
     def _nic_status(self, nic: Nic) -> NicStatus:
         holder = self._workers.get(self._holder(nic=nic.name) or "")

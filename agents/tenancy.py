@@ -15,6 +15,7 @@ from typing import Any
 from patchlight.agents import nics
 from patchlight.agents.errors import AgentError, Conflict, GpuError, NicError, NicGone
 from patchlight.agents.gpus.contract import GpuBackend
+from patchlight.agents.gpus.pairing import Pairings
 from patchlight.agents.leases import Lease, LeaseBook
 from patchlight.agents.workers.contract import Runner, RunningWorker, WorkerLaunch
 from patchlight.agents.workers.limits import limits_of, memory_share
@@ -33,6 +34,7 @@ class Site:
     server: Server
     runner: Runner
     gpus: GpuBackend
+    pairings: Pairings
     book: LeaseBook
     home: Path
     folders: Path
@@ -110,7 +112,8 @@ class Tenancy:
                 interface=interface,
                 gpu_socket=site.gpus.socket_of(spec.gpu) if spec.gpu else None,
                 gpu=gpu,
-                limits=limits_of(spec, gpu, memory_share(site.server)),
+                cpus=site.pairings.cpus_near(spec.gpu, nic),
+                limits=limits_of(spec, gpu, memory_share(site.server), site.lab.workers),
             )
         )
 

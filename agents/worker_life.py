@@ -20,6 +20,7 @@ from patchlight.agents.worker_folder import (
     Ending,
     LastReport,
     ReportReader,
+    fills_disk,
     final_report,
     has_control,
     read_state,
@@ -260,6 +261,8 @@ class Worker:
             return None
         if problem == nics.GONE.format(lease.nic_state.interface):
             return Ending(WorkerState.FAILED, problem)
+        if filled := await asyncio.to_thread(fills_disk, self._folder):
+            return Ending(WorkerState.FAILED, filled)
         return await self._look_at_gpu()
 
     async def _look_at_gpu(self) -> Ending | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from patchlight.agents.gpus.contract import PhysicalGpu
-from patchlight.agents.workers.limits import Limits
+from patchlight.testbed.linux.cgroups import Limits
 from patchlight.testbed.worker_api import WorkerSpec
 
 
@@ -52,17 +52,22 @@ class WorkerHandle:
 
 @dataclass(frozen=True, slots=True)
 class ExitInfo:
-    """How a worker ended; an exit code above 128 may be 128 + the signal that ended it."""
+    """How a worker ended; an exit code above 128 may be 128 + the signal that ended it.
+
+    ``out_of_memory``: the kernel ended a process of it because of its limit.
+    """
 
     exit_code: int
     last_lines: tuple[str, ...] = field(default=())
+    out_of_memory: bool = False
 
     @property
     def in_words(self) -> str:
         """The exit code as part of a sentence."""
         killed = 128 < self.exit_code < 128 + 65
         signal = f" (killed by signal {self.exit_code - 128})" if killed else ""
-        return f"ended with exit code {self.exit_code}{signal}"
+        memory = ": it has used up the memory that it may have" if self.out_of_memory else ""
+        return f"ended with exit code {self.exit_code}{signal}{memory}"
 
 
 class RunningWorker(Protocol):

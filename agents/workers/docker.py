@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Container, Iterable
 from concurrent.futures import Future
 from pathlib import Path
@@ -38,6 +40,12 @@ _CODE = "/opt/patchlight"
 _FOLDER = "/run/worker"
 _GPU_SOCKET = "/run/gpu.sock"
 _CHECKPOINT = "/run/checkpoint"
+# So long an engine may take to be there again.
+_ENGINE_BACK_S = 60.0
+_ENGINE_RESTARTED = (
+    "the Docker engine was started again meanwhile, and ends containers then, unless its "
+    'daemon.json has "live-restore": true'
+)
 # The engine says no, or is not there: requests' errors are OSErrors.
 _REFUSED = (DockerException, OSError)
 
@@ -241,13 +249,38 @@ class _DockerWorker:
         return await _in_own_thread(self._wait)
 
     def _wait(self) -> ExitInfo:
+        lost = False
+        while True:
+            try:
+                code = int(self._engine.wait(self._container, timeout=None)["StatusCode"])
+                break
+            except NotFound:
+                return ExitInfo(137, ("the container was removed by somebody else",))
+            except _REFUSED as exc:
+                # An engine that is started again may have left its containers running.
+                if isinstance(exc, APIError) or not self._comes_back():
+                    return ExitInfo(255, (f"the Docker engine was lost: {exc}",))
+                lost = True
+        lines = output.last_lines(self._directory / keeper.OUTPUT)
+        if lost and code:
+            lines = (*lines, _ENGINE_RESTARTED)
+        return ExitInfo(code, lines, self._ran_out_of_memory())
+
+    def _comes_back(self) -> bool:
+        end = time.monotonic() + _ENGINE_BACK_S
+        while time.monotonic() < end:
+            time.sleep(0.5)
+            with contextlib.suppress(*_REFUSED):
+                self._engine.ping()
+                return True
+        return False
+
+    def _ran_out_of_memory(self) -> bool:
         try:
-            code = int(self._engine.wait(self._container, timeout=None)["StatusCode"])
-        except NotFound:
-            return ExitInfo(137, ("the container was removed by somebody else",))
-        except _REFUSED as exc:
-            return ExitInfo(255, (f"the Docker engine was lost: {exc}",))
-        return ExitInfo(code, output.last_lines(self._directory / keeper.OUTPUT))
+            state = self._engine.inspect_container(self._container)["State"]
+        except _REFUSED:
+            return False
+        return bool(state.get("OOMKilled"))
 
     async def stop(self, grace_s: float) -> None:
         await asyncio.to_thread(self._stop, grace_s)

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from patchlight.agents.gpus import SAMPLES_PER_S
-from patchlight.agents.run import DEFAULT_IMAGE
+from patchlight.agents.workers.backends import DEFAULT_IMAGE
 from patchlight.agents.workers.gpu_access import CHOICES
 from patchlight.cli.connection import LAB_VARIABLE, complete_lab
 from patchlight.cli.errors import require_root
@@ -37,9 +37,10 @@ def agent() -> None:
 )
 @click.option(
     "--workers",
-    type=click.Choice(["docker", "process", "auto"]),
     default="auto",
-    help="What a worker is; auto: a container where a Docker engine is, else a process.",
+    metavar="docker|process|auto",
+    help="What a worker is; auto: a container where a Docker engine is, else a process. Installed "
+    "packages may know more.",
 )
 @click.option(
     "--gpus",
@@ -67,6 +68,13 @@ def agent() -> None:
     type=click.Path(path_type=Path),
     default=Path("/var/lib/patchlight/agent"),
     help="Where leases and workers' folders are kept.",
+)
+@click.option(
+    "--worker-user",
+    default="root",
+    show_default=True,
+    metavar="USER|dynamic",
+    help="Whom workers run as that are processes; dynamic: each as a user of its own.",
 )
 @click.option("--image", default=DEFAULT_IMAGE, help="The container image of workers.")
 @click.option(

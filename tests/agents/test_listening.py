@@ -3,6 +3,7 @@
 import socket
 import stat
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,15 @@ import pytest
 
 from patchlight.agents.api import make_app
 from patchlight.agents.gpus import gpu_backend
-from patchlight.agents.run import make_runner, open_listener, read_token
+from patchlight.agents.run import open_listener, read_token
 from patchlight.agents.service import AgentService
+from patchlight.agents.workers.backends import BackendOptions, make_runner
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab, Server
 from patchlight.testbed.linux.sockets import PortTaken
 
 TOKEN = "0123456789abcdef0123"
+OPTIONS = BackendOptions("lab", "server1")
 
 
 def test_a_unix_socket_is_for_its_owner_and_replaces_a_dead_one(tmp_path: Path) -> None:
@@ -73,7 +76,7 @@ def ask(tmp_path: Path) -> Ask:
     server = Server("server1", None, (), ())
     lab = Lab("lab", IPv4Network("10.0.0.0/24"), (server,))
     service = AgentService(
-        lab, server, make_runner("process", "lab", "server1"), gpu_backend("nvml", server), tmp_path
+        lab, server, make_runner("process", OPTIONS), gpu_backend("nvml", server), tmp_path
     )
 
     async def request(method: str, path: str, token: str = TOKEN, **options: Any) -> httpx.Response:
@@ -135,4 +138,6 @@ def test_wrong_choices_are_said() -> None:
     with pytest.raises(BadInput, match="100 readings"):
         gpu_backend("nvml", server, 0)
     with pytest.raises(BadInput, match="'docker', 'process' or 'auto'"):
-        make_runner("podman", "lab", "server1")
+        make_runner("podman", OPTIONS)
+    with pytest.raises(BadInput, match="no such user"):
+        make_runner("process", replace(OPTIONS, worker_user="nobody-of-that-name"))
