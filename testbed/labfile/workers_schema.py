@@ -3,13 +3,13 @@
 from typing import Any
 
 from patchlight.testbed import units
-from patchlight.testbed.commands import LONGEST_TEXT
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.fields import ListOf, Number, Text, plain, quantity
 from patchlight.testbed.files.groups import Fields, Group, Key
 from patchlight.testbed.files.issues import short
 from patchlight.testbed.worker_policy import WorkerPolicy
 
+_LONGEST_PATTERN = 255
 _LEAST_BYTES, _MOST_BYTES = 16 * 2**20, 2**44
 
 
@@ -21,7 +21,7 @@ def _folder(text: str) -> str:
 
 
 def _pattern(text: str) -> str:
-    if text.strip() and text.isprintable() and len(text) <= LONGEST_TEXT:
+    if text.strip() and text.isprintable() and len(text) <= _LONGEST_PATTERN:
         return text
     raise BadInput(f"{short(text)!r} is no pattern of images: expected one like 'pytorch/*'")
 
