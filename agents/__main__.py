@@ -4,7 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from patchlight.agents.run import DEFAULT_IMAGE, Options, run_agent
+from patchlight.agents.gpus import SAMPLES_PER_S
+from patchlight.agents.run import Options, run_agent
+from patchlight.agents.workers.backends import DEFAULT_IMAGE
+from patchlight.agents.workers.gpu_access import CHOICES
 from patchlight.testbed.errors import PatchlightError
 
 
@@ -15,8 +18,13 @@ def main() -> int:
     add("--lab", type=Path, required=True, help="the lab file")
     add("--server", required=True, help="which server of the lab this is")
     add("--listen", required=True, metavar="unix:PATH|HOST:PORT")
-    add("--workers", default="auto", choices=("docker", "process", "auto"))
+    add("--workers", default="auto", metavar="docker|process|auto")
     add("--gpus", default="nvml", metavar="nvml|socket:DIR")
+    add(
+        "--gpu-rate", type=float, default=SAMPLES_PER_S, metavar="HZ", help="how often NVML is read"
+    )
+    add("--gpu-access", default="auto", choices=CHOICES)
+    add("--worker-user", default="root", metavar="USER|dynamic")
     add("--state", type=Path, required=True, metavar="DIR", help="where leases are kept")
     add("--image", default=DEFAULT_IMAGE, help="the container image of workers")
     add("--tls", type=Path, metavar="FOLDER", help="ca.pem, cert.pem and key.pem, for TCP")

@@ -35,6 +35,7 @@ class Ended:
     exit_code: int | None = None
     last_lines: tuple[str, ...] = ()
     restarts: int = 0
+    energy_j: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class Lease:
 
     ``nic_state`` is how the NIC was before it was given. ``created_at`` is Unix time. The worker
     has been launched, and has its NIC, once there is a ``handle``; ``frozen`` says that it was
-    stopped while light moves. ``returned``: its GPU and NIC are back.
+    stopped while light moves. ``returned``: its GPU and NIC are back. ``gpu_energy_j`` is what the
+    GPU's counter of energy said at the beginning, if it has one.
     """
 
     spec: WorkerSpec
@@ -55,6 +57,7 @@ class Lease:
     frozen: bool = False
     ended: Ended | None = None
     returned: bool = False
+    gpu_energy_j: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For its file."""
@@ -68,6 +71,7 @@ class Lease:
             "frozen": self.frozen,
             "ended": asdict(self.ended) if self.ended else None,
             "returned": self.returned,
+            "gpu_energy_j": self.gpu_energy_j,
         }
 
     @classmethod
@@ -84,6 +88,7 @@ class Lease:
             frozen=bool(data.get("frozen")),
             ended=_ended(ended) if ended else None,
             returned=bool(data.get("returned")),
+            gpu_energy_j=data.get("gpu_energy_j"),
         )
 
 

@@ -5,11 +5,9 @@ import contextlib
 import fcntl
 import logging
 import multiprocessing
-import os
 import signal
 import socket
 import ssl
-import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,41 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.agents.errors import AgentError
-from patchlight.agents.workers.contract import Runner
+from patchlight.agents.gpus import SAMPLES_PER_S, gpu_backend
+from patchlight.agents.workers.backends import BackendOptions, make_runner
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab, Server
 from patchlight.testbed.linux.credentials import Credentials, agent_name, read_credentials
 from patchlight.testbed.linux.private_folder import private_folder
 from patchlight.testbed.linux.sockets import bind_unix, listen, split_address
 
-DEFAULT_IMAGE = "patchlight-worker:latest"
 _log = logging.getLogger("patchlight.agent")
-
-
-def make_runner(choice: str, lab: str, server: str, image: str = DEFAULT_IMAGE) -> Runner:
-    """The runner of that name; ``auto`` is Docker where an engine is, else processes."""
-    if choice == "auto":
-        choice = "docker" if engine_is_there() else "process"
-    if choice == "process":
-        from patchlight.agents.workers.process import ProcessRunner
-
-        return ProcessRunner()
-    if choice == "docker":
-        # Imported only here: it takes a third of a second, and not every server has it.
-        from patchlight.agents.workers.docker import DockerRunner
-
-        return DockerRunner(lab, server, image)
-    raise BadInput(f"--workers {choice!r}: expected 'docker', 'process' or 'auto'")
-
-
-def engine_is_there() -> bool:
-    """Whether a Docker engine was named in the environment or has its usual socket."""
-    if os.environ.get("DOCKER_HOST"):
-        return True
-    try:
-        return stat.S_ISSOCK(Path("/var/run/docker.sock").stat().st_mode)
-    except OSError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +38,9 @@ class Options:
     state: Path
     image: str
     tls: Path | None = None
+    gpu_rate: float = SAMPLES_PER_S
+    gpu_access: str = "auto"
+    worker_user: str = "root"
 
 
 def run_agent(options: Options) -> None:
@@ -86,16 +61,17 @@ def run_agent(options: Options) -> None:
     with _only_agent(options.state), open_listener(options.listen, own) as listener:
         # Imported late, so that a wrong option is answered at once.
         from patchlight.agents.api import make_app
-        from patchlight.agents.gpus import gpu_backend
         from patchlight.agents.metrics import AgentMetrics
-        from patchlight.agents.run import make_runner
         from patchlight.agents.service import AgentService
 
+        workers = BackendOptions(
+            lab.name, server.name, options.image, options.gpu_access, options.worker_user
+        )
         service = AgentService(
             lab,
             server,
-            make_runner(options.workers, lab.name, server.name, options.image),
-            gpu_backend(options.gpus, server),
+            make_runner(options.workers, workers),
+            gpu_backend(options.gpus, server, options.gpu_rate),
             options.state,
         )
 

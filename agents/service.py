@@ -12,7 +12,8 @@ from typing import Any
 
 from patchlight.agents import probing
 from patchlight.agents.errors import AgentError, BadRequest, Conflict, GpuError, NotHere
-from patchlight.agents.gpus import GpuBackend
+from patchlight.agents.gpus.contract import GpuBackend
+from patchlight.agents.gpus.pairing import Pairings
 from patchlight.agents.leases import LeaseBook
 from patchlight.agents.nic_status import nic_status
 from patchlight.agents.permitted import permitted
@@ -56,7 +57,9 @@ class AgentService:
         """When a GPU or NIC (kind, name) was last seen to be well, on the monotonic clock."""
         self._book = LeaseBook(state / "leases")
         home = namespaces.process_namespace()
-        self._site = Site(lab, server, runner, gpus, self._book, home, state / "workers")
+        self._pairings = Pairings(server, gpus)
+        folders = state / "workers"
+        self._site = Site(lab, server, runner, gpus, self._pairings, self._book, home, folders)
         self._workers: dict[str, Worker] = {}
         self._unwanted: deque[str] = deque(maxlen=MOST_ENDED)
         self._looking: asyncio.Task[None] | None = None
@@ -80,6 +83,8 @@ class AgentService:
         for gpu in self._server.gpus:
             if problem := (await self._gpu_status(gpu)).problem:
                 _log.warning("no worker gets GPU %s: %s", gpu.name, problem)
+            if far := self._pairings.problem(gpu.name):
+                _log.warning("%s", far)
         await self._runner.sweep({each.handle.container for each in leases if each.handle})
         for lease in sorted(leases, key=lambda each: each.created_at):
             worker = Worker(self._site, lease.spec, lease)
@@ -147,7 +152,7 @@ class AgentService:
                 f"rank {spec.rank} is at {own.address} in the ring, but {nic.name} of "
                 f"{self._server.name} has {nic.address}"
             )
-        permitted(spec)
+        permitted(spec, self._site.lab.workers)
         for kind, name, holder in (
             ("NIC", spec.nic, self._holder(nic=spec.nic)),
             ("GPU", spec.gpu, self._holder(gpu=spec.gpu) if spec.gpu else None),
@@ -158,8 +163,6 @@ class AgentService:
     async def _launch(self, worker: Worker, nic: Nic) -> None:
         async with worker.lock:
             try:
-                if worker.spec.gpu is not None:
-                    await self._gpus.read(worker.spec.gpu)  # a GPU that has fallen off says so
                 await worker.launch(nic)
             except BaseException as exc:
                 await self._abandon(worker, str(exc))
@@ -225,6 +228,7 @@ class AgentService:
             version=VERSION,
             api=API_VERSION,
             runner=self._runner.name,
+            gpu_access=self._runner.gpu_access,
             gpus=list(await asyncio.gather(*map(self._gpu_status, self._server.gpus))),
             nics=await asyncio.to_thread(lambda: [*map(self._nic_status, self._server.nics)]),
             workers=self.workers(),
@@ -283,12 +287,13 @@ class AgentService:
             return GpuStatus(
                 name=gpu.name,
                 model=gpu.model,
-                utilization=0.0,
+                utilization=None,
                 busy_s=0.0,
                 worker=worker,
                 problem=exc.message,
             )
-        return GpuStatus(**asdict(reading), worker=worker)
+        pairing = self._pairings.problem(gpu.name)
+        return GpuStatus(**asdict(reading), worker=worker, pairing=pairing)
 
     def _nic_status(self, nic: Nic) -> NicStatus:
         holder = self._workers.get(self._holder(nic=nic.name) or "")

@@ -4,6 +4,7 @@ Taken all at once, on record before each step, and given back whatever has happe
 """
 
 import asyncio
+import contextlib
 import logging
 import shutil
 import time
@@ -12,14 +13,16 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-from patchlight.agents.errors import AgentError, Conflict, NicDark, NicError, NicGone
-from patchlight.agents.gpus import GpuBackend
+from patchlight.agents.errors import AgentError, Conflict, GpuError, NicDark, NicError, NicGone
+from patchlight.agents.gpus.contract import GpuBackend
+from patchlight.agents.gpus.pairing import Pairings
 from patchlight.agents.leases import Lease, LeaseBook
 from patchlight.agents.nics import moving, watch
 from patchlight.agents.nics.state import RENDEZVOUS, NicState, WorkerNetwork, name_inside
 from patchlight.agents.nics.watch import NicPlace, NicProblem
 from patchlight.agents.nics.ways import NicWay
 from patchlight.agents.workers.contract import Runner, RunningWorker, WorkerLaunch
+from patchlight.agents.workers.limits import limits_of, memory_share
 from patchlight.agents.workers.network_environment import publish
 from patchlight.testbed.lab import Lab, Nic, Server
 from patchlight.testbed.linux import namespace_processes, namespaces
@@ -40,6 +43,7 @@ class Site:
     server: Server
     runner: Runner
     gpus: GpuBackend
+    pairings: Pairings
     book: LeaseBook
     home: Path
     folders: Path
@@ -55,12 +59,16 @@ def _read(nic: Nic) -> tuple[NicWay, NicState]:
 
 
 class Tenancy:
-    """One worker's part of the server. ``lease`` is what is on record of it, if anything is."""
+    """One worker's part of the server. ``lease`` is what is on record of it, if anything is.
+
+    ``energy_j`` is what its GPU was last seen to have used, if the GPU tells.
+    """
 
     def __init__(self, site: Site, spec: WorkerSpec, lease: Lease | None = None) -> None:
         self._site, self._spec, self._lease = site, spec, lease
         self.folder = site.folders / spec.id
         self.rdma: RdmaStatus | None = None
+        self.energy_j: float | None = None
 
     @property
     def lease(self) -> Lease:
@@ -148,7 +156,11 @@ class Tenancy:
         spec, site = self._spec, self._site
         name = site.namespace_of(spec.id)
         way, before = await asyncio.to_thread(namespaces.inside, site.home, lambda: _read(nic))
-        self._write(Lease(spec, name, before, site.runner.name, time.time()))
+        # A GPU that has fallen off says so.
+        reading = await site.gpus.read(spec.gpu) if spec.gpu else None
+        energy_j = reading.telemetry.energy_j if reading and reading.telemetry else None
+        self._write(Lease(spec, name, before, site.runner.name, time.time(), gpu_energy_j=energy_j))
+        gpu = site.gpus.physical(spec.gpu) if spec.gpu else None
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(mode=0o700, parents=True)
         running = await site.runner.launch(
@@ -161,7 +173,9 @@ class Tenancy:
                 rdma=way.rdma,
                 dscp=nic.dscp,
                 gpu_socket=site.gpus.socket_of(spec.gpu) if spec.gpu else None,
-                gpu_uuid=site.gpus.uuid_of(spec.gpu) if spec.gpu else None,
+                gpu=gpu,
+                cpus=site.pairings.cpus_near(spec.gpu, nic),
+                limits=limits_of(spec, gpu, memory_share(site.server), site.lab.workers),
             )
         )
 
@@ -178,6 +192,21 @@ class Tenancy:
             await running.dispose()
             raise
         return running
+
+    async def count_energy(self) -> None:
+        """See what the GPU has used since the worker has it, where the GPU tells.
+
+        A counter that the agent keeps itself knows nothing of what was before the agent.
+        """
+        lease = self._lease
+        if lease is None or lease.gpu_energy_j is None or self._spec.gpu is None:
+            return
+        with contextlib.suppress(GpuError):  # what was counted before then it has used all the same
+            told = (await self._site.gpus.read(self._spec.gpu)).telemetry
+            if told is None or told.energy_j is None:
+                return
+            if told.energy_j >= lease.gpu_energy_j and (told.energy_since or 0) <= lease.created_at:
+                self.energy_j = told.energy_j - lease.gpu_energy_j
 
     async def end(self, running: RunningWorker | None) -> str:
         """Take back all that the worker had; it is dead, or dies now.

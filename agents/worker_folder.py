@@ -4,10 +4,12 @@ The worker may be anybody's program: what it puts there may be anything, and of 
 """
 
 import asyncio
+import itertools
 import json
 import logging
 import os
 import stat
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,10 +21,13 @@ from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.workers.contract import ExitInfo
 from patchlight.testbed.linux.plain_files import open_plain
 from patchlight.testbed.mistakes import mistakes_in_words
+from patchlight.testbed.units import format_size
 from patchlight.testbed.worker_api import Report, WorkerState
 
 _LARGEST_STATE_BYTES = 64 * 1024
 _LONGEST_REPORT_BYTES = 16 * 1024
+_ALWAYS_ITS_OWN_BYTES = 256 * 2**20
+_MOST_FOLDERS, _MOST_FILES = 100, 10_000
 _log = logging.getLogger("patchlight.agent")
 
 
@@ -136,6 +141,46 @@ class ReportReader:
         if not self._warned:
             self._warned = True
             _log.warning("%s: not all of it are reports: %s", self._path, exc)
+
+
+def fills_disk(directory: Path) -> str:
+    """Why a worker is to end for what it has written to its folder, in words; empty if it is not.
+
+    It may have as much as it leaves free on that disk, and a little in any case: so the server has
+    room for its other workers whatever one of them does.
+    """
+    used = _used_bytes(directory)
+    if used <= _ALWAYS_ITS_OWN_BYTES:
+        return ""
+    try:
+        disk = os.statvfs(directory)
+    except OSError:
+        return ""
+    free = disk.f_bavail * disk.f_frsize
+    if used <= free:
+        return ""
+    return (
+        f"its folder has {format_size(used)}, more than the {format_size(free)} that are still "
+        "free on that disk"
+    )
+
+
+def _used_bytes(directory: Path) -> int:
+    """What the files of a folder take on the disk; of very many, the first alone count."""
+    used, folders = 0, deque([str(directory)])
+    for _ in range(_MOST_FOLDERS):
+        if not folders:
+            break
+        try:
+            with os.scandir(folders.popleft()) as entries:
+                for entry in itertools.islice(entries, _MOST_FILES):
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    else:
+                        used += 512 * entry.stat(follow_symlinks=False).st_blocks
+        except OSError:  # it may be removing just these
+            continue
+    return used
 
 
 def has_control(directory: Path) -> bool:

@@ -21,6 +21,7 @@ from patchlight.agents.worker_folder import (
     Ending,
     LastReport,
     ReportReader,
+    fills_disk,
     final_report,
     has_control,
     read_state,
@@ -117,7 +118,13 @@ class Worker:
         ended = self._ended
         if ended is None:
             last = self._present()
-            ended = Ended(last.state, last.iterations_done, last.message, restarts=last.starts - 1)
+            ended = Ended(
+                last.state,
+                last.iterations_done,
+                last.message,
+                restarts=last.starts - 1,
+                energy_j=self.tenancy.energy_j,
+            )
         return WorkerStatus(
             id=self.spec.id,
             job=self.spec.job,
@@ -130,6 +137,7 @@ class Worker:
             gpu=self.spec.gpu,
             nic=self.spec.nic,
             restarts=ended.restarts,
+            energy_j=ended.energy_j,
             holds_by="freeze" if self._freezes else "protocol",
             gid=self.tenancy.rdma.gid if self.tenancy.rdma else None,
         )
@@ -151,7 +159,8 @@ class Worker:
         self.reports.after(0)
         done = max(last.iterations_done, self.reports.iterations_done)
         state = last.state
-        if not (self._folder / keeper.STARTED).exists():
+        # Before its start only its keeper can have failed.
+        if state is not WorkerState.FAILED and not (self._folder / keeper.STARTED).exists():
             state = WorkerState.READY
         elif state in (WorkerState.STARTING, WorkerState.READY):
             state = WorkerState.RUNNING
@@ -256,6 +265,8 @@ class Worker:
             return None
         if problem is not None and problem.words == GONE.format(lease.nic_state.interface):
             return Ending(WorkerState.FAILED, problem.words)
+        if filled := await asyncio.to_thread(fills_disk, self._folder):
+            return Ending(WorkerState.FAILED, filled)
         return await self._look_at_gpu()
 
     async def _look_at_gpu(self) -> Ending | None:
@@ -269,6 +280,7 @@ class Worker:
                 return Ending(WorkerState.FAILED, f"its GPU is gone: {exc.message}")
         else:
             self._gpu_misses = 0
+            await self.tenancy.count_energy()
         return None
 
     async def end(self, ending: Ending = ON_REQUEST) -> None:
@@ -299,6 +311,7 @@ class Worker:
 
     async def _follow(self, exit_info: ExitInfo) -> None:
         self._is_leaving = True
+        await self.tenancy.count_energy()
         foreign = self._command is not None
         last = final_report(self._last_report(), exit_info, self._ending, foreign=foreign)
         if last.state is WorkerState.FAILED and self._disk_is_full():  # it could not say so itself
@@ -335,5 +348,6 @@ class Worker:
             exit_code=exit_info.exit_code if exit_info else None,
             last_lines=exit_info.last_lines if exit_info else (),
             restarts=last.starts - 1,
+            energy_j=self.tenancy.energy_j,
         )
         self.tenancy.note(ended=self._ended, returned=returned, frozen=False)

@@ -35,6 +35,7 @@ MODULES = (
     "benchmarks.queues",
     "benchmarks.jobfaults",
     "benchmarks.deploying",
+    "benchmarks.gpus",
     "benchmarks.learning",
 )
 

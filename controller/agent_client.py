@@ -239,6 +239,6 @@ class AgentClient:
         body = StopAtRequest(iteration=iteration).model_dump()
         await self._call("POST", f"/workers/{worker_id}/stop-at", body)
 
-    async def delete(self, worker_id: str) -> None:
+    async def delete(self, worker_id: str) -> WorkerStatus:
         """Stop a worker; its GPU and NIC go back. No error if it is gone already."""
-        await self._call("DELETE", f"/workers/{worker_id}")
+        return await self._ask(WorkerStatus, "DELETE", f"/workers/{worker_id}")

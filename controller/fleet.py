@@ -15,7 +15,7 @@ from patchlight.controller.host_faults import HostFaults, host_faults
 from patchlight.controller.nic_macs import NicMacs
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab import Host, Lab
-from patchlight.testbed.worker_api import AgentStatus, NicStatus
+from patchlight.testbed.worker_api import AgentStatus, GpuStatus, NicStatus
 
 _log = logging.getLogger(__name__)
 
@@ -157,6 +157,8 @@ class Fleet:
         self._macs_changed = self.macs.hear(status) or self._macs_changed
         now = time.time()
         for gpu in status.gpus:
+            if gpu.utilization is None:  # a GPU that cannot tell, or has fallen off
+                continue
             self.gpu_samples.append(
                 {
                     "at": now,
@@ -177,6 +179,15 @@ class Fleet:
         for sample in itertools.islice(reversed(self.gpu_samples), 2 * self._gpu_count):
             newest.setdefault(sample["gpu"], sample["utilization"])
         return newest
+
+    def latest_gpus(self) -> dict[str, GpuStatus]:
+        """What each GPU was last said to be like, by its full name."""
+        return {
+            f"{server}.{gpu.name}": gpu
+            for server, samples in self._samples.items()
+            if samples
+            for gpu in samples[-1].gpus
+        }
 
     async def close(self) -> None:
         """Drop every connection; the agents and their workers are left as they are."""

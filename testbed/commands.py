@@ -24,6 +24,10 @@ Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=
 Image = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$", max_length=255)]
 SharedMemory = Annotated[int, Field(ge=2**20, le=2**40)]
 """In bytes."""
+MemoryLimit = Annotated[int, Field(ge=16 * 2**20, le=2**44)]
+"""In bytes."""
+CpuLimit = Annotated[float, Field(ge=0.01, le=4096, allow_inf_nan=False)]
+"""In CPUs, also parts of one."""
 HowHeld = Literal["auto", "protocol", "freeze"]
 
 

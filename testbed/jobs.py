@@ -13,9 +13,11 @@ from patchlight.testbed.commands import (
     MOST_MOUNTS,
     MOST_WORDS,
     AbsolutePath,
+    CpuLimit,
     HowHeld,
     Image,
     Line,
+    MemoryLimit,
     Mount,
     SharedMemory,
     Variable,
@@ -104,9 +106,10 @@ class JobSpec:
     ``deadline_s`` after it came, or within ``requirement`` of its time on one GPU (PAC-ML's β). Of
     a higher ``priority`` it is sooner in its turn; it waits until the jobs ``after`` (ids or names)
     are done. A failed one begins again up to ``retries`` times, a synthetic one where it was.
-    Without light on all its NICs it pauses, and fails after ``dark_limit_s``. ``topology`` and
-    ``placement`` name policies in place of the lab's; ``graph`` is a built-in computation graph's
-    name, or one as JSON.
+    Each worker may use ``memory_bytes`` and ``cpus`` of its server, or else what such a worker
+    usually needs. Without light on all its NICs it pauses, and fails after ``dark_limit_s``.
+    ``topology`` and ``placement`` name policies in place of the lab's; ``graph`` is a built-in
+    computation graph's name, or one as JSON.
 
     The bounds stand in the annotations; ``checked_specs`` and the REST API hold a spec to them.
     """
@@ -137,6 +140,8 @@ class JobSpec:
     )
     mounts: Annotated[tuple[Mount, ...], FailFast(), Field(max_length=MOST_MOUNTS)] = ()
     shared_memory_bytes: SharedMemory | None = None
+    memory_bytes: MemoryLimit | None = None
+    cpus: CpuLimit | None = None
     working_directory: AbsolutePath | None = None
     hold: HowHeld = "auto"
     gpu_models: Annotated[tuple[str, ...], FailFast(), Field(max_length=MOST_GPU_MODELS)] = ()
@@ -205,7 +210,8 @@ class JobStatus:
     ``first_iteration``, and has its hosts since ``runs_since``. ``gpu_s`` are the GPU-seconds that
     earlier ones had. Hosts to ``avoid`` are those that an attempt failed on. ``topology`` is the
     policy that it was submitted with. ``degrees`` are the latest numbers of workers of one whose
-    number a policy says, the present one last.
+    number a policy says, the present one last. ``energy_j`` are the joules that GPUs have used for
+    it, by their full names, as far as they tell; a worker's are known when it has ended.
     """
 
     id: str
@@ -230,6 +236,7 @@ class JobStatus:
     runs_since: float | None = None
     gpu_s: float = 0.0
     degrees: tuple[Degree, ...] = ()
+    energy_j: Mapping[str, float] = field(default_factory=dict)
 
     def with_hosts(self, hosts: tuple[str, ...], now_s: float) -> "JobStatus":
         """The same, with these hosts in place of those that it has, from now on."""

@@ -21,6 +21,7 @@ from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.queueing import Discipline
 from patchlight.testbed.ssh_access import SshAccess
+from patchlight.testbed.worker_policy import WorkerPolicy
 
 Value = str | int | float | bool | tuple[int, ...] | tuple[tuple[str, float], ...]
 
@@ -211,7 +212,7 @@ class Lab:
     ``fabric`` says what an emulation makes packet switches of: ``openvswitch`` or
     ``bridge`` (learning bridges without OpenFlow). Without ``controller_api`` the controller
     answers at a place of the lab's own (``lab_api.api_address``). ``queue`` says how jobs wait,
-    ``policies`` who decides.
+    ``policies`` who decides, ``workers`` what workers may have of their servers.
     """
 
     name: str
@@ -226,6 +227,7 @@ class Lab:
     controller_openflow: str = "127.0.0.1:6653"
     queue: Discipline = field(default_factory=Discipline)
     policies: PolicyChoice = NOTHING_SAID
+    workers: WorkerPolicy = field(default_factory=WorkerPolicy)
 
     @cached_property
     def hosts(self) -> tuple[Host, ...]:

@@ -117,6 +117,11 @@ def write_time(time_s: float) -> str:
     return _write(time_s, _TIME_WRITTEN, lambda text: parse_time(text) == time_s)
 
 
+def write_size(size_bytes: int) -> str:
+    """A size as text that ``parse_size`` reads back equal: ``"64GB"``, ``"16777216B"``."""
+    return _write(size_bytes, _SIZE_SI, lambda text: parse_size(text) == size_bytes)
+
+
 def write_loss(loss_db: float) -> str:
     """A loss as text that ``parse_loss`` reads back equal: ``"1.5dB"``."""
     return f"{_plain(loss_db)}dB"

@@ -4,6 +4,7 @@ A request with a key that is not known is refused; in an answer such a key is pa
 that a controller understands agents that say more than it knows.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -18,7 +19,14 @@ from pydantic import (
     model_validator,
 )
 
-from patchlight.testbed.commands import AbsolutePath, CommandTask, Image, Line
+from patchlight.testbed.commands import (
+    AbsolutePath,
+    CommandTask,
+    CpuLimit,
+    Image,
+    Line,
+    MemoryLimit,
+)
 from patchlight.testbed.files.issues import short
 from patchlight.testbed.jobs import (
     LARGEST_BATCH,
@@ -126,6 +134,7 @@ class WorkerSpec(_Request):
 
     ``checkpoint`` is a folder of the server that outlives the worker, for what the program saves.
     ``rendezvous`` is where rank 0 is found by its second interface, if all ranks have one.
+    ``memory_bytes`` and ``cpus`` are the most it may use; without, what such a one usually needs.
     """
 
     id: Name
@@ -138,6 +147,8 @@ class WorkerSpec(_Request):
     rendezvous: IPvAnyAddress | None = None
     neighbours: Annotated[list[Neighbour], FailFast(), Field(max_length=MOST_WORKERS)] = []
     checkpoint: AbsolutePath | None = None
+    memory_bytes: MemoryLimit | None = None
+    cpus: CpuLimit | None = None
     task: Task
 
     @model_validator(mode="after")
@@ -183,7 +194,8 @@ class WorkerStatus(BaseModel):
     ``restarts`` counts how often its training began anew in the same worker. An agent starts none
     twice: it was somebody else, a container engine maybe. ``holds_by``: whether a hold waits for
     the program's next iteration (``protocol``), or stops its processes and packets (``freeze``).
-    ``gid`` is that of its RDMA device, as last seen.
+    ``gid`` is that of its RDMA device, as last seen. ``energy_j`` is what its GPU has used while
+    the worker had it, where the GPU tells.
     """
 
     id: str
@@ -197,6 +209,7 @@ class WorkerStatus(BaseModel):
     gpu: str | None = None
     nic: str | None = None
     restarts: int = 0
+    energy_j: float | None = None
     holds_by: Literal["protocol", "freeze"] | None = None
     gid: GidStatus | None = None
 
@@ -254,16 +267,52 @@ class GateAnswer(BaseModel):
     iteration: int
 
 
+@dataclass(frozen=True, slots=True)
+class GpuTelemetry:
+    """What a GPU's driver tells of it; ``None`` is what this GPU cannot tell.
+
+    ``energy_j`` counts from ``energy_since`` (Unix time; ``None``: since the driver was loaded);
+    rates are in bits per second; ``processes`` are numbers of processes that compute on it;
+    ``ecc_corrected`` and ``ecc_uncorrected`` count memory errors since the driver was loaded;
+    ``xid`` is the number of the driver's last XID error, at ``xid_at`` (Unix time).
+    """
+
+    memory_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    energy_since: float | None = None
+    temperature_c: float | None = None
+    sm_clock_hz: float | None = None
+    memory_clock_hz: float | None = None
+    pcie_sent_bps: float | None = None
+    pcie_received_bps: float | None = None
+    nvlink_sent_bps: float | None = None
+    nvlink_received_bps: float | None = None
+    processes: tuple[int, ...] | None = None
+    mig: bool | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    xid: int | None = None
+    xid_at: float | None = None
+
+
 class GpuStatus(BaseModel):
-    """One GPU; ``utilization`` is 0…1 over the last second. ``problem``: why it cannot be used."""
+    """One GPU; ``utilization`` is 0…1 over the last second, where that is known.
+
+    ``problem``: why it cannot be used; ``pairing``: what is wrong with where it sits beside the NIC
+    that the lab file pairs it with, if anything is.
+    """
 
     name: str
     model: str
     uuid: str | None = None
-    utilization: float
+    utilization: float | None
     busy_s: float
     worker: str | None = None
     problem: str = ""
+    pairing: str = ""
+    telemetry: GpuTelemetry | None = None
 
 
 class NicCounters(BaseModel):
@@ -324,13 +373,15 @@ What may be left out, or be passed over, is no reason: then only ``version`` dif
 class AgentStatus(BaseModel):
     """The server as its agent sees it. ``version`` is Patchlight's, ``api`` that of these models.
 
-    These three can be asked for and read in all versions.
+    ``server``, ``version`` and ``api`` can be asked for and read in all versions. ``gpu_access`` is
+    how containers get an NVIDIA GPU.
     """
 
     server: str
     version: str
     api: int = 1
     runner: str
+    gpu_access: str = ""
     gpus: list[GpuStatus]
     nics: list[NicStatus]
     workers: list[WorkerStatus]

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from patchlight.agents.gpus.contract import PhysicalGpu
 from patchlight.agents.roce import RdmaDevice
+from patchlight.testbed.linux.cgroups import Limits
 from patchlight.testbed.worker_api import WorkerSpec
 
 
@@ -16,18 +18,26 @@ class WorkerLaunch:
     ``directory`` is the worker's own folder; ``namespace`` is the name its network namespace
     is to be kept under, and ``interface`` what its NIC will be called in there, beside
     ``rendezvous_interface`` if it gets a second one. ``rdma`` is its RDMA device, and ``dscp``
-    what its packets are marked with.
+    what its packets are marked with. ``cpus`` are those that are near its GPU and NIC, as Linux
+    lists them (``0-15,32-47``), empty for all.
     """
 
     spec: WorkerSpec
     directory: Path
     namespace: str
     interface: str
+    limits: Limits
     gpu_socket: Path | None = None
-    gpu_uuid: str | None = None
+    gpu: PhysicalGpu | None = None
     rendezvous_interface: str | None = None
     rdma: RdmaDevice | None = None
     dscp: int | None = None
+    cpus: str = ""
+
+    @property
+    def gpu_uuid(self) -> str | None:
+        """The UUID by which CUDA finds the worker's GPU, if that is how it is found."""
+        return self.gpu.uuid if self.gpu else None
 
     @property
     def rdma_devices(self) -> tuple[Path, ...]:
@@ -51,17 +61,22 @@ class WorkerHandle:
 
 @dataclass(frozen=True, slots=True)
 class ExitInfo:
-    """How a worker ended; an exit code above 128 may be 128 + the signal that ended it."""
+    """How a worker ended; an exit code above 128 may be 128 + the signal that ended it.
+
+    ``out_of_memory``: the kernel ended a process of it because of its limit.
+    """
 
     exit_code: int
     last_lines: tuple[str, ...] = field(default=())
+    out_of_memory: bool = False
 
     @property
     def in_words(self) -> str:
         """The exit code as part of a sentence."""
         killed = 128 < self.exit_code < 128 + 65
         signal = f" (killed by signal {self.exit_code - 128})" if killed else ""
-        return f"ended with exit code {self.exit_code}{signal}"
+        memory = ": it has used up the memory that it may have" if self.out_of_memory else ""
+        return f"ended with exit code {self.exit_code}{signal}{memory}"
 
 
 class RunningWorker(Protocol):
@@ -90,10 +105,11 @@ class RunningWorker(Protocol):
 class Runner(Protocol):
     """Launches workers: a network namespace, kept under a name, with a program in it.
 
-    Workers outlive the runner.
+    Workers outlive the runner. ``gpu_access`` says how they get an NVIDIA GPU, once it is open.
     """
 
     name: str
+    gpu_access: str = ""
 
     async def open(self) -> None:
         """Check that workers can be run here; ``LaunchError`` that says what is missing."""

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Container
+import time
+from collections.abc import Callable, Container, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
 import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
-from docker.types import DeviceRequest, LogConfig, Mount
+from docker.types import LogConfig, Mount, Ulimit
 
 from patchlight import testbed
 from patchlight.agents.errors import LaunchError
+from patchlight.agents.gpus.contract import PhysicalGpu
 from patchlight.agents.workers import keeper, output
 from patchlight.agents.workers.contract import ExitInfo, RunningWorker, WorkerHandle, WorkerLaunch
+from patchlight.agents.workers.gpu_access import NO_GPU, container_settings, find_access
 from patchlight.agents.workers.programs import (
     TRAINING,
     TRAINING_IN_PATH,
@@ -29,7 +33,7 @@ from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import deploy_file, namespaces
 from patchlight.testbed.linux.scheduling import favour_like_this_process
-from patchlight.testbed.worker_api import Task, TorchTask
+from patchlight.testbed.worker_api import SyntheticTask, Task, TorchTask
 
 T = TypeVar("T")
 
@@ -39,7 +43,12 @@ _GPU_SOCKET = "/run/gpu.sock"
 _CHECKPOINT, _DATA = "/run/checkpoint", "/run/data"
 _TORCH_IMAGE = "patchlight-worker-torch:latest"
 _GRAPHS = Path(testbed.__file__).absolute().parent
-_MIB = 1024 * 1024
+# So long an engine may take to be there again.
+_ENGINE_BACK_S = 60.0
+_ENGINE_RESTARTED = (
+    "the Docker engine was started again meanwhile, and ends containers then, unless its "
+    'daemon.json has "live-restore": true'
+)
 # The engine says no, or is not there: requests' errors are OSErrors.
 _REFUSED = (DockerException, OSError)
 
@@ -49,9 +58,9 @@ class DockerRunner:
 
     name = "docker"
 
-    def __init__(self, lab: str, server: str, image: str) -> None:
+    def __init__(self, lab: str, server: str, image: str, gpu_access: str = "auto") -> None:
         self._labels = {"patchlight.lab": lab, "patchlight.server": server}
-        self._image = image
+        self._image, self.gpu_access = image, gpu_access
         self._client: Any = None
 
     async def open(self) -> None:
@@ -70,6 +79,7 @@ class DockerRunner:
                 "agent with --workers process",
             ) from exc
         self._check_image(self._image)
+        self.gpu_access = find_access(self.gpu_access, self._client.info())
 
     def _check_image(self, image: str) -> None:
         try:
@@ -130,12 +140,15 @@ class DockerRunner:
         program = program_of(launch, _places(launch))
         if program.gated:
             keeper.make_gate(launch.directory)
+        gpu = container_settings(self.gpu_access, launch.gpu) if launch.gpu else {}
+        environment = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp", **program.environment}
+        environment |= gpu.pop("environment", NO_GPU)
         settings: dict[str, Any] = {
             "name": launch.namespace,
             "entrypoint": ["sh"],
-            "command": _kept(program)[1:],
+            "command": _kept(program, launch.gpu)[1:],
             "labels": {**self._labels, "patchlight.worker": spec.id, "patchlight.job": spec.job},
-            "environment": {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp", **program.environment},
+            "environment": environment,
             "mounts": _mounts(launch),
             "user": "0:0",  # who owns the worker's folder; without capabilities that is all it can
             "network_mode": "none",
@@ -144,21 +157,15 @@ class DockerRunner:
             "read_only": True,
             "log_config": LogConfig(type="none"),  # the output is in the worker's folder
             "working_dir": program.directory,
+            **_limits(launch),
+            **gpu,
         }
-        match task:
-            case CommandTask() | TorchTask():
-                settings |= {"tmpfs": {"/tmp": "size=1g"}, "pids_limit": 4096}
-                if isinstance(task, CommandTask) and task.shared_memory_bytes is not None:
-                    settings["shm_size"] = task.shared_memory_bytes
-            case _:
-                settings |= {"tmpfs": {"/tmp": "size=64m"}, "pids_limit": 256}
-                # PyTorch on a GPU wants far more memory than the gradient.
-                if launch.gpu_uuid is None:
-                    settings["mem_limit"] = 1024 * _MIB + 8 * task.gradient_bytes
-        if launch.gpu_uuid is not None:  # by UUID: indices differ inside
-            settings["device_requests"] = [
-                DeviceRequest(device_ids=[launch.gpu_uuid], capabilities=[["gpu"]])
-            ]
+        is_light = isinstance(task, SyntheticTask) and launch.gpu is None
+        settings["tmpfs"] = {"/tmp": "size=64m" if is_light else "size=1g"}
+        if isinstance(task, CommandTask) and task.shared_memory_bytes is not None:
+            settings["shm_size"] = task.shared_memory_bytes
+        if launch.rdma_devices:
+            settings |= _rdma(launch.rdma_devices)
         return settings
 
     async def adopt(self, handle: WorkerHandle, namespace: str, directory: Path) -> RunningWorker:
@@ -194,8 +201,31 @@ def _places(launch: WorkerLaunch) -> Places:
     )
 
 
-def _kept(program: Program) -> list[str]:
-    return keeper.kept(program.command, _FOLDER, gated=program.gated, waited_for=True)
+def _kept(program: Program, gpu: PhysicalGpu | None) -> list[str]:
+    return keeper.kept(program.command, _FOLDER, gated=program.gated, waited_for=True, gpu=gpu)
+
+
+def _limits(launch: WorkerLaunch) -> dict[str, Any]:
+    limits = launch.limits
+    settings: dict[str, Any] = {
+        "mem_limit": limits.memory_bytes,
+        "memswap_limit": limits.memory_bytes,  # both together: none of it is swap
+        "pids_limit": limits.processes,
+    }
+    if limits.cpus is not None:
+        settings["nano_cpus"] = round(1e9 * limits.cpus)
+    if launch.cpus:
+        settings["cpuset_cpus"] = launch.cpus
+    return settings
+
+
+def _rdma(devices: Iterable[Path]) -> dict[str, Any]:
+    """The device files of one NIC, and memory that is locked as RDMA needs it."""
+    return {
+        "devices": [f"{path}:{path}:rw" for path in devices],
+        "cap_add": ["IPC_LOCK"],
+        "ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)],
+    }
 
 
 def _mounts(launch: WorkerLaunch) -> list[Mount]:
@@ -237,13 +267,38 @@ class _DockerWorker:
         return await _in_own_thread(self._wait)
 
     def _wait(self) -> ExitInfo:
+        lost = False
+        while True:
+            try:
+                code = int(self._engine.wait(self._container, timeout=None)["StatusCode"])
+                break
+            except NotFound:
+                return ExitInfo(137, ("the container was removed by somebody else",))
+            except _REFUSED as exc:
+                # An engine that is started again may have left its containers running.
+                if isinstance(exc, APIError) or not self._comes_back():
+                    return ExitInfo(255, (f"the Docker engine was lost: {exc}",))
+                lost = True
+        lines = output.last_lines(self._directory / keeper.OUTPUT)
+        if lost and code:
+            lines = (*lines, _ENGINE_RESTARTED)
+        return ExitInfo(code, lines, self._ran_out_of_memory())
+
+    def _comes_back(self) -> bool:
+        end = time.monotonic() + _ENGINE_BACK_S
+        while time.monotonic() < end:
+            time.sleep(0.5)
+            with contextlib.suppress(*_REFUSED):
+                self._engine.ping()
+                return True
+        return False
+
+    def _ran_out_of_memory(self) -> bool:
         try:
-            code = int(self._engine.wait(self._container, timeout=None)["StatusCode"])
-        except NotFound:
-            return ExitInfo(137, ("the container was removed by somebody else",))
-        except _REFUSED as exc:
-            return ExitInfo(255, (f"the Docker engine was lost: {exc}",))
-        return ExitInfo(code, output.last_lines(self._directory / keeper.OUTPUT))
+            state = self._engine.inspect_container(self._container)["State"]
+        except _REFUSED:
+            return False
+        return bool(state.get("OOMKilled"))
 
     async def stop(self, grace_s: float) -> None:
         await asyncio.to_thread(self._stop, grace_s)

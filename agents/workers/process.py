@@ -2,14 +2,19 @@
 
 import asyncio
 import contextlib
+import functools
+import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from patchlight.agents.errors import BadRequest, LaunchError
-from patchlight.agents.workers import keeper, output
+from patchlight.agents.workers import confinement, keeper, output
+from patchlight.agents.workers.confinement import WorkerUser
 from patchlight.agents.workers.contract import (
     ExitInfo,
     Runner,
@@ -25,24 +30,49 @@ from patchlight.agents.workers.programs import (
     program_of,
 )
 from patchlight.testbed.commands import CommandTask
+from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import namespace_processes, namespaces
+from patchlight.testbed.linux.cgroups import Cgroups
 from patchlight.testbed.linux.processes import boot_id, process_start
 from patchlight.testbed.worker_api import SyntheticTask, TorchTask
 
 # An emulated lab finds all its processes by the last one, also those that left their namespace.
 _INHERITED = ("PATH", "LANG", "HOME", "PATCHLIGHT_RUN")
+_log = logging.getLogger("patchlight.agent")
 
 
 class ProcessRunner(Runner):
-    """Runs workers as children of this process that go on when it ends."""
+    """Runs workers as children of this process that go on when it ends.
+
+    ``user`` is whom they run as: a user of this machine, or ``dynamic``, one of nobody else's for
+    each worker.
+    """
 
     name = "process"
 
+    def __init__(self, user: str = "root") -> None:
+        self._user = confinement.named_user(user)
+
+    @functools.cached_property
+    def _cgroups(self) -> Cgroups:
+        return Cgroups()
+
     async def open(self) -> None:
-        """Workers need root."""
+        """Workers need root to be made, and tools of util-linux."""
         if os.geteuid() != 0:
             raise LaunchError(
                 "workers need network namespaces, and those need root", hint="run the agent as root"
+            )
+        if not (shutil.which("setpriv") and shutil.which("prlimit")):
+            raise LaunchError(
+                "workers as processes need the programs setpriv and prlimit",
+                hint="apt install util-linux",
+            )
+        unlimited = {"memory", "pids"} - set(self._cgroups.controllers)
+        if unlimited:
+            _log.warning(
+                "no limits for workers on %s: this machine lets nobody make such cgroups",
+                ", ".join(sorted(unlimited)),
             )
 
     async def launch(self, launch: WorkerLaunch) -> RunningWorker:
@@ -50,7 +80,7 @@ class ProcessRunner(Runner):
         _refuse_containers_things(launch)
         child = await asyncio.to_thread(self._launch, launch)
         handle = WorkerHandle(pid=child.pid, started=process_start(child.pid), boot=boot_id())
-        return _ProcessWorker(handle, launch.namespace, launch.directory, child)
+        return _ProcessWorker(handle, launch.namespace, launch.directory, self._cgroups, child)
 
     def _launch(self, launch: WorkerLaunch) -> subprocess.Popen[bytes]:
         folder = launch.directory
@@ -70,22 +100,66 @@ class ProcessRunner(Runner):
             keeper.make_gate(folder)
         namespaces.create(launch.namespace)
         try:
+            user = self._user_of(launch)
+            groups = self._cgroups.make(launch.namespace, launch.limits)
             # A process begins in the namespace of the thread that makes it.
             with namespaces.entered(namespaces.namespace_path(launch.namespace)):
-                return _start(program, folder)
-        except OSError as exc:
+                return _start(program, launch, user, groups)
+        except (OSError, PatchlightError) as exc:
             namespaces.delete(launch.namespace)
+            with contextlib.suppress(PatchlightError):
+                self._cgroups.remove(launch.namespace)
+            if isinstance(exc, PatchlightError):
+                raise
             raise LaunchError(f"starting worker {launch.spec.id}: {exc}") from exc
+
+    def _user_of(self, launch: WorkerLaunch) -> WorkerUser:
+        """Whom this worker runs as, once all that is the worker's is the user's, too."""
+        user = self._user
+        if user is None:
+            inode = namespaces.inode(namespaces.namespace_path(launch.namespace))
+            assert inode is not None
+            user = confinement.user_of_namespace(inode)
+            if launch.spec.checkpoint is not None:
+                raise LaunchError(
+                    f"worker {launch.spec.id} has a checkpoint, and its user is of its own: the "
+                    "next attempt could not read it",
+                    hint="run the agent with --worker-user NAME, whose checkpoints they are then",
+                )
+        if not user.is_root:
+            folder = launch.directory
+            for ours in (folder.parent, folder.parent.parent):
+                ours.chmod(ours.stat().st_mode | 0o011)  # what is in them stays closed
+            for path in (folder, TRAINING, Path(sys.executable), Path(os.__file__)):
+                confinement.check_reach(user, path)
+            confinement.hand_over(user, folder)
+            if launch.gpu_socket is not None:
+                confinement.check_reach(user, launch.gpu_socket)
+                os.chown(launch.gpu_socket, user.uid, user.gid)
+        return user
 
     async def adopt(self, handle: WorkerHandle, namespace: str, directory: Path) -> RunningWorker:
         """The keeper of that number, unless it has become somebody else's."""
-        return _ProcessWorker(handle, namespace, directory)
+        return _ProcessWorker(handle, namespace, directory, self._cgroups)
+
+    async def sweep(self, known: Container[str | None]) -> None:
+        """Remove the cgroups of workers whose namespace has gone: of launches that were cut off."""
+        for name in self._cgroups.names():
+            if not namespaces.namespace_path(name).exists():
+                with contextlib.suppress(PatchlightError):
+                    await asyncio.to_thread(self._cgroups.remove, name, 0.0)
 
 
-def _start(program: Program, folder: Path) -> subprocess.Popen[bytes]:
+def _start(
+    program: Program, launch: WorkerLaunch, user: WorkerUser, groups: Sequence[Path]
+) -> subprocess.Popen[bytes]:
+    folder = str(launch.directory)
     keep = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    return subprocess.Popen(
-        keeper.kept(program.command, str(folder), gated=program.gated, waited_for=False),
+    if not user.is_root:
+        keep["HOME"] = folder
+    command = keeper.kept(program.command, folder, gated=program.gated, waited_for=False)
+    child = subprocess.Popen(
+        confinement.confined(command, launch, user),
         cwd=program.directory,
         env={**keep, **program.environment},
         stdin=subprocess.DEVNULL,
@@ -93,6 +167,14 @@ def _start(program: Program, folder: Path) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is for the agent alone
     )
+    try:
+        # Somebody else's program is begun long after that: it waits at its gate.
+        confinement.limit(child.pid, launch, groups)
+    except BaseException:
+        child.kill()
+        child.wait()
+        raise
+    return child
 
 
 def _refuse_containers_things(launch: WorkerLaunch) -> None:
@@ -115,10 +197,11 @@ class _ProcessWorker:
         handle: WorkerHandle,
         namespace: str,
         directory: Path,
+        cgroups: Cgroups,
         child: subprocess.Popen[bytes] | None = None,
     ) -> None:
         self._handle, self._namespace, self._directory = handle, namespace, directory
-        self._child = child
+        self._cgroups, self._child = cgroups, child
         self._gone = asyncio.Event()
         self._descriptor = _pidfd(handle)
         if self._descriptor is None:
@@ -146,7 +229,7 @@ class _ProcessWorker:
         await self._gone.wait()
         code = keeper.exit_code(self._directory)
         lines = await asyncio.to_thread(output.last_lines, self._directory / keeper.OUTPUT)
-        return ExitInfo(code, lines)
+        return ExitInfo(code, lines, self._cgroups.ran_out_of_memory(self._namespace))
 
     async def stop(self, grace_s: float) -> None:
         if self._descriptor is not None:
@@ -166,7 +249,13 @@ class _ProcessWorker:
         await asyncio.to_thread(namespace_processes.continue_all, self._namespace)
 
     async def dispose(self) -> None:
-        await asyncio.to_thread(namespace_processes.end_all, self._namespace)
+        await asyncio.to_thread(self._dispose)
+
+    def _dispose(self) -> None:
+        namespace_processes.end_all(self._namespace)
+        self._cgroups.remove(self._namespace)
+        with contextlib.suppress(OSError):  # from now on the agent alone reads it
+            os.chown(self._directory, 0, 0)
 
 
 def _pidfd(handle: WorkerHandle) -> int | None:

@@ -16,6 +16,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from patchlight.controller.api.answers import new_app
 from patchlight.controller.api.circuits import circuit_routes
 from patchlight.controller.api.discovery import discovery_routes
+from patchlight.controller.api.gpu_metrics import gpu_gauges
 from patchlight.controller.api.jobs import job_routes
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.labfile.writer import write_lab
@@ -46,6 +47,8 @@ class _State:
         yield _gauge("nic_carrier", "Whether a NIC has a carrier.", "nic", up)
         yield _gauge("nic_carrier_changes", "Ups and downs of a NIC's carrier.", "nic", changes_of)
         yield _gauge("nic_pause_frames", "Pause frames that a NIC counted.", "nic", paused)
+        for name, about, values in gpu_gauges(controller.fleet.latest_gpus()):
+            yield _gauge(name, about, "gpu", values)
         yield _gauge("agent_up", "Whether an agent answers.", "server", controller.fleet.reachable)
         yield _gauge("ocs_up", "Whether a circuit switch answers.", "ocs", devices)
 

@@ -6,7 +6,7 @@ A journal that takes nothing for a while, as its disk is full, loses no job: it 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -67,6 +67,16 @@ class Outcomes:
             await self._table.outputs.keep(job)
         messages = await job.give_back()
         await self.on_record(lambda: self._left_behind(messages))
+        if used := job.energy_j():
+            await self.on_record(lambda: self._used(job, used))
+
+    def _used(self, job: RunningJob, used: Mapping[str, float]) -> None:
+        """Add what the GPUs of this attempt have used to what those before it have."""
+        status = self._table[job.id]
+        energy_j = dict(status.energy_j)
+        for gpu, joules in used.items():
+            energy_j[gpu] = energy_j.get(gpu, 0.0) + joules
+        self._table.keep(replace(status, energy_j=energy_j))
 
     def _left_behind(self, messages: Iterable[str]) -> None:
         events = [(time.time(), {"message": message}) for message in messages]

@@ -93,6 +93,12 @@ class Worker:
         """Whether the agent did not say how it is when it was asked last."""
         return self.heartbeat.silent_since is not None
 
+    async def give_back(self) -> None:
+        """Have the agent end it; what it says of it then is the last that is heard of it."""
+        status = await self.agent.delete(self.spec.id)
+        if status.energy_j is not None:
+            self.status = status
+
     async def new_reports(self) -> list[Report]:
         """What it reported since the last call. One that begins anew was started again."""
         answer = await self.agent.reports(self.spec.id, self.reports_seen)
@@ -338,11 +344,18 @@ class RunningJob:
             why = "; ".join(answer.message for _, answer in dark)
             self.give_up(f"job {self.spec.name}: {why}", [host for host, _ in dark])
 
+    def energy_j(self) -> dict[str, float]:
+        """Joules that its workers' GPUs have used, by the GPUs' full names, where they tell."""
+        return {
+            f"{worker.host.server.name}.{worker.spec.gpu}": worker.status.energy_j
+            for worker in self.workers
+            if worker.status.energy_j is not None
+        }
+
     async def give_back(self) -> list[str]:
         """Stop whatever workers there are; who could not be stopped, in words."""
         answers = await asyncio.gather(
-            *(worker.agent.delete(worker.spec.id) for worker in self.workers),
-            return_exceptions=True,
+            *(worker.give_back() for worker in self.workers), return_exceptions=True
         )
         return [str(answer) for answer in answers if isinstance(answer, AgentError)]
 

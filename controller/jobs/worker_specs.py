@@ -67,6 +67,8 @@ def worker_specs(
                 rendezvous=first,
                 neighbours=[n for n in neighbours if n.address != host.nic.address],
                 checkpoint=spec.checkpoint,
+                memory_bytes=spec.memory_bytes,
+                cpus=spec.cpus,
                 task=_task(spec, host, lab, first_iteration, len(hosts)),
             )
             for rank, host in enumerate(hosts)

@@ -5,7 +5,9 @@ from typing import Any
 
 import click
 
-from patchlight.agents.run import DEFAULT_IMAGE
+from patchlight.agents.gpus import SAMPLES_PER_S
+from patchlight.agents.workers.backends import DEFAULT_IMAGE
+from patchlight.agents.workers.gpu_access import CHOICES
 from patchlight.cli.connection import LAB_VARIABLE, complete_lab
 from patchlight.cli.errors import require_root
 from patchlight.testbed.labfile.reader import find_lab
@@ -35,9 +37,10 @@ def agent() -> None:
 )
 @click.option(
     "--workers",
-    type=click.Choice(["docker", "process", "auto"]),
     default="auto",
-    help="What a worker is; auto: a container where a Docker engine is, else a process.",
+    metavar="docker|process|auto",
+    help="What a worker is; auto: a container where a Docker engine is, else a process. Installed "
+    "packages may know more.",
 )
 @click.option(
     "--gpus",
@@ -46,10 +49,32 @@ def agent() -> None:
     help="NVIDIA GPUs, or GPUs that answer on Unix sockets in DIR.",
 )
 @click.option(
+    "--gpu-rate",
+    type=click.FloatRange(min=0.1, max=100),
+    default=SAMPLES_PER_S,
+    show_default=True,
+    metavar="HZ",
+    help="How often a second NVIDIA GPUs are read.",
+)
+@click.option(
+    "--gpu-access",
+    type=click.Choice(CHOICES),
+    default="auto",
+    help="How a container gets its NVIDIA GPU; auto: by CDI where its files are, else by a device "
+    "request or NVIDIA's runtime, whichever this server has.",
+)
+@click.option(
     "--state",
     type=click.Path(path_type=Path),
     default=Path("/var/lib/patchlight/agent"),
     help="Where leases and workers' folders are kept.",
+)
+@click.option(
+    "--worker-user",
+    default="root",
+    show_default=True,
+    metavar="USER|dynamic",
+    help="Whom workers run as that are processes; dynamic: each as a user of its own.",
 )
 @click.option("--image", default=DEFAULT_IMAGE, help="The container image of workers.")
 @click.option(

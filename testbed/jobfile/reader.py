@@ -28,6 +28,7 @@ _FIELDS = {
     "deadline": "deadline_s",
     "dark_limit": "dark_limit_s",
     "shared_memory": "shared_memory_bytes",
+    "memory": "memory_bytes",
 }
 _KEYS = {field_name: key for key, field_name in _FIELDS.items()}
 

@@ -126,6 +126,8 @@ _ITERATIONS = Whole("how many iterations", 1, MOST_ITERATIONS, grouped=True)
 _GRADIENT = _size(4, LARGEST_GRADIENT_BYTES, "a gradient's size", "553MB")
 _SEED = Whole("a seed", 0, LARGEST_SEED)
 _SHARED_MEMORY = _size(2**20, 2**50, "a size of shared memory", "1GB")
+_MEMORY = _size(16 * 2**20, 2**44, "a size of memory", "64GB")
+_CPUS = Number("a number of CPUs", lowest=0.01, highest=4096)
 _REQUIREMENT = Number("a requirement", above=0, highest=1000)
 _DEADLINE = _time(LONGEST_LIMIT_S, "a deadline", "2h")
 _DARK_LIMIT = _time(LONGEST_DARK_S, "a time without light", "10min")
@@ -237,6 +239,13 @@ JOB = Group(
         "folders of the server that its containers see",
     ),
     Key("shared_memory", _SHARED_MEMORY, "how large a worker's /dev/shm is"),
+    Key(
+        "memory",
+        _MEMORY,
+        "the most memory of its server that a worker may use",
+        default="eight gradients and 1 GiB (synthetic jobs), or the worker's share of the server's",
+    ),
+    Key("cpus", _CPUS, "how many CPUs of its server a worker may use", "all", "7.5"),
     Key("working_directory", _FOLDER, "where the program begins", example="/srv/vgg"),
     Key(
         "hold",
@@ -308,6 +317,8 @@ SWEEP = Group(
     _swept("gradient", _GRADIENT),
     _swept("seed", _SEED),
     _swept("shared_memory", _SHARED_MEMORY),
+    _swept("memory", _MEMORY),
+    _swept("cpus", _CPUS),
     _swept("requirement", _REQUIREMENT),
     _swept("deadline", _DEADLINE),
     _swept("priority", _PRIORITY),

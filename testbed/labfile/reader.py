@@ -29,6 +29,7 @@ from patchlight.testbed.labfile.policies_schema import choice_of
 from patchlight.testbed.labfile.queue_schema import discipline_of
 from patchlight.testbed.labfile.ranges import write_out
 from patchlight.testbed.labfile.schema import COMMON, LAB
+from patchlight.testbed.labfile.workers_schema import worker_policy_of
 from patchlight.testbed.labfile.writer import FIELD_OF
 from patchlight.testbed.nic import Rendezvous
 from patchlight.testbed.policies import KINDS, PolicyKind, full_path
@@ -148,7 +149,8 @@ def _build(fields: Fields) -> Lab:
         **{f"controller_{key}": address.value for key, address in controller.items()},
         queue=discipline_of(fields["queue"].value if "queue" in fields else Fields()),
         policies=choice_of(fields["policies"].value if "policies" in fields else Fields()),
-        **_values(fields, "controller", "defaults", "queue", "policies", *_LISTS),
+        workers=worker_policy_of(fields["workers"].value if "workers" in fields else Fields()),
+        **_values(fields, "controller", "defaults", "queue", "policies", "workers", *_LISTS),
     )
 
 

@@ -47,6 +47,7 @@ from patchlight.testbed.labfile.values import (
     VARIABLE_NAME,
     VLAN,
 )
+from patchlight.testbed.labfile.workers_schema import WORKERS
 
 FABRICS = ("openvswitch", "bridge")
 
@@ -271,6 +272,12 @@ LAB = Group(
         POLICIES,
         "who decides, and whether light follows jobs by itself",
         example="{placement: regroup, topology: regroup, defragment: true}",
+    ),
+    Key(
+        "workers",
+        WORKERS,
+        "what jobs' workers may have of the servers",
+        example="{images: [pytorch/*], mounts: [/srv/data], memory: 64GB}",
     ),
     Key(
         "defaults",

@@ -21,6 +21,7 @@ from patchlight.testbed.lab import (
 )
 from patchlight.testbed.labfile.policies_schema import policies_document
 from patchlight.testbed.labfile.queue_schema import queue_document
+from patchlight.testbed.labfile.workers_schema import worker_policy_document
 from patchlight.testbed.units import write_loss, write_power, write_rate, write_share, write_time
 
 # Keys of the file whose field in the model carries its unit in its name.
@@ -97,6 +98,8 @@ def lab_document(lab: Lab) -> dict[str, Any]:
         document["queue"] = {**groups, **({"users": users} if users else {})}
     if policies := policies_document(lab.policies):
         document["policies"] = policies
+    if workers := worker_policy_document(lab.workers):
+        document["workers"] = workers
     if lab.servers:
         document["servers"] = [_server(server) for server in lab.servers]
     if lab.packet_switches:

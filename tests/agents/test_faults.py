@@ -1,6 +1,7 @@
 """What comes of hardware and disks that fail under workers."""
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -90,14 +91,28 @@ def test_a_nic_without_carrier_is_reported_and_its_worker_waits(make_bench: Make
         agent.until_state(f"job-{rank}", "done")
 
 
+@contextlib.contextmanager
+def disk_of(size: str, disk: Path) -> Iterator[Path]:
+    """A folder on a disk of that size."""
+    disk.mkdir()
+    options = f"size={size},mode=0700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", disk], check=True)
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder on a disk of 1 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "none", disk], check=True)
-    yield disk
-    subprocess.run(["umount", disk], check=True)
+    with disk_of("1m", tmp_path / "disk") as disk:
+        yield disk
+
+
+@pytest.fixture
+def larger_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk of 600 MiB."""
+    with disk_of("600m", tmp_path / "disk") as disk:
+        yield disk
 
 
 def fill(disk: Path) -> Path:
@@ -130,6 +145,26 @@ def test_a_full_disk_leaves_nothing_half_done(small_disk: Path, make_bench: Make
     assert everything_is_back(agent, "job-0")
     filler.unlink()
     assert agent.client.delete("/workers/job-0").json()["state"] == "failed"
+
+
+def test_a_worker_that_fills_the_disk_is_ended_before_it_is_full(
+    larger_disk: Path, make_bench: MakeBench
+) -> None:
+    bench = make_bench(1)
+    (bench.directory / "state-server1").symlink_to(larger_disk)
+    agent = bench.agent("server1").start()
+    # What has holes takes no room.
+    greedy = "truncate -s 1G holes; head -c 320M /dev/zero >zeros; sleep 1000"
+    command = {**bench.command(0, 1, "sh", "-c", greedy), "memory_bytes": 2**30}
+    assert agent.client.post("/workers", json=command).status_code == 201
+    start_all([agent])
+    failed = agent.until_state("job-0", "failed")
+    assert "more than the" in failed["message"]
+    assert "still free on that disk" in failed["message"]
+    assert everything_is_back(agent, "job-0")
+    assert agent.client.delete("/workers/job-0").is_success
+    disk = os.statvfs(larger_disk)
+    assert disk.f_bavail > 0.9 * disk.f_blocks
 
 
 def test_a_program_that_forks_wildly_is_ended_with_all_it_forked(make_bench: MakeBench) -> None:

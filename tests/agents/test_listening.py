@@ -3,6 +3,7 @@
 import socket
 import stat
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import httpx
 import pytest
 
 from patchlight.agents.gpus import gpu_backend
-from patchlight.agents.run import credentials_of, make_runner, open_listener
+from patchlight.agents.run import credentials_of, open_listener
+from patchlight.agents.workers.backends import BackendOptions, make_runner
 from patchlight.deploy.authority import Authority
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab, Server
@@ -20,6 +22,7 @@ from patchlight.testbed.linux.sockets import PortTaken
 from tests.support.tls_agents import idle_agent
 
 SERVER = Server("server1", None, (), ())
+OPTIONS = BackendOptions("lab", "server1")
 
 
 def test_a_unix_socket_is_for_its_owner_and_replaces_a_dead_one(tmp_path: Path) -> None:
@@ -158,5 +161,9 @@ def test_wrong_choices_are_said() -> None:
     server = Server("server1", None, (), ())
     with pytest.raises(BadInput, match="'nvml' or 'socket:DIR'"):
         gpu_backend("socket:", server)
+    with pytest.raises(BadInput, match="100 readings"):
+        gpu_backend("nvml", server, 0)
     with pytest.raises(BadInput, match="'docker', 'process' or 'auto'"):
-        make_runner("podman", "lab", "server1")
+        make_runner("podman", OPTIONS)
+    with pytest.raises(BadInput, match="no such user"):
+        make_runner("process", replace(OPTIONS, worker_user="nobody-of-that-name"))

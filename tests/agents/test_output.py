@@ -1,12 +1,13 @@
 """A worker's output: bounded, and read in parts."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from patchlight.agents.errors import AgentError
-from patchlight.agents.workers import output
+from patchlight.agents.workers import keeper, output
 
 MIB = 2**20
 
@@ -61,3 +62,22 @@ def test_what_a_program_puts_in_the_way_is_not_followed(tmp_path: Path) -> None:
         with pytest.raises(AgentError, match="reading the output"):
             output.read(path, 0, 100)
         assert output.last_lines(path) == ()
+
+
+@pytest.mark.parametrize("put", [Path.symlink_to, Path.hardlink_to])
+def test_a_gate_that_a_program_has_replaced_is_not_written_to(
+    put: Callable[[Path, Path], None], tmp_path: Path
+) -> None:
+    others = tmp_path / "others"
+    others.write_text("kept")
+    put(tmp_path / keeper.START, others)
+    assert not keeper.open_gate(tmp_path)
+    assert others.read_text() == "kept"
+
+
+def test_an_exit_code_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / keeper.EXIT)
+    assert keeper.exit_code(tmp_path) == 137
+    (tmp_path / keeper.EXIT).unlink()
+    (tmp_path / keeper.EXIT).write_text("3\n")
+    assert keeper.exit_code(tmp_path) == 3

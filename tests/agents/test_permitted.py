@@ -6,7 +6,10 @@ import pytest
 
 from patchlight.agents.errors import AgentError, BadRequest, Forbidden
 from patchlight.agents.permitted import permitted
+from patchlight.agents.workers.limits import limits_of
+from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.worker_api import WorkerSpec
+from patchlight.testbed.worker_policy import WorkerPolicy
 
 
 def spec(source: str, target: str = "/data", checkpoint: str | None = None) -> WorkerSpec:
@@ -62,3 +65,46 @@ def test_data_may_be_mounted_where_it_is(tmp_path: Path) -> None:
     permitted(spec(str(tmp_path), "/opt/data", checkpoint=str(tmp_path)))
     with pytest.raises(AgentError, match="which this server has not"):
         permitted(spec(str(tmp_path / "none")))
+
+
+def test_the_lab_says_which_folders_workers_may_see(tmp_path: Path) -> None:
+    data, other = tmp_path / "data", tmp_path / "other"
+    for folder in (data / "sets", other):
+        folder.mkdir(parents=True)
+    link = tmp_path / "link"
+    link.symlink_to(data)
+    policy = WorkerPolicy(mounts=(str(link),))
+    for allowed in (data, data / "sets", link / "sets"):
+        permitted(spec(str(allowed), checkpoint=str(data)), policy)
+    for refused in (other, tmp_path, data / ".." / "other"):
+        with pytest.raises(Forbidden, match="lets workers see no such folder") as raised:
+            permitted(spec(str(refused)), policy)
+        assert f"those that it does: {link}" in str(raised.value.hint)
+    with pytest.raises(Forbidden, match="lets workers see no such folder"):
+        permitted(spec(str(data), checkpoint=str(other)), policy)
+    # What no lab allows, this one does not either.
+    with pytest.raises(Forbidden, match="is for no worker"):
+        permitted(spec("/etc"), WorkerPolicy(mounts=("/etc",)))
+
+
+def test_the_lab_says_which_images_and_how_much_of_a_server(tmp_path: Path) -> None:
+    asked = spec(str(tmp_path))
+    assert isinstance(asked.task, CommandTask)
+    task = asked.task.model_copy(update={"image": "evil/miner:1"})
+    asked = asked.model_copy(update={"task": task, "memory_bytes": 2**34, "cpus": 8.0})
+    permitted(asked)
+    permitted(asked, WorkerPolicy(images=("a", "evil/*"), memory_bytes=2**34, cpus=8))
+    for policy, words in (
+        (WorkerPolicy(images=("pytorch/*",)), "the image evil/miner:1, which the lab allows to no"),
+        (WorkerPolicy(images=()), "allows to no worker"),
+        (WorkerPolicy(memory_bytes=2**33), "17.18GB of memory: the lab allows 8.59GB"),
+        (WorkerPolicy(cpus=4), "asks for 8 CPUs: the lab allows 4"),
+    ):
+        with pytest.raises(Forbidden, match=words):
+            permitted(asked, policy)
+    # Without a word of its own a worker gets what the lab allows at most.
+    plain = spec(str(tmp_path))
+    permitted(plain, WorkerPolicy(images=(), memory_bytes=2**33, cpus=4))
+    limits = limits_of(plain, None, 2**40, WorkerPolicy(memory_bytes=2**33, cpus=4))
+    assert (limits.memory_bytes, limits.processes, limits.cpus) == (2**33, 4096, 4)
+    assert limits_of(asked, None, 2**40, WorkerPolicy()).memory_bytes == 2**34

@@ -126,7 +126,8 @@ async def test_what_goes_over_the_wire(agent: Agent, client: AgentClient) -> Non
     await client.start("w")
     await client.hold("w", 3)
     await client.release("w")
-    await client.delete("w")
+    agent.say({"id": "w", "state": "stopped", "energy_j": 12.5})
+    assert (await client.delete("w")).energy_j == 12.5
     assert [(line, json.loads(body or "null")) for line, body in agent.requests] == [
         ("POST /v1/workers/w/start", {}),
         ("POST /v1/workers/w/hold", {"iteration": 3}),

@@ -32,6 +32,7 @@ class Agent:
 
     def __init__(self, bench: Bench, server: str, workers: str) -> None:
         self.bench, self.server, self.workers = bench, server, workers
+        self.gpus = f"socket:{bench.directory / 'gpus'}"
         self.socket = bench.directory / f"{server}.sock"
         self.log = bench.directory / f"{server}.log"
         self.process: subprocess.Popen[bytes] | None = None
@@ -54,7 +55,7 @@ class Agent:
             command = ["nsenter", f"--net={namespace}", "--", sys.executable, "-m"]
             command += ["patchlight.agents", "--lab", str(self.bench.lab_file)]
             command += ["--server", self.server, "--listen", f"unix:{self.socket}"]
-            command += ["--workers", self.workers, "--gpus", f"socket:{folder / 'gpus'}"]
+            command += ["--workers", self.workers, "--gpus", self.gpus]
             command += ["--state", str(folder / f"state-{self.server}")]
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
 

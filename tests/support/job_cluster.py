@@ -75,6 +75,7 @@ class FakeFleet(Fleet):
         self.workers: dict[str, WorkerStatus] = {}
         self.written: dict[str, list[Report]] = {}
         self.printed: dict[str, str] = {}
+        self.energy_j: dict[str, float] = {}
         self.may_create, self.may_delete = asyncio.Event(), asyncio.Event()
         self.may_create.set()
         self.may_delete.set()
@@ -181,10 +182,12 @@ class FakeAgent(AgentClient):
         if self._fleet.stops:
             self._fleet.put_worker(worker_id, WorkerState.STOPPED)
 
-    async def delete(self, worker_id: str) -> None:
+    async def delete(self, worker_id: str) -> WorkerStatus:
         self._called("delete", worker_id)
         await self._fleet.may_delete.wait()
-        self._fleet.workers.pop(worker_id, None)
+        gone = WorkerStatus(id=worker_id, state=WorkerState.STOPPED)
+        known = self._fleet.workers.pop(worker_id, gone)
+        return known.model_copy(update={"energy_j": self._fleet.energy_j.get(worker_id)})
 
 
 LAB = read_lab(builtin_lab("ofc2022"))

@@ -11,8 +11,9 @@ from fastapi import FastAPI
 from patchlight.agents.api import make_app
 from patchlight.agents.gpus import gpu_backend
 from patchlight.agents.metrics import AgentMetrics
-from patchlight.agents.run import make_runner, open_listener
+from patchlight.agents.run import open_listener
 from patchlight.agents.service import AgentService
+from patchlight.agents.workers.backends import BackendOptions, make_runner
 from patchlight.testbed.lab import Lab, Server
 from patchlight.testbed.linux.credentials import Credentials
 from patchlight.testbed.linux.http_server import DEFAULT_LIMITS, Limits, http_server
@@ -20,7 +21,7 @@ from patchlight.testbed.linux.http_server import DEFAULT_LIMITS, Limits, http_se
 
 def idle_agent(lab: Lab, server: Server, state: Path) -> FastAPI:
     """The API of an agent that was not opened: it has no worker and looks for none."""
-    runner = make_runner("process", lab.name, server.name)
+    runner = make_runner("process", BackendOptions(lab.name, server.name))
     service = AgentService(lab, server, runner, gpu_backend("nvml", server), state)
     return make_app(service, lab.name, AgentMetrics(service))
 

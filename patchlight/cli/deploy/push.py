@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from patchlight.agents.run import DEFAULT_IMAGE
+from patchlight.agents.workers.backends import DEFAULT_IMAGE
 from patchlight.cli.deploy.outcomes import (
     complete_server,
     deployer,

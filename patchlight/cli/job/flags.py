@@ -85,6 +85,8 @@ _OPTIONS = (
     _of_key("environment", _PAIRS["environment"], "--env", multiple=True),
     _of_key("mounts", "SOURCE:TARGET[:rw]", "--mount", multiple=True),
     _of_key("shared_memory", "SIZE"),
+    _of_key("memory", "SIZE"),
+    _of_key("cpus", "N"),
     _of_key("working_directory", "FOLDER"),
     _of_key("hold", "auto|protocol|freeze"),
     _of_key("graph", "NAME|FILE"),

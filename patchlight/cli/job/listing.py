@@ -128,6 +128,7 @@ def _of_status(status: Answer) -> Iterator[tuple[str, Cell]]:
     yield "measured", _measured(status)
     for move in status["light_moves"]:
         yield "light moved", _moved(move)
+    yield "energy", _energy(status.get("energy_j") or {})
     yield "attempt", f"{status['attempt'] + 1}" if status["attempt"] else ""
     yield "restarts", str(status["restarts"] or "")
     yield "topology", status["topology"]
@@ -140,6 +141,14 @@ def _predicted(status: Answer) -> str:
         return ""
     ends = f", {left_s:.1f} s to its end" if left_s is not None else ""
     return f"{seconds:.3f} s an iteration{ends}; {status['bottleneck']}"
+
+
+def _energy(energy_j: dict[str, float]) -> str:
+    """What GPUs have used for it, as far as they tell."""
+    if not energy_j:
+        return ""
+    each = ", ".join(f"{gpu} {joules:,.0f} J" for gpu, joules in sorted(energy_j.items()))
+    return f"{sum(energy_j.values()):,.0f} J: {each}"
 
 
 _HELD_BY = {
@@ -199,6 +208,8 @@ def _of_spec(status: Answer) -> Iterator[tuple[str, str]]:
     yield "image", spec["image"] or ""
     yield "environment", ", ".join(f"{name}={value}" for name, value in spec["environment"].items())
     yield "mounts", "; ".join(mounts)
+    yield "memory", format_size(spec["memory_bytes"]) if spec.get("memory_bytes") else ""
+    yield "CPUs", f"{spec['cpus']:g}" if spec.get("cpus") else ""
     yield "held by", _held_by(status)
     yield "gradient", format_size(spec["gradient_bytes"]) if spec["gradient_bytes"] else ""
     yield "compute", ", ".join(compute)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -61,6 +62,27 @@ async def test_show_says_why(job: JobCommand, cluster: Cluster) -> None:
     assert max(map(len, printed.splitlines())) <= 80
     for words in ("preparing", "placement", "packed", "2.0 ms", "server1.gpu0"):
         assert words in printed
+
+
+async def test_show_says_what_gpus_have_used_over_all_attempts(
+    job: JobCommand, cluster: Cluster
+) -> None:
+    (job_id,) = cluster.submit(replace(spec("green", "gpu0", "gpu1"), retries=1))
+    seen: set[str] = set()
+    for used_j in (100.0, 20.5):
+        await cluster.until(lambda: len(set(cluster.fleet.workers) - seen) == 2)
+        await cluster.until_state(job_id, JobState.RUNNING)
+        first, second = workers = sorted(cluster.fleet.workers)
+        seen.update(workers)
+        cluster.fleet.energy_j = {first: used_j, second: 1000.0}
+        for worker in workers:
+            cluster.fleet.put_worker(worker, WorkerState.FAILED, "fell over")
+        await cluster.until(lambda: not seen & set(cluster.fleet.workers))
+    await cluster.until_state(job_id, JobState.FAILED)
+    expected = {"server1.gpu0": 120.5, "server1.gpu1": 2000.0}
+    await cluster.until(lambda: cluster.table[job_id].energy_j == expected)
+    printed = await job("show", "green")
+    assert "2,120 J: server1.gpu0 120 J, server1.gpu1 2,000 J" in " ".join(printed.split())
 
 
 async def test_logs_are_those_of_every_worker_or_of_one(job: JobCommand, cluster: Cluster) -> None:

@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator
 from ipaddress import IPv4Network
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
 import pytest_asyncio
@@ -18,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchlight.agents.errors import GpuError
-from patchlight.agents.gpus import NvmlGpus, SocketGpus
+from patchlight.agents.gpus.sockets import SocketGpus
 from patchlight.agents.training.compute import EmulatedGpu as GpuClient
 from patchlight.agents.training.task import TrainingError
 from patchlight.emulation.lab.gpus import BusyMeter, gpu_uuid, serve
@@ -90,7 +89,7 @@ async def test_a_gpu_computes_for_one_tenant_at_a_time(backend: SocketGpus, tmp_
     reading = await backend.read("gpu0")
     assert (reading.model, reading.uuid) == ("Tesla M40", gpu_uuid(LAB, "server1", "gpu0"))
     assert reading.busy_s == pytest.approx(0.3, abs=0.05)
-    assert 0.2 < reading.utilization < 0.4
+    assert reading.utilization == pytest.approx(0.3, abs=0.1)
     other = await backend.read("gpu1")
     assert (other.uuid, other.busy_s, other.utilization) == ("GPU-77", 0, 0)
 
@@ -100,7 +99,7 @@ async def test_a_gpu_stops_computing_when_its_tenant_dies(
 ) -> None:
     gpu = await asyncio.to_thread(GpuClient, str(tmp_path / "server1.gpu0.sock"), "a")
     gpu.begin(3600)
-    while (await backend.read("gpu0")).utilization == 0:  # noqa: ASYNC110
+    while not (await backend.read("gpu0")).utilization:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     gpu.close()
     last_s = -1.0
@@ -161,60 +160,3 @@ def test_a_gpu_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
         dead.bind(str(tmp_path / "server1.gpu0.sock"))
     with pytest.raises(GpuError, match="reading GPU gpu0"):
         asyncio.run(backend.read("gpu0"))
-
-
-@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is an NVIDIA driver")
-def test_no_nvidia_driver_is_said() -> None:
-    with pytest.raises(GpuError, match="opening the NVIDIA driver") as raised:
-        asyncio.run(NvmlGpus(SERVER).open())
-    assert "nvidia-smi" in str(raised.value.hint)
-
-
-class _NoGpu(Exception):
-    """As NVML says that there is none."""
-
-
-def _driver_with(*uuids: str) -> ModuleType:
-    """The driver's library on a server that has these GPUs."""
-    nvml = ModuleType("pynvml")
-
-    def of_uuid(uuid: str) -> str:
-        if uuid not in uuids:
-            raise _NoGpu("not found")
-        return uuid
-
-    functions: dict[str, object] = {
-        "NVMLError": _NoGpu,
-        "nvmlInit": lambda: None,
-        "nvmlShutdown": lambda: None,
-        "nvmlDeviceGetCount": lambda: len(uuids),
-        "nvmlDeviceGetHandleByIndex": lambda index: uuids[index],
-        "nvmlDeviceGetHandleByUUID": of_uuid,
-        "nvmlDeviceGetUUID": lambda handle: handle,
-        "nvmlDeviceGetName": lambda handle: "Titan V",
-        "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=50),
-    }
-    for name, function in functions.items():
-        setattr(nvml, name, function)
-    return nvml
-
-
-async def test_an_nvidia_gpu_that_is_gone_leaves_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", _driver_with("GPU-77"))
-    backend = NvmlGpus(SERVER)
-    await backend.open()
-    assert (await backend.read("gpu1")).uuid == "GPU-77"
-    # Of those without a UUID it cannot be said which one is missing.
-    with pytest.raises(GpuError, match="has 1 GPUs of 2") as raised:
-        await backend.read("gpu0")
-    assert "uuid:" in str(raised.value.hint)
-    await backend.close()
-    monkeypatch.setitem(sys.modules, "pynvml", _driver_with("GPU-1", "GPU-2"))
-    other = NvmlGpus(SERVER)
-    await other.open()
-    assert (await other.read("gpu0")).utilization == 0.5
-    with pytest.raises(GpuError, match="no GPU with UUID GPU-77"):
-        await other.read("gpu1")
-    await other.close()

@@ -51,6 +51,8 @@ image: pytorch/pytorch:2.4.0
 environment: {LEARNING_RATE: 0.1, MODE: "true"}
 mounts: ["/srv/data:/data", "/srv/out:/out:rw", {source: /a, target: /b, read_only: false}]
 shared_memory: 1GB
+memory: 64GB
+cpus: 7.5
 working_directory: /srv/resnet
 hold: freeze
 graph: resnet50
@@ -100,6 +102,8 @@ def test_a_file_with_every_key() -> None:
             Mount("/a", "/b", False),
         ),
         shared_memory_bytes=10**9,
+        memory_bytes=64 * 10**9,
+        cpus=7.5,
         working_directory="/srv/resnet",
         hold="freeze",
         graph="resnet50",

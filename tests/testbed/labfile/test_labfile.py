@@ -18,6 +18,7 @@ from patchlight.testbed.labfile.reference import write_commented_lab
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.policies import KINDS
 from patchlight.testbed.queueing import Allowance, Discipline
+from patchlight.testbed.worker_policy import WorkerPolicy
 from tests.support.lab_files import SMALL_LAB, unmarked
 
 
@@ -75,6 +76,45 @@ LONE_SWITCH = """
 name: bench
 circuit_switches: [{name: ocs1, driver: polatis-scpi, address: "127.0.0.1:5025", ports: 32}]
 """
+
+
+def test_what_workers_may_have_is_read_and_written_again() -> None:
+    text = """\
+name: shared
+workers:
+  images: [pytorch/*, "registry.lab:5000/*"]
+  mounts: [/srv/data]
+  memory: 64GB
+  cpus: 7.5
+"""
+    lab = parse_lab(text)
+    expected = WorkerPolicy(
+        ("pytorch/*", "registry.lab:5000/*"), ("/srv/data",), 64 * 10**9, cpus=7.5
+    )
+    assert lab.workers == expected
+    assert parse_lab(write_lab(lab)) == lab
+    assert parse_lab(write_commented_lab(lab)) == lab
+    assert parse_lab("name: plain").workers == WorkerPolicy()
+    assert "workers" not in write_lab(parse_lab("name: plain"))
+    nobody = parse_lab("name: shut\nworkers: {images: [], mounts: []}")
+    assert nobody.workers == WorkerPolicy((), ())
+    assert parse_lab(write_lab(nobody)) == nobody
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("{mounts: [/]}", "no folder of the servers"),
+        ("{mounts: [/srv/../etc]}", "no folder of the servers"),
+        ("{mounts: [data]}", "no folder of the servers"),
+        ("{memory: 1MB}", "out of bounds"),
+        ("{cpus: 0}", "a number of CPUs"),
+        ("{devices: [/dev/kvm]}", "devices"),
+    ],
+)
+def test_what_workers_cannot_be_allowed_is_refused(said: str, words: str) -> None:
+    with pytest.raises(LabFileError, match=words):
+        parse_lab(f"name: shared\nworkers: {said}\n")
 
 
 def test_how_jobs_wait_is_read_and_written_again() -> None:

@@ -1,0 +1,23 @@
+"""What jobs' workers may have of a lab's servers: values, and what they refuse."""
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPolicy:
+    """``None``: no limit of the lab's.
+
+    ``images`` are patterns (``pytorch/*``); an image of a worker has to fit one. What it mounts,
+    and its checkpoint, have to be in one of the folders ``mounts``. ``memory_bytes`` and ``cpus``
+    are the most of a server's that one worker may have.
+    """
+
+    images: tuple[str, ...] | None = None
+    mounts: tuple[str, ...] | None = None
+    memory_bytes: int | None = None
+    cpus: float | None = None
+
+    def allows_image(self, image: str) -> bool:
+        """Whether a container may be of it."""
+        return self.images is None or any(fnmatchcase(image, each) for each in self.images)

@@ -1,0 +1,304 @@
+"""What every back end of workers does: processes, containers, and those that packages bring.
+
+``$PATCHLIGHT_TEST_WORKER_BACKEND`` names an installed one to put through all of it, too.
+"""
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from patchlight.agents.errors import BadRequest, LaunchError
+from patchlight.agents.workers import backends, keeper
+from patchlight.agents.workers.backends import BackendOptions, make_runner
+from patchlight.agents.workers.contract import (
+    ExitInfo,
+    Runner,
+    RunningWorker,
+    WorkerHandle,
+    WorkerLaunch,
+)
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.linux import namespaces
+from patchlight.testbed.linux.cgroups import Cgroups, Limits
+from patchlight.testbed.linux.namespace_processes import processes_in
+from patchlight.testbed.worker_api import WorkerSpec
+
+LIMITS = Limits(96 * 2**20, 48)
+OURS = "PATCHLIGHT_TEST_WORKER_BACKEND"
+GREEDY = """
+import os, time
+print(*[line.strip() for line in open("/proc/self/status") if line[:6] in ("CapEff", "NoNewP")])
+print("cpus", *os.sched_getaffinity(0))
+made = 0
+try:
+    while made < 200:
+        if os.fork() == 0:
+            time.sleep(60)
+        made += 1
+except OSError:
+    pass
+print("forked", made, flush=True)
+print(len(b"x" * 2**29))
+"""
+
+
+def _choices() -> list[Any]:
+    chosen = [
+        pytest.param(("process", "root"), marks=pytest.mark.root, id="process"),
+        pytest.param(("process", "dynamic"), marks=pytest.mark.root, id="process-of-nobody"),
+        pytest.param(("docker", "root"), marks=[pytest.mark.root, pytest.mark.docker], id="docker"),
+    ]
+    if name := os.environ.get(OURS):
+        chosen.append(pytest.param((name, "root"), marks=pytest.mark.root, id=name))
+    return chosen
+
+
+@pytest.fixture(params=_choices())
+def make(request: pytest.FixtureRequest) -> Callable[[], Runner]:
+    """Makes a runner of the back end, as every start of an agent does."""
+    choice, user = request.param
+    options = BackendOptions("test", f"server-{os.getpid()}", worker_user=user)
+    return lambda: make_runner(choice, options)
+
+
+@pytest_asyncio.fixture
+async def runner(make: Callable[[], Runner]) -> AsyncIterator[Runner]:
+    made = make()
+    await made.open()
+    yield made
+    await made.close()
+
+
+class Desk:
+    """Makes launches, and clears away what an agent would."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.names: list[str] = []
+
+    def launch(self, *command: str, **spec: Any) -> WorkerLaunch:
+        name = f"pl.test-{os.getpid()}.server1.w-{len(self.names)}"
+        self.names.append(name)
+        directory = self.folder / "workers" / str(len(self.names))
+        directory.mkdir(mode=0o700, parents=True)
+        given = {
+            **{"id": f"w-{len(self.names)}", "job": "job", "rank": 0, "nic": "nic0"},
+            "ring": [{"rank": 0, "address": "10.0.0.1", "port": 29500}],
+            "task": {"trainer": "command", "command": list(command)},
+        }
+        model = WorkerSpec.model_validate({**given, **spec})
+        return WorkerLaunch(model, directory, name, "nic0", LIMITS)
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    # Not below pytest's own folder, which is closed to other users.
+    folder = Path(f"/tmp/pl-backends-{os.getpid()}")
+    folder.mkdir(mode=0o700)
+    made = Desk(folder / "state")
+    folder.chmod(0o711)
+    (folder / "state").mkdir(mode=0o700)
+    yield made
+    left = {name: processes_in(name) for name in made.names}
+    for name in made.names:
+        namespaces.delete(name)
+    shutil.rmtree(folder)
+    assert not any(left.values()), left
+    assert not set(made.names) & set(Cgroups().names())
+
+
+async def begin(runner: Runner, launch: WorkerLaunch) -> RunningWorker:
+    """Launch, and let the program go."""
+    worker = await runner.launch(launch)
+    await until(lambda: keeper.open_gate(launch.directory))
+    return worker
+
+
+async def until(condition: Callable[[], object], deadline_s: float = 30) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        await asyncio.sleep(0.01)
+
+
+async def end_of(worker: RunningWorker) -> ExitInfo:
+    async with asyncio.timeout(60):
+        return await worker.ended()
+
+
+async def test_a_worker_runs_in_a_namespace_of_its_own_once_it_is_let_go(
+    runner: Runner, desk: Desk
+) -> None:
+    program = "echo $RANK of $WORLD_SIZE; cat /proc/net/dev | wc -l; echo of it >mine; exit 7"
+    launch = desk.launch("sh", "-c", program)
+    worker = await runner.launch(launch)
+    assert namespaces.inode(namespaces.namespace_path(launch.namespace)) is not None
+    await asyncio.sleep(0)
+    assert not (launch.directory / keeper.STARTED).exists()
+    await until(lambda: keeper.open_gate(launch.directory))
+    ended = await end_of(worker)
+    # Two lines of heading, and the loopback interface alone.
+    assert (ended.exit_code, ended.last_lines) == (7, ("0 of 1", "3"))
+    assert not ended.out_of_memory
+    assert (launch.directory / "mine").read_text() == "of it\n"
+    await worker.dispose()
+    await worker.dispose()
+    assert namespaces.inode(namespaces.namespace_path(launch.namespace)) is not None
+
+
+async def test_another_agent_finds_it_alive_and_after_its_end(
+    make: Callable[[], Runner], runner: Runner, desk: Desk
+) -> None:
+    launch = desk.launch("sh", "-c", "until [ -e go ]; do sleep 0.05; done; exit 3")
+    handle = (await begin(runner, launch)).handle
+    heirs = [make(), make()]
+    for heir in heirs:
+        await heir.open()
+    alive = await heirs[0].adopt(handle, launch.namespace, launch.directory)
+    (launch.directory / "go").touch()
+    assert (await end_of(alive)).exit_code == 3
+    dead = await heirs[1].adopt(handle, launch.namespace, launch.directory)
+    assert (await end_of(dead)).exit_code == 3
+    await dead.dispose()
+    for heir in heirs:
+        await heir.close()
+
+
+async def test_it_is_told_to_end_and_all_that_it_forked_ends_with_it(
+    runner: Runner, desk: Desk
+) -> None:
+    deaf = "trap 'echo told' TERM; (trap '' TERM; setsid sleep 600) & while :; do sleep 0.05; done"
+    launch = desk.launch("sh", "-c", deaf)
+    worker = await begin(runner, launch)
+    await until(lambda: len(processes_in(launch.namespace)) >= 3)
+    await worker.stop(grace_s=1)
+    ended = await end_of(worker)
+    assert ended.exit_code == 137
+    await worker.dispose()
+    assert processes_in(launch.namespace) == []
+    await worker.stop(grace_s=1)
+
+
+async def test_what_is_frozen_stands_still_until_it_is_thawed(runner: Runner, desk: Desk) -> None:
+    launch = desk.launch("sh", "-c", "while :; do echo x; sleep 0.01; done")
+    said = launch.directory / keeper.OUTPUT
+
+    def size() -> int:
+        return said.stat().st_size
+
+    worker = await begin(runner, launch)
+    await until(size)
+    for _ in range(2):
+        await worker.freeze()
+    before = size()
+    await asyncio.sleep(0.2)
+    assert size() == before
+    for _ in range(2):
+        await worker.thaw()
+    await until(lambda: size() > before)
+    await worker.freeze()
+    await worker.stop(grace_s=0)  # also one that is frozen
+    await end_of(worker)
+    await worker.dispose()
+
+
+async def test_a_worker_has_no_rights_and_keeps_to_its_limits(runner: Runner, desk: Desk) -> None:
+    if runner.name == "process" and {"memory", "pids"} - set(Cgroups().controllers):
+        pytest.skip("this machine lets nobody make cgroups")
+    near = str(min(os.sched_getaffinity(0)))
+    launch = replace(desk.launch("python3", "-u", "-c", GREEDY), cpus=near)
+    worker = await begin(runner, launch)
+    ended = await end_of(worker)
+    await worker.dispose()
+    lines = ended.last_lines
+    assert lines[0].split() == ["CapEff:", "0000000000000000", "NoNewPrivs:", "1"]
+    assert lines[1] == f"cpus {near}"
+    assert 0 < int(lines[2].removeprefix("forked ")) < LIMITS.processes
+    assert str(2**29) not in lines, "it had the memory that it wanted"
+    assert (ended.exit_code, ended.out_of_memory) == (137, True)
+    assert "it has used up the memory that it may have" in ended.in_words
+
+
+async def test_a_program_that_is_not_there_is_said(runner: Runner, desk: Desk) -> None:
+    worker = await begin(runner, desk.launch("/no/such/program"))
+    ended = await end_of(worker)
+    assert ended.exit_code == 127
+    assert any("/no/such/program" in line for line in ended.last_lines)
+    await worker.dispose()
+
+
+@pytest.mark.root
+async def test_a_checkpoint_is_not_left_to_a_user_of_one_workers(desk: Desk) -> None:
+    runner = make_runner("process", BackendOptions("test", "server1", worker_user="dynamic"))
+    await runner.open()
+    launch = desk.launch("true", checkpoint="/srv")
+    with pytest.raises(LaunchError, match="could not read it") as raised:
+        await runner.launch(launch)
+    assert "--worker-user NAME" in str(raised.value.hint)
+    assert namespaces.inode(namespaces.namespace_path(launch.namespace)) is None
+
+
+@pytest.mark.root
+async def test_a_worker_is_of_the_user_that_was_named(desk: Desk) -> None:
+    runner = make_runner("process", BackendOptions("test", "server1", worker_user="nobody"))
+    await runner.open()
+    worker = await begin(runner, desk.launch("sh", "-c", "id -un; id -G; echo $HOME"))
+    lines = (await end_of(worker)).last_lines
+    assert (lines[0], len(lines[1].split())) == ("nobody", 1)
+    assert lines[2] == str(desk.folder / "workers" / "1")
+    await worker.dispose()
+
+
+@pytest.mark.root
+async def test_a_folder_that_a_user_cannot_come_to_is_named(desk: Desk) -> None:
+    desk.folder.parent.chmod(0o700)
+    runner = make_runner("process", BackendOptions("test", "server1", worker_user="nobody"))
+    await runner.open()
+    with pytest.raises(LaunchError, match=rf"{desk.folder.parent} is closed") as raised:
+        await runner.launch(desk.launch("true"))
+    assert f"chmod o+x {desk.folder.parent}" in str(raised.value.hint)
+
+
+class Plugged(Runner):
+    """A back end as a package may bring it."""
+
+    name = "plugged"
+
+    def __init__(self, options: BackendOptions) -> None:
+        self.options = options
+
+    async def open(self) -> None:
+        return None
+
+    async def launch(self, launch: WorkerLaunch) -> RunningWorker:
+        raise BadRequest("it runs nothing")
+
+    async def adopt(self, handle: WorkerHandle, namespace: str, directory: Path) -> RunningWorker:
+        raise BadRequest("it ran nothing")
+
+
+def test_a_package_may_bring_a_back_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [
+        EntryPoint("plugged", f"{__name__}:Plugged", backends.GROUP),
+        EntryPoint("broken", "no.such.module:Runner", backends.GROUP),
+        EntryPoint("docker", f"{__name__}:Plugged", backends.GROUP),  # ours go before it
+    ]
+    monkeypatch.setattr(backends, "entry_points", lambda group: points)
+    options = BackendOptions("lab", "server1", image="mine")
+    found = make_runner("plugged", options)
+    assert isinstance(found, Plugged)
+    assert found.options.image == "mine"
+    assert make_runner("docker", options).name == "docker"
+    with pytest.raises(BadInput, match=r"broken: it is installed as no\.such\.module:Runner"):
+        make_runner("broken", options)
+    with pytest.raises(BadInput, match="'auto', 'broken', 'plugged'"):
+        make_runner("podman", options)
