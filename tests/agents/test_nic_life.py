@@ -111,6 +111,24 @@ def test_a_worker_goes_on_once_its_carrier_is_back_or_says_that_it_is_not(
     agent.until_state("job-0", "running")
 
 
+def test_a_worker_on_a_macvlan_is_taken_over_and_leaves_the_nic_to_the_server(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench(1)
+    with_nics(bench, mode="macvlan", mtu=1400)
+    before = nic_of(bench, "server1")
+    (agent,) = run_job(bench, "process", 1, iterations=10_000)
+    wait_until(lambda: bench.reaches(1), "an answer from the worker")
+    agent.kill()
+    agent.start()
+    (told,) = agent.client.get("/status").json()["nics"]
+    assert (told["state"], told["mode"], told["mtu"]) == ("leased", "macvlan", 1400)
+    assert told["mac"] == default_mac(bench.lab.hosts[0].nic.address)
+    agent.client.delete("/workers/job-0")
+    assert everything_is_back(agent, "job-0")
+    assert nic_of(bench, "server1") == before
+
+
 def lease_is_there(bench: Bench) -> bool:
     return any((bench.directory / "state-server1" / "leases").glob("*.json"))
 

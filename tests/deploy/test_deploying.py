@@ -1,9 +1,6 @@
 """Patchlight is put on servers over SSH, whatever goes wrong on the way, and taken off again."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+from patchlight.cli.deploy.group import deploy as deploy_commands
 from patchlight.deploy.remote import Remote
 from patchlight.deploy.ssh import logged_in
 from patchlight.testbed.lab import Lab, Server
@@ -34,36 +33,22 @@ class Deployer:
 
     def __init__(self, lab: Lab, home: Path) -> None:
         self.lab = lab
-        self._environment = {**os.environ, "XDG_DATA_HOME": str(home), "XDG_CACHE_HOME": str(home)}
+        self._environment = {"XDG_DATA_HOME": str(home), "XDG_CACHE_HOME": str(home)}
 
     def run(self, *words: str, lab: str | None = None) -> tuple[int, dict[str, dict[str, Any]]]:
         """A command's exit code, and what it says of each server."""
         verb, *options = words
         if "--server" not in options:
             options += [f"--server={server.name}" for server in self.lab.servers[:2]]
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "patchlight",
-                "deploy",
-                verb,
-                lab or self.lab.name,
-                "--json",
-                *options,
-            ],
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.stdout, done.stderr
-        return done.returncode, {s["server"]: s for s in json.loads(done.stdout)["servers"]}
+        done = self._invoke(verb, lab or self.lab.name, "--json", *options)
+        return done.exit_code, {s["server"]: s for s in json.loads(done.stdout)["servers"]}
+
+    def _invoke(self, *arguments: str) -> Result:
+        return CliRunner().invoke(deploy_commands, arguments, env=self._environment)
 
     def bundle_bytes(self, file: Path) -> int:
         """How much there is to copy to a server, give or take what a tar file adds."""
-        command = [sys.executable, "-m", "patchlight", "deploy", "bundle", "--output", str(file)]
-        subprocess.run(command, env=self._environment, capture_output=True, check=True)
+        assert self._invoke("bundle", "--output", str(file)).exit_code == 0
         return file.stat().st_size
 
     def all_well(self, *words: str) -> dict[str, dict[str, Any]]:

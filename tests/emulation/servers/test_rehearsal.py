@@ -148,9 +148,16 @@ def test_packets_go_over_the_lab(lab: EmulatedLab) -> None:
 def test_the_controller_runs_and_its_agents_are_silent(lab: EmulatedLab) -> None:
     agents = {agent["server"]: agent for agent in lab.controller.status()["agents"]}
     assert [agent["reachable"] for agent in agents.values()] == [False, False]
-    assert not [p for p in lab.state.processes if p.name.startswith(("agent", "gpus"))]
+    assert not [p for p in lab.state.processes if p.name.startswith("agent")]
     for server in lab.lab.servers:
         assert server.management == f"{server.ssh.address}:8471"
+
+
+def test_a_server_has_its_own_emulated_gpus(lab: EmulatedLab) -> None:
+    for server in lab.lab.servers:
+        with logged_in(NAME, server.name) as client:
+            sockets = said(client, "sudo ls /dev/patchlight-gpus").split()
+        assert sockets == [f"{server.name}.{gpu.name}.sock" for gpu in server.gpus]
 
 
 def test_an_sshd_that_is_ended_comes_back(lab: EmulatedLab) -> None:
