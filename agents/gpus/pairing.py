@@ -4,34 +4,14 @@ From sysfs, in the kernel's layout; it has run on trees of files that the tests 
 server with GPUs.
 """
 
-import itertools
 import os
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 
 from patchlight.agents.gpus.contract import GpuBackend
 from patchlight.testbed.lab import Nic, Server
 from patchlight.testbed.linux.cpu_lists import cpu_list, cpus_of
-
-
-class Distance(IntEnum):
-    """How far two devices are from each other, the nearest first."""
-
-    SWITCH = 0
-    ROOT = 1
-    NODE = 2
-    FAR = 3
-
-    @property
-    def in_words(self) -> str:
-        """As part of a sentence."""
-        return (
-            "under one PCIe switch",
-            "under one PCIe root",
-            "at one NUMA node",
-            "at different NUMA nodes",
-        )[self]
+from patchlight.testbed.linux.pci import Distance, distance
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +23,9 @@ class Place:
     cpus: frozenset[int]
 
     def distance(self, other: "Place") -> Distance:
-        """By what is above both; a node that is not known is no other node."""
-        above = zip(self.parts[:-1], other.parts[:-1], strict=False)
-        shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], above)))
-        if shared > 1:
-            return Distance.SWITCH
-        if None not in (self.node, other.node) and self.node != other.node:
-            return Distance.FAR
-        return Distance.ROOT if shared else Distance.NODE
+        """How far the other one is; a node that is not known is no other node."""
+        found = distance(self.parts, self.node, other.parts, other.node)
+        return Distance.NODE if found is None else found
 
 
 class Pairings:
@@ -74,15 +49,15 @@ class Pairings:
         own = next((nic for nic in self._server.nics if nic.gpu == gpu), None)
         if place is None or own is None or (beside := self._nic(own)) is None:
             return ""
-        distance = place.distance(beside)
+        away = place.distance(beside)
         for nic in self._server.nics:
             other = self._nic(nic)
-            if other is not None and nic is not own and place.distance(other) < distance:
+            if other is not None and nic is not own and place.distance(other) < away:
                 return (
-                    f"{gpu} and its NIC {own.name} are {distance.in_words}, {gpu} and {nic.name} "
+                    f"{gpu} and its NIC {own.name} are {away.in_words}, {gpu} and {nic.name} "
                     f"{place.distance(other).in_words}: pair these in the lab file, if you can"
                 )
-        if distance is Distance.FAR:
+        if away is Distance.FAR:
             return (
                 f"{gpu} is at NUMA node {place.node} and its NIC {own.name} at node {beside.node}: "
                 "what they exchange crosses the processors"

@@ -5,15 +5,9 @@ from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 
 from patchlight.deploy.checks.finding import Finding
-from patchlight.deploy.facts import GpuFacts, PciFacts, ServerFacts
+from patchlight.deploy.facts import GpuFacts, ServerFacts
 from patchlight.testbed.lab import Gpu, Nic, Server
-
-_NEARNESS = (
-    "behind one PCIe switch or port",
-    "under one PCIe root",
-    "on one NUMA node",
-    "on different NUMA nodes",
-)
+from patchlight.testbed.linux.pci import Distance, distance
 
 
 def gpus(server: Server, facts: ServerFacts) -> Iterator[Finding]:
@@ -92,26 +86,28 @@ def _pairings(
 ) -> Iterator[Finding]:
     """How far each GPU's data goes to its NIC; wrong where two pairs had better change."""
 
-    def nearness(gpu: str | None, nic: Nic) -> int | None:
+    def away(gpu: str | None, nic: Nic) -> Distance | None:
         claimed = found.get(gpu or "")
         card = facts.pci.get(claimed.pci) if claimed else None
         interface = facts.nics.get(nic.interface or nic.name)
         other = facts.pci.get(interface.pci or "") if interface else None
-        return None if card is None or other is None else how_near(card, other)
+        if card is None or other is None:
+            return None
+        return distance(card.path, card.numa, other.path, other.numa)
 
     for nic in server.nics:
-        here = nearness(nic.gpu, nic)
+        here = away(nic.gpu, nic)
         if nic.gpu is None or here is None:
             continue
-        check, distance = f"{nic.gpu} and {nic.name}", _NEARNESS[here]
+        check, words = f"{nic.gpu} and {nic.name}", here.in_words
         for other in server.nics:
-            swapped = nearness(nic.gpu, other)
+            swapped = away(nic.gpu, other)
             if other is nic or swapped is None or swapped >= here:
                 continue
-            before, after = nearness(other.gpu, other) or 0, nearness(other.gpu, nic) or 0
+            before, after = away(other.gpu, other) or 0, away(other.gpu, nic) or 0
             if swapped + after < here + before:
                 found_, remedy = (
-                    f"{distance}; {other.name} is nearer",
+                    f"{words}; {other.name} is nearer",
                     (
                         f"in the lab file, give {nic.gpu} of {server.name} the NIC {other.name}"
                         + (f", and {other.gpu} {nic.name}" if other.gpu else "")
@@ -120,21 +116,4 @@ def _pairings(
                 yield Finding(server.name, check, False, found_, remedy)
                 break
         else:
-            yield Finding(server.name, check, True, distance)
-
-
-def how_near(one: PciFacts, other: PciFacts) -> int | None:
-    """0 behind one PCIe switch or port, 1 under one root, 2 on one NUMA node, 3 on two.
-
-    ``None`` where the server does not say.
-    """
-    shared = 0
-    for here, there in zip(one.path[:-1], other.path[:-1], strict=False):
-        if here != there:
-            break
-        shared += 1
-    if shared:
-        return 0 if shared > 1 else 1
-    if one.numa is None or other.numa is None:
-        return None
-    return 2 if one.numa == other.numa else 3
+            yield Finding(server.name, check, True, words)

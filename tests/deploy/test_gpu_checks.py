@@ -6,7 +6,6 @@ import pytest
 
 from patchlight.deploy.check import judge
 from patchlight.deploy.checks.finding import Finding
-from patchlight.deploy.checks.gpus import how_near
 from patchlight.deploy.checks.software import Workers
 from patchlight.deploy.facts import (
     DockerFacts,
@@ -19,6 +18,7 @@ from patchlight.deploy.facts import (
 from patchlight.testbed.lab import Lab, Server
 from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.linux.pci import distance
 
 GPU_LAB = parse_lab("""
 name: gpus
@@ -85,7 +85,7 @@ def test_a_server_with_gpus_that_lacks_nothing_is_ready() -> None:
         assert {finding.ok for finding in found.values()} == {True}
         assert found["NVIDIA driver"].found == "version 550.54.14, 2 GPUs"
         assert found["container toolkit"].found == "version 1.17.4; GPUs by /etc/cdi/nvidia.yaml"
-        assert found["gpu0 and nic0"].found == "behind one PCIe switch or port"
+        assert found["gpu0 and nic0"].found == "under one PCIe switch"
         assert found["RDMA nic1"].found == "mlx5_1 port 1 is ACTIVE"
         assert found["GPU gpu1"].found == "NVIDIA A100-SXM4-80GB, GPU-1"
 
@@ -172,12 +172,12 @@ def test_gpus_that_had_better_change_their_nics_are_told() -> None:
         GPU_SERVER, nics={"nic0": GPU_SERVER.nics["nic1"], "nic1": GPU_SERVER.nics["nic0"]}
     )
     found = of_gpus(GPU_LAB, crossed)["gpu0 and nic0"]
-    assert (found.ok, found.found) == (False, "on different NUMA nodes; nic1 is nearer")
+    assert (found.ok, found.found) == (False, "at different NUMA nodes; nic1 is nearer")
     assert "give gpu0 of server1 the NIC nic1, and gpu1 nic0" in found.remedy
     # Both NICs on one card: for one of the two GPUs there is nothing nearer.
     one_card = {**CARDS, "0000:8b:00.0": CARDS["0000:0b:00.0"]}
     found = of_gpus(GPU_LAB, replace(GPU_SERVER, pci=one_card))["gpu1 and nic1"]
-    assert (found.ok, found.found) == (True, "on different NUMA nodes")
+    assert (found.ok, found.found) == (True, "at different NUMA nodes")
     unknown = {name: replace(each, numa=None) for name, each in one_card.items()}
     assert "gpu1 and nic1" not in of_gpus(GPU_LAB, replace(GPU_SERVER, pci=unknown))
 
@@ -197,7 +197,8 @@ def test_how_near_two_cards_are(one: str, other: str, near: int) -> None:
         "same root": card("pci0000:00/0000:00:02.0/0000:10:00.0", 0),
         "same node": card("pci0000:20/0000:20:01.0/0000:21:00.0", 0),
     }
-    assert how_near(cards[one], cards[other]) == how_near(cards[other], cards[one]) == near
+    here, there = ((each.path, each.numa) for each in (cards[one], cards[other]))
+    assert distance(*here, *there) == distance(*there, *here) == near
 
 
 def test_an_engine_is_needed_where_workers_are_containers() -> None:
