@@ -13,6 +13,7 @@ from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.metrics import AgentMetrics
 from patchlight.agents.service import AgentService
 from patchlight.testbed import worker_api
+from patchlight.testbed.agent_status import AgentStatus
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.credentials import controller_name, prometheus_name
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
@@ -58,11 +59,11 @@ def _routes(service: AgentService) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/status")
-    async def status() -> worker_api.AgentStatus:
+    async def status() -> AgentStatus:
         return await service.status()
 
     @routes.post("/drain")
-    async def drain() -> worker_api.AgentStatus:
+    async def drain() -> AgentStatus:
         return await service.drain()
 
     @routes.post("/probes")

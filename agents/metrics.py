@@ -11,7 +11,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 
 from patchlight.agents.service import VERSION, AgentService
-from patchlight.testbed.worker_api import API_VERSION, WorkerState
+from patchlight.testbed.agent_status import API_VERSION
+from patchlight.testbed.worker_api import WorkerState
 
 Answer = Callable[[Request], Awaitable[Response]]
 

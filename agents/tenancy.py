@@ -24,9 +24,10 @@ from patchlight.agents.nics.ways import NicWay
 from patchlight.agents.workers.contract import Runner, RunningWorker, WorkerLaunch
 from patchlight.agents.workers.limits import limits_of, memory_share
 from patchlight.agents.workers.network_environment import publish
+from patchlight.testbed.agent_status import RdmaStatus
 from patchlight.testbed.lab import Lab, Nic, Server
 from patchlight.testbed.linux import namespace_processes, namespaces
-from patchlight.testbed.worker_api import RdmaStatus, WorkerSpec
+from patchlight.testbed.worker_api import WorkerSpec
 
 RELOCK_WITH_RDMA_S = 10.0
 """So long an RDMA port and its GID may take to be back, where the lab file does not say."""

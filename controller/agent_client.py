@@ -13,13 +13,12 @@ from pydantic import BaseModel, ValidationError
 from patchlight.controller.agent_tls import AgentTls
 from patchlight.controller.agent_trust import mistrust
 from patchlight.controller.heartbeats import INTERVAL_S, SUSPECTED_AFTER
+from patchlight.testbed.agent_status import API_VERSION, AgentStatus
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.credentials import new_context
 from patchlight.testbed.mistakes import mistakes_in_words
 from patchlight.testbed.probe_api import ProbeAnswer, ProbeRequest
 from patchlight.testbed.worker_api import (
-    API_VERSION,
-    AgentStatus,
     HoldRequest,
     LogPart,
     Reports,

@@ -13,9 +13,9 @@ from patchlight.controller.agent_tls import AgentTls
 from patchlight.controller.heartbeats import Heartbeat, Presence
 from patchlight.controller.host_faults import HostFaults, host_faults
 from patchlight.controller.nic_macs import NicMacs
+from patchlight.testbed.agent_status import AgentStatus, GpuStatus, NicStatus
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab import Host, Lab
-from patchlight.testbed.worker_api import AgentStatus, GpuStatus, NicStatus
 
 _log = logging.getLogger(__name__)
 

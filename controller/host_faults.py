@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from patchlight.testbed.agent_status import AgentStatus
 from patchlight.testbed.lab import Host, Lab
 from patchlight.testbed.wiring import Links
-from patchlight.testbed.worker_api import AgentStatus
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import logging
 from collections.abc import Iterable
 
 from patchlight.controller.store import Store
+from patchlight.testbed.agent_status import AgentStatus
 from patchlight.testbed.lab import Host, Lab
-from patchlight.testbed.worker_api import AgentStatus
 
 _MARK = "macs"
 _log = logging.getLogger(__name__)

@@ -3,9 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+from patchlight.testbed.agent_status import NicStatus
 from patchlight.testbed.lab import Host, Lab
 from patchlight.testbed.wiring import Links
-from patchlight.testbed.worker_api import NicStatus
 
 
 def differences(lab: Lab, links: Links | None, nics: Mapping[str, NicStatus]) -> list[str]:

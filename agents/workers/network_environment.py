@@ -11,7 +11,7 @@ from pathlib import Path
 
 from patchlight.agents.nics.watch import NicPlace
 from patchlight.agents.workers.contract import WorkerLaunch
-from patchlight.testbed.worker_api import RdmaStatus
+from patchlight.testbed.agent_status import RdmaStatus
 
 FILE = "network.json"
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from patchlight.testbed.worker_api import GpuStatus, GpuTelemetry
+from patchlight.testbed.agent_status import GpuStatus, GpuTelemetry
 
 _OF = {
     "memory_bytes": ("gpu_memory_bytes", "Memory of a GPU."),

@@ -8,8 +8,8 @@ from patchlight.controller.fleet import Fleet
 from patchlight.controller.jobs.gangs import Gang, Gangs, gangs_of
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.store import Store
+from patchlight.testbed.agent_status import AgentStatus
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.worker_api import AgentStatus
 
 _log = logging.getLogger(__name__)
 

@@ -18,9 +18,10 @@ from patchlight.agents.workers.network_environment import (
     publish,
 )
 from patchlight.controller.jobs.worker_specs import worker_specs
+from patchlight.testbed.agent_status import RdmaStatus
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.labfile.reader import parse_lab
-from patchlight.testbed.worker_api import GidStatus, RdmaStatus, WorkerSpec
+from patchlight.testbed.worker_api import GidStatus, WorkerSpec
 
 LAB = """\
 name: roce

@@ -12,8 +12,8 @@ import pytest
 from patchlight.agents.errors import GpuError
 from patchlight.agents.gpus.contract import GpuReading
 from patchlight.agents.gpus.nvml import NvmlGpus
+from patchlight.testbed.agent_status import GpuTelemetry
 from patchlight.testbed.lab import Gpu, Server
-from patchlight.testbed.worker_api import GpuTelemetry
 from tests.support import nvml
 from tests.support.nvml import Driver
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from patchlight.controller.api.gpu_metrics import gpu_gauges
-from patchlight.testbed.worker_api import GpuStatus, GpuTelemetry
+from patchlight.testbed.agent_status import GpuStatus, GpuTelemetry
 
 
 def test_what_a_gpu_tells_is_shown_and_what_it_cannot_tell_is_not() -> None:

@@ -2,9 +2,9 @@
 
 from patchlight.controller.fleet import Fleet
 from patchlight.controller.host_faults import HostFaults, host_faults, unfit_hosts
+from patchlight.testbed.agent_status import AgentStatus, GpuStatus, NicStatus
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.wiring import trace_links
-from patchlight.testbed.worker_api import AgentStatus, GpuStatus, NicStatus
 from tests.support.job_cluster import LAB, Cluster, job, submit_running
 
 LINKS = trace_links(LAB, LAB.initial_maps)

@@ -8,9 +8,9 @@ from typing import Any
 from patchlight import EmulatedLab
 from patchlight.controller.client import ControllerClient
 from patchlight.controller.fleet import Fleet
+from patchlight.testbed.agent_status import AgentStatus
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.worker_api import AgentStatus
 from tests.support.waiting import wait_until
 
 # Two jobs that share the GPUs of the ofc2022 lab, each spread over both ToRs at first.

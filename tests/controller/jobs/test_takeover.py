@@ -5,10 +5,11 @@ import asyncio
 import pytest
 
 from patchlight.controller import heartbeats
+from patchlight.testbed.agent_status import AgentStatus
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.policies import PolicyChoice
 from patchlight.testbed.queueing import Allowance, Discipline
-from patchlight.testbed.worker_api import AgentStatus, WorkerState, WorkerStatus
+from patchlight.testbed.worker_api import WorkerState, WorkerStatus
 from tests.support.job_cluster import Cluster, at_work, job, submit_running
 
 
