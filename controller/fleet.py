@@ -111,9 +111,10 @@ class Fleet:
             async with asyncio.TaskGroup() as watching:
                 for client in self.clients.values():
                     watching.create_task(self._watch(client, period_s))
-                while self._tls is not None:
+                while True:  # also without an agent
                     await asyncio.sleep(period_s)
-                    self._tls.refresh()
+                    if self._tls is not None:
+                        self._tls.refresh()
         except* Exception as faults:
             raise faults.exceptions[0] from faults
 

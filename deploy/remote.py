@@ -87,7 +87,8 @@ class Remote:
             self._channel.settimeout(5)
             while self._output.read(_PIECE):
                 pass
-        self._channel.close()
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._channel.close()  # which says goodbye, to a connection that may be cut
 
     def ask(self, request: str, **fields: Any) -> Any:
         """The answer to a request. ``ServerRefused`` or ``ConnectionCut`` where there is none."""

@@ -1,5 +1,6 @@
 """Commands on a server as root."""
 
+import contextlib
 import secrets
 from shlex import quote
 
@@ -40,7 +41,8 @@ def as_root(
         _let_in(channel, prompt.encode(), f"{ready}\n".encode(), server, password)
         channel.settimeout(None)
     except BaseException:
-        channel.close()
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            channel.close()
         raise
     return channel.makefile_stdin("wb"), channel.makefile("r"), channel.makefile_stderr("r")
 

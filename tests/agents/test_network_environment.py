@@ -21,6 +21,7 @@ from patchlight.controller.jobs.worker_specs import worker_specs
 from patchlight.testbed.agent_status import RdmaStatus
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.labfile.reader import parse_lab
+from patchlight.testbed.linux.cgroups import Limits
 from patchlight.testbed.worker_api import GidStatus, WorkerSpec
 
 LAB = """\
@@ -50,7 +51,7 @@ def spec(*rendezvous: str) -> WorkerSpec:
 
 
 def variables(worker: WorkerSpec, **keys: Any) -> dict[str, str]:
-    launch = WorkerLaunch(worker, Path("/w"), "ns", "nic0", **keys)
+    launch = WorkerLaunch(worker, Path("/w"), "ns", "nic0", Limits(1 << 30, 256), **keys)
     return {**network_defaults(launch), **network_environment(launch, "/run/worker")}
 
 
