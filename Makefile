@@ -27,8 +27,9 @@ lab-demo:
 	@deploy/bootstrap.sh
 	@$(ROOT_RUN) deploy/lab-demo.sh
 
-# Three processes: whole labs, what else needs root, and the rest, which all three share in the end.
-test: PYTEST_ARGS ?= --numprocesses=3
+# Four processes: whole labs, agents and servers, what else needs root, and the rest, which all of
+# them share in the end.
+test: PYTEST_ARGS ?= --numprocesses=4
 test:
 	@deploy/bootstrap.sh --test
 	@$(MAKE) --no-print-directory lint

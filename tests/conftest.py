@@ -73,7 +73,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[BEFORE] = _labs_made()
 
 
-_WHOLE_LABS = ("tests/integration/", "tests/emulation/experiments/")
+# Whole labs that train and measure, one after the other; what is smaller runs beside them.
+_GROUPS = {
+    "labs": ("tests/integration/", "tests/emulation/experiments/"),
+    "servers": ("tests/agents/", "tests/deploy/", "tests/emulation/servers/"),
+}
 
 
 class GroupsStayTogether(LoadScopeScheduling):  # type: ignore[misc]
@@ -112,8 +116,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _group_of(item: pytest.Item) -> str:
     if any(item.get_closest_marker(name) for name in NEEDS):
-        # Whole labs that train and measure, one after the other; what is smaller runs beside them.
-        return "labs" if any(part in item.nodeid for part in _WHOLE_LABS) else "machine"
+        named = (group for group, parts in _GROUPS.items() if item.nodeid.startswith(parts))
+        return next(named, "machine")
     marker = item.get_closest_marker("xdist_group")
     return str(marker.args[0]) if marker else ""
 
