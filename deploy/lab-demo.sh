@@ -10,7 +10,9 @@ LAB=lab-demo
 AGENTS_WAIT_S=60
 
 patchlight() { .venv/bin/patchlight "$@"; }
-step() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+bold='' plain=''
+if [ -t 1 ]; then bold=$(printf '\033[1m') plain=$(printf '\033[0m'); fi
+step() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
 fail() { printf 'lab-demo: %s\n' "$*" >&2; exit 1; }
 
 [ "$(id -u)" = 0 ] || fail "rehearsing servers needs root: sudo bash ${BASH_SOURCE[0]}"
