@@ -27,9 +27,9 @@ lab-demo:
 	@deploy/bootstrap.sh
 	@$(ROOT_RUN) deploy/lab-demo.sh
 
-# Five processes, which mostly wait: whole labs, agents and servers, what else needs root, and two for
-# the rest, which all of them share in the end.
-test: PYTEST_ARGS ?= --numprocesses=5
+# Four processes: whole labs, agents and servers, what else needs root, and the rest, which all of
+# them share in the end.
+test: PYTEST_ARGS ?= --numprocesses=4
 test:
 	@deploy/bootstrap.sh --test
 	@$(MAKE) --no-print-directory lint
