@@ -26,14 +26,15 @@ _SAMPLES_KEPT = 3600 * 64
 class Fleet:
     """The agents of the servers that the lab file gives a management address."""
 
-    def __init__(self, lab: Lab, tls: AgentTls | None = None) -> None:
+    def __init__(self, lab: Lab, tls: AgentTls | None = None, macs: NicMacs | None = None) -> None:
+        """``macs`` hears what the agents say of their NICs; without, one that keeps nothing."""
         self.clients = {
             server.name: AgentClient(server.name, server.management, tls)
             for server in lab.servers
             if server.management
         }
         self.on_status: Callable[[AgentStatus], Awaitable[None]] | None = None
-        self.macs = NicMacs(lab)
+        self.macs = macs or NicMacs(lab)
         self.on_macs: Callable[[], Awaitable[None]] | None = None
         self._macs_changed = False
         self._heartbeats = {name: Heartbeat() for name in self.clients}

@@ -71,7 +71,7 @@ class Controller:
         tls = AgentTls(lab.name, settings.tls) if settings.tls else None
         self.store = open_store(settings.state_dir)
         self.background = Background(self._on_part_fault)
-        self.fleet = Fleet(lab, tls)
+        self.fleet = Fleet(lab, tls, NicMacs(lab, self.store))
         self.drivers: dict[str, CircuitDriver] = {
             switch.name: open_driver(switch, password_of(switch)) for switch in lab.circuit_switches
         }
@@ -85,7 +85,6 @@ class Controller:
                 apps=tuple(settings.ryu_apps),
             )
         )
-        self.fleet.macs = NicMacs(lab, self.store)
         self.switches = PacketSwitches(lab, self.speaker, self.fleet.macs.of)
         self.fleet.on_macs = self.switches.learn
         self.unknown_switches = UnknownSwitches()
