@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.linux.processes import process_ids
+from patchlight.testbed.linux.processes import may_run, process_ids
 
 
 class StillThere(PatchlightError):
@@ -35,14 +35,25 @@ def processes_in(namespace: str) -> list[int]:
 
 
 def stop_all(namespace: str, deadline_s: float = 5.0) -> None:
-    """Stop every process (SIGSTOP), also those that are being forked meanwhile."""
+    """Stop every process (SIGSTOP), also those that are being forked meanwhile.
+
+    On return none of them has anything left to do; ``StillThere`` if that takes too long.
+    """
     end = time.monotonic() + deadline_s
     stopped = set[int]()
-    while fresh := set(processes_in(namespace)) - stopped:
+    while True:
+        found = set(processes_in(namespace))
+        fresh = found - stopped
         _signal(fresh, signal.SIGSTOP)
         stopped |= fresh
+        # A signal is only sent; on a busy machine a process hears of it when it is its turn.
+        going_on = fresh or {pid for pid in found if may_run(pid)}
+        if not going_on:
+            return
         if time.monotonic() > end:
-            raise StillThere(f"stopping the processes of {namespace}: they fork too fast")
+            raise StillThere(f"stopping the processes of {namespace}: {len(going_on)} go on")
+        if not fresh:
+            time.sleep(0.002)
 
 
 def continue_all(namespace: str) -> None:

@@ -24,6 +24,17 @@ def process_start(pid: int) -> int | None:
     return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
+def may_run(pid: int) -> bool:
+    """Whether a thread of a process runs or may at any time; not if it is stopped or has ended."""
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError):
+                # One that waits for a disk or a child (D) hears of its signals on its way back.
+                if _stat_at(f"/proc/{pid}/task/{thread}/stat")[0] in ("R", "S"):
+                    return True
+    return False
+
+
 def processor_ticks(pid: int) -> int:
     """The processor time of a process, in clock ticks; 0 if there is none (any more)."""
     with suppress(OSError):
@@ -75,5 +86,9 @@ def _ticks(stat: list[str]) -> int:
 
 
 def _stat(pid: int) -> list[str]:
+    return _stat_at(f"/proc/{pid}/stat")
+
+
+def _stat_at(path: str) -> list[str]:
     # The name of the command, in parentheses, may hold anything, parentheses too.
-    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return Path(path).read_text(errors="replace").rpartition(")")[2].split()

@@ -30,6 +30,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.cgroups import Cgroups, Limits
 from patchlight.testbed.linux.namespace_processes import processes_in
+from patchlight.testbed.linux.processes import may_run
 from patchlight.testbed.worker_api import WorkerSpec
 
 LIMITS = Limits(96 * 2**20, 48)
@@ -203,6 +204,12 @@ async def test_what_is_frozen_stands_still_until_it_is_thawed(runner: Runner, de
     await asyncio.sleep(0.2)
     assert size() == before
     for _ in range(2):
+        await worker.thaw()
+    await until(lambda: size() > before)
+    for _ in range(20):  # in quick succession, while it forks
+        await worker.freeze()
+        assert not [pid for pid in processes_in(launch.namespace) if may_run(pid)]
+        before = size()
         await worker.thaw()
     await until(lambda: size() > before)
     await worker.freeze()
