@@ -170,7 +170,8 @@ def test_down_ends_frozen_workers_whose_agents_are_dead(
         with agent:
             assert agent.post("/workers", json=spec).status_code == 201
             assert agent.post("/workers/w/start").status_code == 200
-            assert agent.post("/workers/w/hold", json={"iteration": 1}).status_code == 200
+            held = agent.post("/workers/w/hold", json={"iteration": 1})
+            assert held.status_code == 200, held.text
         for process in lab.state.processes:
             os.kill(process.pid, signal.SIGKILL)
     assert left_of(name) == []
