@@ -13,8 +13,9 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from patchlight.emulation.fabric.forking import Nursery
 from patchlight.emulation.fabric.lab_state import MARK, LabState, ProcessRecord
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.namespaces import entered
@@ -34,7 +35,8 @@ class Service:
     """A process to be started: command, namespace, and how one sees that it is ready.
 
     ``quiet_s``: after so many seconds in which it neither used the processor nor wrote
-    anything, it is given up. ``abrupt``: it may be ended by force at once.
+    anything, it is given up. ``abrupt``: it may be ended by force at once. ``imports``: a command
+    ``python -m MODULE`` is forked from one process that has imported these modules, its own first.
     """
 
     name: str
@@ -44,19 +46,32 @@ class Service:
     environment: Mapping[str, str] = field(default_factory=dict)
     quiet_s: float = 30.0
     abrupt: bool = False
+    imports: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class _Starting:
-    """A service that is not ready yet."""
+    """A service that is not ready yet. ``child`` is ``None`` if another process made it."""
 
     service: Service
-    process: subprocess.Popen[bytes]
+    record: ProcessRecord
+    child: subprocess.Popen[bytes] | None
     progress: Progress
+
+    def ended(self) -> str:
+        """How it has ended; empty if it has not."""
+        if self.child is None:
+            is_there = process_start(self.record.pid) == self.record.started
+            return "" if is_there else "ended"
+        if (status := self.child.poll()) is None:
+            return ""
+        return f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
 
 
 class Supervisor:
     """Starts services and records them in the lab's state; ``say`` hears what takes long.
+
+    What services are forked from ends with the block ``with Supervisor(…)``; they go on.
 
     A lab keeps real time: what else runs on the machine should disturb its switches and workers
     as little as may be, so they are favoured. What an agent starts inherits this.
@@ -67,6 +82,20 @@ class Supervisor:
     ) -> None:
         self._state, self._say, self._real_time = state, say, real_time
         self._starting: list[_Starting] = []
+        self._nurseries: dict[tuple[str, ...], Nursery] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_how: object) -> None:
+        while self._nurseries:
+            self._nurseries.popitem()[1].close()
+
+    def expect(self, imports: tuple[str, ...]) -> None:
+        """Begin with what services of these ``imports`` are to be forked from."""
+        if imports not in self._nurseries:
+            log = self._log("forking")
+            self._nurseries[imports] = Nursery(imports, self._environment({}), log)
 
     def start(self, services: Sequence[Service]) -> None:
         """Start these and wait until all are ready."""
@@ -76,42 +105,53 @@ class Supervisor:
     def launch(self, services: Sequence[Service]) -> None:
         """Start these, side by side, without waiting."""
         for service in services:
-            log = self.log_path(service.name)
-            # What services say is for whoever runs the lab.
-            log.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            process = self._spawn(service, log)
-            pid, started = process.pid, process_start(process.pid) or 0
+            log = self._log(service.name)
+            try:
+                child = None if service.imports else self._spawn(service, log)
+                pid = child.pid if child else self._fork(service, log)
+            except OSError as error:
+                raise DidNotStart(f"starting {service.name}: {error}") from error
+            favour(pid, real_time=self._real_time)
+            started = process_start(pid) or 0
             record = ProcessRecord(service.name, pid, started, str(log), service.abrupt)
             self._state.processes.append(record)
             self._state.save()
             progress = Progress(partial(_work_of, pid, log))
-            self._starting.append(_Starting(service, process, progress))
+            self._starting.append(_Starting(service, record, child, progress))
 
     def log_path(self, name: str) -> Path:
         """Where the service of that name writes."""
         return self._state.run_dir / "log" / f"{name}.log"
 
+    def _log(self, name: str) -> Path:
+        log = self.log_path(name)
+        # What services say is for whoever runs the lab.
+        log.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        log.touch()
+        return log
+
+    def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        mark = {MARK: str(self._state.run_dir)}
+        return {**os.environ, "PYTHONUNBUFFERED": "1", **variables, **mark}
+
+    def _fork(self, service: Service, log: Path) -> int:
+        self.expect(service.imports)
+        return self._nurseries[service.imports].fork(service.argv, log, service.namespace)
+
     def _spawn(self, service: Service, log: Path) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **service.environment}
-        environment[MARK] = str(self._state.run_dir)
         # A process begins in the namespace of the thread that makes it. In a session of its
         # own, Ctrl-C at the terminal reaches the builder alone.
         inside = entered(service.namespace) if service.namespace else nullcontext()
-        try:
-            with log.open("ab") as output, inside:
-                process = subprocess.Popen(
-                    service.argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    start_new_session=True,
-                    cwd="/",
-                )
-        except OSError as error:
-            raise DidNotStart(f"starting {service.name}: {error}") from error
-        favour(process.pid, real_time=self._real_time)
-        return process
+        with log.open("ab") as output, inside:
+            return subprocess.Popen(
+                service.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment(service.environment),
+                start_new_session=True,
+                cwd="/",
+            )
 
     def wait(self) -> None:
         """Wait until everything launched is ready; ``DidNotStart`` names the first that is not."""
@@ -142,9 +182,7 @@ class Supervisor:
         service, progress = starting.service, starting.progress
         if service.ready():
             return True
-        if (status := starting.process.poll()) is not None:
-            ended = f"ended with status {status}"
-            how = ended if status >= 0 else f"was killed by signal {-status}"
+        if how := starting.ended():
             raise self._failure(service.name, f"it {how}")
         if progress.quiet_s() > service.quiet_s:
             why = f"it does not answer, and did nothing for {service.quiet_s:g} s"

@@ -26,6 +26,14 @@ from patchlight.testbed.units import format_rate
 
 _MOST_SERVERS_WITH_AGENTS = 16
 _USUAL_API_PORT = 8470
+# What an agent imports until it answers, itself first.
+_AGENT = (
+    "patchlight.agents.__main__",
+    "patchlight.agents.api",
+    "patchlight.agents.workers.docker",
+    "patchlight.testbed.labfile.reader",
+    "patchlight.testbed.linux.http_server",
+)
 # What a userspace Open vSwitch was seen to carry on one core.
 _NETDEV_BPS = 400e6
 
@@ -176,6 +184,11 @@ class LabServices:
         if self.datapath != "bridge":
             openvswitch.check_installed()
 
+    def expect(self, supervisor: Supervisor) -> None:
+        """Begin with what takes long, beside the making of links."""
+        if self._has_agents:
+            supervisor.expect(_AGENT)
+
     def start(
         self, plan: FabricPlan, supervisor: Supervisor, servers: Iterable[Service] = ()
     ) -> None:
@@ -284,6 +297,7 @@ class LabServices:
                 options,
                 namespace=namespace_path(namespace_name(self._lab.name, server.name)),
                 ready=partial(unix_socket_answers, path),
+                imports=_AGENT,
             )
 
     def _workers(self) -> str:
@@ -324,8 +338,9 @@ class LabServices:
         *,
         ready: Callable[[], bool],
         namespace: Path | None = None,
+        imports: tuple[str, ...] = (),
     ) -> Service:
         """A command behind ``python -m``; options without a value are left out."""
         argv = [sys.executable, "-m", *command.split(), f"--lab={self._run_dir / 'lab.yaml'}"]
         argv += [o if v is True else f"{o}={v}" for o, v in options.items() if v]
-        return Service(name=name, argv=argv, ready=ready, namespace=namespace)
+        return Service(name, argv, ready, namespace, imports=imports)

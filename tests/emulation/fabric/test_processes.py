@@ -3,14 +3,15 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from patchlight.emulation.fabric import lab_state
+from patchlight.emulation.fabric.lab_state import LabState
 from patchlight.emulation.fabric.processes import DidNotStart, Service, Supervisor
-from patchlight.testbed.linux.processes import process_start
+from patchlight.testbed.linux.processes import command_line, process_start
 
 QUIET_S = 2.0
 
@@ -21,15 +22,18 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def supervisor(
-    said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Supervisor]:
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LabState]:
     monkeypatch.setattr(lab_state, "RUN_ROOT", tmp_path)
     state = lab_state.new_state("slow", "slow.yaml", 1.0)
-    yield Supervisor(state, said.append)
+    yield state
     for process in state.processes:
         if process_start(process.pid) == process.started:
             os.kill(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def supervisor(said: list[str], state: LabState) -> Supervisor:
+    return Supervisor(state, said.append)
 
 
 def service(program: str, done: Path) -> Service:
@@ -72,3 +76,57 @@ def test_what_still_grows_is_waited_for(supervisor: Supervisor) -> None:
     supervisor.wait_for_all("controller", lambda: next(counts), 3, "switches connected")
     with pytest.raises(DidNotStart, match=r"1 of 3 switches connected, and no more in 0\.5 s"):
         supervisor.wait_for_all("controller", lambda: 1, 3, "switches connected", quiet_s=0.5)
+
+
+NAPPER = """
+import os, sys, time
+from pathlib import Path
+
+def main():
+    print("imported once by", os.getppid(), "in the session of", os.getsid(0), flush=True)
+    if "fails" in sys.argv:
+        raise ValueError("no bed")
+    Path(sys.argv[1]).touch()
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def napper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Service]:
+    (tmp_path / "napper.py").write_text(NAPPER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def service(name: str, *arguments: str) -> Service:
+        done = tmp_path / f"{name}.done"
+        argv = [sys.executable, "-m", "napper", str(done), *arguments]
+        return Service(name, argv, done.exists, imports=("napper", "json"))
+
+    return service
+
+
+def test_services_of_one_program_are_forked_from_one_process(
+    supervisor: Supervisor, state: LabState, napper: Callable[..., Service], tmp_path: Path
+) -> None:
+    with supervisor:
+        supervisor.start([napper("first"), napper("second")])
+    parents = set()
+    for process in state.processes:
+        words = Path(process.log).read_text().split()
+        parents.add(words[3])
+        assert words[-1] == str(process.pid)
+        assert command_line(process.pid).endswith(f"-m napper {tmp_path / process.name}.done")
+    assert len(parents) == 1
+    assert parents != {str(os.getpid())}
+
+
+def test_a_forked_service_that_ends_is_not_waited_for(
+    supervisor: Supervisor, napper: Callable[..., Service]
+) -> None:
+    with supervisor, pytest.raises(DidNotStart, match=r"starting third: it ended(.|\n)*no bed"):
+        supervisor.start([napper("third", "fails")])
+
+
+def test_what_services_are_forked_from_may_not_start(supervisor: Supervisor) -> None:
+    service = Service("fourth", [sys.executable], lambda: False, imports=("no.such.module",))
+    with supervisor, pytest.raises(DidNotStart, match=r"starting fourth: .*forking\.log"):
+        supervisor.start([service])
