@@ -96,6 +96,7 @@ class Worker:
             )
             await self._follow(ExitInfo(137))
         else:
+            await self.tenancy.claim_again()
             self._running = await self._runner.adopt(lease.handle, lease.namespace, self._folder)
             self._watching = asyncio.create_task(self._watch())
             if lease.frozen:  # the agent may have died halfway
