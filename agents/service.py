@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.agents import probing
+from patchlight.agents.claims import Claims
 from patchlight.agents.errors import AgentError, BadRequest, Conflict, GpuError, NotHere
 from patchlight.agents.gpus.contract import GpuBackend
 from patchlight.agents.gpus.pairing import Pairings
@@ -49,8 +50,10 @@ class AgentService:
         self._book = LeaseBook(state / "leases")
         home = namespaces.process_namespace()
         self._pairings = Pairings(server, gpus)
-        folders = state / "workers"
-        self._site = Site(lab, server, runner, gpus, self._pairings, self._book, home, folders)
+        claims, folders = Claims(lab.name), state / "workers"
+        self._site = Site(
+            lab, server, runner, gpus, self._pairings, self._book, claims, home, folders
+        )
         self._workers: dict[str, Worker] = {}
         self._unwanted: deque[str] = deque(maxlen=MOST_ENDED)
         self._looking: asyncio.Task[None] | None = None

@@ -13,6 +13,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
+from patchlight.agents.claims import Claims
 from patchlight.agents.errors import AgentError, Conflict, GpuError, NicDark, NicError, NicGone
 from patchlight.agents.gpus.contract import GpuBackend
 from patchlight.agents.gpus.pairing import Pairings
@@ -25,6 +26,7 @@ from patchlight.agents.workers.contract import Runner, RunningWorker, WorkerLaun
 from patchlight.agents.workers.limits import limits_of, memory_share
 from patchlight.agents.workers.network_environment import publish
 from patchlight.testbed.agent_status import RdmaStatus
+from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab import Lab, Nic, Server
 from patchlight.testbed.linux import namespace_processes, namespaces
 from patchlight.testbed.worker_api import WorkerSpec
@@ -46,6 +48,7 @@ class Site:
     gpus: GpuBackend
     pairings: Pairings
     book: LeaseBook
+    claims: Claims
     home: Path
     folders: Path
 
@@ -53,10 +56,17 @@ class Site:
         """The name of a worker's network namespace: no other lab's or server's has it."""
         return f"pl.{self.lab.name}.{self.server.name}.w-{worker}"
 
-
-def _read(nic: Nic) -> tuple[NicWay, NicState]:
-    way = moving.find_way(nic)
-    return way, moving.read_nic(way)
+    def things_of(self, spec: WorkerSpec, interface: str) -> dict[str, str]:
+        """A worker's NIC and GPU as every lab on this server knows them, and their names here."""
+        things = {f"nic {namespaces.inode(self.home)} {interface}": f"NIC {spec.nic}"}
+        if spec.gpu is not None:
+            physical, socket = self.gpus.physical(spec.gpu), self.gpus.socket_of(spec.gpu)
+            if physical is not None:
+                things[f"gpu {physical.uuid}"] = f"GPU {spec.gpu}"
+            elif socket is not None:
+                found = socket.stat()
+                things[f"socket {found.st_dev} {found.st_ino}"] = f"GPU {spec.gpu}"
+        return things
 
 
 class Tenancy:
@@ -156,9 +166,15 @@ class Tenancy:
     async def _begin(self, nic: Nic) -> RunningWorker:
         spec, site = self._spec, self._site
         name = site.namespace_of(spec.id)
-        way, before = await asyncio.to_thread(namespaces.inside, site.home, lambda: _read(nic))
         # A GPU that has fallen off says so.
         reading = await site.gpus.read(spec.gpu) if spec.gpu else None
+
+        def take() -> tuple[NicWay, NicState]:
+            way = moving.find_way(nic)
+            site.claims.take(spec.id, name, site.things_of(spec, way.interface))
+            return way, moving.read_nic(way)
+
+        way, before = await asyncio.to_thread(namespaces.inside, site.home, take)
         energy_j = reading.telemetry.energy_j if reading and reading.telemetry else None
         self._write(Lease(spec, name, before, site.runner.name, time.time(), gpu_energy_j=energy_j))
         gpu = site.gpus.physical(spec.gpu) if spec.gpu else None
@@ -219,10 +235,33 @@ class Tenancy:
             if running is not None:
                 await running.dispose()
         finally:  # a container that will not go is no reason to leave it the NIC
-            lost = await asyncio.to_thread(self._take_back) if self._lease is not None else ""
+            lost = await asyncio.to_thread(self._take_back)
         return lost
 
+    async def claim_again(self) -> None:
+        """Say for this agent, too, what a worker has that an earlier agent launched."""
+        spec, name = self._spec, self.lease.namespace
+
+        def take() -> None:
+            things = self._site.things_of(spec, self.lease.nic_state.interface)
+            self._site.claims.take(spec.id, name, things)
+
+        try:
+            await asyncio.to_thread(take)
+        except (PatchlightError, OSError) as exc:
+            _log.error("worker %s: %s", spec.id, in_words(exc))
+
     def _take_back(self) -> str:
+        lost = self._take_nic_back() if self._lease is not None else ""
+        try:
+            self._site.claims.give_up(self._site.namespace_of(self._spec.id))
+        except (
+            PatchlightError
+        ) as exc:  # all of it is back; other labs may wait until this agent ends
+            _log.error("worker %s: %s", self._spec.id, exc)
+        return lost
+
+    def _take_nic_back(self) -> str:
         lease, namespace = self.lease, self.namespace
         lost = ""
         namespace_processes.end_all(lease.namespace)

@@ -32,6 +32,7 @@ from patchlight.agents.workers.contract import ExitInfo, RunningWorker
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab import Nic
+from patchlight.testbed.linux.processes import boot_id
 from patchlight.testbed.worker_api import LogPart, WorkerSpec, WorkerState, WorkerStatus
 
 UNSTARTED_S = 600.0
@@ -96,9 +97,14 @@ class Worker:
             )
             await self._follow(ExitInfo(137))
         else:
+            rebooted = lease.handle.boot not in (None, boot_id())
+            if rebooted:
+                self._ending = Ending(WorkerState.FAILED, "its server was started again meanwhile")
+            else:
+                await self.tenancy.claim_again()
             self._running = await self._runner.adopt(lease.handle, lease.namespace, self._folder)
             self._watching = asyncio.create_task(self._watch())
-            if lease.frozen:  # the agent may have died halfway
+            if lease.frozen and not rebooted:  # the agent may have died halfway
                 await self._freeze(self._running)
 
     @property

@@ -49,8 +49,8 @@ class WorkerLaunch:
 class WorkerHandle:
     """Enough to find a worker again, for an agent that did not start it.
 
-    ``pid`` with ``started`` (clock ticks since boot) and ``boot`` (which boot that was), so that
-    a reused number is told apart; or ``container``.
+    ``pid`` with ``started`` (clock ticks since boot), so that a reused number is told apart; or
+    ``container``. ``boot`` is the boot that it was started in: none of it outlives that.
     """
 
     pid: int | None = None

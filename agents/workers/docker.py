@@ -32,6 +32,7 @@ from patchlight.agents.workers.programs import (
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import deploy_file, namespace_processes, namespaces
+from patchlight.testbed.linux.processes import boot_id
 from patchlight.testbed.linux.scheduling import favour_like_this_process
 from patchlight.testbed.worker_api import SyntheticTask, Task, TorchTask
 
@@ -261,7 +262,7 @@ class _DockerWorker:
 
     @property
     def handle(self) -> WorkerHandle:
-        return WorkerHandle(container=self._container)
+        return WorkerHandle(container=self._container, boot=boot_id())
 
     async def ended(self) -> ExitInfo:
         return await _in_own_thread(self._wait)

@@ -115,7 +115,6 @@ class FarEnd:
             if role not in services:
                 if service.is_here:
                     service.remove()
-                    (self._places.home / f"keep-{role}.sh").unlink(missing_ok=True)
                     changed = True
                 continue
             if service.set_up(*services[role]) or switched or again:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
+from .boot import Starter
 from .places import Line, Places, Refused, write
 
 _PATIENCE_S = 30.0
@@ -28,6 +28,7 @@ class Service:
         self._by_systemd = has_systemd(places.root)
         self._unit = f"patchlight-{role}@{places.lab}.service"
         self._script = places.home / f"keep-{role}.sh"
+        self._starter = Starter(role, places, line)
         self._pid_file = places.run / f"{role}.pid"
         self._log = places.logs / f"{role}.log"
 
@@ -39,7 +40,8 @@ class Service:
     def set_up(self, unit: str, script: str) -> bool:
         """Write down how it is run; whether that changed."""
         if not self._by_systemd:
-            return write(self._script, script, 0o755)
+            changed = write(self._script, script, 0o755)
+            return self._starter.set_up(self._script, self._pid_file, self._log) or changed
         if not write(self._places.units / self._unit, unit):
             return False
         self._systemctl("daemon-reload")
@@ -51,20 +53,7 @@ class Service:
         if self._by_systemd:
             self._systemctl("start", self._unit)
         elif self._keeper() is None:
-            for folder in (self._places.run, self._places.logs, self._places.state):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for name in ("starts", "child"):
-                (self._places.run / f"{self._role}.{name}").unlink(missing_ok=True)
-            with self._log.open("ab") as log:
-                keeper = subprocess.Popen(
-                    ["sh", self._script, self._places.run, self._log],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    cwd="/",
-                    start_new_session=True,
-                )
-            write(self._pid_file, f"{keeper.pid} {_began(keeper.pid)}\n", 0o600)
+            self._starter.start()
 
     def stop(self) -> None:
         """End it; what it started itself (workers) goes on."""
@@ -135,6 +124,8 @@ class Service:
             self._systemctl("daemon-reload")
             with contextlib.suppress(Refused):  # one that never failed is not known any more
                 self._systemctl("reset-failed", self._unit)
+        self._starter.remove()
+        self._script.unlink(missing_ok=True)
 
     def _keeper(self) -> int | None:
         """The shell that keeps it running, if that is the one which was started."""

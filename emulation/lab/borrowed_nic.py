@@ -62,6 +62,32 @@ class HostNic:
             )
         return path_of_process
 
+    def move(self, origin: Path | int, target: Path, *, several_nics: bool) -> None:
+        """Move it between namespaces, and set up again what a move loses: address, routes, limit.
+
+        ``origin`` may be an open descriptor; ``several_nics``: where it goes are others, too.
+        """
+        end = self.end
+        fd = namespaces.open_namespace(target)
+        try:
+            with Netlink(origin) as netlink:
+                link = links.list_links(netlink).get(end.name)
+                if link is None:
+                    raise HostUnreachable(f"moving {end.name}: it is not in {origin} any more")
+                limit = rate_limits.save_limit(netlink, link.index, end.name)
+                netlink.run([links.move(link.index, fd, end.name)])
+            with namespaces.entered(fd), Netlink() as netlink:
+                index = links.list_links(netlink)[end.name].index
+                settings = build.nic_requests(end, index, several_nics=several_nics)
+                if limit is not None:
+                    rate_limits.restore_limit(netlink, index, end.name, limit)
+                netlink.run([links.set_up(index, end.name), *settings])
+                if self.state.datapath == "netdev":
+                    ethtool.set_tx_checksum(end.name, False)
+                ethtool.settle_link(end.name)
+        finally:
+            os.close(fd)
+
     def _by_far_end(self) -> Path | None:
         """Follow the NIC's fibre: the interface at its far end knows where its peer is."""
         with Netlink(namespaces.namespace_path(self.far_end.namespace)) as netlink:
@@ -178,7 +204,7 @@ class BorrowedNic:
                 with Netlink() as netlink:
                     netlink.run([links.set_up(links.LOOPBACK, "lo")])
             try:
-                self._move(nic.server, nic.command)
+                nic.move(namespaces.namespace_path(nic.server), path, several_nics=False)
             except KernelRefused as error:
                 namespaces.delete(nic.command)
                 raise HostUnreachable(
@@ -196,29 +222,5 @@ class BorrowedNic:
             # The command left something running: it keeps the NIC for as long.
             return
         _let_connections_end(path)
-        self._move(self._nic.command, self._nic.server)
+        self._nic.move(path, namespaces.namespace_path(self._nic.server), several_nics=True)
         namespaces.delete(self._nic.command)
-
-    def _move(self, origin: str, target: str) -> None:
-        """Move the NIC, and set up again what a move loses: address, routes, limit."""
-        end = self._nic.end
-        fd = namespaces.open_namespace(namespaces.namespace_path(target))
-        try:
-            with Netlink(namespaces.namespace_path(origin)) as netlink:
-                link = links.list_links(netlink).get(end.name)
-                if link is None:
-                    raise HostUnreachable(f"moving {end.name}: it is not in {origin} any more")
-                limit = rate_limits.save_limit(netlink, link.index, end.name)
-                netlink.run([links.move(link.index, fd, end.name)])
-            with namespaces.entered(fd), Netlink() as netlink:
-                index = links.list_links(netlink)[end.name].index
-                several_nics = target == self._nic.server
-                settings = build.nic_requests(end, index, several_nics=several_nics)
-                if limit is not None:
-                    rate_limits.restore_limit(netlink, index, end.name, limit)
-                netlink.run([links.set_up(index, end.name), *settings])
-                if self._nic.state.datapath == "netdev":
-                    ethtool.set_tx_checksum(end.name, False)
-                ethtool.settle_link(end.name)
-        finally:
-            os.close(fd)

@@ -41,12 +41,20 @@ mount -t devpts -o newinstance,mode=620,gid=5,ptmxmode=666 devpts dev/pts
 mount -t tmpfs -o mode=1777,nosuid,nodev shm dev/shm
 mount -t tmpfs -o mode=755,nosuid,nodev run run
 mkdir -p run/sshd run/lock
+# Each boot has an id of its own, as on a machine.
+cat proc/sys/kernel/random/uuid >run/boot_id
+mount --bind run/boot_id proc/sys/kernel/random/boot_id
+rm run/boot_id
 hostname "$name"
 # The second call takes away this machine's root, which the first has put on top of the server's.
 pivot_root . .
 umount -l .
 cd /
-# Without the powers that would reach past the namespaces: modules, clock, kexec, hardware. The
-# shell gathers orphans, and has sshd back when somebody restarts it by ending it.
-exec env -i PATH="$PATH" setpriv --bounding-set=-sys_module,-sys_time,-sys_boot,-sys_rawio \
-    sh -c 'while :; do /usr/sbin/sshd -D -e; sleep 1; done'
+# Without the powers that would reach past the namespaces: modules, clock, kexec, hardware. What
+# packages and deployments want started at boot is; the shell gathers orphans, and has sshd back when
+# somebody restarts it by ending it.
+exec env -i PATH="$PATH" setpriv --bounding-set=-sys_module,-sys_time,-sys_boot,-sys_rawio sh -c '
+    for script in /etc/rc2.d/S*; do
+        case $script in *ssh) ;; *) "$script" start ;; esac
+    done
+    while :; do /usr/sbin/sshd -D -e; sleep 1; done'

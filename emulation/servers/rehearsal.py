@@ -51,22 +51,30 @@ class Rehearsal:
 
     def services(self) -> list[Service]:
         """One process for each server, that all others of it descend from."""
-        return [self._service(name, address) for name, address in self.management.addresses.items()]
+        addresses = self.management.addresses.items()
+        return [server_service(self.lab.name, self.base, *each) for each in addresses]
 
-    def _service(self, name: str, address: IPv4Address) -> Service:
-        own = ["--mount", "--pid", "--uts", "--ipc", "--cgroup"]
-        # With its parent, or by any other way, the server ends as when the power goes.
-        gpus = run_dir(self.lab.name) / "gpus" / name
-        gpus.mkdir(mode=0o700, parents=True, exist_ok=True)
-        boot = ["unshare", *own, "--fork", "--kill-child", "sh", str(_BOOT)]
-        return Service(
-            name=f"server-{name}",
-            argv=[*boot, *map(str, (self.base, disk_dir(self.lab.name) / name, name, gpus))],
-            ready=partial(ssh_answers, str(address)),
-            namespace=namespace_path(namespace_name(self.lab.name, name)),
-            environment={"PATH": _PATH},
-            abrupt=True,
-        )
+
+def server_service(lab: str, base: Path, server: str, address: IPv4Address) -> Service:
+    """The first process of a server, that all others of it descend from: it boots the server."""
+    own = ["--mount", "--pid", "--uts", "--ipc", "--cgroup"]
+    # With its parent, or by any other way, the server ends as when the power goes.
+    gpus = run_dir(lab) / "gpus" / server
+    gpus.mkdir(mode=0o700, parents=True, exist_ok=True)
+    boot = ["unshare", *own, "--fork", "--kill-child", "sh", str(_BOOT)]
+    return Service(
+        name=service_name(server),
+        argv=[*boot, *map(str, (base, disk_dir(lab) / server, server, gpus))],
+        ready=partial(ssh_answers, str(address)),
+        namespace=namespace_path(namespace_name(lab, server)),
+        environment={"PATH": _PATH},
+        abrupt=True,
+    )
+
+
+def service_name(server: str) -> str:
+    """What a server's first process is called among those of its lab."""
+    return f"server-{server}"
 
 
 def prepare_rehearsal(lab: Lab, state: LabState, say: Callable[[str], None]) -> Rehearsal:

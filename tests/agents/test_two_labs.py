@@ -42,11 +42,11 @@ class SharingLab(Bench):
     def until_gpus_are_there(self) -> None:
         """It has none that anybody asks for."""
 
-    def own_spec(self, nic: str = "nic1") -> dict[str, object]:
+    def own_spec(self, nic: str = "nic1", gpu: str | None = None) -> dict[str, object]:
         spec = self.spec(0, 1, iterations=100_000)
         address = next(n.address for n in self.lab.servers[0].nics if n.name == nic)
         ring = [{"rank": 0, "address": str(address), "port": 29500}]
-        return {**spec, "gpu": None, "nic": nic, "ring": ring}
+        return {**spec, "gpu": gpu, "nic": nic, "ring": ring}
 
     def clear(self) -> None:
         for agent in self.agents:
@@ -83,12 +83,20 @@ def _interfaces(space: str) -> set[str]:
 
 def test_two_labs_on_one_server_do_not_meet(labs: tuple[Bench, SharingLab]) -> None:
     first, second = labs
-    ours, theirs = first.agent("server1").start(), second.agent("server1").start()
+    ours, theirs = first.agent("server1").start(), second.agent("server1")
+    theirs.gpus = ours.gpus  # the server's GPU is in both lab files
+    theirs.start()
     _begun(ours, first.spec(0, 1, iterations=100_000))
-    # The same worker's name in both, and one asks for a NIC that the other's worker has.
-    taken = theirs.client.post("/workers", json={**second.own_spec("nic0"), "id": "job-1"})
-    assert taken.status_code == 500
-    assert "no interface nic0" in taken.json()["error"]
+    # The same worker's name in both, and one asks for a NIC and a GPU that the other's worker has.
+    asked = {"NIC nic0": second.own_spec("nic0"), "GPU gpu0": second.own_spec("nic1", "gpu0")}
+    by_whom = f"is leased to worker job-0 of lab {first.name}, which shares this server"
+    for has, spec in asked.items():
+        taken = theirs.client.post("/workers", json={**spec, "id": "job-1"})
+        assert (taken.status_code, taken.json()["error"]) == (409, f"{has} {by_whom}")
+    ours.kill()  # its worker goes on, and has what it has
+    taken = theirs.client.post("/workers", json={**asked["GPU gpu0"], "id": "job-1"})
+    assert (taken.status_code, taken.json()["error"]) == (409, f"GPU gpu0 {by_whom}")
+    ours.start()
     _begun(theirs, second.own_spec())
     spaces = [f"pl.{lab.name}.server1.w-job-0" for lab in (first, second)]
     assert [_interfaces(space) for space in spaces] == [{"lo", "nic0"}, {"lo", "nic1"}]
@@ -102,7 +110,7 @@ def test_two_labs_on_one_server_do_not_meet(labs: tuple[Bench, SharingLab]) -> N
     assert theirs.worker("job-0")["state"] == "running"
     # What was taken is free now.
     assert theirs.client.delete("/workers/job-0").status_code == 200
-    _begun(theirs, second.own_spec("nic0"))
+    _begun(theirs, second.own_spec("nic0", "gpu0"))
 
 
 def test_an_agent_refuses_the_state_of_another_labs(labs: tuple[Bench, SharingLab]) -> None:

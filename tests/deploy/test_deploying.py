@@ -1,6 +1,7 @@
 """Patchlight is put on servers over SSH, whatever goes wrong on the way, and taken off again."""
 
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from patchlight import EmulatedLab
 from patchlight.cli.deploy.group import deploy as deploy_commands
 from patchlight.deploy.remote import Remote
 from patchlight.deploy.ssh import logged_in
+from patchlight.emulation.lab.reboot import reboot
 from patchlight.testbed.lab import Lab, Server
 from patchlight.testbed.labfile.writer import write_lab
 from tests.support.cut_line import line_that_breaks
@@ -105,13 +108,14 @@ def test_deployed_changed_and_removed(lab: Lab, deploy: Deployer, tmp_path: Path
         return deploy.all_well(*words, *only)[one.name]
 
     before = on(one, EVERYTHING)
-    first = did("push")
+    first = did("push", "--controller", one.name)
     assert (first["version"], first["changed"]) == ("0.1.0", True)
     assert first["copied_bytes"] > 1_000_000
-    again = did("push")
+    again = did("push")  # the controller stays
     assert (again["changed"], again["copied_bytes"]) == (False, 0)
     status = did("status")
-    assert (status["release"], status["problem"]) == (first["release"], "")
+    assert (status["release"], status["controller"]) == (first["release"], True)
+    assert status["problem"] == ""
     # It keeps the key to itself.
     key = f"/opt/patchlight/{lab.name}/configuration/agent-tls/key.pem"
     assert on(one, f"stat -c '%a %U' {key}").strip() == "600 root"
@@ -120,6 +124,8 @@ def test_deployed_changed_and_removed(lab: Lab, deploy: Deployer, tmp_path: Path
     wait_until(lambda: on(one, agent) != killed, "it is started again")
     wait_until(lambda: deploy.run("status", *only)[1][one.name]["version"], "it answers again")
     assert did("status")["restarts"] == 1
+    a_job_outlives_no_reboot(lab, one)
+    wait_until(lambda: deploy.run("status", *only)[0] == 0, "both are back", 60)
     behind: dict[str, Any] = {
         "jump": f"{two.ssh.user}@{two.ssh.address}:22",
         "jump_host_key": two.ssh.host_key,
@@ -128,10 +134,33 @@ def test_deployed_changed_and_removed(lab: Lab, deploy: Deployer, tmp_path: Path
         assert deploy.run("restart", *only, lab=path)[0] == 0
     did("stop")
     code, servers = deploy.run("status", *only)
-    assert (code, servers[one.name]["problem"]) == (1, "its agent does not run")
+    assert code == 1
+    assert servers[one.name]["problem"] == "its agent does not run; its controller does not run"
     assert did("remove")["removed"]
     assert not did("remove")["removed"]
     assert on(one, EVERYTHING) == before
+
+
+def a_job_outlives_no_reboot(lab: Lab, server: Server) -> None:
+    """The power fails under a job, of which the controller on that same server says so."""
+
+    def job(*words: str) -> str:
+        program = f"/opt/patchlight/{lab.name}/current/bin/patchlight"
+        command = shlex.join([program, "job", *words, "--controller", lab.controller_api])
+        return on(server, f"{command} || true")
+
+    agent = f"/var/lib/patchlight/{lab.name}/agent"
+    job("submit", "long", "--hosts", f"{server.name}.gpu0", "--iterations", "100000")
+    reports = f"cat {agent}/workers/*/reports.jsonl 2>/dev/null || true"
+    wait_until(lambda: on(server, reports), "it trains", 60)
+    emulated = EmulatedLab.attach(lab.name)
+    reboot(emulated.lab, emulated.plan, server.name, print)
+    # Nobody has started them, but the server's boot.
+    api = f"ss --listening --tcp --numeric | grep -c {lab.controller_api} || true"
+    wait_until(lambda: on(server, api).strip() == "1", "the controller is back", 60)
+    assert "its server was started again meanwhile" in job("follow", "long")
+    wait_until(lambda: not on(server, f"ls {agent}/leases"), "all is given back")
+    assert str(server.nics[0].address) in on(server, "ip -brief address show dev nic0")
 
 
 def test_a_push_that_was_cut_goes_on(lab: Lab, deploy: Deployer, tmp_path: Path) -> None:

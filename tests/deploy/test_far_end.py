@@ -1,7 +1,9 @@
 """What runs on a server while somebody deploys to it, here below a folder."""
 
 import os
+import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
@@ -128,6 +130,25 @@ def test_one_that_ends_is_started_again(far: FarEndProcess, tmp_path: Path) -> N
     os.kill(program, signal.SIGKILL)
     wait_until(lambda: far.ask("state", role="agent")["restarts"] == 1, "it is started again")
     wait_until(lambda: far.ask("state", role="agent")["running"], "it runs again")
+
+
+@pytest.mark.skipif(not shutil.which("update-rc.d"), reason="no update-rc.d: not a Debian")
+def test_it_begins_with_the_server_where_scripts_begin_programs(
+    far: FarEndProcess, tmp_path: Path
+) -> None:
+    entries = tmp_path / "root/etc"
+    for folder in ("init.d", "rc2.d"):
+        (entries / folder).mkdir(parents=True)
+    served(far, tmp_path, installed(far, tmp_path / "wheels", "1"))
+    (entry,) = (entries / "rc2.d").glob("S*patchlight-agent-lab")
+    for pid in running(tmp_path):  # the power goes
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not far.ask("state", role="agent")["running"], "it has ended")
+    subprocess.run([entry, "start"], check=True)
+    wait_until(lambda: far.ask("state", role="agent")["running"], "it runs again")
+    assert not served(far, tmp_path, "r1")
+    far.ask("remove")
+    assert not [path for path in entries.rglob("*") if "patchlight" in path.name]
 
 
 def test_back_to_the_release_before_and_forth(far: FarEndProcess, tmp_path: Path) -> None:

@@ -294,6 +294,22 @@ def link(
 
 
 @emulate.command()
+@click.argument("server")
+@click.option("--lab", "lab_name", metavar="LAB", help="The lab, if several are up.")
+def reboot(server: str, lab_name: str | None) -> None:
+    """Cut the power of SERVER, one that has an sshd, and boot it again.
+
+    All that runs there ends at once. Its disk and its fibres stay as they are.
+    """
+    require_root(f"patchlight emulate reboot {server}")
+    from patchlight.emulation.lab.reboot import reboot as reboot_server
+
+    lab = attached(lab_name)
+    reboot_server(lab.lab, lab.plan, server, _say)
+    _say(f"{server} has booted")
+
+
+@emulate.command()
 @click.argument("host")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write.")
 @click.option("--for", "seconds", type=_Quantity(parse_time), help="How long, like 10s.")
