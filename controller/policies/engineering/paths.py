@@ -8,8 +8,6 @@ and Hall, 2018). Within an OCS any two ports can be joined, so the ports are pic
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,15 +15,11 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
+from patchlight.controller.policies.engineering.present_light import LightPath, Ports, PresentLight
 from patchlight.controller.policies.engineering.sites import Port, Site, sites_of
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
-
-Ports = Mapping[str, Collection[int]]
-
-MOST_OCS = 3
-"""A light path goes through so many OCSs at most: each loses power."""
 
 # What the program minimises: circuits made, then circuits broken that nobody wished away, then dB.
 _CIRCUIT, _BROKEN, _DB = 1000.0, 10.0, 0.01
@@ -47,157 +41,6 @@ class Wish(NamedTuple):
     partners: tuple[str, ...]
     together: int | None = None
     worth: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class _Path:
-    """A duplex light path that is there: its ports in order, two of each OCS; who is at its ends.
-
-    One that is ``fixed`` can neither be broken nor made way for.
-    """
-
-    ends: tuple[str, str]
-    ports: tuple[Port, ...]
-    fixed: bool
-
-    @property
-    def circuits(self) -> Iterator[tuple[Port, Port]]:
-        return zip(self.ports[::2], self.ports[1::2], strict=True)
-
-
-@dataclass(frozen=True)
-class _Light:
-    """A lab's light as it is: sites, trunks, present paths, and the ports that can be used."""
-
-    lab: Lab
-    maps: Mapping[str, PortMap]
-    sites: Mapping[str, Site]
-    locked: Ports
-    failed: Ports
-
-    @cached_property
-    def site_at(self) -> Mapping[Port, str]:
-        return {port: site.name for site in self.sites.values() for port in site.ports}
-
-    @cached_property
-    def trunk_from(self) -> Mapping[Port, Port]:
-        """The other end of each fibre between two OCSs, from either end."""
-        fibres = self.lab.circuit_fibres
-        return {
-            (ocs, number): (end.device, int(end.port))
-            for ocs, ends in fibres.items()
-            for number, (end, _) in ends.items()
-            if end.device in fibres
-        }
-
-    @cached_property
-    def joined(self) -> Mapping[Port, Port]:
-        """For each port of a duplex circuit the other one."""
-        found: dict[Port, Port] = {}
-        for ocs, present in self.maps.items():
-            out_of = present.out_of
-            for inp, out in present:
-                if inp != out and out_of.get(out) == inp:
-                    found[ocs, inp] = (ocs, out)
-        return found
-
-    @cached_property
-    def fixed(self) -> frozenset[Port]:
-        """Locked ports, and what the circuits of these lead to."""
-        found = {(ocs, port) for ocs, ports in self.locked.items() for port in ports}
-        for ocs, present in self.maps.items():
-            ends = [((ocs, inp), (ocs, out)) for inp, out in present]
-            found |= {port for pair in ends if not found.isdisjoint(pair) for port in pair}
-        return frozenset(found)
-
-    @cached_property
-    def broken(self) -> frozenset[Port]:
-        return frozenset((ocs, port) for ocs, ports in self.failed.items() for port in ports)
-
-    def is_usable(self, port: Port) -> bool:
-        """Whether a circuit can be made there."""
-        return port[0] in self.maps and port not in self.held and port not in self.broken
-
-    @cached_property
-    def held(self) -> frozenset[Port]:
-        """What is fixed, and the rest of the light paths that pass there."""
-        return self.fixed.union(*(path.ports for path in self.paths if path.fixed))
-
-    @cached_property
-    def usable(self) -> Mapping[tuple[str, str], tuple[Port, ...]]:
-        """The ports for new circuits: by OCS, those of each site and those to each other OCS."""
-        found: dict[tuple[str, str], list[Port]] = {}
-        for port, site in self.site_at.items():
-            if self.is_usable(port):
-                found.setdefault((port[0], site), []).append(port)
-        for port, other in self.trunk_from.items():
-            if self.is_usable(port) and self.is_usable(other):
-                found.setdefault((port[0], other[0]), []).append(port)
-        return {key: tuple(sorted(ports)) for key, ports in found.items()}
-
-    @cached_property
-    def paths(self) -> tuple[_Path, ...]:
-        """The duplex light paths between sites that are there and may stay."""
-        found = []
-        for start, site in self.site_at.items():
-            ports = self._followed(start)
-            if not ports or ports[-1] < start:
-                continue
-            fixed = not self.fixed.isdisjoint(ports)
-            if fixed or self.broken.isdisjoint(ports):
-                found.append(_Path((site, self.site_at[ports[-1]]), ports, fixed))
-        return tuple(found)
-
-    def _followed(self, start: Port) -> tuple[Port, ...]:
-        """The ports of the light path from a site's port; empty if it leads to no site."""
-        ports, at = list[Port](), start
-        while (out := self.joined.get(at)) is not None:
-            ports += [at, out]
-            if out in self.site_at:
-                return tuple(ports)
-            if out not in self.trunk_from or self.trunk_from[out] in ports:
-                return ()
-            at = self.trunk_from[out]
-        return ()
-
-    @cached_property
-    def _ways(self) -> dict[tuple[str, str], tuple[tuple[str, ...], ...]]:
-        """OCSs in order, from each to each, over trunks that can be used."""
-        beside: dict[str, list[str]] = {ocs: [] for ocs in self.maps}
-        for ocs, other in self.usable:
-            if other in beside:
-                beside[ocs].append(other)
-        found: dict[tuple[str, str], list[tuple[str, ...]]] = {}
-        ways: list[tuple[str, ...]] = [(ocs,) for ocs in beside]
-        while ways:
-            for way in ways:
-                found.setdefault((way[0], way[-1]), []).append(way)
-            ways = [
-                (*way, following)
-                for way in ways
-                if len(way) < MOST_OCS
-                for following in beside[way[-1]]
-                if following not in way
-            ]
-        return {ends: tuple(each) for ends, each in found.items()}
-
-    def ways(self, site: str, other: str) -> Iterator[tuple[str, ...]]:
-        """The OCSs that a new path between two sites can go over, in order."""
-        starts = [ocs for ocs in self.maps if (ocs, site) in self.usable]
-        lasts = [ocs for ocs in self.maps if (ocs, other) in self.usable]
-        for start in starts:
-            for last in lasts:
-                yield from self._ways.get((start, last), ())
-
-    def loss_db(self, way: Sequence[str]) -> float:
-        """What light loses in these OCSs and the fibres between them."""
-        inside = sum(self.lab.circuit_switch(ocs).insertion_loss_db for ocs in way)
-        fibres = self.lab.circuit_fibres
-        between = sum(
-            min(fibres[here][port][1].loss_db for _, port in self.usable[here, there])
-            for here, there in pairwise(way)
-        )
-        return inside + between
 
 
 class _New(NamedTuple):
@@ -252,23 +95,31 @@ class _Program:
 
 
 def plan_paths(
-    lab: Lab, maps: Mapping[str, PortMap], wishes: Sequence[Wish], *, locked: Ports, failed: Ports
+    lab: Lab,
+    maps: Mapping[str, PortMap],
+    wishes: Sequence[Wish],
+    *,
+    locked: Ports,
+    failed: Ports,
+    sites: Sequence[Site] | None = None,
 ) -> dict[str, PortMap]:
     """The maps that change for the wished light paths to be there, both ways each.
 
     As few circuits as possible are made, then as few present light paths broken, then as little
     light lost. Circuits of ``locked`` ports stay; ``failed`` ports get none. OCSs whose map is not
-    there stay out of it. Raises ``NoLight`` where it cannot be.
+    there stay out of it. ``sites``: others than ``sites_of``. Raises
+    ``NoLight`` where it cannot be.
     """
-    light = _Light(lab, maps, {site.name: site for site in sites_of(lab)}, locked, failed)
+    known = sites_of(lab) if sites is None else sites
+    light = PresentLight(lab, maps, {site.name: site for site in known}, locked, failed)
     kept, new = _chosen(light, wishes)
     return _maps(light, kept, new)
 
 
-def _chosen(light: _Light, wishes: Sequence[Wish]) -> tuple[list[_Path], list[_New]]:
+def _chosen(light: PresentLight, wishes: Sequence[Wish]) -> tuple[list[LightPath], list[_New]]:
     """The present paths that stay, and the new ones by OCSs."""
     program = _Program()
-    kept_by: dict[_Path, list[int]] = {path: [] for path in light.paths}
+    kept_by: dict[LightPath, list[int]] = {path: [] for path in light.paths}
     news: dict[int, _New] = {}
     room: dict[tuple[str, str], dict[int, float]] = {}
     together: dict[tuple[int, str], int] = {}
@@ -298,7 +149,7 @@ def _chosen(light: _Light, wishes: Sequence[Wish]) -> tuple[list[_Path], list[_N
                     together[key] = program.column(0.0)
                 taken = {column: 1.0 for column, to in options.items() if to == partner}
                 program.row({**taken, together[key]: -1.0}, 0, 0)
-    stays: dict[int, _Path] = {}
+    stays: dict[int, LightPath] = {}
     for path, columns in kept_by.items():
         # Whether it stays, wished or not; what is fixed stays at no cost of ports.
         column = program.column(-_BROKEN * len(path.ports))
@@ -317,7 +168,7 @@ def _chosen(light: _Light, wishes: Sequence[Wish]) -> tuple[list[_Path], list[_N
     )
 
 
-def _bundles(light: _Light, path: _Path) -> Iterator[tuple[str, str]]:
+def _bundles(light: PresentLight, path: LightPath) -> Iterator[tuple[str, str]]:
     for port in path.ports:
         site = light.site_at.get(port)
         yield port[0], light.trunk_from[port][0] if site is None else site
@@ -328,7 +179,7 @@ _HINT = (
 )
 
 
-def _why_not(light: _Light, wishes: Sequence[Wish]) -> str:
+def _why_not(light: PresentLight, wishes: Sequence[Wish]) -> str:
     unknown = [wish.site for wish in wishes if wish.site not in light.sites]
     if unknown:
         return f"no light path from {unknown[0]}: it is not plugged into a circuit switch"
@@ -344,7 +195,9 @@ def _why_not(light: _Light, wishes: Sequence[Wish]) -> str:
     )
 
 
-def _maps(light: _Light, kept: Sequence[_Path], new: Sequence[_New]) -> dict[str, PortMap]:
+def _maps(
+    light: PresentLight, kept: Sequence[LightPath], new: Sequence[_New]
+) -> dict[str, PortMap]:
     """The maps that change, with a port picked for each step of the new paths."""
     taken = {port for path in kept for port in path.ports}
     dropped = [path for path in light.paths if path not in kept]
@@ -379,7 +232,7 @@ def _maps(light: _Light, kept: Sequence[_Path], new: Sequence[_New]) -> dict[str
 
 
 def _leading(
-    light: _Light, bundles: Sequence[tuple[str, str]], taken: Collection[Port]
+    light: PresentLight, bundles: Sequence[tuple[str, str]], taken: Collection[Port]
 ) -> Port | None:
     """A free port of the first bundle with a circuit to a free one of the second, if there is."""
     first, second = (set(light.usable[bundle]).difference(taken) for bundle in bundles)
