@@ -100,9 +100,9 @@ def test_locked_circuits_stay_and_failed_ports_get_none(
     first: PortMap, second: PortMap, locked: set[int], failed: set[int]
 ) -> None:
     maps = {"o1": first, "o2": second}
-    closed = {"locked": {"o1": locked}, "failed": {"o2": failed}}
+    wishes = [Wish("a", ("b",)), Wish("b", ("c",))]
     try:
-        found = plan_paths(SMALL, maps, [Wish("a", ("b",)), Wish("b", ("c",))], **closed)
+        found = plan_paths(SMALL, maps, wishes, locked={"o1": locked}, failed={"o2": failed})
     except NoLight:
         return
     assert not first.diff(found.get("o1", first)).ports & locked
