@@ -37,6 +37,7 @@ MODULES = (
     "benchmarks.deploying",
     "benchmarks.gpus",
     "benchmarks.learning",
+    "benchmarks.topology",
 )
 
 

@@ -222,6 +222,12 @@ class ControllerClient(JobCalls, DiscoveryCalls):
         """Light servers or hosts onto one packet switch; ``force`` also moves jobs' circuits."""
         return self._call("POST", "/together", {"nodes": list(nodes), "force": force} | options)
 
+    def light_paths(self, pairs: Sequence[tuple[str, str]], **options: Any) -> Answer:
+        """Join pairs of ends by light over as many circuit switches as it takes."""
+        return self._call(
+            "POST", "/light-paths", {"pairs": [list(pair) for pair in pairs]} | options
+        )
+
     def restore(self, name: str, **options: Any) -> Answer:
         """Bring about the maps saved under a name."""
         return self._call("POST", f"{_map_path(name)}/restore", options)

@@ -26,6 +26,7 @@ from patchlight.controller.changes.record import (
     to_row,
 )
 from patchlight.controller.client import check_map_name
+from patchlight.controller.lighting import lighting
 from patchlight.controller.operations import CircuitOperations, DriftReport, PowerReport
 from patchlight.controller.together import bringing_together
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -260,6 +261,12 @@ def _change(routes: APIRouter, operations: CircuitOperations) -> None:
         spared = request.model_copy(update={"spare_jobs": request.spare_jobs or not request.force})
         why = f"brings together {', '.join(request.nodes)}"
         return await _run(operations, decide, spared, caller, {}, why=why)
+
+    @routes.post("/light-paths")
+    async def light_paths(request: models.LightRequest, caller: Caller) -> Answer:
+        decide = await lighting(parts, request.pairs)
+        why = f"lights {', '.join(f'{a}:{b}' for a, b in request.pairs)}"
+        return await _run(operations, decide, request, caller, {}, why=why)
 
     @routes.post("/maps/{name}/restore")
     async def restore(name: str, request: models.ChangeRequest, caller: Caller) -> Answer:

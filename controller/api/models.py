@@ -108,6 +108,15 @@ class TogetherRequest(ChangeRequest):
     force: bool = False
 
 
+class LightRequest(ChangeRequest):
+    """Pairs of ends to be joined by light, both ways, over as many circuit switches as it takes.
+
+    An end is a NIC, a host, a packet switch (any port of it) or a port of one.
+    """
+
+    pairs: list[tuple[Text, Text]] = Field(min_length=1, max_length=1024)
+
+
 class RepairRequest(ChangeRequest):
     """Circuit switches to bring back to their committed maps; all if none are named."""
 

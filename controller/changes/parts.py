@@ -30,6 +30,10 @@ class FlowHook(Protocol):
         """Have the switches forward over these links and no others; what failed, in words."""
         return []
 
+    def rates_bps(self) -> Mapping[str, tuple[float, float]]:
+        """What each host sent and received lately, by name, where somebody counts that."""
+        return {}
+
 
 class TrafficHook(Protocol):
     """Whoever sends over the network and can be asked to wait."""

@@ -105,6 +105,8 @@ def seen(
             for ring in view.rings
         ],
     }
+    if view.measured:
+        found["measured"] = {str(gpu): list(rates) for gpu, rates in view.measured.items()}
     if job is not None:
         found["job"] = {**_job_record(job), "graph": graph}
     if legal:
@@ -141,6 +143,9 @@ def arguments(
         failed=Frozen({ocs: frozenset(ports) for ocs, ports in saw["failed"].items()}),
         usage=Frozen(saw["usage"]),
         rings=tuple(map(_ring, saw["rings"])),
+        measured=Frozen(
+            {int(gpu): (sent, got) for gpu, (sent, got) in saw.get("measured", {}).items()}
+        ),
     )
     if kind == "topology":
         return view, saw["groups"]

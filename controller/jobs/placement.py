@@ -16,7 +16,7 @@ from patchlight.controller.jobs.cluster_view import WiredLab, view_of
 from patchlight.controller.jobs.decisions import OWN_GRAPH, Decision, decided, seen
 from patchlight.controller.jobs.policies_in_use import PoliciesInUse
 from patchlight.controller.jobs.worker_specs import JobFailed
-from patchlight.controller.policies.contract import ClusterView, JobView, Progress
+from patchlight.controller.policies.contract import ClusterView, Frozen, JobView, Progress
 from patchlight.controller.policies.guard import GuardedElasticity, GuardedOrder
 from patchlight.controller.policies.topology import NO_PORTS
 from patchlight.controller.prediction.network import slowest_nic_bps
@@ -241,10 +241,14 @@ class Placement:
         policy = self._policies.now.topology(topology)
         locked, failed = await self._circuits.closed_ports()
         unseen, statuses = tuple(self._circuits.devices.unseen_hosts()), self._statuses(running)
+        rates_bps = self._circuits.flows.rates_bps()
 
         def ask(maps: Mapping[str, PortMap]) -> tuple[Mapping[str, PortMap], Decision]:
             cluster = WiredLab(self._lab, maps)
             view = cluster.view(time.time(), running, unseen, (), locked, failed, statuses)
+            numbers = cluster.numbers
+            measured = {numbers[name]: r for name, r in rates_bps.items() if name in numbers}
+            view = view._replace(measured=Frozen(measured))
             gpus = [[cluster.numbers[name] for name in hosts] for hosts in groups.values()]
             return decided(
                 "topology",

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from statistics import fmean
 from typing import Any
 
 from patchlight.controller.openflow.client import Speaker
@@ -18,6 +19,7 @@ _log = logging.getLogger(__name__)
 
 # About an hour of samples of 64 NICs.
 _RATES_KEPT = 3600 * 64
+_LATELY_S = 10.0
 _CONTROLLER_PORT = 0xFFFFFFFD
 # What a switch needs to tell whose frames come in at its ports.
 _EARS = frozenset(
@@ -129,6 +131,19 @@ class PacketSwitches:
             # restarted speaker before anybody listened.
             self._connected.add(event["datapath_id"])
             self._count(event)
+
+    def rates_bps(self) -> Mapping[str, tuple[float, float]]:
+        """What each host sent and received in the last ten seconds that were counted, bit/s of the
+        lab; those whose ports nobody counts are not there."""
+        found: dict[str, list[tuple[float, float]]] = {}
+        for sample in reversed(self.port_rates):
+            if sample["at"] < self.port_rates[-1]["at"] - _LATELY_S:
+                break
+            found.setdefault(sample["host"], []).append((sample["tx_bps"], sample["rx_bps"]))
+        return {
+            host: (fmean(sent for sent, _ in rates), fmean(got for _, got in rates))
+            for host, rates in found.items()
+        }
 
     def _count(self, event: Mapping[str, Any]) -> None:
         """Turn bytes into rates of the host at each port.

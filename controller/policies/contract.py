@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from patchlight.controller.prediction.load import Load, Training
+from patchlight.controller.prediction.load import UNLIMITED_BPS, Load, Training
 from patchlight.testbed.graphs.model import ComputationGraph
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.policies import KINDS as KINDS
@@ -172,7 +172,8 @@ class ClusterView(NamedTuple):
     (OCS ports that may not be touched) are there where there is a network to rewire; of the
     ``failed`` ones among these, circuits may be broken but not made. There, ``rings`` are those of
     the jobs that have GPUs. ``usage`` has what users had in GPU-seconds, less the longer ago, each
-    over the user's share; empty where nobody counts.
+    over the user's share; empty where nobody counts. ``measured`` has what GPUs' NICs sent and
+    received lately in bit/s, as ports counted it; those that nobody counts are not there.
     """
 
     now_s: float
@@ -188,6 +189,26 @@ class ClusterView(NamedTuple):
     failed: Mapping[str, frozenset[int]] = Frozen()
     usage: Mapping[str, float] = Frozen()
     rings: Sequence[RingOfJob] = ()
+    measured: Mapping[int, tuple[float, float]] = Frozen()
+
+    @property
+    def traffic(self) -> Mapping[tuple[int, int], float]:
+        """The traffic matrix: what one GPU is expected to send to another in bit/s, where it does.
+
+        From the rings of the jobs that have GPUs: the mean over an iteration, on links that the job
+        shares with nobody. Of a job whose load is not known, as much as its NICs can send.
+        """
+        hosts = () if self.lab is None else self.lab.hosts
+        nics = [host.nic.rate_bps for host in hosts if host.gpu is not None]
+        found: dict[tuple[int, int], float] = {}
+        for job in self.rings:
+            limits = [nics[gpu] for gpu in job.ring if gpu < len(nics)]
+            nic_bps = float(min((limit for limit in limits if limit), default=UNLIMITED_BPS))
+            rate_bps = nic_bps if job.load is None else job.load.mean_bps(nic_bps)
+            if rate_bps and len(job.ring) > 1:
+                for edge in zip(job.ring, (*job.ring[1:], job.ring[0]), strict=True):
+                    found[edge] = found.get(edge, 0.0) + rate_bps
+        return Frozen(found)
 
     @property
     def free(self) -> int:

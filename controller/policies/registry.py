@@ -55,6 +55,9 @@ BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
         "keep": "topology:Keep",
         "regroup": "topology:Regroup",
         "cheapest": "cheapest:CheapestTopology",
+        "ring": "engineered:Ring",
+        "matching": "engineered:Matching",
+        "totient": "engineered:Totient",
     },
     "elasticity": {"rigid": "elasticity:Rigid", "give-and-take": "elasticity:GiveAndTake"},
 }

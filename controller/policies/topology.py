@@ -15,11 +15,15 @@ from patchlight.controller.policies.contract import ClusterView
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Endpoint, Lab
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import circuit_ports
+from patchlight.testbed.wiring import circuit_ports, trace_links
 
 # The search for an assignment of groups to switches stops after this many tries and takes
 # the best one found; the first one it finds is the largest-group-first greedy one.
 _SEARCH_LIMIT = 4096
+
+# So many circuits are made for a NIC of no group, where light goes over several circuit switches,
+# rather than leave it dark.
+_WORTH_OF_LIGHT = 20.0
 
 _Uplinks = tuple[str, str]  # an OCS and the packet switch that some of its ports lead to
 _Port = tuple[str, int]  # OCS, port number
@@ -72,6 +76,8 @@ def regroup(
     known. Raises ``CannotRegroup`` saying which group fits nowhere, ``BadInput`` for a host
     that the lab does not have.
     """
+    if has_trunks(lab):
+        return _regroup_over_trunks(lab, maps, groups, locked, failed)
     site = _survey(lab, maps, locked, failed)
     members = [tuple(lab.host(name).endpoint for name in group) for group in groups]
     for name, nic in ((n, lab.host(n).endpoint) for group in groups for n in group):
@@ -94,6 +100,48 @@ def regroup(
                 hint="'patchlight ocs lock' lists the locks; 'ocs verify' the failed ports",
             )
     return _rewire(site, maps, dict(zip(members, _choose_switches(site, members), strict=True)))
+
+
+def has_trunks(lab: Lab) -> bool:
+    """Whether light can go from one circuit switch of the lab into another."""
+    return any(
+        end.device in lab.circuit_fibres
+        for fibres in lab.circuit_fibres.values()
+        for end, _ in fibres.values()
+    )
+
+
+def _regroup_over_trunks(
+    lab: Lab,
+    maps: Mapping[str, PortMap],
+    groups: Sequence[Sequence[str]],
+    locked: Ports,
+    failed: Ports,
+) -> dict[str, PortMap]:
+    """The same where light paths go over several circuit switches, exact."""
+    # SciPy takes a while to be imported, and most labs do without.
+    from patchlight.controller.policies.engineering.paths import NoLight, Wish, plan_paths
+
+    switches = tuple(switch.name for switch in lab.packet_switches)
+    links = trace_links(lab, maps)
+    hosts = [[lab.host(name) for name in group] for group in groups]
+    wishes = [
+        Wish(str(host.endpoint), switches, together=number)
+        for number, group in enumerate(hosts)
+        for host in group
+    ]
+    members = {host.endpoint for group in hosts for host in group}
+    others = [host.endpoint for host in lab.hosts if host.endpoint not in members]
+    wishes += [
+        Wish(str(nic), switches, worth=_WORTH_OF_LIGHT)
+        for nic in circuit_ports(lab, others)
+        if links.switch_of(lab, nic) is not None
+    ]
+    try:
+        changed = plan_paths(lab, maps, wishes, locked=locked, failed=failed)
+    except NoLight as error:
+        raise CannotRegroup(f"cannot regroup: {error.message}", hint=error.hint) from error
+    return {**maps, **changed}
 
 
 def _survey(lab: Lab, maps: Mapping[str, PortMap], locked: Ports, failed: Ports) -> _Site:

@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from patchlight.testbed.errors import BadInput
 
+UNLIMITED_BPS = 1e15
+"""The rate of a link for which the lab file sets no limit."""
+
 
 class Training(NamedTuple):
     """Synchronous data-parallel training, as in the lab's ``JobSpec``.
@@ -41,6 +44,10 @@ class Load(NamedTuple):
         if not self.ring_bits:
             return self.compute_s
         return self.compute_s + self.ring_bits / rate_bps if rate_bps else math.inf
+
+    def mean_bps(self, rate_bps: float) -> float:
+        """What an edge of the ring carries, on the mean over a unit, where it has this rate."""
+        return self.ring_bits / self.unit_s(rate_bps) if self.ring_bits else 0.0
 
 
 def ring_bits(workers: int, gradient_bytes: float) -> float:

@@ -3,13 +3,11 @@
 from collections.abc import Hashable, Sequence
 
 from patchlight.controller.openflow.ways import Ways
+from patchlight.controller.prediction.load import UNLIMITED_BPS as UNLIMITED_BPS
 from patchlight.controller.prediction.sharing import Demand
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Endpoint, Host, Lab
 from patchlight.testbed.wiring import Links
-
-# A link for which the lab file sets no limit.
-UNLIMITED_BPS = 1e15
 
 
 def slowest_nic_bps(lab: Lab) -> float:
@@ -22,7 +20,8 @@ class LabNetwork:
     """The directed links between the NICs of a lab's GPUs, as lit.
 
     A ring's edge goes from one NIC over packet switches to the other, the way that the flow
-    tables have. GPUs are numbered as ``hosts``, in the order of the lab file. A link is
+    tables have; where light joins the two NICs themselves, over nothing else. GPUs are numbered as
+    ``hosts``, in the order of the lab file. A link is
     ``(number, "up" | "down")`` at a NIC, ``(switch, switch)`` between switches, and
     ``(switch, switch, port)`` for one of several fibres between the same two. Rates are those of
     the lab file, not divided by its scale. ``BadInput`` for a lab without GPUs that have a NIC.
@@ -92,6 +91,8 @@ class LabNetwork:
         return str(link)
 
     def _edge(self, gpu: int, following: int) -> tuple[Hashable, ...] | None:
+        if self.links.peer(self.hosts[gpu].endpoint) == self.hosts[following].endpoint:
+            return (gpu, "up"), (following, "down")
         here, there = self.switches[gpu], self.switches[following]
         if here is None or there is None:
             return None

@@ -17,7 +17,7 @@ from patchlight.controller.agent_client import (
     NicDark,
     NotOnServer,
 )
-from patchlight.controller.changes.parts import CircuitParts
+from patchlight.controller.changes.parts import CircuitParts, FlowHook
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DeviceUnreachable
 from patchlight.controller.circuits.drivers.dry_run import DryRun
@@ -221,7 +221,7 @@ class Ocs(DryRun):
         return await super().read_map()
 
 
-class Flows:
+class Flows(FlowHook):
     """Packet switches in memory; a change waits while ``open`` is not set."""
 
     def __init__(self) -> None:

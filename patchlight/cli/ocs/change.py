@@ -10,6 +10,7 @@ from patchlight.cli.ocs.names import (
     complete_port,
     complete_switch,
     cross_connect_text,
+    named_pair,
     port_number,
 )
 from patchlight.cli.ocs.options import (
@@ -123,6 +124,19 @@ def together(nodes: tuple[str, ...], force: bool, target: Target, options: Chang
         carry_out(functools.partial(client.together, nodes, force=force), options)
 
 
+@click.command("light")
+@click.argument("pairs", nargs=-1, required=True, metavar="A:B…", shell_complete=complete_pair)
+@change_options
+def light_paths(pairs: tuple[str, ...], target: Target, options: ChangeOptions) -> None:
+    """Join ends by light, over as many circuit switches as it takes, with the fewest changes.
+
+    An end is a NIC or a host (server1.nic0), a packet switch (tor1: any port) or its port (tor1.3).
+    """
+    ends = [named_pair(text) for text in pairs]
+    with target.client() as client:
+        carry_out(functools.partial(client.light_paths, ends), options)
+
+
 @click.command()
 @click.argument("name")
 @click.argument("switches", nargs=-1, metavar="[OCS…]", shell_complete=complete_switch)
@@ -171,6 +185,7 @@ COMMANDS = (
     plan,
     roll_back,
     together,
+    light_paths,
     save,
     restore,
 )

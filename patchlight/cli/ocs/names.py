@@ -72,6 +72,14 @@ def cross_connect_text(lab: Lab, ocs: str, text: str, *, one_way: bool = False) 
     return f"{a}{'>' if one_way or joint == '>' else '-'}{b}"
 
 
+def named_pair(text: str) -> tuple[str, str]:
+    """``A:B`` as two names; ``BadInput`` for all else."""
+    left, colon, right = (part.strip() for part in text.partition(":"))
+    if not (left and colon and right) or ":" in right:
+        raise BadInput(f"{text!r} is not a pair: expected A:B, like server1.nic0:tor1")
+    return left, right
+
+
 def plugged_in(lab: Lab, ocs: str, port: int) -> str:
     """What is plugged into a port of the OCS, or nothing."""
     end = lab.fibre_ends.get(Endpoint(ocs, str(port)))

@@ -1,0 +1,74 @@
+"""How long topology engineering takes, and how near a ring through an OCS is to its prediction."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks import figure
+from patchlight import EmulatedLab
+from patchlight.controller.jobs.cluster_view import WiredLab
+from patchlight.controller.policies.engineered import Ring
+from patchlight.controller.policies.engineering.decomposition import birkhoff
+from patchlight.controller.policies.engineering.matching import assignment, pairs
+from patchlight.controller.policies.topology import regroup
+from patchlight.testbed.labfile.reader import load_lab
+from tests.support.lab_jobs import connected
+from tests.support.ring_jobs import completion_s, ring_spec
+
+_PARTNERS = 16
+
+
+def _cpu_s(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def run(*, full: bool = False) -> list[dict[str, Any]]:
+    """Processor seconds of the library; a job of 16 workers in packets beside the flow model."""
+    random = np.random.default_rng(0)
+    figures = []
+    for ports, delay_s, limit in ((512, 0.01, "5 s"), (512, 0.001, "")):
+        # Demands as of a data centre: a few large flows of each port, and many small ones.
+        demand = random.random((ports, ports)) * 1e-3
+        for _ in range(8):
+            demand[np.arange(ports), random.permutation(ports)] += random.random() * 0.2
+        spent_s = _cpu_s(lambda d=demand, s=delay_s: birkhoff(d, s))  # type: ignore[misc]
+        name = f"topology: Birkhoff–von Neumann, {ports} ports, {1e3 * delay_s:g} ms of delay"
+        figures.append(figure(name, spent_s, "s of processor", limit))
+    for ports, limit in ((1024, "1 s"), (4096, "30 s")):
+        weights = random.random((ports, ports))
+        spent_s = _cpu_s(lambda w=weights: assignment(w))  # type: ignore[misc]
+        name = f"topology: Hungarian method, {ports} ports, dense"
+        figures.append(figure(name, spent_s, "s of processor", limit))
+    for ports, limit in ((1024, "1 s"), (4096, "30 s")):
+        sparse = np.zeros((ports, ports))
+        for _ in range(_PARTNERS):
+            sparse[np.arange(ports), random.permutation(ports)] += random.random(ports)
+        np.fill_diagonal(sparse, 0.0)
+        spent_s = _cpu_s(lambda w=sparse: pairs(w))  # type: ignore[misc]
+        name = f"topology: Edmonds' matching, {ports} ports, {_PARTNERS} partners of each"
+        figures.append(figure(name, spent_s, "s of processor", limit))
+    ring16, four = load_lab("ring16"), load_lab("four-ocs")
+    wired = WiredLab(ring16, ring16.initial_maps)
+    view = wired.view(0.0, {"job": wired.names})
+    spent_s = _cpu_s(lambda: Ring().circuits(view, [range(16)]))
+    figures.append(figure("topology: ring of 16 NICs planned", spent_s, "s of processor"))
+    group = ["server1", "server2", "server13", "server14"]
+    spent_s = _cpu_s(lambda: regroup(four, four.initial_maps, [group]))
+    figures.append(figure("topology: four hosts over four OCSs", spent_s, "s of processor"))
+    return [*figures, *(_in_packets() if full else [])]
+
+
+def _in_packets() -> list[dict[str, Any]]:
+    with (
+        EmulatedLab.from_file(
+            "ring16", scale=1000, name="bench-ring", workers="process", real_time=True
+        ) as emulated,
+        connected(emulated) as client,
+    ):
+        took_s, predicted_s = completion_s(client, emulated.lab, ring_spec("ring", 3, 40e9, 6.0))
+    name = "topology: 16 workers on a ring through the OCS: packets / flows − 1"
+    return [figure(name, took_s / predicted_s - 1, "", "within ± 0.03")]

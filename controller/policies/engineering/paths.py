@@ -1,0 +1,239 @@
+"""Which circuits bring wished light paths about, over one OCS or several, with the fewest changes.
+
+A light path goes from a site over one or more OCSs, joined by fibres (trunks), to another. What is
+decided for all wishes at once is which present paths they keep, and over which OCSs their new ones
+go: an integer program of the ports of sites and the trunks between OCSs, solved by HiGHS (Huangfu
+and Hall, 2018). Within an OCS any two ports can be joined, so the ports are picked afterwards.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from patchlight.controller.policies.engineering.present_light import LightPath, Ports, PresentLight
+from patchlight.controller.policies.engineering.sites import Port, Site, sites_of
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.portmap import PortMap
+
+# What the program minimises: circuits made, then circuits broken that nobody wished away, then dB.
+_CIRCUIT, _BROKEN, _DB = 1000.0, 10.0, 0.01
+
+
+class NoLight(PatchlightError):
+    """The ports and trunks do not do for the wished light paths."""
+
+
+class Wish(NamedTuple):
+    """A light path from a site to one of its ``partners``.
+
+    Wishes with the same number ``together`` get the same partner. One that is ``worth`` so many
+    circuits may be left dark where it would take more of them than that; by default it has to come
+    about.
+    """
+
+    site: str
+    partners: tuple[str, ...]
+    together: int | None = None
+    worth: float = math.inf
+
+
+class _New(NamedTuple):
+    site: str
+    partner: str
+    way: tuple[str, ...]
+
+    @property
+    def bundles(self) -> list[tuple[str, str]]:
+        """Of which ports it takes one each: (OCS, site or other OCS)."""
+        steps = pairwise(self.way)
+        trunks = [bundle for here, there in steps for bundle in ((here, there), (there, here))]
+        return [(self.way[0], self.site), *trunks, (self.way[-1], self.partner)]
+
+
+class _Program:
+    """Columns with their costs, and rows with their bounds."""
+
+    def __init__(self) -> None:
+        self.costs: list[float] = []
+        self._entries: list[tuple[int, int, float]] = []
+        self._bounds: list[tuple[float, float]] = []
+        self._impossible = False
+
+    def column(self, cost: float) -> int:
+        self.costs.append(cost)
+        return len(self.costs) - 1
+
+    def row(self, entries: Mapping[int, float], least: float, most: float) -> None:
+        if not entries:
+            self._impossible |= least > 0
+            return
+        self._entries += [(len(self._bounds), column, value) for column, value in entries.items()]
+        self._bounds.append((least, most))
+
+    def solved(self) -> list[bool] | None:
+        """Which columns are taken; ``None`` if nothing fits."""
+        if self._impossible:
+            return None
+        if not self.costs:
+            return []
+        rows, columns, values = zip(*self._entries, strict=True)
+        shape = (len(self._bounds), len(self.costs))
+        least, most = zip(*self._bounds, strict=True)
+        found = milp(
+            np.asarray(self.costs),
+            integrality=np.ones(len(self.costs), np.int64),
+            bounds=Bounds(0, 1),
+            constraints=LinearConstraint(csr_array((values, (rows, columns)), shape), least, most),
+        )
+        return None if found.x is None else [bool(value > 0.5) for value in found.x]
+
+
+def plan_paths(
+    lab: Lab,
+    maps: Mapping[str, PortMap],
+    wishes: Sequence[Wish],
+    *,
+    locked: Ports,
+    failed: Ports,
+    sites: Sequence[Site] | None = None,
+) -> dict[str, PortMap]:
+    """The maps that change for the wished light paths to be there, both ways each.
+
+    As few circuits as possible are made, then as few present light paths broken, then as little
+    light lost. Circuits of ``locked`` ports stay; ``failed`` ports get none. OCSs whose map is not
+    there stay out of it. ``sites``: others than ``sites_of``. Raises
+    ``NoLight`` where it cannot be.
+    """
+    known = sites_of(lab) if sites is None else sites
+    light = PresentLight(lab, maps, {site.name: site for site in known}, locked, failed)
+    kept, new = _chosen(light, wishes)
+    return _maps(light, kept, new)
+
+
+def _chosen(light: PresentLight, wishes: Sequence[Wish]) -> tuple[list[LightPath], list[_New]]:
+    """The present paths that stay, and the new ones by OCSs."""
+    program = _Program()
+    kept_by: dict[LightPath, list[int]] = {path: [] for path in light.paths}
+    news: dict[int, _New] = {}
+    room: dict[tuple[str, str], dict[int, float]] = {}
+    together: dict[tuple[int, str], int] = {}
+    for wish in wishes:
+        options: dict[int, str | None] = {}
+        for path in light.paths:
+            if wish.site in path.ends:
+                partner = path.ends[path.ends[0] == wish.site]
+                if partner in wish.partners:
+                    options[column := program.column(0.0)] = partner
+                    kept_by[path].append(column)
+        for partner in wish.partners:
+            for way in light.ways(wish.site, partner):
+                cost = _CIRCUIT * len(way) + _DB * light.loss_db(way)
+                options[column := program.column(cost)] = partner
+                news[column] = found = _New(wish.site, partner, way)
+                for bundle in found.bundles:
+                    each = room.setdefault(bundle, {})
+                    each[column] = each.get(column, 0.0) + 1.0
+        if wish.worth < math.inf:
+            options[program.column(_CIRCUIT * wish.worth)] = None
+        program.row(dict.fromkeys(options, 1.0), 1, 1)
+        if wish.together is not None:
+            for partner in wish.partners:
+                key = wish.together, partner
+                if key not in together:
+                    together[key] = program.column(0.0)
+                taken = {column: 1.0 for column, to in options.items() if to == partner}
+                program.row({**taken, together[key]: -1.0}, 0, 0)
+    stays: dict[int, LightPath] = {}
+    for path, columns in kept_by.items():
+        # Whether it stays, wished or not; what is fixed stays at no cost of ports.
+        column = program.column(-_BROKEN * len(path.ports))
+        stays[column] = path
+        program.row({**dict.fromkeys(columns, 1.0), column: -1.0}, -1, 0)
+        for bundle in () if path.fixed else _bundles(light, path):
+            room.setdefault(bundle, {})[column] = room.get(bundle, {}).get(column, 0.0) + 1.0
+    for bundle, entries in room.items():
+        program.row(entries, 0, len(light.usable.get(bundle, ())))
+    taken_columns = program.solved()
+    if taken_columns is None:
+        raise NoLight(_why_not(light, wishes), hint=_HINT)
+    return (
+        [path for column, path in stays.items() if taken_columns[column]],
+        [new for column, new in news.items() if taken_columns[column]],
+    )
+
+
+def _bundles(light: PresentLight, path: LightPath) -> Iterator[tuple[str, str]]:
+    for port in path.ports:
+        site = light.site_at.get(port)
+        yield port[0], light.trunk_from[port][0] if site is None else site
+
+
+_HINT = (
+    "fewer or other hosts, or ports that are unlocked, would do; 'patchlight ocs lock' lists locks"
+)
+
+
+def _why_not(light: PresentLight, wishes: Sequence[Wish]) -> str:
+    unknown = [wish.site for wish in wishes if wish.site not in light.sites]
+    if unknown:
+        return f"no light path from {unknown[0]}: it is not plugged into a circuit switch"
+    for wish in wishes:
+        ways = [way for partner in wish.partners for way in light.ways(wish.site, partner)]
+        kept = [path for path in light.paths if wish.site in path.ends]
+        if not (ways or kept):
+            partners = " or ".join(wish.partners)
+            return f"no light path from {wish.site} to {partners}: no usable ports or trunks"
+    return (
+        f"there are too few usable ports, or trunks between circuit switches, for these "
+        f"{len(wishes)} light paths"
+    )
+
+
+def _maps(
+    light: PresentLight, kept: Sequence[LightPath], new: Sequence[_New]
+) -> dict[str, PortMap]:
+    """The maps that change, with a port picked for each step of the new paths."""
+    taken = {port for path in kept for port in path.ports}
+    dropped = [path for path in light.paths if path not in kept]
+    made: dict[str, list[tuple[int, int]]] = {}
+
+    def pick(bundle: tuple[str, str], wanted: Port | None = None) -> Port:
+        """A free port, the wanted one if it is; else one that is dark."""
+        free = [port for port in light.usable[bundle] if port not in taken]
+        free = [p for p in free if light.trunk_from.get(p) not in taken]
+        port = wanted if wanted in free else min(free, key=lambda p: (p in light.joined, p))
+        taken.add(port)
+        return port
+
+    # The longest first: they have the most to gain from circuits that are there already.
+    for each in sorted(new, key=lambda path: -len(path.way)):
+        bundles = each.bundles
+        at = pick(bundles[0], _leading(light, bundles[:2], taken))
+        for step, ocs in enumerate(each.way):
+            out = pick(bundles[2 * step + 1], light.joined.get(at))
+            made.setdefault(ocs, []).append((at[1], out[1]))
+            if step + 1 < len(each.way):
+                at = light.trunk_from[out]
+                taken.add(at)
+    found = {}
+    for ocs, present in light.maps.items():
+        gone = {port for path in dropped for port in path.ports if port[0] == ocs}
+        left = PortMap.of(c for c in present if not {(ocs, c.inp), (ocs, c.out)} & gone)
+        wanted = left.joined(PortMap.duplex(made.get(ocs, ())))
+        if wanted != present:
+            found[ocs] = wanted
+    return found
+
+
+def _leading(
+    light: PresentLight, bundles: Sequence[tuple[str, str]], taken: Collection[Port]
+) -> Port | None:
+    """A free port of the first bundle with a circuit to a free one of the second, if there is."""
+    first, second = (set(light.usable[bundle]).difference(taken) for bundle in bundles)
+    return min((port for port in first if light.joined.get(port) in second), default=None)

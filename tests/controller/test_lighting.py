@@ -1,0 +1,58 @@
+"""Ends that are joined by light, by name, over several circuit switches."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from patchlight.controller.changes.parts import CircuitParts
+from patchlight.controller.lighting import lighting
+from patchlight.controller.policies.engineering.paths import NoLight
+from patchlight.controller.store import open_store
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import Endpoint
+from patchlight.testbed.labfile.reader import load_lab
+from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.wiring import Links, trace_links
+
+LAB = load_lab("four-ocs")
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> CircuitParts:
+    return CircuitParts(LAB, {}, open_store(tmp_path))
+
+
+def after(changed: Mapping[str, PortMap]) -> Links:
+    return trace_links(LAB, {**LAB.initial_maps, **changed})
+
+
+async def test_ends_are_joined_wherever_they_are(parts: CircuitParts) -> None:
+    decide = await lighting(parts, [("server1", "tor2"), ("server5.nic0", "server16.nic0")])
+    links = after(decide(LAB.initial_maps))
+    assert links.switch_of(LAB, Endpoint("server1", "nic0")) == "tor2"
+    assert links.peer(Endpoint("server5", "nic0")) == Endpoint("server16", "nic0")
+    # Nobody else lost light.
+    dark = [host.name for host in LAB.hosts if links.peer(host.endpoint) is None]
+    assert len(dark) <= 1
+
+
+async def test_a_port_that_is_named_is_the_one(parts: CircuitParts) -> None:
+    decide = await lighting(parts, [("server1.gpu0", "tor2.7")])
+    links = after(decide(LAB.initial_maps))
+    assert links.peer(Endpoint("server1", "nic0")) == Endpoint("tor2", "7")
+
+
+async def test_ends_that_are_none_are_refused(parts: CircuitParts) -> None:
+    for pair, words in (
+        (("server1", "server1.nic0"), "is one end: expected two different ones"),
+        (("server1", "tor2.9"), r"tor2\.9 is not plugged into an OCS"),
+        (("server1", "server99.nic0"), "no device called 'server99'"),
+        (("server1", "tor2.x"), r"tor2\.x is not plugged into an OCS"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            await lighting(parts, [pair])
+    parts.locks.lock("ocs1", [1], "locked", "me", "")
+    decide = await lighting(parts, [("server1", "tor2")])
+    with pytest.raises(NoLight, match="too few usable ports, or trunks"):
+        decide(LAB.initial_maps)
