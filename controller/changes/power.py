@@ -10,7 +10,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from patchlight.controller.changes.record import StepFailed
-from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort
+from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort, TellsFactoryLosses
 from patchlight.controller.store import BaselineKey, Store
 from patchlight.testbed.lab import Endpoint, Lab, PacketSwitch, Server
 from patchlight.testbed.portmap import CrossConnect, PortMap
@@ -303,13 +303,31 @@ class PowerCheck:
         before was broken for it, so that going back helps nobody.
         """
         if not driver.capabilities.power_out:
-            return Verified([f"{driver.name}: unverified, it has no power monitor"])
+            return Verified([await self._by_factory_losses(driver, should)])
         readings = await self.judge(driver, should, arriving_dbm)
         verdicts = [reading.verdict for reading in readings]
         if failures := [verdict.words for verdict in verdicts if verdict.kind == "failed"]:
             raise StepFailed(f"{driver.name}: {'; '.join(failures)}")
         remarks = [f"{driver.name}: {verdict.words}" for verdict in verdicts if verdict.words]
         return Verified(remarks, [reading for reading in readings if reading.good])
+
+    async def _by_factory_losses(self, driver: CircuitDriver, should: Sequence[Should]) -> str:
+        """What can be said without power monitors; ``StepFailed`` if a path loses too much."""
+        words = f"{driver.name}: unverified, it has no power monitor"
+        if not isinstance(driver, TellsFactoryLosses):
+            return words
+        losses_db = await driver.factory_losses_db(s.cross_connect for s in should)
+        most_db = self.lab.circuit_switch(driver.name).insertion_loss_db
+        most_db += self.tolerances.budget_db
+        wrong = {c: loss_db for c, loss_db in losses_db.items() if loss_db > most_db}
+        if wrong:
+            each = "; ".join(f"{c} lost {loss_db:.1f} dB" for c, loss_db in wrong.items())
+            raise StepFailed(
+                f"{driver.name}: in the factory {each}, expected at most {most_db:.1f} dB"
+            )
+        if losses_db:
+            words += f"; in the factory its paths lost {max(losses_db.values()):.1f} dB at most"
+        return words
 
 
 async def read_back(driver: CircuitDriver, wanted: PortMap) -> PortMap:
