@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 from patchlight.controller.changes.record import StepFailed
 from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort, TellsFactoryLosses
 from patchlight.controller.store import BaselineKey, Store
-from patchlight.testbed.lab import Endpoint, Lab, PacketSwitch, Server
+from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.testbed.light import launch_power_dbm
 from patchlight.testbed.portmap import CrossConnect, PortMap
 from patchlight.testbed.wiring import Links
 
@@ -51,15 +52,6 @@ class Expected:
     source: Endpoint
 
 
-def launch_power_dbm(lab: Lab, source: Endpoint) -> float:
-    """The power of the transmitter at ``source``."""
-    device = lab.device(source.device)
-    if isinstance(device, Server):
-        return next(nic.launch_power_dbm for nic in device.nics if nic.name == source.port)
-    assert isinstance(device, PacketSwitch)
-    return device.launch_power_dbm
-
-
 def expected_powers(
     lab: Lab, links: Links, asked: tuple[str, Iterable[CrossConnect]] | None = None
 ) -> dict[tuple[str, CrossConnect], Expected]:
@@ -67,16 +59,11 @@ def expected_powers(
 
     With ``asked``, cross-connects of one OCS, only along paths that pass one of these.
     """
-    ends = lab.fibre_ends
-    loss_of = {c.name: c.insertion_loss_db for c in lab.circuit_switches}
     expected: dict[tuple[str, CrossConnect], Expected] = {}
     for path in links.paths.values() if asked is None else links.paths_through(*asked):
-        power_dbm = launch_power_dbm(lab, path.source)
-        at = path.source
-        for ocs, cross_connect in path.hops:
-            power_dbm -= ends[at][1].loss_db + loss_of[ocs]
-            expected[ocs, cross_connect] = Expected(round(power_dbm, 3), path.source)
-            at = Endpoint(ocs, str(cross_connect.out))
+        launched_dbm = launch_power_dbm(lab, path.source)
+        for hop, lost_db in zip(path.hops, path.lost_db, strict=True):
+            expected[hop] = Expected(round(launched_dbm - lost_db, 3), path.source)
     return expected
 
 
