@@ -30,6 +30,7 @@ SESSIONS = {
     "polatis-scpi": 5000,
     "calient-rest": 100,
     "polatis-restconf": 100,
+    "sonic-ocs": 100,
 }
 _AT_ONCE, _AT_ONCE_OVER_TLS = 40, 10  # TLS takes processor time, and there are deadlines
 _HANG_S = 60.0  # a session is some operations, each with deadlines that come to less

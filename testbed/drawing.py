@@ -4,7 +4,7 @@ What is lit is drawn in the colour of the packet switch it is lit onto; a fibre 
 is grey; light that goes one way only is dashed with an arrow.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -14,7 +14,7 @@ from matplotlib.path import Path as Curve
 
 from patchlight.testbed.drawing_layout import Box, Layout, lay_out
 from patchlight.testbed.lab import Endpoint, Host, Lab
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.portmap import CrossConnect, PortMap
 from patchlight.testbed.units import format_rate
 from patchlight.testbed.wiring import LightPath, Links, trace_links
 
@@ -60,7 +60,7 @@ class _Drawing:
         near = {self.links.switch_of(self.lab, host.endpoint) for host in self.lab.hosts}
         fibred = {end.device for f in self.lab.fibres for end in (f.a, f.b)}
         # With an OCS any of them may be lit next, and must not change its colour then.
-        near |= fibred if self.lab.circuit_switches else set()
+        near |= fibred if self.lab.circuit_switches or self.lab.sorting else set()
         names = [switch.name for switch in self.lab.packet_switches if switch.name in near]
         colours = {name: _COLOURS[n % len(_COLOURS)] for n, name in enumerate(names)}
         return {s.name: colours.get(s.name, _INK) for s in self.lab.packet_switches}
@@ -108,6 +108,11 @@ class _Drawing:
             self._text(box.x + 0.08, box.y + box.height / 2, ocs.name, 11, ha="left", bold=True)
             under = box.y + box.height / 2 - 0.22
             self._text(box.x + 0.08, under, ocs.driver, 7, ha="left")
+        for device in self.lab.sorting:
+            box = self.layout.boxes[device.name]
+            self._box(box, "#ffffff", _INK)
+            middle = box.y + box.height / 2
+            self._text(box.x + 0.08, middle, device.name, 11, ha="left", bold=True)
         for switch in self.lab.packet_switches:
             box = self.layout.boxes[switch.name]
             colour = self.colour_of_switch[switch.name]
@@ -138,7 +143,11 @@ class _Drawing:
 
     def _draw_circuits(self) -> None:
         width = 2.2 if self.layout.detailed else 0.6
-        for name, port_map in self.maps.items():
+        joined: dict[str, Collection[CrossConnect]] = {
+            wss.name: {way.ports for way in wss.initial} for wss in self.lab.wavelength_switches
+        }
+        joined |= {name: set(port_map) for name, port_map in self.maps.items()}
+        for name, port_map in joined.items():
             for circuit in port_map:
                 a, b = Endpoint(name, str(circuit.inp)), Endpoint(name, str(circuit.out))
                 if a not in self.layout.points or b not in self.layout.points:
@@ -157,7 +166,7 @@ class _Drawing:
     def _draw_ports(self) -> None:
         if not self.layout.detailed:
             return
-        circuit = {ocs.name for ocs in self.lab.circuit_switches}
+        circuit = {ocs.name for ocs in (*self.lab.circuit_switches, *self.lab.sorting)}
         packet = {switch.name for switch in self.lab.packet_switches}
         for end, (x, y) in self.layout.points.items():
             colour = self.colour_at.get(end, _DARK)
@@ -219,7 +228,7 @@ class _Drawing:
 
 def _passed(path: LightPath) -> list[Endpoint]:
     """Every port that the light passes, from source to sink."""
-    inside = [Endpoint(ocs, str(port)) for ocs, c in path.hops for port in (c.inp, c.out)]
+    inside = [Endpoint(name, str(port)) for name, c in path.through for port in (c.inp, c.out)]
     return [path.source, *inside, path.sink]
 
 

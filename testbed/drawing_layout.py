@@ -96,8 +96,9 @@ class _Placing:
             y += height + self.sizes.row
         self.height = y - self.sizes.row if rows else 1.0
         # Ports of circuit switches stand under or over what they lead to, so they come last.
-        for ocs in self.lab.circuit_switches:
-            self._place_circuit_ports(self.boxes[ocs.name], self.by_device.get(ocs.name, []))
+        for name, row in self.row_of.items():
+            if row == 1:
+                self._place_circuit_ports(self.boxes[name], self.by_device.get(name, []))
 
     def _height(self, row: int) -> float:
         return {0: self.sizes.server, 1: self.sizes.circuit}.get(row, self.sizes.packet)
@@ -150,7 +151,7 @@ class _Placing:
         for side, y in ((below, box.y), (above, box.y + box.height)):
             x_of = {end: self.points.get(self.other_end[end], (box.centre, 0.0))[0] for end in side}
             # One OCS can have its ports just where their fibres come from; several cannot.
-            if len(self.lab.circuit_switches) == 1 and len(set(x_of.values())) == len(side):
+            if list(self.row_of.values()).count(1) == 1 and len(set(x_of.values())) == len(side):
                 self.points.update({end: (x, y) for end, x in x_of.items()})
             else:
                 self._spread(box, sorted(side, key=lambda end, x=x_of: x[end]), y)  # type: ignore[misc]
@@ -162,6 +163,7 @@ def _rows(
     """The row of each device: servers 0, OCSes 1, packet switches by distance from hosts."""
     row_of = {server.name: 0 for server in lab.servers}
     row_of |= {ocs.name: 1 for ocs in lab.circuit_switches}
+    row_of |= {device.name: 1 for device in lab.sorting}
     waiting = {switch.name for switch in lab.packet_switches}
     row, reached = 1, set(row_of)
     while waiting:

@@ -14,6 +14,7 @@ from functools import cached_property
 from ipaddress import IPv4Network
 from typing import Any, NamedTuple, TypeVar
 
+from patchlight.testbed.colours import PassivePart, Transceiver, WavelengthSwitch
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.nic import Nic as Nic
 from patchlight.testbed.nic import default_mac as default_mac
@@ -116,12 +117,16 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class PacketSwitch:
-    """An electrical packet switch that speaks OpenFlow 1.3; ports are 1…``ports``."""
+    """An electrical packet switch that speaks OpenFlow 1.3; ports are 1…``ports``.
+
+    ``transceivers``: those of its ports that send light of a known channel, by port.
+    """
 
     name: str
     datapath_id: int
     ports: int
     launch_power_dbm: float = 0.0
+    transceivers: tuple[tuple[int, Transceiver], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,9 @@ class CircuitSwitch:
     initial: PortMap = field(default_factory=PortMap)
     datapath_id: int | None = None
     emulated: Emulation = field(default_factory=Emulation)
+
+
+Device = Server | PacketSwitch | CircuitSwitch | WavelengthSwitch | PassivePart
 
 
 class Endpoint(NamedTuple):
@@ -228,6 +236,8 @@ class Lab:
     queue: Discipline = field(default_factory=Discipline)
     policies: PolicyChoice = NOTHING_SAID
     workers: WorkerPolicy = field(default_factory=WorkerPolicy)
+    wavelength_switches: tuple[WavelengthSwitch, ...] = ()
+    passive_parts: tuple[PassivePart, ...] = ()
 
     @cached_property
     def hosts(self) -> tuple[Host, ...]:
@@ -297,21 +307,36 @@ class Lab:
         return _named(self.host_names, name, "host", self.name)
 
     @cached_property
-    def _devices(self) -> dict[str, Server | PacketSwitch | CircuitSwitch]:
-        devices: list[Server | PacketSwitch | CircuitSwitch] = [
+    def _devices(self) -> dict[str, Device]:
+        devices: list[Device] = [
             *self.servers,
             *self.packet_switches,
             *self.circuit_switches,
+            *self.sorting,
         ]
         return {device.name: device for device in devices}
 
-    def device(self, name: str) -> Server | PacketSwitch | CircuitSwitch:
+    def device(self, name: str) -> Device:
         """The device of that name; ``BadInput`` with the nearest names if there is none."""
         return _named(self._devices, name, "device", self.name)
 
     def circuit_switch(self, name: str) -> CircuitSwitch:
         """The OCS of that name; ``BadInput`` if there is none."""
         return _named({c.name: c for c in self.circuit_switches}, name, "OCS", self.name)
+
+    @property
+    def sorting(self) -> tuple[WavelengthSwitch | PassivePart, ...]:
+        """What sorts light by wavelength, or splits it."""
+        return (*self.wavelength_switches, *self.passive_parts)
+
+    @cached_property
+    def coloured(self) -> bool:
+        """Whether wavelengths matter in it: without, all light is alike."""
+        return bool(
+            self.sorting
+            or any(switch.transceivers for switch in self.packet_switches)
+            or any(host.nic.transceiver for host in self.hosts)
+        )
 
     @property
     def initial_maps(self) -> dict[str, PortMap]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from typing import Literal
 
+from patchlight.testbed.colours import Transceiver
+
 NicMode = Literal["auto", "physical", "sriov", "macvlan", "veth"]
 """``auto``: the agent finds out whether it moves the NIC itself or a virtual function of it."""
 
@@ -64,6 +66,7 @@ class Nic:
     rdma: RdmaUse = "auto"
     relock_s: float | None = None
     rendezvous: Rendezvous | None = None
+    transceiver: Transceiver | None = None
 
     @property
     def keeps_mac(self) -> bool:

@@ -86,6 +86,12 @@ _ROWS = (
         device="telescent:TelescentSshServer",
     ),
     OcsDriver(
+        "sonic-ocs",
+        "RESTCONF over HTTPS, SONiC's OCS model",
+        driver="sonic:SonicOcs",
+        device="sonic:SonicOcsServer",
+    ),
+    OcsDriver(
         "openflow",
         "OpenFlow 1.3: the switch connects to Patchlight",
         driver="openflow:OpenFlowSwitch",

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from patchlight.testbed.errors import BadInput
 
@@ -53,26 +53,44 @@ def parse_cross_connects(text: str) -> tuple[CrossConnect, ...]:
     return one_way, one_way.reverse
 
 
-@dataclass(frozen=True, slots=True)
-class PortMapChange:
+class JoinsPorts(Protocol):
+    """One entry of a switch's map: light from ``in:inp`` to ``out:out``."""
+
+    @property
+    def inp(self) -> int:
+        """The input's number."""
+
+    @property
+    def out(self) -> int:
+        """The output's number."""
+
+
+C = TypeVar("C", bound=JoinsPorts)
+
+
+@dataclass(frozen=True)
+class MapChange(Generic[C]):
     """The smallest change from one map to another: what to break, then what to make."""
 
-    breaks: tuple[CrossConnect, ...] = ()
-    makes: tuple[CrossConnect, ...] = ()
+    breaks: tuple[C, ...] = ()
+    makes: tuple[C, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.breaks or self.makes)
 
     @property
-    def inverse(self) -> PortMapChange:
+    def inverse(self) -> MapChange[C]:
         """The change that undoes this one."""
-        return PortMapChange(breaks=self.makes, makes=self.breaks)
+        return MapChange(breaks=self.makes, makes=self.breaks)
 
     @property
     def ports(self) -> frozenset[int]:
         """Every port number, on either side, that the change touches."""
         touched = (*self.breaks, *self.makes)
         return frozenset(p for c in touched for p in (c.inp, c.out))
+
+
+PortMapChange = MapChange[CrossConnect]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The links between NICs and packet switches that the cross-connects of circuit switches make.
+"""The links between NICs and packet switches that the maps of optical switches make.
 
 All functions of values. Transmitters and receivers are NIC ports and packet-switch ports; circuit
 switches only pass light on. A lightpath is one direction, with a rate (its slowest part) and a
@@ -6,27 +6,13 @@ loss (its fibres and the insertion loss of each OCS on the way); two make a link
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 from patchlight.testbed.lab import Endpoint, Lab, PacketSwitch
+from patchlight.testbed.light import Hop, Light, slower
+from patchlight.testbed.light import LightPath as LightPath
 from patchlight.testbed.portmap import CrossConnect, PortMap
-
-
-@dataclass(frozen=True, slots=True)
-class LightPath:
-    """One direction: what ``source`` sends arrives at ``sink``.
-
-    ``hops`` are the cross-connects on the way, with their OCS; ``rate_bps`` is the slowest
-    of the fibres (``None``: none has a limit); ``loss_db`` is the sum of losses.
-    """
-
-    source: Endpoint
-    sink: Endpoint
-    hops: tuple[tuple[str, CrossConnect], ...]
-    rate_bps: int | None
-    loss_db: float
-
+from patchlight.testbed.spectrum import SpectrumMap
 
 _Across = Mapping[str, Mapping[int, int]]  # by OCS: outputs by input, or inputs by output
 
@@ -39,9 +25,15 @@ class Links:
     goes round in circuit switches, where nobody sends into it.
     """
 
-    def __init__(self, lab: Lab, maps: Mapping[str, PortMap]) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        maps: Mapping[str, PortMap],
+        spectra: Mapping[str, SpectrumMap] | None = None,
+    ) -> None:
         self._lab, self._fibres = lab, lab.circuit_fibres
         self._maps = {ocs: maps[ocs] if ocs in maps else PortMap() for ocs in self._fibres}
+        self.light = Light(lab, self._maps, spectra) if lab.coloured else None
 
     @cached_property
     def paths(self) -> Mapping[Endpoint, LightPath]:
@@ -53,8 +45,11 @@ class Links:
         """The lightpath that begins at this NIC or packet-switch port, if there is one."""
         if source.device in self._maps or source not in self._lab.fibre_ends:
             return None
+        if self.light is not None:
+            return self.light.path(source)
         at, fibre = self._lab.fibre_ends[source]
-        hops: list[tuple[str, CrossConnect]] = []
+        hops: list[Hop] = []
+        lost_db: list[float] = []
         rate_bps, loss_db = fibre.rate_bps, fibre.loss_db
         while (out_of := self._out_of.get(at.device)) is not None:
             ocs, inp = at.device, int(at.port)
@@ -63,16 +58,21 @@ class Links:
                 return None
             hops.append((ocs, CrossConnect(inp, out)))
             at, fibre = self._fibres[ocs][out]
-            loss_db += self._loss_db[ocs] + fibre.loss_db
-            if fibre.rate_bps is not None:
-                rate_bps = fibre.rate_bps if rate_bps is None else min(rate_bps, fibre.rate_bps)
-        return LightPath(source, at, tuple(hops), rate_bps, loss_db)
+            lost_db.append(loss_db + self._loss_db[ocs])
+            loss_db = lost_db[-1] + fibre.loss_db
+            rate_bps = slower(rate_bps, fibre)
+        passed = tuple(hops)
+        return LightPath(source, at, passed, rate_bps, loss_db, tuple(lost_db), passed)
 
     def sources(self, ocs: str, cross_connects: Iterable[CrossConnect]) -> Iterator[Endpoint]:
         """Where the lightpaths begin that pass these cross-connects of this OCS's map.
 
         O(what is asked for), however large the lab.
         """
+        if self.light is not None:
+            asked = {(ocs, c) for c in cross_connects}
+            yield from (source for source, p in self.paths.items() if not asked.isdisjoint(p.hops))
+            return
         ends = self._lab.circuit_ends[ocs]
         for inp, out in cross_connects:
             source = ends.get(inp) or self._beyond(ocs, inp, self._in_of)
@@ -105,6 +105,8 @@ class Links:
     @cached_property
     def _sinks(self) -> Mapping[Endpoint, Endpoint]:
         """Where each lightpath ends, by its source."""
+        if self.light is not None:
+            return {source: path.sink for source, path in self.paths.items()}
         ends = (
             (source, self._end(at, self._out_of))
             for source, (at, _) in self._lab.fibre_ends.items()
@@ -145,12 +147,15 @@ class Links:
         return None if fibre is None else self._end(fibre[0], across)
 
 
-def trace_links(lab: Lab, maps: Mapping[str, PortMap]) -> Links:
+def trace_links(
+    lab: Lab, maps: Mapping[str, PortMap], spectra: Mapping[str, SpectrumMap] | None = None
+) -> Links:
     """The lightpaths from every NIC and packet-switch port under these port maps.
 
-    An OCS that has no map here lets nothing through.
+    An OCS that has no map here lets nothing through, nor does a wavelength switch that has none in
+    ``spectra``; without ``spectra`` they are as the lab file says.
     """
-    return Links(lab, maps)
+    return Links(lab, maps, spectra)
 
 
 def circuit_ports(lab: Lab, endpoints: Iterable[Endpoint]) -> dict[Endpoint, tuple[str, int]]:

@@ -10,9 +10,10 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from patchlight.controller.changes.record import StepFailed
-from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort
+from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort, TellsFactoryLosses
 from patchlight.controller.store import BaselineKey, Store
-from patchlight.testbed.lab import Endpoint, Lab, PacketSwitch, Server
+from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.testbed.light import launch_power_dbm
 from patchlight.testbed.portmap import CrossConnect, PortMap
 from patchlight.testbed.wiring import Links
 
@@ -51,15 +52,6 @@ class Expected:
     source: Endpoint
 
 
-def launch_power_dbm(lab: Lab, source: Endpoint) -> float:
-    """The power of the transmitter at ``source``."""
-    device = lab.device(source.device)
-    if isinstance(device, Server):
-        return next(nic.launch_power_dbm for nic in device.nics if nic.name == source.port)
-    assert isinstance(device, PacketSwitch)
-    return device.launch_power_dbm
-
-
 def expected_powers(
     lab: Lab, links: Links, asked: tuple[str, Iterable[CrossConnect]] | None = None
 ) -> dict[tuple[str, CrossConnect], Expected]:
@@ -67,16 +59,11 @@ def expected_powers(
 
     With ``asked``, cross-connects of one OCS, only along paths that pass one of these.
     """
-    ends = lab.fibre_ends
-    loss_of = {c.name: c.insertion_loss_db for c in lab.circuit_switches}
     expected: dict[tuple[str, CrossConnect], Expected] = {}
     for path in links.paths.values() if asked is None else links.paths_through(*asked):
-        power_dbm = launch_power_dbm(lab, path.source)
-        at = path.source
-        for ocs, cross_connect in path.hops:
-            power_dbm -= ends[at][1].loss_db + loss_of[ocs]
-            expected[ocs, cross_connect] = Expected(round(power_dbm, 3), path.source)
-            at = Endpoint(ocs, str(cross_connect.out))
+        launched_dbm = launch_power_dbm(lab, path.source)
+        for hop, lost_db in zip(path.hops, path.lost_db, strict=True):
+            expected[hop] = Expected(round(launched_dbm - lost_db, 3), path.source)
     return expected
 
 
@@ -303,13 +290,31 @@ class PowerCheck:
         before was broken for it, so that going back helps nobody.
         """
         if not driver.capabilities.power_out:
-            return Verified([f"{driver.name}: unverified, it has no power monitor"])
+            return Verified([await self._by_factory_losses(driver, should)])
         readings = await self.judge(driver, should, arriving_dbm)
         verdicts = [reading.verdict for reading in readings]
         if failures := [verdict.words for verdict in verdicts if verdict.kind == "failed"]:
             raise StepFailed(f"{driver.name}: {'; '.join(failures)}")
         remarks = [f"{driver.name}: {verdict.words}" for verdict in verdicts if verdict.words]
         return Verified(remarks, [reading for reading in readings if reading.good])
+
+    async def _by_factory_losses(self, driver: CircuitDriver, should: Sequence[Should]) -> str:
+        """What can be said without power monitors; ``StepFailed`` if a path loses too much."""
+        words = f"{driver.name}: unverified, it has no power monitor"
+        if not isinstance(driver, TellsFactoryLosses):
+            return words
+        losses_db = await driver.factory_losses_db(s.cross_connect for s in should)
+        most_db = self.lab.circuit_switch(driver.name).insertion_loss_db
+        most_db += self.tolerances.budget_db
+        wrong = {c: loss_db for c, loss_db in losses_db.items() if loss_db > most_db}
+        if wrong:
+            each = "; ".join(f"{c} lost {loss_db:.1f} dB" for c, loss_db in wrong.items())
+            raise StepFailed(
+                f"{driver.name}: in the factory {each}, expected at most {most_db:.1f} dB"
+            )
+        if losses_db:
+            words += f"; in the factory its paths lost {max(losses_db.values()):.1f} dB at most"
+        return words
 
 
 async def read_back(driver: CircuitDriver, wanted: PortMap) -> PortMap:

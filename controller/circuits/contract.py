@@ -256,6 +256,16 @@ class CircuitDriver(Protocol):
         """
 
 
+@runtime_checkable
+class TellsFactoryLosses(Protocol):
+    """A driver of a device that knows what its paths lost when it was made."""
+
+    async def factory_losses_db(
+        self, cross_connects: Iterable[CrossConnect]
+    ) -> Mapping[CrossConnect, float]:
+        """The insertion loss in dB of each of these paths that was measured in the factory."""
+
+
 def checked(pairs: Iterable[CrossConnect], port_count: int) -> tuple[CrossConnect, ...]:
     """The pairs without repeats, in order.
 

@@ -116,6 +116,7 @@ class FabricPlan:
 
 def plan_fabric(lab: Lab) -> FabricPlan:
     """The plan of a runtime lab; ``BadInput`` where its fabric cannot be what it asks for."""
+    check_can_be_emulated(lab)
     indexes = _Indexes(lambda: count(_FIRST_INDEX))
     cables = [_cable(lab, fibre, indexes) for fibre in lab.fibres]
     plugged = {end for fibre in lab.fibres for end in (fibre.a, fibre.b)}
@@ -147,6 +148,16 @@ def plan_fabric(lab: Lab) -> FabricPlan:
         cables=tuple(cables),
         bridges=bridges,
     )
+
+
+def check_can_be_emulated(lab: Lab) -> None:
+    """``BadInput`` for what sorts light by wavelength: the emulated crossbar does not."""
+    if lab.sorting:
+        raise BadInput(
+            f"lab {lab.name} has {lab.sorting[0].name}, which sorts or splits light: such labs "
+            "cannot be emulated yet",
+            hint="check and show it: patchlight lab check, patchlight lab show",
+        )
 
 
 def with_swapped(plan: FabricPlan, lab: Lab, swaps: Iterable[Sequence[str]]) -> FabricPlan:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
 from patchlight.emulation.optical.switch_matrix import LightChange
-from patchlight.testbed.lab import CircuitSwitch, Endpoint, Lab, PacketSwitch
+from patchlight.testbed.lab import CircuitSwitch, Endpoint, Lab
+from patchlight.testbed.light import launch_power_dbm
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.netlink import (
     F_CREATE,
@@ -45,11 +46,9 @@ def arriving_dbm(lab: Lab, switch: CircuitSwitch) -> dict[int, float]:
 def _launch_dbm(lab: Lab, source: Endpoint) -> float:
     """What the transmitter (or OCS output) at ``source`` sends, in dBm."""
     device = lab.device(source.device)
-    if isinstance(device, PacketSwitch):
-        return device.launch_power_dbm
     if isinstance(device, CircuitSwitch):
         return _OCS_LAUNCH_DBM - device.insertion_loss_db
-    return next(nic.launch_power_dbm for nic in device.nics if nic.name == source.port)
+    return launch_power_dbm(lab, source)
 
 
 Ts = TypeVarTuple("Ts")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from patchlight.testbed.files import fields
-from patchlight.testbed.files.fields import FieldType, ListOf
+from patchlight.testbed.files.fields import FieldType, ListOf, MapOf
 from patchlight.testbed.files.forms import Either
 from patchlight.testbed.files.groups import Group, Key
 
@@ -34,7 +34,7 @@ def group_of(type: FieldType) -> Group | None:
     match type:
         case Group():
             return type
-        case ListOf(item=inner) | Either(whole=inner):
+        case ListOf(item=inner) | MapOf(item=inner) | Either(whole=inner):
             return group_of(inner)
     return None
 

@@ -4,17 +4,22 @@ Every check works on what could be read, so that one mistake never hides another
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network
-from typing import Any, TypeVar
+from typing import Any
 
 from patchlight.testbed.files.groups import Fields
 from patchlight.testbed.files.issues import FileIssues, Located, nearest
-from patchlight.testbed.lab import Endpoint, default_mac
+from patchlight.testbed.lab import default_mac
+from patchlight.testbed.labfile.colours_check import (
+    check_passive_part,
+    check_transceiver,
+    check_wavelength_switch,
+)
+from patchlight.testbed.labfile.fibres_check import check_fibres
+from patchlight.testbed.labfile.listed import devices, items, repeated, value_of
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
-
-T = TypeVar("T")
 
 # An agent's answer to the release of a worker waits for it.
 MOST_RELOCK_S = 20.0
@@ -46,7 +51,7 @@ def _check_users(driver: str | None, users: Located[Any], issues: FileIssues) ->
     if known is not None and not known.has_users and users.value:
         issues.at(users, f"nobody logs in to a {driver}: expected no users")
     names = (item.value["name"] for item in users.value if "name" in item.value)
-    for name, before in _repeated(names):
+    for name, before in repeated(names):
         message = f"user {name.value} is listed twice, first on line {before.line}"
         issues.at(name, f"{message}: expected each once")
 
@@ -64,15 +69,15 @@ def _ports(fault: Fields) -> Iterator[tuple[int, Located[Any]]]:
 
 def check_lab(lab: Fields, issues: FileIssues) -> None:
     """Note every mistake that only shows when parts of the file are seen together."""
-    _once("device", "name", _devices(lab), issues)
-    switches = [*_items(lab, "packet_switches"), *_items(lab, "circuit_switches")]
+    _once("device", "name", devices(lab), issues)
+    switches = [*items(lab, "packet_switches"), *items(lab, "circuit_switches")]
     _once("datapath id", "datapath_id", switches, issues, show=hex)
-    _once("address of a circuit switch", "address", _items(lab, "circuit_switches"), issues)
-    _once("management address", "management", _items(lab, "servers"), issues)
-    for server in _items(lab, "servers"):
+    _once("address of a circuit switch", "address", items(lab, "circuit_switches"), issues)
+    _once("management address", "management", items(lab, "servers"), issues)
+    for server in items(lab, "servers"):
         _check_server(server, issues)
-    nics = [nic for server in _items(lab, "servers") for nic in _items(server, "nics")]
-    gpus = [gpu for server in _items(lab, "servers") for gpu in _items(server, "gpus")]
+    nics = [nic for server in items(lab, "servers") for nic in items(server, "nics")]
+    gpus = [gpu for server in items(lab, "servers") for gpu in items(server, "gpus")]
     _once("GPU UUID", "uuid", gpus, issues)
     _once("address", "address", nics, issues)
     _each_once("MAC address", _macs(nics), issues)
@@ -89,29 +94,25 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
             "a lab with servers lacks 'network': expected the IPv4 network of their NICs, like "
             "'192.168.10.0/24'",
         )
-    for switch in _items(lab, "circuit_switches"):
+    for switch in items(lab, "circuit_switches"):
         _check_datapath_id(switch, issues)
         _check_cross_connects(switch, issues)
         _check_emulated(switch, issues)
-    _check_fibres(lab, issues)
+    for nic in nics:
+        if "transceiver" in nic:
+            check_transceiver(nic["transceiver"], issues)
+    for packet_switch in items(lab, "packet_switches"):
+        _check_transceivers(packet_switch, issues)
+    for wavelength_switch in items(lab, "wavelength_switches"):
+        check_wavelength_switch(wavelength_switch, issues)
+    for part in items(lab, "passive_parts"):
+        check_passive_part(part, issues)
+    check_fibres(lab, issues)
     queue: Fields = lab["queue"].value if "queue" in lab else Fields()
-    _once("user", "name", _items(queue, "users"), issues)
+    _once("user", "name", items(queue, "users"), issues)
     controller: Fields = lab["controller"].value if "controller" in lab else Fields()
     addresses = [controller[key] for key in ("api", "openflow") if key in controller]
     _each_once("controller address", addresses, issues)
-
-
-def _items(fields: Fields, key: str) -> list[Fields]:
-    return [item.value for item in fields[key].value] if key in fields else []
-
-
-def _value(fields: Fields, key: str, default: Any) -> Any:
-    return fields[key].value if key in fields else default
-
-
-def _devices(lab: Fields) -> list[Fields]:
-    kinds = ("servers", "packet_switches", "circuit_switches")
-    return [device for kind in kinds for device in _items(lab, kind)]
 
 
 def _once(
@@ -123,24 +124,15 @@ def _once(
 def _each_once(
     what: str, values: Iterable[Located[Any]], issues: FileIssues, show: Any = str
 ) -> None:
-    for value, before in _repeated(values):
+    for value, before in repeated(values):
         message = f"{what} {show(value.value)} is used twice, first on line {before.line}"
         issues.at(value, f"{message}: expected one of its own")
-
-
-def _repeated(values: Iterable[Located[T]]) -> Iterator[tuple[Located[T], Located[T]]]:
-    """Each value that was there before, and where it was first."""
-    first: dict[T, Located[T]] = {}
-    for value in values:
-        before = first.setdefault(value.value, value)
-        if before is not value:
-            yield value, before
 
 
 def _check_server(server: Fields, issues: FileIssues) -> None:
     if "ssh" in server:
         _check_jump(server["ssh"].value, issues)
-    gpus, nics = _items(server, "gpus"), _items(server, "nics")
+    gpus, nics = items(server, "gpus"), items(server, "nics")
     owner = f"server {server['name'].value}" if "name" in server else "the server"
     _once(f"in {owner}, the name", "name", [*gpus, *nics], issues)
     interfaces = (nic.get("interface", nic.get("name")) for nic in nics)
@@ -155,7 +147,7 @@ def _check_server(server: Fields, issues: FileIssues) -> None:
         if gpu.value not in names and all_gpus_known:
             hint = nearest(gpu.value, names, "it has")
             issues.at(gpu, f"{owner} has no GPU called {gpu.value!r}: {hint}")
-    for gpu, before in _repeated(served):
+    for gpu, before in repeated(served):
         message = f"GPU {gpu.value} already has the NIC of line {before.line}"
         issues.at(gpu, f"{message}: expected one NIC for each GPU")
     # A NIC that could not be read may be the one that is missed here.
@@ -190,11 +182,11 @@ def _macs(nics: list[Fields]) -> Iterator[Located[str]]:
 
 def _check_way(nic: Fields, issues: FileIssues) -> None:
     """Note where the ways to give a NIC do not go together."""
-    mode, mac = _value(nic, "mode", "auto"), _value(nic, "mac", None)
+    mode, mac = value_of(nic, "mode", "auto"), value_of(nic, "mac", None)
     if mode == "macvlan" and mac == "hardware":
         message = "a macvlan has no MAC of its own: expected mac: lab, or an address"
         issues.at(nic["mac"], message)
-    if mode == "macvlan" and _value(nic, "rdma", "auto") == "exclusive":
+    if mode == "macvlan" and value_of(nic, "rdma", "auto") == "exclusive":
         message = "a macvlan has no RDMA device to itself: expected rdma: auto, shared or none"
         issues.at(nic["rdma"], message)
     if "relock" in nic and nic["relock"].value > MOST_RELOCK_S:
@@ -274,72 +266,9 @@ def _clash(
     return None
 
 
-@dataclass(frozen=True)
-class _Ports:
-    """The ports a device has: a count, or names; ``None`` where its own mistakes hide them."""
-
-    kind: str
-    count: int | None = None
-    names: tuple[str, ...] | None = None
-
-
-def _ports_of(lab: Fields) -> dict[str, _Ports]:
-    ports: dict[str, _Ports] = {}
-    for server in _items(lab, "servers"):
-        if "name" in server:
-            nics = _items(server, "nics")
-            whole = "nics" in server and "nics" not in server.broken
-            whole = whole and all("name" in nic for nic in nics)
-            names = tuple(nic["name"].value for nic in nics) if whole else None
-            ports.setdefault(server["name"].value, _Ports("server", names=names))
-    for key in ("packet_switches", "circuit_switches"):
-        for switch in _items(lab, key):
-            if "name" in switch:
-                count = switch["ports"].value if "ports" in switch else None
-                ports.setdefault(switch["name"].value, _Ports("switch", count=count))
-    return ports
-
-
-def _check_fibres(lab: Fields, issues: FileIssues) -> None:
-    ports = _ports_of(lab)
-    unread = lab.broken & {"servers", "packet_switches", "circuit_switches"}
-    every_device_named = not unread and all("name" in device for device in _devices(lab))
-    plugged: list[Located[Endpoint]] = []
-    for fibre in _items(lab, "fibres"):
-        if "jitter" in fibre and fibre["jitter"].value > _value(fibre, "delay", 0.0):
-            message = "jitter is more than the delay that it varies: expected at most as much"
-            issues.at(fibre["jitter"], message)
-        ends: list[Located[Endpoint]] = fibre["ends"].value if "ends" in fibre else []
-        if len(ends) == 2 and ends[0].value.device == ends[1].value.device:
-            message = f"fibre from {ends[0].value.device} to itself: expected two devices"
-            issues.at(ends[1], message)
-        for end in ends:
-            if end.value.device not in ports and not every_device_named:
-                continue
-            problem = _wrong_end(end.value, ports)
-            if problem:
-                issues.at(end, problem)
-            else:
-                plugged.append(end)
-    for end, before in _repeated(plugged):
-        message = f"port {end.value} is used twice, first on line {before.line}"
-        issues.at(end, f"{message}: expected one fibre for each port")
-
-
-def _wrong_end(end: Endpoint, ports: dict[str, _Ports]) -> str | None:
-    device = ports.get(end.device)
-    if device is None:
-        return f"unknown device {end.device!r}: {nearest(end.device, ports)}"
-    if device.kind == "server":
-        if device.names is None or end.port in device.names:
-            return None
-        hint = nearest(end.port, device.names, "it has")
-        return f"server {end.device} has no NIC called {end.port!r}: {hint}"
-    count = device.count
-    bound = f"1 to {count}" if count is not None else "a port number"
-    # ASCII digits without leading zeros only: a port has one spelling.
-    if not (end.port.isascii() and end.port.isdigit()) or end.port.startswith("0"):
-        return f"{end.port!r} is not a port of {end.device}: expected {bound}"
-    if count is not None and (len(end.port) > 9 or int(end.port) > count):
-        return f"port {end.port} is outside {end.device}: expected {bound}"
-    return None
+def _check_transceivers(switch: Fields, issues: FileIssues) -> None:
+    for port, transceiver in value_of(switch, "transceivers", {}).items():
+        if "ports" in switch and port > switch["ports"].value:
+            message = f"port {port} is outside the switch: expected 1 to {switch['ports'].value}"
+            issues.at(transceiver, message)
+        check_transceiver(transceiver, issues)

@@ -5,19 +5,20 @@ from importlib.metadata import entry_points
 from patchlight.testbed.files.groups import Fields
 from patchlight.testbed.files.issues import FileIssues, Located
 from patchlight.testbed.lab import Endpoint
+from patchlight.testbed.labfile.listed import SWITCHES, items
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS
+
+_COLOURED = ("wavelength_switches", "passive_parts")
 
 
 def note_oversights(lab: Fields, issues: FileIssues) -> None:
     """Note what a good lab file seems to lack."""
-    servers, *kinds = (
-        _items(lab, key) for key in ("servers", "packet_switches", "circuit_switches")
-    )
+    servers, *kinds = (items(lab, key) for key in ("servers", *SWITCHES))
     switches = [switch for kind in kinds for switch in kind]
     if not (servers or switches):
         issues.at(lab["name"], "the lab has nothing but a name: expected servers or switches")
     plugged: set[Endpoint] = {
-        end.value for fibre in _items(lab, "fibres") for end in fibre["ends"].value
+        end.value for fibre in items(lab, "fibres") for end in fibre["ends"].value
     }
     for server in servers:
         _note_server(server, plugged, issues)
@@ -30,7 +31,12 @@ def note_oversights(lab: Fields, issues: FileIssues) -> None:
                 issues.at(name, message)
     emulated = {driver.name for driver in OCS_DRIVERS.values() if driver.device}
     emulated |= {point.name for point in entry_points(group="patchlight.emulated_ocs")}
-    for switch in _items(lab, "circuit_switches"):
+    for kind in _COLOURED:
+        if kind in lab:
+            what = kind.replace("_", " ")
+            message = f"{what} cannot be emulated yet, nor changed by the controller"
+            issues.at(lab[kind], f"{message}: expected to check and show the lab only")
+    for switch in items(lab, "circuit_switches"):
         driver = switch["driver"]
         if driver.value not in emulated:
             message = f"no emulated device speaks {driver.value}: the lab cannot be emulated"
@@ -42,11 +48,7 @@ def _note_server(server: Fields, plugged: set[Endpoint], issues: FileIssues) -> 
     if "management" not in server:
         message = f"server {name.value} has no management address, at which its agent answers"
         issues.at(name, f"{message}: expected 'management: {name.value}:8471'")
-    for nic in (nic["name"] for nic in _items(server, "nics")):
+    for nic in (nic["name"] for nic in items(server, "nics")):
         if Endpoint(name.value, nic.value) not in plugged:
             message = f"NIC {name.value}.{nic.value} has no fibre: expected one in 'fibres'"
             issues.at(nic, message)
-
-
-def _items(fields: Fields, key: str) -> list[Fields]:
-    return [item.value for item in fields[key].value] if key in fields else []

@@ -26,6 +26,8 @@ ITEMS: Mapping[str, str] = {
     "nics": "nic",
     "packet_switches": "packet_switch",
     "circuit_switches": "circuit_switch",
+    "wavelength_switches": "wavelength_switch",
+    "passive_parts": "passive_part",
     "fibres": "fibre",
 }
 RANGE_PATTERN = r"\[[0-9][0-9,-]*\]"

@@ -23,7 +23,14 @@ from patchlight.testbed.lab import (
     default_mac,
 )
 from patchlight.testbed.labfile.check import check_lab
+from patchlight.testbed.labfile.colours_schema import (
+    passive_part_of,
+    transceiver_of,
+    wavelength_switch_of,
+)
 from patchlight.testbed.labfile.emulated_schema import TRIGGERS
+from patchlight.testbed.labfile.light_check import check_light, note_weak_light
+from patchlight.testbed.labfile.listed import items
 from patchlight.testbed.labfile.oversights import note_oversights
 from patchlight.testbed.labfile.policies_schema import choice_of
 from patchlight.testbed.labfile.queue_schema import discipline_of
@@ -53,13 +60,19 @@ def read_lab(path: str | Path) -> Lab:
 
 def parse_lab(text: str, name: str = "lab") -> Lab:
     """The lab in this YAML text; ``name`` is what messages call the file."""
-    return _build(_checked_fields(text, name))
+    fields, issues = _checked_fields(text, name), FileIssues(name, LabFileError)
+    lab = _build(fields)
+    check_light(lab, fields, issues)
+    issues.raise_if_any()
+    return lab
 
 
 def oversights(path: str | Path) -> tuple[FileIssue, ...]:
     """What the lab in this file seems to lack, though it is good; ``LabFileError`` if it is not."""
     issues = FileIssues(str(path), LabFileError)
-    note_oversights(_checked_fields(read_text(path, LabFileError), str(path)), issues)
+    fields = _checked_fields(read_text(path, LabFileError), str(path))
+    note_oversights(fields, issues)
+    note_weak_light(_build(fields), fields, issues)
     return issues.found
 
 
@@ -133,29 +146,26 @@ def load_lab(text: str) -> Lab:
     return read_lab(find_lab(text))
 
 
-_LISTS = ("servers", "packet_switches", "circuit_switches", "fibres")
+_COLOURED = ("wavelength_switches", "passive_parts")
+_LISTS = ("servers", "packet_switches", "circuit_switches", *_COLOURED, "fibres")
 
 
 def _build(fields: Fields) -> Lab:
     """The lab of a file without mistakes."""
     controller: Fields = fields["controller"].value if "controller" in fields else Fields()
     return Lab(
-        servers=tuple(map(_server, _items(fields, "servers"))),
-        packet_switches=tuple(
-            PacketSwitch(**_values(item)) for item in _items(fields, "packet_switches")
-        ),
-        circuit_switches=tuple(map(_circuit_switch, _items(fields, "circuit_switches"))),
-        fibres=tuple(map(_fibre, _items(fields, "fibres"))),
+        servers=tuple(map(_server, items(fields, "servers"))),
+        packet_switches=tuple(map(_packet_switch, items(fields, "packet_switches"))),
+        circuit_switches=tuple(map(_circuit_switch, items(fields, "circuit_switches"))),
+        wavelength_switches=tuple(map(wavelength_switch_of, items(fields, _COLOURED[0]))),
+        passive_parts=tuple(map(passive_part_of, items(fields, _COLOURED[1]))),
+        fibres=tuple(map(_fibre, items(fields, "fibres"))),
         **{f"controller_{key}": address.value for key, address in controller.items()},
         queue=discipline_of(fields["queue"].value if "queue" in fields else Fields()),
         policies=choice_of(fields["policies"].value if "policies" in fields else Fields()),
         workers=worker_policy_of(fields["workers"].value if "workers" in fields else Fields()),
         **_values(fields, "controller", "defaults", "queue", "policies", "workers", *_LISTS),
     )
-
-
-def _items(fields: Fields, key: str) -> list[Fields]:
-    return [item.value for item in fields[key].value] if key in fields else []
 
 
 def _values(fields: Fields, *but: str) -> dict[str, Any]:
@@ -167,9 +177,9 @@ def _server(fields: Fields) -> Server:
     return Server(
         name=fields["name"].value,
         management=fields["management"].value if "management" in fields else None,
-        gpus=tuple(Gpu(**_values(gpu)) for gpu in _items(fields, "gpus")),
+        gpus=tuple(Gpu(**_values(gpu)) for gpu in items(fields, "gpus")),
         ssh=SshAccess(**_values(fields["ssh"].value)) if "ssh" in fields else SshAccess(),
-        nics=tuple(map(_nic, _items(fields, "nics"))),
+        nics=tuple(map(_nic, items(fields, "nics"))),
     )
 
 
@@ -177,18 +187,26 @@ def _nic(fields: Fields) -> Nic:
     own = default_mac(fields["address"].value)
     mac = fields["mac"].value if "mac" in fields else "hardware"
     way = fields["rendezvous"].value if "rendezvous" in fields else None
+    coloured = fields["transceiver"].value if "transceiver" in fields else None
     return Nic(
         mac=own if mac in ("hardware", "lab") else mac,
         lab_mac=mac in ("lab", own),
         routes=tuple(route.value for route in fields["routes"].value) if "routes" in fields else (),
         rendezvous=None if way is None else Rendezvous(**_values(way)),
-        **_values(fields, "mac", "routes", "rendezvous"),
+        transceiver=None if coloured is None else transceiver_of(coloured),
+        **_values(fields, "mac", "routes", "rendezvous", "transceiver"),
     )
 
 
+def _packet_switch(fields: Fields) -> PacketSwitch:
+    coloured = fields["transceivers"].value if "transceivers" in fields else {}
+    transceivers = sorted((port, transceiver_of(item.value)) for port, item in coloured.items())
+    return PacketSwitch(transceivers=tuple(transceivers), **_values(fields, "transceivers"))
+
+
 def _circuit_switch(fields: Fields) -> CircuitSwitch:
-    items = fields["cross_connects"].value if "cross_connects" in fields else []
-    initial = PortMap.of(cross_connect for item in items for cross_connect in item.value)
+    listed = fields["cross_connects"].value if "cross_connects" in fields else []
+    initial = PortMap.of(cross_connect for item in listed for cross_connect in item.value)
     emulated = _emulated(fields["emulated"].value) if "emulated" in fields else Emulation()
     return CircuitSwitch(
         initial=initial, emulated=emulated, **_values(fields, "cross_connects", "emulated")
@@ -197,8 +215,8 @@ def _circuit_switch(fields: Fields) -> CircuitSwitch:
 
 def _emulated(fields: Fields) -> Emulation:
     return Emulation(
-        faults=tuple(map(_fault, _items(fields, "faults"))),
-        users=tuple(OcsUser(**_values(user)) for user in _items(fields, "users")),
+        faults=tuple(map(_fault, items(fields, "faults"))),
+        users=tuple(OcsUser(**_values(user)) for user in items(fields, "users")),
         conflict_time_s=fields["conflict_time"].value if "conflict_time" in fields else None,
     )
 

@@ -1,14 +1,18 @@
 """The keys of a lab file, each with its type: one declaration for the reader and for editors."""
 
 from dataclasses import replace
-from typing import Any
 
 from patchlight.testbed.files.fields import ListOf, Number, choice
 from patchlight.testbed.files.groups import Group, Key, required
+from patchlight.testbed.labfile.colours_schema import (
+    TRANSCEIVER,
+    TRANSCEIVERS,
+    passive_part_group,
+    wavelength_switch_group,
+)
 from patchlight.testbed.labfile.emulated_schema import emulated_group
 from patchlight.testbed.labfile.policies_schema import POLICIES
 from patchlight.testbed.labfile.queue_schema import queue_group
-from patchlight.testbed.labfile.ranges import ITEMS, RANGE_PATTERN, RANGED
 from patchlight.testbed.labfile.values import (
     ADDRESS,
     CIRCUIT_PORTS,
@@ -109,6 +113,13 @@ NIC = Group(
         "a second way to its worker, over another interface of the server",
         example="{interface: eno1, address: 10.0.0.51/24}",
     ),
+    Key(
+        "transceiver",
+        TRANSCEIVER,
+        "the light of its port, where wavelengths matter",
+        default="light without a channel",
+        example="{tunable: 191.350-196.100, tuning_time: 1ms}",
+    ),
     LAUNCH_POWER,
 )
 SSH = Group(
@@ -139,6 +150,12 @@ PACKET_SWITCH = Group(
     required("name", DEVICE_NAME, "what the switch is called, like 'tor1'", example="tor1"),
     required("datapath_id", DATAPATH_ID, "its OpenFlow datapath id, like 0x1", example="0x1"),
     required("ports", PACKET_PORTS, "how many ports it has", example="48"),
+    Key(
+        "transceivers",
+        TRANSCEIVERS,
+        "the light of its ports, where wavelengths matter, by port number",
+        default="light without a channel",
+    ),
     LAUNCH_POWER,
 )
 CIRCUIT_SWITCH = Group(
@@ -203,6 +220,7 @@ COMMON: dict[str, tuple[str, ...]] = {
         "dscp",
         "rdma",
         "relock",
+        "transceiver",
         "launch_power",
     ),
     "packet_switch": ("ports", "launch_power"),
@@ -303,43 +321,19 @@ LAB = Group(
         "the optical circuit switches",
         default="none",
     ),
+    Key(
+        "wavelength_switches",
+        ListOf(wavelength_switch_group(DEVICE_NAME), "wavelength switches"),
+        "the wavelength-selective switches (WSS)",
+        default="none",
+        example="[{name: wss1, inputs: 4}]",
+    ),
+    Key(
+        "passive_parts",
+        ListOf(passive_part_group(DEVICE_NAME), "passive parts"),
+        "couplers, AWG routers and multiplexers",
+        default="none",
+        example="[{name: mux1, kind: multiplexer, channels: 193.100-193.250}]",
+    ),
     Key("fibres", ListOf(FIBRE, "fibres"), "the fibre pairs between ports", default="none"),
 )
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a lab file, for editors.
-
-    It knows keys and the form of values. What needs the whole file (a port used twice, an
-    address outside the network) only ``read_lab`` finds.
-    """
-    lab = LAB.schema()
-    for name in ITEMS:
-        if name in lab["properties"]:
-            _with_short_forms(name, lab["properties"][name])
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Patchlight lab file",
-        **lab,
-    }
-
-
-def _with_short_forms(name: str, items: dict[str, Any]) -> None:
-    """Let the schema of a list take ranges, fibres in a line, and what defaults may stand for."""
-    group = items["items"]
-    several = {"type": "string", "pattern": RANGE_PATTERN}
-    common = COMMON.get(ITEMS[name], ())
-    group["required"] = [key for key in group["required"] if key not in common]
-    for key, value in group["properties"].items():
-        about = value.pop("description", None)
-        if key == "cross_connects":
-            value["items"] = {"anyOf": [value["items"], several]}
-        elif key == "ends":
-            value = {"anyOf": [value, {"type": "string"}]}
-        elif key in RANGED:
-            value = {"anyOf": [value, several]}
-        group["properties"][key] = value | {"description": about}
-        if key in ITEMS:
-            _with_short_forms(key, value)
-    if name == "fibres":
-        items["items"] = {"anyOf": [group, {"type": "string"}]}

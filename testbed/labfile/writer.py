@@ -19,6 +19,11 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
+from patchlight.testbed.labfile.colours_schema import (
+    passive_part_document,
+    transceiver_document,
+    wavelength_switch_document,
+)
 from patchlight.testbed.labfile.policies_schema import policies_document
 from patchlight.testbed.labfile.queue_schema import queue_document
 from patchlight.testbed.labfile.workers_schema import worker_policy_document
@@ -106,6 +111,14 @@ def lab_document(lab: Lab) -> dict[str, Any]:
         document["packet_switches"] = [_packet_switch(switch) for switch in lab.packet_switches]
     if lab.circuit_switches:
         document["circuit_switches"] = [_circuit_switch(switch) for switch in lab.circuit_switches]
+    if lab.wavelength_switches:
+        document["wavelength_switches"] = [
+            {key: _inline(value) for key, value in wavelength_switch_document(switch).items()}
+            for switch in lab.wavelength_switches
+        ]
+    if lab.passive_parts:
+        parts = map(passive_part_document, lab.passive_parts)
+        document["passive_parts"] = [_OnOneLine(part) for part in parts]
     if lab.fibres:
         document["fibres"] = [_fibre(fibre) for fibre in lab.fibres]
     return document
@@ -159,12 +172,19 @@ def _nic(nic: Nic) -> dict[str, Any]:
     if nic.rendezvous is not None:
         way = nic.rendezvous
         written["rendezvous"] = _OnOneLine(interface=way.interface, address=str(way.address))
+    if nic.transceiver is not None:
+        written["transceiver"] = _OnOneLine(transceiver_document(nic.transceiver))
     return _OnOneLine({**written, **_set(nic, "relock", "launch_power")})
 
 
 def _packet_switch(switch: PacketSwitch) -> dict[str, Any]:
     written = {"name": switch.name, "datapath_id": _Hex(switch.datapath_id)}
-    return _OnOneLine({**written, **_set(switch, "ports", "launch_power")})
+    written |= _set(switch, "ports", "launch_power")
+    if switch.transceivers:
+        written["transceivers"] = _OnOneLine(
+            {port: _OnOneLine(transceiver_document(one)) for port, one in switch.transceivers}
+        )
+    return _OnOneLine(written)
 
 
 def _circuit_switch(switch: CircuitSwitch) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def test_show_tells_who_is_lit_onto_which_switch() -> None:
 
 def test_show_as_json_has_the_documented_shape() -> None:
     seen = json.loads(run("show", "ofc2022", "--json", "--start").output)
-    keys = "lab network fabric scale devices hosts links circuits dark"
+    keys = "lab network fabric scale devices hosts links circuits spectra dark"
     assert list(seen) == keys.split()
     assert seen["hosts"][0] == {
         "name": "server1.gpu0",
@@ -134,10 +134,12 @@ def test_show_as_json_has_the_documented_shape() -> None:
         "switch": "tor1",
         "link_rate_bps": 40_000_000_000,
         "loss_db": 2.1,
+        "channel": None,
         "via": [{"ocs": "ocs1", "inp": 1, "out": 7}],
     }
     assert seen["circuits"] == {"ocs1": ["1-7", "2-8", "3-15", "4-16", "5-11", "6-18"]}
-    trunk = {"a": "tor1.7", "b": "tor2.7", "rate_bps": 10_000_000_000, "loss_db": 0.3, "via": []}
+    trunk = {"a": "tor1.7", "b": "tor2.7", "rate_bps": 10_000_000_000, "loss_db": 0.3}
+    trunk |= {"channel": None, "via": []}
     assert trunk in seen["links"]
     assert seen["dark"] == ["tor1.3", "tor1.4", "tor1.6", "tor2.1", "tor2.2", "tor2.5"]
     kinds = [device["kind"] for device in seen["devices"]]

@@ -28,6 +28,7 @@ from patchlight.cli.rendering import (
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.files.issues import FileIssue
 from patchlight.testbed.lab import Lab
+from patchlight.testbed.labfile.json_schema import json_schema
 from patchlight.testbed.labfile.reader import (
     LabFileError,
     find_lab,
@@ -36,7 +37,6 @@ from patchlight.testbed.labfile.reader import (
     policy_mistakes,
     read_lab,
 )
-from patchlight.testbed.labfile.schema import json_schema
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import trace_links
 
@@ -125,6 +125,8 @@ def _counts(lab_read: Lab) -> dict[str, int]:
         "GPU": sum(len(server.gpus) for server in lab_read.servers),
         "packet switch": len(lab_read.packet_switches),
         "circuit switch": len(lab_read.circuit_switches),
+        **({"wavelength switch": len(wss)} if (wss := lab_read.wavelength_switches) else {}),
+        **({"passive part": len(parts)} if (parts := lab_read.passive_parts) else {}),
         "fibre": len(lab_read.fibres),
     }
 
@@ -201,13 +203,16 @@ def show(lab: str | None, as_json: bool, map_file: str | None, at_start: bool) -
     With --json, an object with these keys (rates in bits per second, null
     without a limit; times in seconds; losses in decibels):
       lab, network, fabric, scale
-      devices   name, kind (server | packet-switch | circuit-switch), ports,
+      devices   name, kind (server | packet-switch | circuit-switch |
+                wavelength-switch | coupler | awg | multiplexer), ports,
                 fibres, and what is particular to the kind
       hosts     name, server, gpu, model, nic, address, mac, rate_bps; and,
                 null or empty while dark: peer, switch, link_rate_bps,
-                loss_db, via (a list of ocs, inp, out)
-      links     two-way links: a, b, rate_bps, loss_db, via (from a on)
+                loss_db, channel (THz), via (a list of ocs, inp, out: all
+                devices that the light passes)
+      links     two-way links: a, b, rate_bps, loss_db, channel, via (from a on)
       circuits  cross-connects by OCS: a-b both ways, a>b one way
+      spectra   ways of channels by wavelength switch, as the lab starts
       dark      NICs, and switch ports with a fibre, without a two-way link
     """
     from patchlight.cli.lab.view import dark_line, describe_lab, tables

@@ -29,19 +29,18 @@ def describe_lab(lab: Lab, maps: Mapping[str, PortMap]) -> dict[str, Any]:
         "hosts": [_host(host, links, lab) for host in lab.hosts],
         "links": [{"a": str(a), "b": str(b), **_path(links.paths[a])} for a, b in links.pairs()],
         "circuits": maps_as_json(maps),
+        "spectra": {w.name: list(w.initial.texts) for w in lab.wavelength_switches},
         "dark": [str(end) for end in dark_ports(lab, links)],
     }
 
 
 def dark_ports(lab: Lab, links: Links) -> tuple[Endpoint, ...]:
     """NICs, and packet-switch ports with a fibre, that have no two-way link now."""
-    circuit_switches = {switch.name for switch in lab.circuit_switches}
+    optical = {device.name for device in (*lab.circuit_switches, *lab.sorting)}
     ends = [host.endpoint for host in lab.hosts]
     nics = set(ends)
     ends += [end for end in lab.fibre_ends if end not in nics]
-    return tuple(
-        end for end in ends if end.device not in circuit_switches and links.peer(end) is None
-    )
+    return tuple(end for end in ends if end.device not in optical and links.peer(end) is None)
 
 
 def _devices(lab: Lab) -> Iterable[dict[str, Any]]:
@@ -65,13 +64,29 @@ def _devices(lab: Lab) -> Iterable[dict[str, Any]]:
             **common(ocs.name, "circuit-switch", ocs.ports),
             **{name: getattr(ocs, name) for name in particulars},
         }
+    for wss in lab.wavelength_switches:
+        yield {
+            **common(wss.name, "wavelength-switch", wss.ports),
+            "inputs": wss.inputs,
+            "outputs": wss.outputs,
+            "grid": str(wss.grid),
+            "switching_time_s": wss.switching_time_s,
+            "insertion_loss_db": wss.insertion_loss_db,
+        }
+    for part in lab.passive_parts:
+        yield {
+            **common(part.name, part.kind, part.ports),
+            "channels": [str(channel) for channel in part.channels],
+            "insertion_loss_db": part.loss_db,
+        }
 
 
 def _path(path: LightPath) -> dict[str, Any]:
     return {
         "rate_bps": path.rate_bps,
         "loss_db": round(path.loss_db, 3),
-        "via": [{"ocs": ocs, "inp": c.inp, "out": c.out} for ocs, c in path.hops],
+        "channel": None if path.channel is None else str(path.channel),
+        "via": [{"ocs": ocs, "inp": c.inp, "out": c.out} for ocs, c in path.through],
     }
 
 
@@ -91,6 +106,7 @@ def _host(host: Host, links: Links, lab: Lab) -> dict[str, Any]:
         "switch": links.switch_of(lab, host.endpoint),
         "link_rate_bps": path.get("rate_bps"),
         "loss_db": path.get("loss_db"),
+        "channel": path.get("channel"),
         "via": path["via"],
     }
 
@@ -114,6 +130,7 @@ def tables(lab: Lab, maps: Mapping[str, PortMap]) -> list[Table]:
         "lit onto",
         "through",
         Column("loss", wide=True, right=True),
+        *([Column("THz", whole=True)] if lab.coloured else []),
         title="Hosts",
     )
     for host in described["hosts"]:
@@ -127,8 +144,14 @@ def tables(lab: Lab, maps: Mapping[str, PortMap]) -> list[Table]:
             host["peer"] if up else Coloured("dark", "bad"),
             _through(host["via"]) if up else "",
             f"{host['loss_db']:g} dB" if up else "",
+            *([host["channel"] or ""] if lab.coloured else []),
         )
     shown = [devices, hosts]
+    if ways := [(name, way) for name, ways in described["spectra"].items() for way in ways]:
+        spectra = Table("device", "channel", title="Channels at the start")
+        for name, way in ways:
+            spectra.add_row(name, way)
+        shown.append(spectra)
     between = [link for link in described["links"] if _joins_switches(lab, link)]
     if between:
         numbers = (Column(name, whole=True, right=True) for name in ("rate", "loss"))
@@ -158,6 +181,16 @@ def _particulars(device: Mapping[str, Any]) -> str:
         return ", ".join(counted + agent)
     if device["kind"] == "packet-switch":
         return f"datapath {device['datapath_id']}"
+    if device["kind"] == "wavelength-switch":
+        grid = "flexible grid" if device["grid"] == "flexible" else f"grid {device['grid']}"
+        return (
+            f"{device['inputs']}×{device['outputs']}, {grid}, switches in "
+            f"{format_time(device['switching_time_s'])}, loses {device['insertion_loss_db']:g} dB"
+        )
+    if "channels" in device:
+        channels = device["channels"]
+        sorts = f"{channels[0]}–{channels[-1]} THz, " if channels else ""
+        return f"{sorts}loses {device['insertion_loss_db']:g} dB"
     return (
         f"{device['driver']} at {device['address']}, switches in "
         f"{format_time(device['switching_time_s'])}, loses {device['insertion_loss_db']:g} dB"

@@ -78,11 +78,14 @@ def followed(lab: Lab, maps: dict[str, PortMap]) -> dict[Endpoint, LightPath]:
             at, fibre = lab.fibre_ends[leaves]
             fibres.append(fibre)
         else:
-            lost_db = fibres[0].loss_db
+            lost_db, leaving_db = fibres[0].loss_db, []
             for (ocs, _), each in zip(hops, fibres[1:], strict=True):
-                lost_db += loss_db[ocs] + each.loss_db
+                leaving_db.append(lost_db + loss_db[ocs])
+                lost_db = leaving_db[-1] + each.loss_db
             rate_bps = min((f.rate_bps for f in fibres if f.rate_bps), default=None)
-            paths[source] = LightPath(source, at, tuple(hops), rate_bps, lost_db)
+            passed = tuple(hops)
+            path = LightPath(source, at, passed, rate_bps, lost_db, tuple(leaving_db), passed)
+            paths[source] = path
     return paths
 
 

@@ -31,6 +31,13 @@ WITHOUT_BULK = Variant(dialect="bulk = false\n")
 IN_PAGES = Variant(faults={"repeat_pages": True})
 TAKES_BUSY_PORTS = Variant(emulated=", emulated: {conflict_time: 12ms}")
 RUDE = Variant(faults={"names": 'x;DLT-CRS-BULK::1.1.1>1.1.7:7; "[b]", (\n\u2028', "strays": 10**6})
+EARLIER_MODEL = """
+states = "/data/sonic-ocs:sonic-ocs/OCS_CROSS_CONNECT_TABLE"
+state_keys = "status"
+up = "enabled"
+port_states = "/data/sonic-ocs:sonic-ocs/OCS_PORT_TABLE"
+port_state_key = "oper_status"
+"""
 WITHOUT_MONITORS = Variant(faults={"monitors": "none"})
 MONITORS_ON_OUTPUTS = Variant(faults={"monitors": "out"})
 VARIANTS = {
@@ -51,6 +58,7 @@ VARIANTS = {
     "polatis-restconf with monitors on outputs": MONITORS_ON_OUTPUTS,
     "polatis-restconf on one connection": Variant(dialect="keep_connection = true\n"),
     "polatis-netconf without monitors": WITHOUT_MONITORS,
+    "sonic-ocs of the earlier model": Variant(dialect=EARLIER_MODEL),
 }
 
 
@@ -89,7 +97,7 @@ async def failures_of(switch: CircuitSwitch, device: Running | None) -> Mapping[
         assert device.fault(report="*C EQPT: port 3: mirror stuck")["ok"]
 
     password = PASSWORD if OCS_DRIVERS[switch.driver].has_users else ""
-    reports = device is not None and switch.driver != "calient-rest"
+    reports = device is not None and switch.driver not in ("calient-rest", "sonic-ocs")
     results = run_checks(
         lambda: open_driver(switch, password),
         password=password,

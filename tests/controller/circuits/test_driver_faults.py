@@ -27,6 +27,7 @@ from tests.support.ocs_drivers import (
 
 DEACTIVATE = http.CALIENT.activate.replace("activate", "deactivate")
 LISTS = ("polatis-scpi", "polatis-tl1", "glimmerglass-tl1")
+HTTP = ("calient-rest", "polatis-restconf", "sonic-ocs")
 SSH = ("polatis-netconf", "telescent-ssh")
 
 # What the device says of out:9 if that is locked.
@@ -39,10 +40,11 @@ LOCKED = {
     "polatis-netconf": "Port 105 is disabled",
     "glimmerglass-tl1": "Port 20009 is locked",
     "telescent-ssh": "ERROR: port 8 is disabled",
+    "sonic-ocs": "^409: port 9 is force_blocked",
 }
 # Whatever the driver: which circuit it is, or which port as the device counts, and that it failed.
 STUCK = re.compile(
-    r"^4>10 did not come up: .*(OC=FAIL|=mirror_failure)$"
+    r"^4>10 did not come up: .*(OC=FAIL|=mirror_failure|failed,failed)$"
     r"|\b[Pp]ort 106 has failed\b|^ERROR: the robot failed at port 9$"
 )
 
@@ -105,7 +107,7 @@ async def test_a_single_refusal_is_told(device: Running, driver: CircuitDriver) 
     device.fault(refuse_next="busy saving")
     (refusal,) = (await driver.connect(circuits("3>9"))).refused
     assert "busy saving" in refusal.words
-    if device.switch.driver in ("calient-rest", "polatis-restconf"):
+    if device.switch.driver in HTTP:
         assert refusal.words == "409: busy saving"
     assert await driver.read_map() == FIRST_MAP
 
@@ -114,7 +116,7 @@ async def test_a_user_who_may_only_look(device: Running, driver: CircuitDriver) 
     device.fault(read_only=True)
     (made,) = (await driver.connect(circuits("3>9"))).refused
     (broken,) = (await driver.disconnect(circuits("1>7"))).refused
-    if device.switch.driver in ("calient-rest", "polatis-restconf"):
+    if device.switch.driver in HTTP:
         assert made.words == "403: this user may only look"
         assert made.words in broken.words
     assert "protected" in made.words or "only look" in made.words
@@ -127,9 +129,7 @@ async def test_a_lost_connection_is_an_unknown_outcome(
     device: Running, driver: CircuitDriver, when: str, texts: tuple[str, ...]
 ) -> None:
     name, pairs = device.switch.driver, circuits(*texts)
-    pattern = {"calient-rest": "was sent, then", "polatis-restconf": "was sent, then"}.get(
-        name, "." if name in SSH else "closed"
-    )
+    pattern = "was sent, then" if name in HTTP else "." if name in SSH else "closed"
     if name == "calient-tl1" and len(pairs) == 1:
         pattern = r"ENT-CRS::1\.1\.3,1\.2\.1.*closed"
     device.fault(cut=when)
@@ -199,7 +199,7 @@ async def test_garbled_and_doubled_answers_never_make_a_wrong_map(
             assert (await driver.disconnect([pair])).complete
 
 
-@drivers("calient-rest", "polatis-restconf")
+@drivers(*HTTP)
 async def test_a_garbled_answer_is_nothing_to_believe(
     device: Running, driver: CircuitDriver
 ) -> None:
@@ -216,7 +216,7 @@ async def test_a_garbled_answer_is_nothing_to_believe(
     assert await driver.read_map() == FIRST_MAP
 
 
-@drivers("calient-rest", "polatis-restconf")
+@drivers(*HTTP)
 async def test_an_answer_that_comes_twice_is_nobody_else_s(
     device: Running, driver: CircuitDriver
 ) -> None:
@@ -276,9 +276,12 @@ async def test_power_drifts(device: Running, driver: CircuitDriver) -> None:
 async def test_many_ports_are_asked_for_within_the_device_s_limits(driver: CircuitDriver) -> None:
     ports = [DirectedPort(side, n) for side in ("in", "out") for n in range(1, 97)]
     powers = await driver.power([*ports, *ports])
-    assert list(powers) == sorted(ports)
     lit = {str(port) for port, dbm in powers.items() if dbm is not None}
-    assert lit == {"in:1", "out:7"}
+    if driver.capabilities.power_out:
+        assert list(powers) == sorted(ports)
+        assert lit == {"in:1", "out:7"}
+    else:
+        assert powers == {}
     assert len(await driver.port_states()) == 192
     pairs = [CrossConnect(n, 97 - n) for n in range(8, 89)]
     assert (await driver.connect(pairs)).complete

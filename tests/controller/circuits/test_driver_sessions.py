@@ -34,7 +34,7 @@ from tests.support.ocs_drivers import (
     opened,
 )
 
-HTTP = ("calient-rest", "polatis-restconf")
+HTTP = ("calient-rest", "polatis-restconf", "sonic-ocs")
 TL1 = ("calient-tl1", "polatis-tl1", "glimmerglass-tl1")
 SSH = ("polatis-netconf", "telescent-ssh")
 ENCODED = base64.b64encode(f"admin:{PASSWORD}".encode()).decode()

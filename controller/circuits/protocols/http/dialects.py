@@ -126,5 +126,54 @@ class PolatisRestconfDialect(HttpDialect, AnyPolatisDialect):
     major: Pattern = r"(?i)major"
 
 
+@dataclass(frozen=True)
+class SonicOcsDialect(HttpDialect):
+    """What a switch that runs SONiC takes, by its models ``sonic-ocs`` and ``sonic-ocs-states``.
+
+    ``{inp}`` and ``{out}`` are port numbers, ``{id}`` is a cross-connect's id, ``{rows}`` a list
+    of ``row``. ``up``, ``failed`` and ``parked`` match what ``state_keys`` hold of a cross-connect;
+    all else is on its way. An earlier revision of the model has one status for a cross-connect::
+
+        states = "/data/sonic-ocs:sonic-ocs/OCS_CROSS_CONNECT_TABLE"
+        state_keys = "status"
+        up = "enabled"
+        port_states = "/data/sonic-ocs:sonic-ocs/OCS_PORT_TABLE"
+        port_state_key = "oper_status"
+        losses = "/data/sonic-ocs:sonic-ocs/OCS_FACTORY_INSERTION_LOSS_TABLE"
+    """
+
+    FIELDS: ClassVar[frozenset[str]] = frozenset({"inp", "out", "id", "rows"})
+
+    base: str = "/restconf"
+    media_type: str = "application/yang-data+json"
+    circuits: str = "/data/sonic-ocs:sonic-ocs/OCS_CROSS_CONNECT"
+    ports: str = "/data/sonic-ocs:sonic-ocs/OCS_PORT"
+    states: str = "/data/sonic-ocs-states:sonic-ocs-states/OCS_CROSS_CONNECT"
+    port_states: str = "/data/sonic-ocs-states:sonic-ocs-states/OCS_PORT"
+    losses: str = "/data/sonic-ocs-states:sonic-ocs-states/OCS_FACTORY_INSERTION_LOSS"
+    identity: str = "/data/sonic-device_metadata:sonic-device_metadata/DEVICE_METADATA/localhost"
+    row: Template = '{{"cross_connect_id":"{id}","a_side":"{inp}A","b_side":"{out}B"}}'
+    body: Template = '{{"sonic-ocs:OCS_CROSS_CONNECT":{{"OCS_CROSS_CONNECT_LIST":[{rows}]}}}}'
+    delete: Template = "/data/sonic-ocs:sonic-ocs/OCS_CROSS_CONNECT/OCS_CROSS_CONNECT_LIST={id}"
+    circuit_id: Template = "{inp}A-{out}B"
+    circuit: Pattern = r"(?P<inp>\d{1,9})A-(?P<out>\d{1,9})B"
+    port: Pattern = r"(?P<number>\d{1,9})(?P<side>[AB])"
+    id_key: str = "cross_connect_id"
+    state_keys: str = "a_side_status,b_side_status"
+    port_key: str = "simplex_port_id"
+    override_key: str = "config_status"
+    port_state_key: str = "status"
+    loss_key: str = "loss_dB"
+    vendor: str = "SONiC"
+    model_key: str = "hwsku"
+    name_key: str = "hostname"
+    up: Pattern = "tuned,tuned"
+    failed: Pattern = ".*failed.*"
+    parked: Pattern = "invalid"
+    normal: Pattern = "normal|"
+    list_limit: int = 512
+
+
 CALIENT = CalientRestDialect()
 POLATIS = PolatisRestconfDialect()
+SONIC = SonicOcsDialect()

@@ -1,0 +1,214 @@
+"""The driver ``sonic-ocs``: switches that run SONiC with its OCS model, over RESTCONF (HTTPS).
+
+A cross-connect is an entry of the configuration, from a port of side A (``1A``, an input) to one of
+side B (``16B``, an output). It is up when the device says that both sides are tuned. The model has
+no power monitors; it tells the insertion loss that each path had in the factory. Run against the
+emulated device only so far; paths, bodies and keys are in ``http/dialects.py``.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from patchlight.controller.circuits.contract import (
+    Alarm,
+    Capabilities,
+    DeviceRefused,
+    DirectedPort,
+    Identity,
+    PortState,
+    Standing,
+)
+from patchlight.controller.circuits.dialects import Bare, filled
+from patchlight.controller.circuits.drivers.base import Row, RowState, SessionDriver
+from patchlight.controller.circuits.drivers.numbered import Numbering
+from patchlight.controller.circuits.protocols.http import answers
+from patchlight.controller.circuits.protocols.http.client import HttpClient, in_json, in_url
+from patchlight.controller.circuits.protocols.http.dialects import SONIC, SonicOcsDialect
+from patchlight.testbed.portmap import CrossConnect
+
+
+@dataclass(frozen=True, slots=True)
+class SonicRow(Row):
+    """``configured``: it is in the configuration, and not only in what the hardware tells."""
+
+    configured: bool = True
+
+
+class SonicOcs(SessionDriver[SonicRow]):
+    """An OCS that runs SONiC. See ``CircuitDriver`` for what the methods do."""
+
+    built_in = SONIC
+    client_class = HttpClient
+    client: HttpClient
+    _dialect: SonicOcsDialect
+    capabilities = Capabilities()
+    _losses: Mapping[CrossConnect, float] | None = None
+
+    @property
+    def _list_limit(self) -> int:
+        return self._dialect.list_limit
+
+    async def open(self) -> None:
+        """Reach the device, and see that it has the ports that the lab says."""
+        counted = Counter(port.number for port in await self._per_port(self._dialect.ports))
+        both_sides = sum(count == 2 for count in counted.values())
+        Numbering.polatis(both_sides, both_sides).check_holds(self.name, self.ports)
+
+    async def identify(self) -> Identity:
+        """From the device's metadata: what hardware, and the name that it was given."""
+        dialect = self._dialect
+        (metadata,) = await self._rows(dialect.identity) or [{}]
+        model = answers.text(metadata, dialect.model_key) or "OCS"
+        return Identity(dialect.vendor, model, "", "", answers.text(metadata, dialect.name_key))
+
+    async def port_states(self) -> Mapping[DirectedPort, PortState]:
+        """Overridden in the configuration is locked; failed is what the device says itself."""
+        dialect = self._dialect
+        overrides = await self._per_port(dialect.ports, dialect.override_key)
+        now = await self._per_port(dialect.port_states, dialect.port_state_key)
+        states = {}
+        for port in self._all_ports():
+            if port not in overrides and port not in now:
+                states[port] = PortState("absent", "not listed")
+            elif not re.fullmatch(dialect.normal, override := overrides.get(port, "")):
+                states[port] = PortState("locked", override)
+            else:
+                words = now.get(port, "")
+                failed = re.fullmatch(dialect.failed, words)
+                states[port] = PortState("failed" if failed else "ready", words)
+        return states
+
+    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
+        """Nothing: the model has no power monitors."""
+        self._checked_ports(ports)
+        return {}
+
+    async def alarms(self) -> tuple[Alarm, ...]:
+        """The ports that have failed, each as it appeared."""
+        states = (await self.port_states()).items()
+        failed = [(port, state.words) for port, state in states if state.condition == "failed"]
+        alarms = self.client.alarms
+        alarms.stands(Standing("major", str(port), f"{port}: {words}") for port, words in failed)
+        return alarms.all
+
+    async def factory_losses_db(
+        self, cross_connects: Iterable[CrossConnect]
+    ) -> Mapping[CrossConnect, float]:
+        """The insertion loss of each path as the factory measured it, of those that it did.
+
+        The largest one, where it was measured at several wavelengths or temperatures.
+        """
+        if self._losses is None:
+            losses: dict[CrossConnect, float] = {}
+            for row in await self._rows(self._dialect.losses):
+                try:
+                    c, loss_db = self._circuit(row), float(row[self._dialect.loss_key])
+                except (KeyError, TypeError, ValueError) as error:
+                    words = f"no loss can be made of {answers.short(row)}"
+                    raise self.client.nonsense(self._dialect.losses, words) from error
+                losses[c] = max(loss_db, losses.get(c, loss_db))
+            self._losses = losses
+        return {c: self._losses[c] for c in cross_connects if c in self._losses}
+
+    async def _table(self) -> Mapping[CrossConnect, SonicRow]:
+        dialect = self._dialect
+        configured = [self._circuit(row) for row in await self._rows(dialect.circuits)]
+        table = dict.fromkeys(configured, SonicRow("coming", "no state is told of it"))
+        for row in await self._rows(dialect.states):
+            c = self._circuit(row)
+            words = ",".join(answers.text(row, key) for key in dialect.state_keys.split(","))
+            table[c] = SonicRow(self._state(words), words, configured=c in table)
+        return table
+
+    def _state(self, words: str) -> RowState:
+        for state, pattern in (
+            ("up", self._dialect.up),
+            ("entered", self._dialect.parked),
+            ("failed", self._dialect.failed),
+        ):
+            if re.fullmatch(pattern, words):
+                return state  # type: ignore[return-value]
+        return "coming"
+
+    async def _make(self, pairs: Sequence[CrossConnect]) -> None:
+        dialect = self._dialect
+        rows = ",".join(
+            filled(dialect.row, in_json, id=self._id(c), inp=c.inp, out=c.out) for c in pairs
+        )
+        await self._tell("PATCH", dialect.circuits, filled(dialect.body, in_json, rows=Bare(rows)))
+
+    async def _activate(
+        self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, SonicRow]
+    ) -> None:
+        # An entry that is not valid stays so, however often it is entered: it goes first.
+        await self._break(pairs, table)
+        await self._make(pairs)
+
+    async def _break(
+        self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, SonicRow]
+    ) -> None:
+        # What only the hardware still holds can be deleted once it is in the configuration.
+        if unknown := [c for c in pairs if c in table and not table[c].configured]:
+            await self._make(unknown)
+        refused = []
+        async with self.client.series(len(pairs)):
+            for c in pairs:
+                try:
+                    await self._tell("DELETE", filled(self._dialect.delete, in_url, id=self._id(c)))
+                except DeviceRefused as refusal:
+                    if refusal.code != "404":
+                        refused.append(refusal.words)
+        self._raise_if(refused)
+
+    async def _tell(self, method: str, path: str, body: str = "") -> None:
+        try:
+            await self.client.change(method, path, body)
+        except DeviceRefused:
+            self._writes.told = True
+            raise
+        self._writes.told = True
+
+    async def _per_port(self, path: str, key: str = "") -> dict[DirectedPort, str]:
+        """What each port's row in a list says at ``key``."""
+        found = {}
+        for row in await self._rows(path):
+            match = re.fullmatch(self._dialect.port, answers.text(row, self._dialect.port_key))
+            if match is None:
+                raise self.client.nonsense(path, f"no port can be made of {answers.short(row)}")
+            port = DirectedPort("in" if match["side"] == "A" else "out", int(match["number"]))
+            found[port] = answers.text(row, key)
+        return found
+
+    async def _rows(self, path: str) -> list[Mapping[str, Any]]:
+        """The rows of a list, in whatever is around it; an empty one is not found."""
+        try:
+            return await self.client.read(path, _innermost)
+        except DeviceRefused as refusal:
+            if refusal.code != "404":
+                raise
+            return []
+
+    def _circuit(self, row: Mapping[str, Any]) -> CrossConnect:
+        match = re.fullmatch(self._dialect.circuit, answers.text(row, self._dialect.id_key))
+        if match is None:
+            words = f"no cross-connect can be made of {answers.short(row)}"
+            raise self.client.nonsense(self._dialect.circuits, words)
+        return CrossConnect(int(match["inp"]), int(match["out"]))
+
+    def _id(self, c: CrossConnect) -> Bare:
+        return Bare(filled(self._dialect.circuit_id, str, inp=c.inp, out=c.out))
+
+
+def _innermost(body: object) -> list[Mapping[str, Any]]:
+    """The list, or one object as a list, within objects that have one key each."""
+    while isinstance(body, dict) and len(body) == 1:
+        (inner,) = body.values()
+        if not isinstance(inner, (dict, list)):
+            return [body]
+        body = inner
+    if isinstance(body, dict):
+        return [body] if body else []
+    return answers.rows(body)

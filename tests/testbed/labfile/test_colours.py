@@ -1,0 +1,158 @@
+"""Wavelengths in a lab file: read, written again, and wrong."""
+
+from collections.abc import Mapping
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from patchlight.testbed.colours import PassivePart, Transceiver
+from patchlight.testbed.labfile.json_schema import json_schema
+from patchlight.testbed.labfile.reader import LabFileError, load_lab, parse_lab
+from patchlight.testbed.labfile.reference import write_commented_lab
+from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.spectrum import Band, Channel, Grid, SpectrumMap
+
+GOOD = """\
+name: coloured
+network: 10.0.0.0/24
+servers:
+  - name: server1
+    nics:
+      - name: nic0
+        address: 10.0.0.1
+        transceiver: {tunable: 193.100-193.250, tuning_time: 1ms, sensitivity: -18dBm}
+  - name: server2
+    nics: [{name: nic0, address: 10.0.0.2, transceiver: {channel: 193.15, launch_power: 1dBm}}]
+packet_switches:
+  - name: tor1
+    datapath_id: 1
+    ports: 4
+    transceivers: {1: {channel: 193.2}, 2: {channel: 193.3/100, grid: 100GHz}}
+wavelength_switches:
+  - name: wss1
+    inputs: 4
+    grid: flexible
+    switching_time: 20ms
+    cross_connects: ["1-2@193.100", "3>1@193.2-2.5dB"]
+  - {name: wss2, inputs: 1, outputs: 9}
+passive_parts:
+  - {name: star1, kind: coupler, ports: 4}
+  - {name: awg1, kind: awg, ports: 4, channels: 193.1-193.4, grid: 100GHz, loss: 5dB}
+  - {name: mux1, kind: multiplexer, channels: 193.100-193.250}
+fibres:
+  - server1.nic0 - wss1.1
+  - server2.nic0 - wss1.2
+  - tor1.1 - wss1.3
+  - wss1.4 - mux1.1
+  - mux1.5 - star1.1
+  - awg1.4 - wss2.9
+"""
+
+# (what stands in GOOD, what stands there instead; ‸ marks where the mistake is, the message)
+MISTAKES = [
+    ("{channel: 193.2}", "{channel: ‸193.201}", "nearest channels are 193.200 and 193.20625"),
+    ("{channel: 193.2}", "{channel: ‸193.225}", "expected 193.200 or 193.250"),
+    ("{channel: 193.2}", "{channel: ‸blue}", "'blue' is not a channel"),
+    ("{1: {channel: 193.2}", "{‸1: {grid: 50GHz}", "a transceiver lacks its channel"),
+    ("{1: {channel: 193.2}", "{‸5: {channel: 193.2}", "port 5 is outside the switch"),
+    ("{1: {channel: 193.2}", "{‸one: {channel: 193.2}", "expected a port number"),
+    ("tunable: 193.100-193.250", "tunable: ‸193.2-193.1", "expected the lower frequency first"),
+    ("{tunable:", "{channel: ‸193.5, tunable:", "193.500 is outside its band 193.100-193.250"),
+    ("launch_power: 1dBm", "tuning_time: ‸1ms", "takes no time to tune"),
+    ("grid: flexible", "grid: ‸40GHz", "'40GHz' is not a grid"),
+    ('"3>1@193.2-2.5dB"', '‸"3>2@193.125"', r"meet at out:2: 1>2@193.100 and 3>2@193.125 of"),
+    ('"3>1@193.2-2.5dB"', '‸"1>3@193.1"', "in:1 goes one way only: 1>2@193.100 and 1>3@193.100"),
+    ('"3>1@193.2-2.5dB"', '‸"5>1@193.2"', "input 5 is outside 1–4"),
+    ('"3>1@193.2-2.5dB"', '‸"3>1"', "is not the way of a channel"),
+    ("inputs: 4", "inputs: ‸0", "a whole number from 1"),
+    ("{name: wss2, inputs: 1,", "‸{name: wss2,", "a wavelength switch lacks 'inputs'"),
+    ("kind: coupler,", "kind: coupler, channels: ‸193.1-193.2,", "a coupler sorts no channels"),
+    ("kind: coupler, ports: 4", "kind: ‸coupler", "a part of kind coupler lacks 'ports'"),
+    ("kind: coupler", "kind: ‸prism", "'prism' is not a kind of passive part"),
+    ("kind: awg, ports: 4, channels: 193.1-193.4,", "kind: ‸awg, ports: 4,", "lacks 'channels'"),
+    ("193.1-193.4", "‸193.125-193.4", "193.125/100 is off the grid of 100 GHz"),
+    ("193.100-193.250}", "193.100-193.250, ports: ‸4}", "a multiplexer of 4 channels has 5 ports"),
+    ("mux1.5 -", "‸mux1.6 -", "port 6 is outside mux1: expected 1 to 5"),
+    ("wss2.9", "‸wss2.10", "port 10 is outside wss2: expected 1 to 9"),
+    ("name: wss2", "name: ‸tor1", "device tor1 is used twice"),
+]
+
+
+def test_what_is_declared_is_read_and_written_again() -> None:
+    lab = parse_lab(GOOD)
+    first, second = (server.nics[0].transceiver for server in lab.servers)
+    band = Band(Channel(0), Channel(24))
+    assert first == Transceiver(Channel(0), band, tuning_time_s=0.001, sensitivity_dbm=-18)
+    assert second == Transceiver(Channel(8), launch_power_dbm=1)
+    (tor,) = lab.packet_switches
+    assert [(port, str(one.channel)) for port, one in tor.transceivers] == [
+        (1, "193.200"),
+        (2, "193.300/100"),
+    ]
+    wss, branching = lab.wavelength_switches
+    assert (wss.grid, wss.switching_time_s, wss.outputs) == (Grid(None), 0.02, 4)
+    assert wss.initial == SpectrumMap.parse(["1>2@193.1", "2>1@193.1", "3>1@193.2-2.5dB"])
+    assert (branching.inputs, branching.outputs, branching.ports) == (1, 9, 9)
+    star, awg, mux = lab.passive_parts
+    assert (star.ports, star.loss_db) == (4, 6.52)
+    assert [str(channel) for channel in awg.channels] == [f"193.{n}00/100" for n in range(1, 5)]
+    assert (awg.loss_db, mux.loss_db, mux.ports) == (5.0, 3.0, 5)
+    for text in (write_lab(lab), write_commented_lab(lab)):
+        assert parse_lab(text) == lab
+
+
+def test_a_lab_without_wavelengths_is_written_as_ever() -> None:
+    text = write_lab(load_lab("ofc2022"))
+    assert not {"transceiver", "wavelength", "passive"} & set(text.replace("_", " ").split())
+
+
+@pytest.mark.parametrize(("old", "new", "message"), MISTAKES, ids=lambda v: str(v)[:40])
+def test_every_mistake_is_told_with_its_place(old: str, new: str, message: str) -> None:
+    assert old in GOOD
+    marked = GOOD.replace(old, new, 1)
+    before, _, after = marked.partition("‸")
+    place = (before.count("\n") + 1, len(before) - before.rfind("\n"))
+    with pytest.raises(LabFileError) as caught:
+        parse_lab(before + after)
+    found = {(issue.line, issue.column): issue.message for issue in caught.value.issues}
+    assert message in found[place]
+
+
+def test_all_mistakes_at_once() -> None:
+    text = GOOD.replace("193.2}", "193.225}").replace("3>1@193.2-2.5dB", "9>1@193.2")
+    with pytest.raises(LabFileError) as caught:
+        parse_lab(text.replace("kind: coupler", "kind: prism"))
+    assert len(caught.value.issues) == 3
+
+
+def test_editors_know_the_keys() -> None:
+    validator = Draft202012Validator(json_schema())
+    document = yaml.safe_load(GOOD)
+    document["packet_switches"][0]["transceivers"] = {"1": {"channel": 193.2}}
+    validator.validate(document)
+    document["wavelength_switches"][0]["grid"] = "40GHz"
+    assert not validator.is_valid(document)
+
+
+@pytest.mark.parametrize(
+    ("part", "ways"),
+    [
+        (PassivePart("c", "coupler", 3), {(1, 0): [2, 3], (3, 8): [1, 2]}),
+        (
+            PassivePart("a", "awg", 3, (Channel(0), Channel(8))),
+            {(1, 0): [1], (3, 8): [1], (1, 4): []},
+        ),
+        (
+            PassivePart("m", "multiplexer", 3, (Channel(0), Channel(8))),
+            {(1, 0): [2], (1, 8): [3], (2, 0): [1], (2, 8): [], (3, 8): [1]},
+        ),
+    ],
+    ids=["coupler", "awg", "multiplexer"],
+)
+def test_where_parts_let_light_out(
+    part: PassivePart, ways: Mapping[tuple[int, int], list[int]]
+) -> None:
+    for (inp, steps), outputs in ways.items():
+        assert list(part.outputs_of(inp, Channel(steps))) == outputs
+    assert list(part.outputs_of(1, None)) == ([2, 3] if part.kind == "coupler" else [])
