@@ -62,15 +62,19 @@ class LabNetwork:
         if len(ring) == 1:
             return found
         for gpu, following in zip(ring, [*ring[1:], ring[0]], strict=True):
-            edge = gpu, following
-            if edge not in self._edges:
-                self._edges[edge] = self._edge(gpu, following)
-            links = self._edges[edge]
+            links = self.way(gpu, following)
             if links is None:
                 return None
             for link in links:
                 found[link] = found.get(link, 0) + 1
         return found
+
+    def way(self, gpu: int, following: int) -> tuple[Hashable, ...] | None:
+        """The links from one GPU's NIC to another's; ``None`` if there is no light."""
+        edge = gpu, following
+        if edge not in self._edges:
+            self._edges[edge] = self._edge(gpu, following)
+        return self._edges[edge]
 
     def number(self, name: str) -> int:
         """The number of a host; ``BadInput`` if there is none of that name with a GPU."""

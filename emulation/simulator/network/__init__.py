@@ -1,0 +1,26 @@
+"""Flows on networks: what architectures are compared with, from 4 nodes to 65,536.
+
+``contract`` says what a network is, ``specs`` makes one of a line of text, ``topologies`` has those
+that there are. ``sharing`` gives links to sessions max-min fair, ``engine`` plays jobs in time,
+``collectives`` says what they send, and ``jobs`` puts them on a network. ``parts`` adds up power
+and cost.
+"""
+
+from patchlight.emulation.simulator.network.collectives import COLLECTIVES, Round, collective
+from patchlight.emulation.simulator.network.contract import Network, Switching
+from patchlight.emulation.simulator.network.jobs import Flows, PlacedJob, completions, run_jobs
+from patchlight.emulation.simulator.network.specs import NETWORKS, network_of
+
+__all__ = [
+    "COLLECTIVES",
+    "NETWORKS",
+    "Flows",
+    "Network",
+    "PlacedJob",
+    "Round",
+    "Switching",
+    "collective",
+    "completions",
+    "network_of",
+    "run_jobs",
+]

@@ -1,0 +1,106 @@
+"""What a network is to the simulator: nodes, directed links, paths of flows, circuits, parts."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from patchlight.emulation.simulator.network.sharing import Floats, Ints
+from patchlight.testbed.errors import BadInput
+
+NO_LINK = -1
+"""Fills up rows of paths that are shorter than the longest."""
+MOST_NODES = 1 << 17
+
+
+class Switching(NamedTuple):
+    """Circuits that are set up for those who communicate.
+
+    Light is gone for ``dark_s`` whenever nodes begin to talk to others than before, and a node has
+    circuits to and from ``fan_out`` others at a time; 0 is any number. Where circuits are made
+    ``once``, only before a job begins, flows to others are relayed.
+    """
+
+    dark_s: float = 0.0
+    fan_out: int = 0
+    once: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Network(ABC):
+    """Nodes and the directed links between them.
+
+    ``spec`` is the text that makes the same network again. ``racks`` tells the rack of each node,
+    for placement policies; ``nic_bps`` is what a node sends at most. ``capacity_bps`` and
+    ``latency_s`` have a value for each link. ``parts`` counts what it is built of, by the names of
+    the price list. A node is a GPU with a NIC.
+    """
+
+    spec: str
+    nic_bps: float
+    racks: Ints
+    capacity_bps: Floats
+    latency_s: Floats
+    parts: Mapping[str, float] = field(default_factory=dict)
+    switching: Switching = field(default_factory=Switching)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are, numbered from 0."""
+        return len(self.racks)
+
+    def paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
+        """The links of flows: a row for each (flows × longest path), filled up with ``NO_LINK``.
+
+        ``source`` and ``destination`` are nodes, ``flow`` a number that tells flows apart where
+        they are spread over equal paths. ``group`` are the nodes of the job, in the order of its
+        ranks: a network that is lit for jobs goes by it. ``BadInput`` for a node that there is not
+        and for a flow to oneself.
+        """
+        for nodes in (source, destination):
+            if len(nodes) and not 0 <= nodes.min() <= nodes.max() < self.nodes:
+                raise BadInput(
+                    f"{self.spec} has no node {nodes.max()}: its nodes are 0 to {self.nodes - 1}"
+                )
+        if (own := np.flatnonzero(source == destination)).size:
+            raise BadInput(
+                f"flow {flow[own[0]]} goes from node {source[own[0]]} to itself: expected another "
+                "destination"
+            )
+        return self._paths(source, destination, flow, group)
+
+    def strides(self, members: int) -> tuple[int, ...]:
+        """The rings r → r + stride over which a job of so many ranks splits a ring all-reduce."""
+        return (1,)
+
+    @abstractmethod
+    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
+        """The links of flows, which are checked."""
+
+
+def links(*capacities: tuple[int, float]) -> Floats:
+    """The capacities of links, so many of each after each other."""
+    return np.concatenate([np.full(count, float(bps)) for count, bps in capacities])
+
+
+def rows(*columns: Ints) -> Ints:
+    """Paths out of their first links, second links, and so on."""
+    return np.stack(np.broadcast_arrays(*columns), axis=1).astype(np.int64)
+
+
+def draw(choices: int, *numbers: Ints) -> Ints:
+    """One of so many equal paths for each flow, hashed as a switch does: always the same."""
+    mixed = np.zeros(1, np.uint64)
+    for each in numbers:
+        mixed = (mixed ^ each.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= mixed >> np.uint64(32)
+    return (mixed % np.uint64(choices)).astype(np.int64)
+
+
+def checked_nodes(spec: str, nodes: int) -> None:
+    """``BadInput`` if a network cannot have so many nodes."""
+    if not 2 <= nodes <= MOST_NODES:
+        raise BadInput(f"{spec} has {nodes} nodes: expected 2 to {MOST_NODES}")

@@ -1,0 +1,185 @@
+"""Jobs on the nodes of a network, made into a program of sessions; and flows, which are simpler."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from patchlight.emulation.simulator.network.collectives import Round
+from patchlight.emulation.simulator.network.contract import NO_LINK, Network, Switching
+from patchlight.emulation.simulator.network.engine import Outcome, Program, run
+from patchlight.emulation.simulator.network.sharing import Floats, Ints
+from patchlight.testbed.errors import BadInput, PatchlightError
+
+ONCE = 1 << 40
+"""As many iterations as anybody waits for."""
+
+
+@dataclass(frozen=True)
+class PlacedJob:
+    """A job on its nodes, in the order of its ranks: what an iteration computes and sends.
+
+    Communication begins ``overlap`` of the computing time before its end. ``messages_s`` is what a
+    receiver adds to each message, ``reduce_bps`` how fast it adds up what it receives.
+    """
+
+    nodes: Ints
+    compute_s: float
+    rounds: Sequence[Round]
+    iterations: int = 1
+    begins_s: float = 0.0
+    overlap: float = 0.0
+    messages_s: float = 0.0
+    reduce_bps: float = float("inf")
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.overlap <= 1 and self.compute_s >= 0 and self.iterations >= 1):
+            raise BadInput(
+                f"a job cannot compute for {self.compute_s} s, {self.overlap} of it while it "
+                f"communicates, {self.iterations} times: expected 0 or more, 0 to 1, 1 or more"
+            )
+        if not (self.compute_s or self.rounds):
+            raise BadInput("a job that neither computes nor communicates has no iteration")
+
+
+class Sessions(NamedTuple):
+    """The sessions of one job: bits and wait of each, its part that is dark, and its links.
+
+    ``starts_dark_s`` is what the job waits for its first circuits.
+    """
+
+    bits: list[float]
+    waits_s: list[float]
+    dark_s: list[float]
+    links: list[Ints]
+    weights: list[Floats]
+    starts_dark_s: float
+
+
+def sessions_of(network: Network, job: PlacedJob) -> Sessions:
+    """A session for each round, in as many turns as a node's circuits make necessary."""
+    switching = network.switching
+    turns = [turn for each in job.rounds for turn in _turns(each, switching)]
+    found = Sessions([], [], [], [], [], switching.dark_s if turns else 0.0)
+    edges = [set(zip(t.source.tolist(), t.destination.tolist(), strict=True)) for t in turns]
+    for number, turn in enumerate(turns):
+        source, destination = job.nodes[turn.source], job.nodes[turn.destination]
+        flow = np.arange(len(source))
+        paths = network.paths(source, destination, flow, job.nodes)
+        there = paths != NO_LINK
+        latency_s = np.where(there, network.latency_s[paths], 0.0).sum(axis=1).max()
+        links, counts = np.unique(paths[there], return_counts=True)
+        # The one before is, for the first, the last of the iteration before.
+        changes = (
+            bool(switching.dark_s) and not switching.once and edges[number] != edges[number - 1]
+        )
+        dark_s = switching.dark_s if changes else 0.0
+        wait_s = turn.messages * (latency_s + job.messages_s) + turn.reduced_bits / job.reduce_bps
+        found.bits.append(turn.bits)
+        found.waits_s.append(float(wait_s) + dark_s)
+        found.dark_s.append(dark_s)
+        found.links.append(links)
+        found.weights.append(counts.astype(np.float64))
+    return found
+
+
+def _turns(each: Round, switching: Switching) -> list[Round]:
+    """A round, or parts of it in which nobody talks to more others than he has circuits for."""
+    if not switching.fan_out:
+        return [each]
+    turn = np.zeros(len(each.source), np.int64)
+    sent: dict[tuple[int, int], int] = {}
+    received: dict[tuple[int, int], int] = {}
+    for edge, (source, destination) in enumerate(
+        zip(each.source.tolist(), each.destination.tolist(), strict=True)
+    ):
+        now = 0  # The first turn in which both have a circuit left.
+        while (
+            sent.get((source, now), 0) >= switching.fan_out
+            or received.get((destination, now), 0) >= switching.fan_out
+        ):
+            now += 1
+        sent[source, now] = sent.get((source, now), 0) + 1
+        received[destination, now] = received.get((destination, now), 0) + 1
+        turn[edge] = now
+    count = int(turn.max(initial=0)) + 1
+    return [
+        each._replace(source=each.source[turn == now], destination=each.destination[turn == now])
+        for now in range(count)
+    ]
+
+
+def program_of(jobs: Sequence[PlacedJob], sessions: Sequence[Sessions]) -> Program:
+    """Jobs and their sessions as arrays."""
+    links = [each for one in sessions for each in one.links]
+    weights = [each for one in sessions for each in one.weights]
+    dark_s = [one.starts_dark_s for one in sessions]
+    return Program(
+        begins_s=np.array([job.begins_s for job in jobs]) + np.array(dark_s),
+        iterations=np.array([job.iterations for job in jobs], np.int64),
+        compute_s=np.array([float(job.compute_s) for job in jobs]),
+        starts_s=np.array([job.compute_s * (1 - job.overlap) for job in jobs]),
+        rounds=np.cumsum([0, *(len(one.bits) for one in sessions)], dtype=np.int64),
+        bits=np.array([bits for one in sessions for bits in one.bits], np.float64),
+        waits_s=np.array([wait for one in sessions for wait in one.waits_s], np.float64),
+        first=np.cumsum([0, *(len(each) for each in links)], dtype=np.int64),
+        links=np.concatenate([*links, np.zeros(0, np.int64)]).astype(np.int64),
+        weights=np.concatenate([*weights, np.zeros(0)]),
+    )
+
+
+def run_jobs(network: Network, jobs: Sequence[PlacedJob]) -> Outcome:
+    """Run jobs that share a network to their ends. ``PatchlightError`` if one cannot go on."""
+    outcome = run(network.capacity_bps, program_of(jobs, [sessions_of(network, j) for j in jobs]))
+    if len(outcome.stuck):
+        raise PatchlightError(
+            f"job {outcome.stuck[0]} never ends: a link of its has no capacity",
+            hint=f"look at the links of {network.spec}",
+        )
+    return outcome
+
+
+class Flows(NamedTuple):
+    """Flows as arrays: nodes, bytes, and when each begins in seconds."""
+
+    source: Ints
+    destination: Ints
+    nbytes: Floats
+    starts_s: Floats
+
+
+def completions(network: Network, flows: Flows) -> Floats:
+    """When each flow is complete, in seconds: its latency, and its bytes at max-min fair rates.
+
+    ``BadInput`` for flows of no bytes, to oneself, from nodes that there are not, or whose arrays
+    differ in length; ``PatchlightError`` if a flow never ends.
+    """
+    count = len(flows.source)
+    if any(len(each) != count for each in flows):
+        raise BadInput(f"flows are arrays of one length: these have {[len(e) for e in flows]}")
+    if count and not (np.isfinite(flows.nbytes).all() and flows.nbytes.min() > 0):
+        raise BadInput("flows have more than 0 bytes each, and not infinitely many")
+    if count and not np.isfinite(flows.starts_s).all():
+        raise BadInput("a flow begins at no time")
+    number = np.arange(count)
+    group = np.arange(network.nodes)
+    paths = network.paths(flows.source, flows.destination, number, group)
+    there = paths != NO_LINK
+    waits_s = np.where(there, network.latency_s[paths], 0.0).sum(axis=1)
+    program = Program(
+        begins_s=flows.starts_s.astype(np.float64),
+        iterations=np.ones(count, np.int64),
+        compute_s=np.zeros(count),
+        starts_s=np.zeros(count),
+        rounds=np.arange(count + 1),
+        bits=8.0 * flows.nbytes,
+        waits_s=waits_s + network.switching.dark_s,
+        first=np.concatenate([[0], np.cumsum(there.sum(axis=1))]).astype(np.int64),
+        links=paths[there],
+        weights=np.ones(int(there.sum())),
+    )
+    outcome = run(network.capacity_bps, program)
+    if len(outcome.stuck):
+        raise PatchlightError(f"flow {outcome.stuck[0]} never ends: a link has no capacity")
+    return outcome.ends_s

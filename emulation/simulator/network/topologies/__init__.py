@@ -1,0 +1,1 @@
+"""The networks that there are, by what they are made of."""

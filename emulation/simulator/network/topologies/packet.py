@@ -1,0 +1,213 @@
+"""Networks of packet switches: an ideal one, fat-tree, leaf-spine, rail-only."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from patchlight.emulation.simulator.network.contract import (
+    NO_LINK,
+    Network,
+    checked_nodes,
+    draw,
+    links,
+    rows,
+)
+from patchlight.emulation.simulator.network.sharing import Ints
+from patchlight.testbed.errors import BadInput
+
+RATE, LATENCY = 100e9, 500e-9
+"""A NIC's rate in bit/s; the seconds that a bit needs over a link and through what follows."""
+
+
+def check_taper(spec: str, taper: float) -> None:
+    """``BadInput`` for uplinks that are wider than what is below them."""
+    if taper < 1:
+        raise BadInput(f"{spec}: taper={taper:g}: expected 1 (full bisection) or more")
+
+
+@dataclass(frozen=True, eq=False)
+class Ideal(Network):
+    """One switch that never blocks: NICs are all there is. Links: up, then down."""
+
+    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
+        return rows(source, self.nodes + destination)
+
+
+def ideal(spec: str, nodes: int = 64, rate: float = RATE, latency: float = LATENCY) -> Ideal:
+    """The electrical switch of infinite size with which architectures are compared."""
+    checked_nodes(spec, nodes)
+    return Ideal(
+        spec,
+        rate,
+        np.zeros(nodes, np.int64),
+        links((2 * nodes, rate)),
+        np.full(2 * nodes, latency),
+        # Nobody builds it: the ports of a switch that does not exist.
+        {"nic-100g": nodes * rate / 100e9, "switch-port-100g": nodes * rate / 100e9},
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class FatTree(Network):
+    """Pods of edge and aggregation switches under core switches.
+
+    Links: NICs up and down, edge switches up and down (one link to each aggregation switch of the
+    pod), aggregation switches up and down (one link to each of their core switches).
+    """
+
+    half: int = 0
+
+    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
+        half, nodes = self.half, self.nodes
+        edge, other_edge = source // half, destination // half
+        pod, other_pod = edge // half, other_edge // half
+        aggregation = draw(half, source, destination, flow)
+        core = draw(half, source, destination, flow, np.ones(1, np.int64))
+        up, down = edge * half + aggregation, other_edge * half + aggregation
+        rising = (pod * half + aggregation) * half + core
+        falling = (other_pod * half + aggregation) * half + core
+        leaves, crosses = edge != other_edge, pod != other_pod
+        return rows(
+            source,
+            np.where(leaves, 2 * nodes + up, NO_LINK),
+            np.where(crosses, 4 * nodes + rising, NO_LINK),
+            np.where(crosses, 5 * nodes + falling, NO_LINK),
+            np.where(leaves, 3 * nodes + down, NO_LINK),
+            nodes + destination,
+        )
+
+
+def fat_tree(
+    spec: str, k: int = 8, taper: float = 1.0, rate: float = RATE, latency: float = LATENCY
+) -> FatTree:
+    """k³/4 nodes under switches of k ports (Al-Fares, Loukissas, Vahdat, SIGCOMM 2008).
+
+    Each flow draws one of the (k/2)² paths between pods (ECMP). Links between switches have a NIC's
+    rate divided by ``taper``: 2 is a tree whose edge is oversubscribed 2:1.
+    """
+    if k % 2:
+        raise BadInput(f"{spec}: k={k}: a fat-tree's switches have an even number of ports")
+    check_taper(spec, taper)
+    half = k // 2
+    nodes = k**3 // 4
+    checked_nodes(spec, nodes)
+    between = 4 * nodes * rate / taper / 100e9
+    return FatTree(
+        spec,
+        rate,
+        np.arange(nodes) // half,
+        links((2 * nodes, rate), (4 * nodes, rate / taper)),
+        np.full(6 * nodes, latency),
+        {
+            "nic-100g": nodes * rate / 100e9,
+            "switch-port-100g": nodes * rate / 100e9 + between,
+            "transceiver-100g": between,
+            "copper-100g": nodes * rate / 100e9,
+        },
+        half=half,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class LeafSpine(Network):
+    """Leaves with nodes, each joined to every spine. Links: NICs up, down; leaves up, down."""
+
+    hosts: int = 0
+    spines: int = 0
+
+    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
+        leaf, other = source // self.hosts, destination // self.hosts
+        spine = draw(self.spines, source, destination, flow)
+        uplinks = self.nodes // self.hosts * self.spines
+        up, down = leaf * self.spines + spine, other * self.spines + spine
+        return rows(
+            source,
+            np.where(leaf == other, NO_LINK, 2 * self.nodes + up),
+            np.where(leaf == other, NO_LINK, 2 * self.nodes + uplinks + down),
+            self.nodes + destination,
+        )
+
+
+def leaf_spine(
+    spec: str,
+    leaves: int = 8,
+    hosts: int = 8,
+    spines: int = 4,
+    taper: float = 1.0,
+    rate: float = RATE,
+    latency: float = LATENCY,
+) -> LeafSpine:
+    """Two levels of switches (Alizadeh et al., *CONGA*, SIGCOMM 2014, §2), ECMP over the spines.
+
+    A leaf's uplinks have together the rate of its NICs divided by ``taper``.
+    """
+    check_taper(spec, taper)
+    nodes, uplinks = leaves * hosts, leaves * spines
+    checked_nodes(spec, nodes)
+    uplink = hosts * rate / spines / taper
+    between = 2 * uplinks * uplink / 100e9
+    return LeafSpine(
+        spec,
+        rate,
+        np.arange(nodes) // hosts,
+        links((2 * nodes, rate), (2 * uplinks, uplink)),
+        np.full(2 * nodes + 2 * uplinks, latency),
+        {
+            "nic-100g": nodes * rate / 100e9,
+            "switch-port-100g": nodes * rate / 100e9 + between,
+            "transceiver-100g": between,
+            "copper-100g": nodes * rate / 100e9,
+        },
+        hosts=hosts,
+        spines=spines,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class RailOnly(Network):
+    """Links: GPUs onto their server's own switch and off it, NICs onto their rail and off it."""
+
+    gpus: int = 0
+
+    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
+        nodes, gpus = self.nodes, self.gpus
+        same = source // gpus == destination // gpus
+        # Data changes rails inside the source's server: only there is a way from one to another.
+        relay = source // gpus * gpus + destination % gpus
+        inside = same | (relay != source)
+        return rows(
+            np.where(inside, source, NO_LINK),
+            np.where(inside, nodes + np.where(same, destination, relay), NO_LINK),
+            np.where(same, NO_LINK, 2 * nodes + relay),
+            np.where(same, NO_LINK, 3 * nodes + destination),
+        )
+
+
+def rail_only(
+    spec: str,
+    servers: int = 8,
+    gpus: int = 8,
+    rate: float = RATE,
+    server_rate: float = 2.4e12,
+    latency: float = LATENCY,
+) -> RailOnly:
+    """Rails without a spine (Wang et al., *Rail-only*, arXiv 2307.12169).
+
+    GPU i of each server is on the switch of rail i, which does not block; within a server each GPU
+    has ``server_rate``. Between rails, data goes through the server.
+    """
+    nodes = servers * gpus
+    checked_nodes(spec, nodes)
+    return RailOnly(
+        spec,
+        rate,
+        np.arange(nodes) // gpus,
+        links((2 * nodes, server_rate), (2 * nodes, rate)),
+        np.full(4 * nodes, latency),
+        {
+            "nic-100g": nodes * rate / 100e9,
+            "switch-port-100g": nodes * rate / 100e9,
+            "transceiver-100g": 2 * nodes * rate / 100e9,
+        },
+        gpus=gpus,
+    )

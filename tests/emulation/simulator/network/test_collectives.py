@@ -1,0 +1,156 @@
+"""Collectives against their closed forms, and against what ASTRA-sim gives for a ring."""
+
+import math
+
+import numpy as np
+import pytest
+
+from patchlight.emulation.simulator.network import (
+    COLLECTIVES,
+    PlacedJob,
+    collective,
+    network_of,
+    run_jobs,
+)
+from patchlight.emulation.simulator.network.collectives import Round, hierarchical, parameter_server
+from patchlight.emulation.simulator.network.jobs import program_of, sessions_of
+from patchlight.testbed.errors import BadInput
+
+S, B = 4.597e9 / 8, 100e9  # VGG19's gradient in bytes; bit/s.
+
+
+def seconds(spec: str, rounds: list[Round], members: int, compute_s: float = 0.0) -> float:
+    job = PlacedJob(np.arange(members), compute_s, rounds)
+    return float(run_jobs(network_of(spec), [job]).ends_s[0])
+
+
+@pytest.mark.parametrize("n", [2, 16, 64])
+def test_closed_forms_on_a_switch_that_never_blocks(n: int) -> None:
+    spec, bits = f"ideal:nodes={n},latency=2.5us", 8 * S
+    latency_s = 5e-6
+    expected = {
+        "ring": 2 * (n - 1) / n * bits / B + 2 * (n - 1) * latency_s,
+        "two-rings": 2 * (n - 1) / n * bits / B + 2 * (n - 1) * latency_s,
+        "halving-doubling": 2 * (n - 1) / n * bits / B + 2 * math.log2(n) * latency_s,
+        "parameter-server": 2 * (n - 1) * bits / B + 2 * latency_s,
+        "all-to-all": (n - 1) * (bits / n / B + latency_s),
+        "tree": 2 * (bits / B * min(2, n - 1) + (n - 1).bit_length() * latency_s),
+        "pipeline": 2 * (bits / B + latency_s),
+    }
+    for name, value in expected.items():
+        if name == "two-rings" and n == 2:
+            continue  # Both ways are one.
+        assert seconds(spec, collective(name, n, S), n) == pytest.approx(value, rel=1e-3), name
+
+
+def test_a_hierarchy_over_fast_servers_and_several_parameter_servers() -> None:
+    g, m, inside = 8, 4, 2.4e12
+    spec = f"rail-only:servers={m},gpus={g},latency=0ns"
+    expected = 2 * (g - 1) / g * 8 * S / inside + 2 * (m - 1) / m * 8 * S / (g * B)
+    assert seconds(spec, hierarchical(g * m, S, g), g * m) == pytest.approx(expected, rel=1e-3)
+    n, servers = 16, 4
+    expected = 2 * max(8 * S / B, (n - 1) * 8 * S / (servers * B))
+    found = seconds("ideal:nodes=16", parameter_server(n, S, servers), n)
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_ring_of_1024_on_a_fat_tree_is_as_fast_as_on_an_ideal_switch() -> None:
+    """2(n−1)/n · S/B = 91.9 ms, and latency; a ring of neighbours crosses each uplink once."""
+    rounds = collective("ring", 1024, S)
+    for spec in ("fat-tree:k=16,latency=0ns", "ideal:nodes=1024,latency=0ns"):
+        assert seconds(spec, rounds, 1024) == pytest.approx(91.9e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("tuning_s", [100e-9, 25e-6])
+def test_circuits_that_change_are_dark_at_each_shift(tuning_s: float) -> None:
+    """T = 2(n−1)(S/(nB) + t): as an all-to-all there and another back."""
+    n = 64
+    there = collective("all-to-all", n, S)
+    spec = f"oddl:nodes={n},latency=0ns,switching={tuning_s * 1e9:g}ns"
+    job = PlacedJob(np.arange(n), 0.0, [*there, *there])
+    begins_s = tuning_s  # The first circuits are lit before the job begins.
+    expected = 2 * (n - 1) * (8 * S / (n * B) + tuning_s) + begins_s
+    assert run_jobs(network_of(spec), [job]).ends_s[0] == pytest.approx(expected, rel=1e-3)
+
+
+def test_jobs_of_neighbours_on_a_ring_of_fibre_share_it_all() -> None:
+    """The last edge of each goes all the way round: J jobs are J on each segment."""
+    rounds = collective("ring", 16, S)
+    network = network_of("sip-ring:nodes=64,latency=0ns,switching=0ns")
+    alone = run_jobs(network, [PlacedJob(np.arange(16), 0.0, rounds)]).ends_s[0]
+    assert alone == pytest.approx(2 * 15 / 16 * 8 * S / B, rel=1e-9)
+    jobs = [PlacedJob(np.arange(16) + 16 * number, 0.0, rounds) for number in range(4)]
+    assert run_jobs(network, jobs).ends_s == pytest.approx(4 * alone, rel=1e-9)
+
+
+def test_topoopt_splits_a_ring_over_all_ports_and_relays_the_rest() -> None:
+    network = network_of("topoopt:nodes=16,degree=4,latency=0ns,switching=0ns")
+    assert len(set(network.strides(16))) == 4
+    rounds = collective("ring", 16, S, network.strides(16))
+    ring_s = run_jobs(network, [PlacedJob(np.arange(16), 0.0, rounds)]).ends_s[0]
+    assert ring_s == pytest.approx(2 * 15 / 16 * 8 * S / B, rel=1e-9)
+    two_jobs = [PlacedJob(np.arange(8) + base, 0.0, collective("ring", 8, S)) for base in (0, 8)]
+    first, second = run_jobs(network, two_jobs).ends_s
+    assert first == second == pytest.approx(2 * 7 / 8 * 8 * S / (B / 4), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("n", "published_s"),
+    [(64, 85.60e-3), (128, 86.54e-3), (256, 87.40e-3), (512, 88.61e-3), (1024, 90.78e-3)],
+)
+def test_the_ring_of_astra_sim(n: int, published_s: float) -> None:
+    """548 MiB in 4 chunks, 12.5 GB/s of 2³⁰ B, 500 ns, ASTRA-sim's analytical back end.
+
+    Its example systems give endpoints 10 ns for each message and let memory of 1.6 TB/s read twice
+    and write once what is added up.
+    """
+    nbytes, rate_bps = 548 * 2**20, 12.5 * 2**30 * 8
+    [edges] = collective("ring", n, nbytes)
+    chunks = [edges._replace(bits=edges.bits / 4, reduced_bits=edges.reduced_bits / 4)] * 4
+    network = network_of(f"ideal:nodes={n},rate={rate_bps / 1e9:.6f}Gbps,latency=250ns")
+    job = PlacedJob(np.arange(n), 0.0, chunks, messages_s=10e-9, reduce_bps=1.6e12 * 8 / 3)
+    assert run_jobs(network, [job]).ends_s[0] == pytest.approx(published_s, rel=0.01)
+
+
+def test_equal_jobs_in_step_share_and_others_interleave() -> None:
+    """Two jobs on an uplink: in step each takes C + 2M, out of step they send in turn."""
+    network = network_of("leaf-spine:leaves=2,hosts=2,spines=1,taper=2,rate=10Gbps,latency=0ns")
+    rounds = collective("ring", 2, 125e6)  # 0.1 s over an uplink of 10 Gbps.
+    iterations = 400
+
+    def iteration_s(compute_s: float) -> float:
+        jobs = [
+            PlacedJob(np.array([0, 2]), 0.3, rounds, iterations),
+            PlacedJob(np.array([1, 3]), compute_s, rounds, iterations),
+        ]
+        return float(run_jobs(network, jobs).ends_s[0]) / iterations
+
+    assert iteration_s(0.3) == pytest.approx(0.3 + 0.2, rel=1e-9)
+    assert iteration_s(0.303) < 0.3 + 0.125
+
+
+def test_communication_may_overlap_computation() -> None:
+    rounds = collective("ring", 4, S)
+    network = network_of("ideal:nodes=4,latency=0ns")
+    all_s = seconds("ideal:nodes=4,latency=0ns", rounds, 4)
+    job = PlacedJob(np.arange(4), 1.0, rounds, 3, overlap=0.05)
+    assert run_jobs(network, [job]).ends_s[0] == pytest.approx(3 * (0.95 + all_s), rel=1e-9)
+    hidden = PlacedJob(np.arange(4), 1.0, rounds, 3, overlap=1.0)
+    assert run_jobs(network, [hidden]).ends_s[0] == pytest.approx(3.0, rel=1e-9)
+
+
+def test_memory_is_linear_in_flows() -> None:
+    network = network_of("ideal:nodes=64")
+    job = PlacedJob(np.arange(64), 0.0, collective("all-to-all", 64, S))
+    program = program_of([job], [sessions_of(network, job)])
+    assert len(program.links) == 63 * 2 * 64
+
+
+def test_collectives_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(BadInput, match="power of two"):
+        collective("halving-doubling", 12, 1.0)
+    with pytest.raises(BadInput, match="no collective 'rong'"):
+        collective("rong", 4, 1.0)
+    with pytest.raises(BadInput, match="0 bytes or more"):
+        collective("ring", 4, -1.0)
+    assert [name for name in COLLECTIVES if collective(name, 1, 1e6)] == []

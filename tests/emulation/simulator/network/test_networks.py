@@ -1,0 +1,74 @@
+"""Networks of a line of text: what they hold, and what is refused."""
+
+import pickle
+import re
+
+import numpy as np
+import pytest
+
+from patchlight.emulation.simulator.network import NETWORKS, network_of
+from patchlight.emulation.simulator.network.contract import NO_LINK
+from patchlight.testbed.errors import BadInput
+
+SPECS = [*NETWORKS, "two-tor-ocs", "fat-tree:k=16,taper=2", "torus:dims=3x5", "rotornet:relayed=2"]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_pair_has_a_path_over_links_of_its_own_ends(spec: str) -> None:
+    network = network_of(spec)
+    nodes = min(network.nodes, 40)
+    source, destination = (side.ravel() for side in np.indices((nodes, nodes)))
+    apart = source != destination
+    number = np.arange(apart.sum())
+    paths = network.paths(source[apart], destination[apart], number, np.arange(network.nodes))
+    there = paths != NO_LINK
+    assert there.any(axis=1).all()
+    assert 0 <= paths[there].min() <= paths[there].max() < len(network.capacity_bps)
+    assert (network.capacity_bps[paths[there]] > 0).all()
+    assert len(network.latency_s) == len(network.capacity_bps)
+    # Nothing that two sources send begins on the same link, and nothing ends on it.
+    ends = [row[row != NO_LINK] for row in paths]
+    first = {int(row[0]): int(s) for row, s in zip(ends, source[apart], strict=True)}
+    assert all(first[int(row[0])] == s for row, s in zip(ends, source[apart], strict=True))
+    again = pickle.loads(pickle.dumps(network))
+    assert (
+        again.paths(source[apart], destination[apart], number, np.arange(network.nodes)) == paths
+    ).all()
+
+
+def test_sizes_and_rates() -> None:
+    assert network_of("fat-tree:k=16").nodes == 1024
+    assert network_of("fat-tree:k=64").nodes == 65_536
+    assert network_of("ramp:groups=32,racks=32,channels=64").nodes == 65_536
+    assert network_of("ramp:groups=32,racks=32,channels=64").nic_bps == pytest.approx(12.16e12)
+    assert network_of("torus:dims=4x4x4").nodes == 64
+    assert network_of("lab:ofc2022").nodes == 6
+    assert set(network_of("fat-tree:k=4,taper=2,rate=10Gbps").capacity_bps.tolist()) == {10e9, 5e9}
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("fat-tree:k=3", "even number of ports"),
+        ("fat-tree:k=four", "k=four: expected a whole number above 0"),
+        ("fat-tree:k=4,k=8", "k stands there twice"),
+        ("fat-tree:k=4,tapr=2", "'tapr=2' is no parameter of fat-tree: it has k=8, taper=1.0"),
+        ("fat-tree:taper=0.5", "taper=0.5: expected 1"),
+        ("fat-tree:taper=nan", "expected a number above 0"),
+        ("fat-tree:k", "'k' is no parameter"),
+        ("fat-tree:k=200", "2000000 nodes: expected 2 to"),
+        ("ideal:nodes=1", "1 nodes"),
+        ("ideal:rate=fast", "not a rate"),
+        ("ideal:latency=-1s", "latency=-1s"),
+        ("torus:dims=4xx4", "joined by x"),
+        ("torus:dims=1x9", "at least 2 nodes"),
+        ("ramp:racks=9", "no more racks than groups"),
+        ("rotornet:switching=1s", "switching < slot"),
+        ("sip-ring:nodes=9000", "at most 4096"),
+        ("fattree", "no network 'fattree'"),
+        ("", "no network ''"),
+    ],
+)
+def test_a_spec_of_nonsense_is_refused(spec: str, said: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(said)):
+        network_of(spec)

@@ -1,0 +1,87 @@
+"""Max-min fair sharing: against filling everything anew at each moment, and against SimGrid."""
+
+from collections.abc import Hashable
+
+import numpy as np
+import pytest
+
+from patchlight.controller.prediction.sharing import Demand, fair_rates
+from patchlight.emulation.simulator.network import completions, network_of
+from patchlight.emulation.simulator.network.contract import NO_LINK, Network
+from patchlight.emulation.simulator.network.jobs import Flows
+from patchlight.testbed.errors import BadInput
+from tests.support.random_flows import (
+    network_with_equal_latencies,
+    random_flows,
+    simgrid_completions,
+    why_no_simgrid,
+)
+
+
+def filled_anew(network: Network, flows: Flows) -> list[float]:
+    """When flows are complete if at each event all rates are computed from nothing."""
+    count = len(flows.source)
+    paths = network.paths(*flows[:2], np.arange(count), np.arange(network.nodes))
+    demands: list[Demand] = [{int(link): 1 for link in row if link != NO_LINK} for row in paths]
+    latency_s = np.where(paths == NO_LINK, 0.0, network.latency_s[paths]).sum(axis=1)
+    begins_s = (flows.starts_s + latency_s).tolist()
+    capacity: dict[Hashable, float] = dict(enumerate(network.capacity_bps.tolist()))
+    left, ends_s, now_s = (8 * flows.nbytes).tolist(), [np.nan] * count, 0.0
+    while np.isnan(ends_s).any():
+        waiting = [b for b, e in zip(begins_s, ends_s, strict=True) if b > now_s and np.isnan(e)]
+        here = [n for n in range(count) if begins_s[n] <= now_s and np.isnan(ends_s[n])]
+        rates = dict(zip(here, fair_rates([demands[n] for n in here], capacity), strict=True))
+        times = [now_s + left[n] / rates[n] for n in here]
+        next_s = min([*times, *waiting])
+        for n in here:
+            left[n] -= rates[n] * (next_s - now_s)
+        for n, at_s in zip(here, times, strict=True):
+            if at_s <= next_s * (1 + 1e-12):
+                ends_s[n] = next_s
+        now_s = next_s
+    return ends_s
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("spec", ["fat-tree:k=4,taper=2", "torus:dims=3x3", "sip-ring:nodes=8"])
+def test_rates_are_those_of_filling_all_anew(spec: str, seed: int) -> None:
+    network = network_with_equal_latencies(spec)
+    flows = random_flows(network.nodes, 40, 1e-4, 1e6, seed)
+    found = completions(network, flows._replace(starts_s=flows.starts_s.round(5)))
+    expected = filled_anew(network, flows._replace(starts_s=flows.starts_s.round(5)))
+    if network.switching.dark_s:
+        found = completions(network, flows._replace(starts_s=flows.starts_s))
+        expected = filled_anew(
+            network, flows._replace(starts_s=flows.starts_s + network.switching.dark_s)
+        )
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+@pytest.mark.skipif(bool(why_no_simgrid()), reason=why_no_simgrid() or "SimGrid is here")
+def test_flows_end_when_simgrid_has_them_end() -> None:
+    network = network_with_equal_latencies("fat-tree:k=8,taper=2")
+    flows = random_flows(network.nodes, 400, 1e-3, 1e6, seed=3)
+    ours = completions(network, flows) - flows.starts_s
+    simgrid = np.array(simgrid_completions(network, flows)["ends_s"]) - flows.starts_s
+    np.testing.assert_allclose(ours, simgrid, rtol=0.01)
+
+
+def test_equal_flows_end_at_once_and_latency_comes_before_the_bits() -> None:
+    network = network_of("ideal:nodes=4,rate=8Gbps,latency=1us")
+    to_one = Flows(np.arange(3), np.full(3, 3), np.full(3, 1e6), np.zeros(3))
+    assert completions(network, to_one).tolist() == pytest.approx([3e-3 + 2e-6] * 3)
+
+
+@pytest.mark.parametrize(
+    ("flows", "said"),
+    [
+        (Flows(np.array([1]), np.array([1]), np.ones(1), np.zeros(1)), "node 1 to itself"),
+        (Flows(np.array([0]), np.array([9]), np.ones(1), np.zeros(1)), "no node 9"),
+        (Flows(np.array([0]), np.array([1]), np.zeros(1), np.zeros(1)), "more than 0 bytes"),
+        (Flows(np.array([0]), np.array([1]), np.ones(2), np.zeros(1)), "one length"),
+        (Flows(np.array([0]), np.array([1]), np.ones(1), np.array([np.nan])), "no time"),
+    ],
+)
+def test_flows_that_are_none_are_refused(flows: Flows, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        completions(network_of("ideal:nodes=4"), flows)
