@@ -1,6 +1,7 @@
 """The packet switches as one thing: they follow the light, and their ports are counted."""
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -18,6 +19,8 @@ _log = logging.getLogger(__name__)
 
 # About an hour of samples of 64 NICs.
 _RATES_KEPT = 3600 * 64
+# A port that tells nothing for longer is dark, or its switch is away.
+_RATE_LASTS_S = 5.0
 _CONTROLLER_PORT = 0xFFFFFFFD
 # What a switch needs to tell whose frames come in at its ports.
 _EARS = frozenset(
@@ -129,6 +132,14 @@ class PacketSwitches:
             # restarted speaker before anybody listened.
             self._connected.add(event["datapath_id"])
             self._count(event)
+
+    def latest_rates(self, now: float) -> dict[str, tuple[float, float]]:
+        """What each host received and sent last (bits per second), if that was a moment ago."""
+        latest: dict[str, tuple[float, float]] = {}
+        for sample in itertools.islice(reversed(self.port_rates), 2 * len(self._host_at)):
+            if now - sample["at"] < _RATE_LASTS_S:
+                latest.setdefault(sample["host"], (sample["rx_bps"], sample["tx_bps"]))
+        return latest
 
     def _count(self, event: Mapping[str, Any]) -> None:
         """Turn bytes into rates of the host at each port.
