@@ -11,36 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import figure
-from patchlight.controller.agent_client import VERSION, AgentClient
 from patchlight.controller.circuits.contract import Capabilities, DirectedPort
 from patchlight.controller.circuits.drivers.dry_run import DryRun
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.parts import Controller, Settings
-from patchlight.testbed.agent_status import AgentStatus, GpuStatus, GpuTelemetry, NicStatus
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab import CircuitSwitch, Endpoint, Fibre, Gpu, Lab, Nic, Server
 from patchlight.testbed.portmap import PortMap
 from tests.support.waiting import eventually
+from tests.support.watched_lab import TellingAgent
 
 GPUS, PORTS, JOBS = 500, 1000, 50
-_TELEMETRY = GpuTelemetry(
-    memory_bytes=80 << 30,
-    memory_used_bytes=1 << 30,
-    power_w=300.0,
-    energy_j=1e6,
-    temperature_c=60.0,
-    sm_clock_hz=1.4e9,
-    memory_clock_hz=1.2e9,
-    pcie_sent_bps=1e9,
-    pcie_received_bps=1e9,
-    nvlink_sent_bps=1e9,
-    nvlink_received_bps=1e9,
-    processes=(1,),
-    mig=False,
-    ecc_corrected=0,
-    ecc_uncorrected=0,
-)
 _TIMES = 20
 
 
@@ -75,21 +57,6 @@ class _Monitored(DryRun):
 
     async def power(self, ports: Any) -> dict[DirectedPort, float | None]:
         return {port: 0.0 if port.side == "in" else -1.0 for port in ports}
-
-
-class _Agent(AgentClient):
-    async def status(self) -> AgentStatus:
-        gpus = [
-            GpuStatus(name=f"gpu{n}", model="V100", utilization=0.9, busy_s=1, telemetry=_TELEMETRY)
-            for n in range(10)
-        ]
-        nics = [
-            NicStatus(name=f"nic{n}", address=f"10.0.{int(self.server[1:])}.{n}", state="idle")
-            for n in range(10)
-        ]
-        return AgentStatus(
-            server=self.server, version=VERSION, runner="", gpus=gpus, nics=nics, workers=[]
-        )
 
 
 def _lab() -> Lab:
@@ -128,8 +95,8 @@ async def _fill(controller: Controller, metrics: ControllerMetrics) -> None:
     """Have every port lit, every agent heard, and every GPU in a job that has reported."""
     lab, fleet = controller.lab, controller.fleet
     controller.drivers["ocs1"] = _Monitored(lab.circuit_switch("ocs1"))
-    for name in fleet.clients:
-        fleet.clients[name] = _Agent(name, "127.0.0.1:1", None)
+    for server in lab.servers:
+        fleet.clients[server.name] = TellingAgent(server)
     watching = asyncio.create_task(fleet.watch())
     await eventually(lambda: len(fleet.latest_gpus()) == GPUS, "all agents to be heard")
     watching.cancel()

@@ -1,14 +1,20 @@
 """What happens in a controller, counted and timed: changes, decisions, requests to the speaker."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from patchlight.controller.changes.record import Reconfiguration
+from patchlight.controller.changes.record import Reconfiguration, State
+from patchlight.controller.openflow.protocol import OPERATIONS
 
 _STAGE_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _ANSWER_S = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
+
+_STAGES = (
+    *("read", "plan", "check", "drain", "break", "make", "verify", "flows", "undrain"),
+    *("commit", "roll-back"),
+)
 
 
 class Happenings:
@@ -49,6 +55,15 @@ class Happenings:
             ("operation",),
             registry=registry,
         )
+
+        # There from the start: of what began with its first event, Prometheus sees no increase.
+        for stage in _STAGES:
+            self._stage_s.labels(stage)
+        for state in get_args(State):
+            self._change_s.labels(state)
+        for operation in OPERATIONS:
+            self._answers_s.labels(operation)
+            self._refusals.labels(operation)
 
     def change_ended(self, change: Reconfiguration) -> None:
         """A change of circuits has come to its end. Exemplars have its number."""

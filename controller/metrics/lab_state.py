@@ -8,12 +8,18 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from itertools import product
+from typing import TYPE_CHECKING, get_args
 
 from patchlight.controller.agent_client import VERSION
+from patchlight.controller.changes.preflight import LockKind
+from patchlight.controller.changes.record import State
+from patchlight.controller.circuits.contract import Severity
+from patchlight.controller.jobs.policy_set import named
 from patchlight.controller.metrics.families import Family, by_name, counter, gauge, single
 from patchlight.controller.metrics.gpus import gpu_metrics
 from patchlight.testbed.jobs import JobState
+from patchlight.testbed.policies import KINDS
 
 if TYPE_CHECKING:
     from patchlight.controller.parts import Controller
@@ -43,7 +49,8 @@ class LabState:
 
 
 def _jobs(controller: Controller) -> Iterator[Family]:
-    yield gauge("jobs", "Jobs by state.", ("state",), by_name(controller.jobs.ledger.counts()))
+    counts = dict.fromkeys(map(str, JobState), 0) | controller.jobs.ledger.counts()
+    yield gauge("jobs", "Jobs by state.", ("state",), by_name(counts))
     table, running = controller.jobs, controller.jobs.running
     statuses = [status for status in table.live() if status.id in running]
     yield gauge(
@@ -88,9 +95,10 @@ def _queue(controller: Controller) -> Iterator[Family]:
         "queue_pass_seconds", "What the last look at the queue took.", scheduler.last_pass_s
     )
     yield single("queue_drained", "Whether no job is started.", float(scheduler.drained))
-    faults = [((kind, policy), float(n)) for (kind, policy), n in scheduler.policies.faults.items()]
+    deciding = {(kind, named(scheduler.policies.choice, kind)): 0 for kind in KINDS}
+    faults = deciding | dict(scheduler.policies.faults)
     about = "How often a policy failed, and the default decided."
-    yield counter("policy_faults", about, ("kind", "policy"), faults)
+    yield counter("policy_faults", about, ("kind", "policy"), faults.items())
 
 
 def _circuits(controller: Controller) -> Iterator[Family]:
@@ -107,13 +115,17 @@ def _circuits(controller: Controller) -> Iterator[Family]:
     ]
     about = "Cross-connects that differ from the committed map."
     yield gauge("ocs_drift_cross_connects", about, ("ocs", "kind"), drift)
-    locks = Counter((lock.ocs, str(lock.kind)) for lock in parts.locks.all())
+    # What there can be is there from the start: a first alarm is an increase, too.
+    locks = dict.fromkeys(product(parts.drivers, get_args(LockKind)), 0)
+    locks |= Counter((lock.ocs, lock.kind) for lock in parts.locks.all())
     yield gauge("ocs_locked_ports", "Locked ports.", ("ocs", "kind"), locks.items())
-    about = "Alarms that a circuit switch sent."
-    yield counter("ocs_alarms", about, ("ocs", "severity"), watch.alarms.items())
+    about = "Alarms that a circuit switch sent, but for notices."
+    severities = [each for each in get_args(Severity) if each != "notice"]
+    alarms = dict.fromkeys(product(parts.drivers, severities), 0) | dict(watch.alarms)
+    yield counter("ocs_alarms", about, ("ocs", "severity"), alarms.items())
     stopped = float(parts.stop.pressed is not None)
     yield single("changes_stopped", "Whether the stop button is pressed.", stopped)
-    changes = controller.store.reconfiguration_counts()
+    changes = dict.fromkeys(get_args(State), 0) | controller.store.reconfiguration_counts()
     about = "Changes of circuits on record, by outcome."
     yield gauge("reconfigurations", about, ("state",), by_name(changes))
     busy = float(controller.transactions.busy)
