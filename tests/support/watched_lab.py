@@ -17,8 +17,9 @@ import httpx
 import yaml
 
 from patchlight.controller.agent_client import VERSION, AgentClient
+from patchlight.controller.api.app import create_app
 from patchlight.controller.jobs.running_job import RunningJob
-from patchlight.controller.metrics.exposition import ControllerMetrics, metrics_app
+from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.parts import Controller, Settings
 from patchlight.deploy.monitoring import CONFIG_FILE, RULES, scrape_config, write_monitoring
 from patchlight.testbed.agent_status import AgentStatus, GpuStatus, GpuTelemetry, NicStatus
@@ -77,7 +78,7 @@ class TellingAgent(AgentClient):
 
 @dataclass
 class WatchedLab:
-    """The controller, its OCS, and where its metrics are."""
+    """The controller, its OCS, and where its API is, metrics included."""
 
     controller: Controller
     device: Running
@@ -109,7 +110,9 @@ async def watched_lab(folder: Path) -> AsyncIterator[WatchedLab]:
             controller.background.start("device watch", controller.device_watch.run)
             controller.background.start("optical power", metrics.power.run)
             controller.background.start("job", lambda: _train(controller))
-            answering = http_server(metrics_app(metrics), lifespan="off")
+            app = create_app(controller)
+            app.include_router(metrics.routes())
+            answering = http_server(app, lifespan="off")
             listener = stack.enter_context(listen("127.0.0.1:0"))
             serving = asyncio.create_task(answering.serve(sockets=[listener]))
             try:
