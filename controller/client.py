@@ -177,6 +177,12 @@ class ControllerClient(JobCalls, DiscoveryCalls):
         """
         return self._call("GET", "/status")
 
+    def metrics(self) -> str:
+        """The controller's metrics, as Prometheus reads them."""
+        if not self._known:
+            self._find_out(any_file=True)
+        return self._answer("GET", str(self._http.base_url.join("/metrics"))).text
+
     def links(self) -> list[Answer]:
         """The links that the present cross-connects make: ``a``, ``b``, ``rate_bps``, ``via``."""
         return list(self._call("GET", "/links")["links"])

@@ -1,7 +1,6 @@
 """The agents of a lab: who answers, and what the GPUs do."""
 
 import asyncio
-import itertools
 import logging
 import time
 from collections import deque
@@ -46,7 +45,6 @@ class Fleet:
             name: deque(maxlen=2) for name in self.clients
         }
         self._faults: HostFaults | None = None  # not worked out since the last sample
-        self._gpu_count = sum(len(server.gpus) for server in lab.servers)
         self.gpu_samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES_KEPT)
 
     def agent_of(self, server: str) -> AgentClient:
@@ -175,19 +173,12 @@ class Fleet:
         self._troubles.pop(name, None)
         self._said.pop(name, None)
 
-    def latest_utilization(self) -> dict[str, float]:
-        """The newest sample of each GPU, by its full name (0…1)."""
-        newest: dict[str, float] = {}
-        for sample in itertools.islice(reversed(self.gpu_samples), 2 * self._gpu_count):
-            newest.setdefault(sample["gpu"], sample["utilization"])
-        return newest
-
     def latest_gpus(self) -> dict[str, GpuStatus]:
-        """What each GPU was last said to be like, by its full name."""
+        """What each GPU of the servers whose agents answer is like, by its full name."""
         return {
             f"{server}.{gpu.name}": gpu
             for server, samples in self._samples.items()
-            if samples
+            if samples and self.presence(server) is Presence.ANSWERS
             for gpu in samples[-1].gpus
         }
 

@@ -46,7 +46,7 @@ class Settings:
     ``None``: the controller's own). ``tls`` is the folder with its certificate, for agents that
     listen on TCP. More power than ``power_ceiling_dbm`` is not switched; ``tolerances`` say how
     much may be missing. ``policies`` go before those of the lab file. ``lab_file`` is where the
-    lab was read.
+    lab was read. ``metrics`` is where they are answered besides (``host:port``).
     """
 
     state_dir: Path
@@ -60,6 +60,7 @@ class Settings:
     tolerances: Tolerances = DEFAULT_TOLERANCES
     policies: PolicyChoice = NOTHING_SAID
     lab_file: Path | None = None
+    metrics: str | None = None
 
 
 class Controller:

@@ -6,10 +6,13 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from typing import NamedTuple
 
 from patchlight.controller.api.app import create_app
 from patchlight.controller.api.listening import api_host_names, listening_for_api
 from patchlight.controller.circuits.device_lock import CONTROLLER, device_lock
+from patchlight.controller.metrics.exposition import ControllerMetrics, metrics_app
+from patchlight.controller.metrics.listening import LOCAL_NAMES, listen_for_metrics
 from patchlight.controller.parts import Controller, Settings
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.linux.http_server import http_server
@@ -25,14 +28,31 @@ def serve(lab: Lab, settings: Settings, on_ready: Callable[[], None]) -> None:
     logging.basicConfig(level=logging.INFO, format=form)
     for chatty in ("httpx", "httpcore"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    with listening_for_api(settings.api) as api:
-        asyncio.run(_run(Controller(lab, settings), api, on_ready))
+    with contextlib.ExitStack() as stack:
+        api = stack.enter_context(listening_for_api(settings.api))
+        metrics = listen_for_metrics(settings.metrics) if settings.metrics else None
+        if metrics is not None:
+            stack.enter_context(metrics)
+        asyncio.run(_run(Controller(lab, settings), _Sockets(api, metrics), on_ready))
 
 
-async def _run(controller: Controller, api: socket.socket, on_ready: Callable[[], None]) -> None:
+class _Sockets(NamedTuple):
+    """Where requests come in: all of them, and those for metrics alone."""
+
+    api: socket.socket
+    metrics: socket.socket | None
+
+
+async def _run(controller: Controller, sockets: _Sockets, on_ready: Callable[[], None]) -> None:
     """Serve until SIGTERM or Ctrl-C. Circuits and flow entries outlive the controller."""
     hosts = api_host_names(controller.settings.api)
-    server = http_server(create_app(controller), hosts=hosts, lifespan="off")
+    metrics = ControllerMetrics(controller)
+    app = create_app(controller)
+    app.include_router(metrics.routes())
+    servers = [(http_server(app, hosts=hosts, lifespan="off"), sockets.api)]
+    if sockets.metrics is not None:
+        readers = http_server(metrics_app(metrics), hosts=LOCAL_NAMES, lifespan="off")
+        servers.append((readers, sockets.metrics))
     told_to_stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, told_to_stop.set)
@@ -63,16 +83,20 @@ async def _run(controller: Controller, api: socket.socket, on_ready: Callable[[]
         controller.background.start("retention", controller.retention.run)
         controller.background.start("fleet", controller.fleet.watch)
         controller.background.start("device watch", controller.device_watch.run)
-        serving = asyncio.create_task(server.serve(sockets=[api]), name="api")
+        controller.background.start("optical power", metrics.power.run)
+        serving = [
+            asyncio.create_task(server.serve(sockets=[at]), name="api") for server, at in servers
+        ]
         stopping = asyncio.create_task(told_to_stop.wait(), name="stop")
         on_ready()
         try:
             # Without its API a controller cannot be asked or told anything: that ends it. Its
             # parts begin again by themselves.
-            done, _ = await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            server.should_exit = True
+            for server, _ in servers:
+                server.should_exit = True
             stopping.cancel()
-            await asyncio.gather(serving, stopping, return_exceptions=True)
+            await asyncio.gather(*serving, stopping, return_exceptions=True)

@@ -23,7 +23,7 @@ if grep -qs Y /sys/module/apparmor/parameters/enabled; then packages+=(apparmor)
 learn='' docs=''
 for option in "$@"; do
     case $option in
-        --test) packages+=(gcc libc6-dev); learn=yes docs=yes ;;
+        --test) packages+=(gcc libc6-dev prometheus); learn=yes docs=yes ;;
         --docs) docs=yes ;;
         --bench) packages+=(mininet openvswitch-testcontroller iperf3); learn=yes ;;
         --learn) learn=yes ;;

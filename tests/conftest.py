@@ -59,7 +59,13 @@ def _no_docker() -> str | None:
     return f"no Docker engine at {url}: 'make test' starts one"
 
 
-NEEDS = {"root": _no_root, "ovs": _no_ovs, "docker": _no_docker}
+@functools.cache
+def _no_prometheus() -> str | None:
+    missing = [name for name in ("prometheus", "promtool") if not shutil.which(name)]
+    return f"no {', '.join(missing)}: apt install prometheus" if missing else None
+
+
+NEEDS = {"root": _no_root, "ovs": _no_ovs, "docker": _no_docker, "prometheus": _no_prometheus}
 
 
 def _is_worker(config: pytest.Config) -> bool:

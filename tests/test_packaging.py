@@ -22,6 +22,8 @@ DATA = {
     "emulation/learning/configs": ["*.yaml"],
     "emulation/servers": ["*.sh"],
     "deploy": ["Dockerfile", "*.sh", "*.txt"],
+    "deploy/prometheus": ["*.yml"],
+    "deploy/grafana": ["*.json"],
 }
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from dataclasses import asdict
 
 from patchlight.controller.changes.parts import CircuitParts
@@ -20,11 +21,16 @@ _EVENTS_AT_ONCE = 20
 
 
 class DeviceWatch:
-    """Makes events of what happens on the circuit switches of a lab."""
+    """Makes events of what happens on the circuit switches of a lab.
+
+    ``drift`` is how each differed when it was last looked at; ``alarms`` counts those that were
+    new, by circuit switch and severity.
+    """
 
     def __init__(self, parts: CircuitParts, transactions: Transactions) -> None:
         self._parts, self._transactions = parts, transactions
-        self._last_drift: dict[str, Drift] = {}
+        self.drift: dict[str, Drift] = {}
+        self.alarms: Counter[tuple[str, str]] = Counter()
 
     async def begin(self) -> None:
         """Finish or undo what a dead controller left, then say how the devices differ.
@@ -47,7 +53,7 @@ class DeviceWatch:
     async def _returned(self, name: str) -> None:
         """A device is back: what was left open is ended, drift told, flows follow its map."""
         self._parts.port_states.forget(name)
-        self._last_drift.pop(name, None)
+        self.drift.pop(name, None)
         await self.begin()
         await self._transactions.settle_flows()
 
@@ -80,6 +86,7 @@ class DeviceWatch:
         if not alarms:
             return
         self._parts.port_states.forget(name)
+        self.alarms.update((name, alarm.severity) for alarm in alarms)
         left_out = len(alarms) - _EVENTS_AT_ONCE
         if left_out > 0:
             message = f"and {left_out} more at once: patchlight ocs alarms {name}"
@@ -88,7 +95,7 @@ class DeviceWatch:
 
     async def _report_drift(self) -> None:
         for name, drift in (await self._transactions.drift()).items():
-            if drift != self._last_drift.get(name, Drift((), ())):
+            if drift != self.drift.get(name, Drift((), ())):
                 event = {"ocs": name, **drift.as_texts()}
                 self._parts.store.add_event(time.time(), "drift", event)
-            self._last_drift[name] = drift
+            self.drift[name] = drift

@@ -1,6 +1,7 @@
 """Changes of the network as transactions: one at a time, and each to its end."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -18,10 +19,11 @@ _RECORD = TypeAdapter(Reconfiguration)
 
 
 class Transactions:
-    """Runs one change at a time over the lab's circuit switches."""
+    """Runs one change at a time over the lab's circuit switches; ``on_end`` hear of each."""
 
     def __init__(self, parts: CircuitParts) -> None:
         self.parts = parts
+        self.on_end: list[Callable[[Reconfiguration], None]] = []
         self._one_at_a_time = asyncio.Lock()
         self._running: set[asyncio.Task[Reconfiguration]] = set()
 
@@ -58,7 +60,10 @@ class Transactions:
 
     async def _run(self, decide: Decide, why: str, options: ChangeOptions) -> Reconfiguration:
         async with self._one_at_a_time:
-            return await Change(self.parts, decide, why, options).run()
+            change = await Change(self.parts, decide, why, options).run()
+        for hear in self.on_end:
+            hear(change)
+        return change
 
     async def preview(
         self, decide: Decide, options: ChangeOptions = NO_OPTIONS

@@ -5,7 +5,7 @@ Each change of a job is on disk, with its time and reason, before it takes effec
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,11 +22,13 @@ _RECENT = 64
 class JobTable:
     """The status of jobs by id; ``running`` are those that have hosts.
 
-    ``outputs`` is where what their workers printed is kept, if it is.
+    ``outputs`` is where what their workers printed is kept, if it is; ``on_reports`` hear of the
+    iterations that their workers tell of, once these are on disk.
     """
 
     def __init__(self, ledger: JobLedger, outputs: JobOutputs | None = None) -> None:
         self.running: dict[str, RunningJob] = {}
+        self.on_reports: list[Callable[[RunningJob, Sequence[dict[str, Any]]], None]] = []
         self.ledger, self.outputs = ledger, outputs
         self._live = {status.id: status for status in ledger.unfinished()}
         self._recent = OrderedDict((each.id, each) for each in ledger.page(_RECENT))

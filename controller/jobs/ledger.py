@@ -1,7 +1,7 @@
 """The jobs on disk: each as it is now, what its workers reported, and what was decided of it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -29,10 +29,14 @@ _FORGET_REPORTS = (
 
 
 class JobLedger:
-    """What is known of jobs, also of those that ended long ago; nothing is kept in memory."""
+    """What is known of jobs, also of those that ended long ago; nothing is kept in memory.
+
+    ``on_decision`` hear of each decision that is kept, with the id of the job that it is about.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.on_decision: list[Callable[[str, Record], None]] = []
 
     def save(
         self, statuses: Sequence[JobStatus], events: Sequence[tuple[float, str, Record]] = ()
@@ -164,6 +168,8 @@ class JobLedger:
             at,
             json.dumps(record),
         )
+        for hear in self.on_decision:
+            hear(job_id, record)
 
     def decisions(self, job_id: str) -> list[dict[str, Any]]:
         """What policies decided of a job, oldest first, each with its number and time."""

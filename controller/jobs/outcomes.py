@@ -50,6 +50,8 @@ class Outcomes:
         # In a thread: a disk may take its time, and there are many of these.
         add = partial(self._table.ledger.add_iterations, job.id, reports)
         await self.on_record(add, in_thread=True)
+        for hear in self._table.on_reports:
+            hear(job, reports)
         done = max(report["index"] + 1 for report in reports)
         await self.on_record(lambda: self._progress(job, done, reports))
 

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from patchlight.controller.openflow.protocol import (
     DEFAULT_DEADLINE_S,
@@ -40,6 +40,13 @@ _GRACE_S = 2.0
 Callback = Callable[[Message], None]
 
 
+class Answered(Protocol):
+    """Hears of each request: what it was, how long it took, and whether it was done."""
+
+    def __call__(self, operation: str, seconds: float, *, good: bool) -> None:
+        """A request has come to its end."""
+
+
 class SpeakerRefused(PatchlightError):
     """The speaker, or a switch behind it, refused a request.
 
@@ -59,12 +66,14 @@ class Speaker:
 
     Events go to every subscriber, in order: those of the protocol, and
     ``{"event": "speaker-down", "error": ...}`` and ``{"event": "speaker-up", ...}`` when the
-    process dies and is back. Flows stay in the switches meanwhile.
+    process dies and is back. Flows stay in the switches meanwhile. ``on_answer`` hear how each
+    request went.
     """
 
     def __init__(self, options: SpeakerOptions) -> None:
         self.options = options
         self.restarts = 0
+        self.on_answer: list[Answered] = []
         self.info: Message = {}
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Message]] = {}
@@ -124,7 +133,7 @@ class Speaker:
                 f"{operation}: the OpenFlow speaker is not running",
                 hint="it is being started again; its log says why it ended",
             )
-        number = next(self._numbers)
+        number, began, good = next(self._numbers), time.monotonic(), False
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         message = {"v": VERSION, "id": number, "op": operation, "deadline_s": deadline_s, **fields}
         try:
@@ -132,6 +141,7 @@ class Speaker:
             async with asyncio.timeout(deadline_s + _GRACE_S):
                 await self._writer.drain()
                 reply = await answer
+                good = bool(reply.get("ok"))
         except (TimeoutError, ConnectionError) as error:
             raise OutcomeUnknown(
                 f"{operation}: the OpenFlow speaker did not answer within {deadline_s:g} s",
@@ -139,6 +149,8 @@ class Speaker:
             ) from error
         finally:
             del self._waiting[number]
+            for hear in self.on_answer:
+                hear(operation, time.monotonic() - began, good=good)
         if reply.get("ok"):
             return reply.get("result")
         if reply.get("kind") in ("DeadlinePassed", "SwitchGone") and operation == "apply":

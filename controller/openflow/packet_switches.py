@@ -1,6 +1,7 @@
 """The packet switches as one thing: they follow the light, and their ports are counted."""
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -132,13 +133,16 @@ class PacketSwitches:
             self._connected.add(event["datapath_id"])
             self._count(event)
 
-    def rates_bps(self) -> Mapping[str, tuple[float, float]]:
-        """What each host sent and received in the last ten seconds that were counted, bit/s of the
-        lab; those whose ports nobody counts are not there."""
+    def rates_bps(self, since: float | None = None) -> dict[str, tuple[float, float]]:
+        """What each host sent and received on average since then (Unix time), bit/s of the lab.
+
+        By default in the last ten seconds that were counted. Hosts whose ports nobody counted are
+        not there.
+        """
         found: dict[str, list[tuple[float, float]]] = {}
-        for sample in reversed(self.port_rates):
-            if sample["at"] < self.port_rates[-1]["at"] - _LATELY_S:
-                break
+        if since is None and self.port_rates:
+            since = self.port_rates[-1]["at"] - _LATELY_S
+        for sample in itertools.takewhile(lambda s: s["at"] >= since, reversed(self.port_rates)):
             found.setdefault(sample["host"], []).append((sample["tx_bps"], sample["rx_bps"]))
         return {
             host: (fmean(sent for sent, _ in rates), fmean(got for _, got in rates))

@@ -58,6 +58,12 @@ def controller() -> None:
     help="Where the REST API listens, for this machine alone  [default: the lab file's, else a "
     "Unix socket of the lab's own].",
 )
+@click.option(
+    "--metrics",
+    metavar="HOST:PORT",
+    help="Where metrics for Prometheus are besides, for this machine alone: /metrics and nothing "
+    "else  [default: at the API's address only].",
+)
 @click.option("--openflow", metavar="HOST:PORT", help="Where packet switches connect to.")
 @click.option(
     "--openflow-netns",

@@ -24,7 +24,7 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table as RichTable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -112,13 +112,15 @@ def console(*, stderr: bool = False) -> Console:
 class Column:
     """A column of a table. With ``wide`` it is shown with ``--wide`` only.
 
-    Cells fold where the terminal is narrow; with ``whole`` (names to type, numbers) they do not.
+    Cells fold where the terminal is narrow; with ``whole`` (names to type, numbers) they do not,
+    and with ``cut`` they lose their end: where each row is to be one line.
     """
 
     heading: str
     wide: bool = False
     whole: bool = False
     right: bool = False
+    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,15 +182,47 @@ class Table:
             whole = column.whole or every
             needed += 2 + (longest if whole else min(longest, _LEAST_WIDTH))
             justify: Any = "right" if column.right else "left"
-            table.add_column(column.heading, overflow="fold", no_wrap=whole, justify=justify)
+            overflow: Any = "ellipsis" if column.cut else "fold"
+            one_line = whole or column.cut
+            table.add_column(column.heading, overflow=overflow, no_wrap=one_line, justify=justify)
         for number, row in enumerate(self._rows, 1):
             cells_shown = [Text(_text(row[i]), style=_style(row[i])) for i in shown]
             table.add_row(*cells_shown, end_section=number in self._ends)
         return table, needed
 
 
-def live(make: Callable[[], Table], every_s: float, *, once: bool = False) -> None:
-    """Show a table on the whole terminal, made anew again and again, until Ctrl-C.
+class Screen:
+    """Tables one below the other."""
+
+    def __init__(self, *tables: Table) -> None:
+        self._tables = tables
+
+    def print(self) -> None:
+        """Print them."""
+        for number, table in enumerate(self._tables):
+            if number:
+                say("")
+            table.print()
+
+    def drawn(self) -> tuple[RenderableType, int]:
+        """They for a console, and how wide they are at least."""
+        from rich.console import Group
+
+        drawn = [table.drawn() for table in self._tables]
+        parts: list[RenderableType] = []
+        for table, _ in drawn:
+            parts += [table, ""]
+        return Group(*parts[:-1]), max(needed for _, needed in drawn)
+
+
+def terminal_lines() -> int:
+    """How many lines the terminal has; many where there is none."""
+    out = console()
+    return out.height if out.is_terminal else 1000
+
+
+def live(make: Callable[[], Table | Screen], every_s: float, *, once: bool = False) -> None:
+    """Show a table or several on the whole terminal, made anew again and again, until Ctrl-C.
 
     ``once``, and where there is no terminal, it is printed once.
     """
@@ -247,8 +281,8 @@ def _progress_lines(counted: str) -> Iterator[Callable[[int, int], None]]:
             done, total = latest
             passed_s = time.monotonic() - began
             counts = f"{done} of {total} {counted} done" if total else f"no {counted} done yet"
-            left = f", about {_span(passed_s / done * (total - done))} left" if done else ""
-            say(f"patchlight: {counts} after {_span(passed_s)}{left}", err=True)
+            left = f", about {span(passed_s / done * (total - done))} left" if done else ""
+            say(f"patchlight: {counts} after {span(passed_s)}{left}", err=True)
 
     speaker = threading.Thread(target=speak, name="progress", daemon=True)
     speaker.start()
@@ -259,7 +293,8 @@ def _progress_lines(counted: str) -> Iterator[Callable[[int, int], None]]:
         speaker.join()
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """A time that nobody needs to know exactly."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 

@@ -18,6 +18,9 @@ from typing import Any
 import httpx
 import pytest
 from click.testing import CliRunner, Result
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as openmetrics_text_to_families,
+)
 from prometheus_client.parser import text_string_to_metric_families
 
 from patchlight.cli.main import cli
@@ -240,14 +243,21 @@ def test_status_and_lists_print_and_are_json(lasting: ControllerProcess) -> None
 
 def test_metrics_are_what_prometheus_reads(controller: ControllerProcess) -> None:
     controller.client.reconfigure({"o1": ["7-8"]})
-    text = httpx.get(f"http://{controller.api}/metrics").text
-    values = {
-        (s.name, tuple(s.labels.items())): s.value
-        for family in text_string_to_metric_families(text)
-        for s in family.samples
-    }
-    assert values["patchlight_reconfigurations", (("state", "committed"),)] == 1
-    assert values["patchlight_ocs_up", (("ocs", "o1"),)] == 1
+    for accept, read in (
+        ("text/plain", text_string_to_metric_families),
+        ("application/openmetrics-text; version=1.0.0", openmetrics_text_to_families),
+    ):
+        answer = httpx.get(f"http://{controller.api}/metrics", headers={"accept": accept})
+        assert answer.headers["content-type"].startswith(accept.partition(";")[0])
+        samples = [s for family in read(answer.text) for s in family.samples]
+        values = {(s.name, tuple(sorted(s.labels.items()))): s.value for s in samples}
+        assert values["patchlight_reconfigurations", (("state", "committed"),)] == 1
+        assert values["patchlight_ocs_up", (("ocs", "o1"),)] == 1
+        assert values["patchlight_reconfiguration_stage_seconds_count", (("stage", "make"),)] == 1
+        assert values["patchlight_speaker_up", ()] == 1
+        assert values["patchlight_speaker_process_resident_memory_bytes", ()] > 0
+    exemplars = [sample.exemplar.labels for sample in samples if sample.exemplar]
+    assert {"reconfiguration": "1"} in exemplars
 
 
 def test_a_job_waits_for_a_circuit_switch_that_is_gone(tmp_path: Path) -> None:

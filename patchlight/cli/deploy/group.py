@@ -5,6 +5,7 @@ import click
 from patchlight.cli.deploy.certificates import certificates
 from patchlight.cli.deploy.check import check
 from patchlight.cli.deploy.logs import logs
+from patchlight.cli.deploy.prometheus import prometheus
 from patchlight.cli.deploy.push import bundle, push
 from patchlight.cli.deploy.servers import remove, restart, rollback, status, stop
 from patchlight.cli.deploy.trust import trust
@@ -20,6 +21,7 @@ for command in (
     check,
     bundle,
     certificates,
+    prometheus,
     push,
     status,
     logs,

@@ -1,0 +1,59 @@
+"""A real Prometheus with our configuration: dashboards have data, a fault fires its alert."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from patchlight.controller.policies.topology import regroup
+from patchlight.deploy.monitoring import DASHBOARDS
+from tests.support.change_bench import JOBS
+from tests.support.waiting import eventually
+from tests.support.watched_lab import LAB, PrometheusServer, prometheus_server, watched_lab
+
+pytestmark = pytest.mark.prometheus
+
+
+def queries() -> Iterator[str]:
+    """What the dashboards ask, with Grafana's own variables filled in."""
+    for dashboard in DASHBOARDS:
+        for panel in json.loads(dashboard.read_text())["panels"]:
+            for target in panel["targets"]:
+                expression = str(target["expr"]).replace("$__rate_interval", "10s")
+                yield expression.replace("$lab", LAB.name)
+
+
+async def without_data(server: PrometheusServer) -> list[str]:
+    """The dashboards' queries that have no data."""
+    return [query for query in queries() if not await asyncio.to_thread(server.values, query)]
+
+
+async def test_dashboards_have_data_and_a_fault_fires_its_alert(tmp_path: Path) -> None:
+    (tmp_path / "device").mkdir()
+    (tmp_path / "prometheus").mkdir()
+    async with watched_lab(tmp_path / "device") as lab:
+        with prometheus_server(tmp_path / "prometheus", lab.address) as server:
+            await eventually(server.is_ready, "Prometheus to answer")
+            await eventually(lambda: server.values("patchlight_controller_info"), "a scrape")
+            change = await lab.controller.transactions.change(
+                lambda maps: regroup(lab.controller.lab, maps, JOBS), "test"
+            )
+            assert change.state == "committed", change.message
+            left = await without_data(server)
+            for _ in range(60):
+                if not left:
+                    break
+                await asyncio.sleep(0.5)
+                left = await without_data(server)
+            assert left == []
+            stages = "patchlight_reconfiguration_stage_seconds_bucket"
+            numbered = {"reconfiguration": str(change.id)}
+            await eventually(lambda: numbered in server.exemplars(stages), "exemplars")
+            assert server.firing() == set()
+            assert server.series() < 2000
+            lab.device.kill()
+            await eventually(
+                lambda: "PatchlightOcsUnreachable" in server.firing(), "the alert", 30.0
+            )

@@ -1,0 +1,138 @@
+"""Metrics of what happens: iterations, changes of circuits, decisions, optical power."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as openmetrics_families,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+from patchlight.controller.metrics.families import counter, single
+from patchlight.controller.metrics.happenings import Happenings
+from patchlight.controller.metrics.job_progress import KEPT_S, JobProgress
+from patchlight.controller.metrics.listening import listen_for_metrics
+from patchlight.controller.metrics.optical_power import OpticalPower
+from patchlight.testbed.errors import BadInput
+from tests.support.change_bench import ChangeBench
+from tests.support.job_cluster import Cluster, finish, job, submit_running
+
+Key = tuple[str, tuple[str, ...]]
+
+
+def values(families: Iterable[Metric]) -> dict[Key, float]:
+    """Values by the name of the sample and what its labels say."""
+    return {
+        (sample.name.removeprefix("patchlight_"), tuple(sample.labels.values())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def looked_up(power: OpticalPower) -> dict[Key, float]:
+    """The same of what Prometheus would read."""
+    text = "".join(family.as_text(openmetrics=False) for family in power.collect())
+    return values(text_string_to_metric_families(text))
+
+
+@dataclass
+class Clock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def test_workers_are_counted_until_a_while_after_their_job(cluster: Cluster) -> None:
+    registry, clock = CollectorRegistry(), Clock()
+    progress = JobProgress(registry, lambda: cluster.table.running.keys(), 10.0, clock)
+    cluster.table.on_reports.append(progress.heard)
+    (job_id,) = await submit_running(cluster, job("a", workers=2))
+    hosts = cluster.table[job_id].hosts
+    for index in (0, 1):
+        cluster.report_all(job_id, index, at=100.0 + index)
+    of_rank_1 = ("worker_iterations_total", (job_id, "1", hosts[1]))
+    await cluster.until(lambda: values(registry.collect()).get(of_rank_1) == 2)
+    await cluster.until(
+        lambda: values(registry.collect())["job_iteration_seconds_count", (job_id,)] == 4
+    )
+    shown = values(registry.collect())
+    assert shown["worker_sent_bytes_total", (job_id, "0", hosts[0])] == 2 * 8 * 10
+    assert shown["worker_compute_seconds_total", (job_id, "0", hosts[0])] == pytest.approx(0.2)
+    assert shown["job_iteration_seconds_sum", (job_id,)] == pytest.approx(0.8)
+    assert shown["job_last_iteration_timestamp_seconds", (job_id,)] == 101.0
+    await finish(cluster, job_id)
+    await cluster.until(lambda: job_id not in cluster.table.running)
+    progress.prune()
+    assert of_rank_1 in values(registry.collect())  # its last values can still be scraped
+    clock.now_s = KEPT_S + 1
+    progress.prune()
+    assert values(registry.collect()) == {}
+
+
+async def test_decisions_of_policies_are_timed(cluster: Cluster) -> None:
+    registry = CollectorRegistry()
+    cluster.table.ledger.on_decision.append(Happenings(registry).decided)
+    await submit_running(cluster, job("a", workers=2))
+    counts = {
+        labels: value
+        for (name, labels), value in values(registry.collect()).items()
+        if name == "policy_decision_seconds_count"
+    }
+    assert ("placement", cluster.scheduler.policies.words["placement"]) in counts
+
+
+async def test_changes_are_timed_by_stage_with_their_number(bench: ChangeBench) -> None:
+    registry = CollectorRegistry()
+    bench.transactions.on_end.append(Happenings(registry).change_ended)
+    change = await bench.regroup()
+    shown = values(registry.collect())
+    for stage, seconds in change.stages_s.items():
+        assert shown["reconfiguration_stage_seconds_count", (stage,)] == 1
+        assert shown["reconfiguration_stage_seconds_sum", (stage,)] == seconds
+    assert shown["reconfiguration_seconds_count", ("committed",)] == 1
+    exemplars = [s.exemplar for f in registry.collect() for s in f.samples if s.exemplar]
+    assert {exemplar.labels["reconfiguration"] for exemplar in exemplars} == {str(change.id)}
+
+
+async def test_power_that_is_lost_shows_at_the_next_measurement(bench: ChangeBench) -> None:
+    power = OpticalPower(bench.operations)
+    assert looked_up(power) == {}
+    change = await bench.regroup()
+    await power.measure()
+    before = looked_up(power)
+    circuits = len((await bench.parts.maps.read())["ocs1"])
+    assert before["ocs_circuits", ("ocs1", "ok")] == circuits
+    out = change.changes["ocs1"]["makes"][0].partition(">")[2]
+    bench.device.fault(drift_db={out: 2.0})
+    await power.measure()
+    after = looked_up(power)
+    assert after["ocs_circuits", ("ocs1", "degraded")] == 1
+    port = ("ocs1", out)
+    assert after["ocs_port_power_deficit_db", port] > 1.5
+    measured = "ocs_port_power_dbm", (*port, "out")
+    assert after[measured] == pytest.approx(before[measured] - 2, abs=0.3)
+    bench.device.kill()
+    await power.measure()
+    assert looked_up(power) == {}
+
+
+def test_whatever_a_label_says_is_read_back() -> None:
+    said = 'a "name"\\n of\nmany \\ lines'
+    for openmetrics in (False, True):
+        families = (single("one", "One.", 1.0), counter("many", "Many.", ("name",), [((said,), 2)]))
+        text = "".join(family.as_text(openmetrics=openmetrics) for family in families)
+        read = openmetrics_families if openmetrics else text_string_to_metric_families
+        found = values(read(text + ("# EOF\n" if openmetrics else "")))
+        assert found == {("one", ()): 1.0, ("many_total", (said,)): 2.0}
+
+
+def test_metrics_are_for_this_machine_alone() -> None:
+    for address in ("0.0.0.0:0", "[::]:0", "a-name:0"):
+        with pytest.raises(BadInput, match=r"metrics .*at "):
+            listen_for_metrics(address)
+    with listen_for_metrics("localhost:0") as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
