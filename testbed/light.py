@@ -6,11 +6,11 @@ parts let its channel through or do not. A signal is one direction of one fibre'
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations
 from typing import NamedTuple
 
 from patchlight.testbed.colours import PassivePart, Transceiver, WavelengthSwitch
@@ -50,11 +50,10 @@ class Signal(NamedTuple):
     def __str__(self) -> str:
         return f"{self.source} ({self.channel})" if self.channel else str(self.source)
 
-    def overlaps(self, other: Signal) -> bool:
-        """Whether the two would disturb each other on one fibre."""
-        if self.channel is None or other.channel is None:
-            return True
-        return self.channel.overlaps(other.channel)
+    @property
+    def edges(self) -> tuple[float, float]:
+        """Where it begins and ends, as its channel; without one it may be anywhere."""
+        return (-math.inf, math.inf) if self.channel is None else self.channel.edges
 
 
 class Meeting(NamedTuple):
@@ -147,10 +146,7 @@ class Light:
         for signal, found in self._found.items():
             for fibre in found.fibres:
                 by_fibre.setdefault(fibre, []).append(signal)
-        meeting = {
-            fibre: [pair for pair in combinations(signals, 2) if pair[0].overlaps(pair[1])]
-            for fibre, signals in by_fibre.items()
-        }
+        meeting = {fibre: list(_overlapping(signals)) for fibre, signals in by_fibre.items()}
         return {fibre: pairs for fibre, pairs in meeting.items() if pairs}
 
     @property
@@ -274,3 +270,14 @@ def slower(rate_bps: int | None, fibre: Fibre) -> int | None:
 
 def _is_end(lab: Lab, name: str) -> bool:
     return isinstance(lab.device(name), Server | PacketSwitch)
+
+
+def _overlapping(signals: list[Signal]) -> Iterator[tuple[Signal, Signal]]:
+    """Each two that share a frequency, in the order given. O(n log n) and what is found."""
+    place = {signal: n for n, signal in enumerate(signals)}
+    begun: list[Signal] = []
+    for signal in sorted(signals, key=lambda signal: signal.edges):
+        begun = [other for other in begun if other.edges[1] > signal.edges[0]]
+        for other in begun:
+            yield (other, signal) if place[other] < place[signal] else (signal, other)
+        begun.append(signal)
