@@ -21,8 +21,7 @@ from patchlight.testbed.spectrum import Channel, SpectrumMap
 Hop = tuple[str, CrossConnect]
 
 
-@dataclass(frozen=True, slots=True)
-class LightPath:
+class LightPath(NamedTuple):
     """One direction: what ``source`` sends arrives at ``sink``.
 
     ``hops`` are the cross-connects of circuit switches on the way, ``lost_db`` what was lost when
@@ -220,7 +219,7 @@ class Light:
             (*ray.through, hop),
             (*ray.lost_db, loss_db) if is_circuit else ray.lost_db,
             loss_db + fibre.loss_db,
-            slower(ray.rate_bps, fibre),
+            _slower(ray.rate_bps, fibre),
         )
 
     def _outputs(self, at: Endpoint, channel: Channel | None) -> Iterator[tuple[int, float]]:
@@ -261,7 +260,7 @@ def launch_power_dbm(lab: Lab, source: Endpoint) -> float:
     return device.launch_power_dbm
 
 
-def slower(rate_bps: int | None, fibre: Fibre) -> int | None:
+def _slower(rate_bps: int | None, fibre: Fibre) -> int | None:
     """The rate of what came so fast once it has passed this fibre, too."""
     if fibre.rate_bps is None or rate_bps is None:
         return rate_bps if fibre.rate_bps is None else fibre.rate_bps
