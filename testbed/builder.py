@@ -37,6 +37,10 @@ class LabBuilder:
         self._servers: dict[str, dict[str, Any]] = {}
         self._switches: dict[str, dict[str, Any]] = {}
         self._circuit_switches: dict[str, dict[str, Any]] = {}
+        self._sorting: dict[str, dict[str, dict[str, Any]]] = {
+            "wavelength_switches": {},
+            "passive_parts": {},
+        }
         self._fibres: list[dict[str, Any]] = []
         self._peers: dict[str, str] = {}
         self._circuits: list[tuple[str, str]] = []
@@ -86,6 +90,18 @@ class LabBuilder:
         self._add(self._circuit_switches, {**written, **keys})
         return name
 
+    def wavelength_switch(self, name: str, *, inputs: int, **keys: Any) -> str:
+        """Add a wavelength switch (WSS); its name."""
+        switch = {"name": name, "inputs": inputs, **keys}
+        self._add(self._sorting["wavelength_switches"], switch)
+        return name
+
+    def passive_part(self, name: str, kind: str, *, ports: int, **keys: Any) -> str:
+        """Add a coupler, awg or multiplexer; its name."""
+        part = {"name": name, "kind": kind, "ports": ports, **keys}
+        self._add(self._sorting["passive_parts"], part)
+        return name
+
     def fibre(self, a: str, b: str, **keys: Any) -> tuple[str, str]:
         """Join two ports, each ``device.port`` or a device's next free one; the two ports."""
         ends = (self._port(a), self._port(b))
@@ -106,6 +122,7 @@ class LabBuilder:
             "servers": self._servers,
             "packet_switches": self._switches,
             "circuit_switches": self._circuit_switches,
+            **self._sorting,
         }
         document = dict(self._head)
         for key, things in lists.items():
@@ -123,9 +140,14 @@ class LabBuilder:
 
     def _add(self, things: dict[str, dict[str, Any]], thing: dict[str, Any]) -> None:
         name = thing["name"]
-        if any(name in known for known in (self._servers, self._switches, self._circuit_switches)):
+        if name in self._servers or self._with_ports(name) is not None:
             raise BadInput(f"lab {self._name} has {name} already: expected another name")
         things[name] = thing
+
+    def _with_ports(self, name: str) -> dict[str, Any] | None:
+        """The switch or passive part of that name."""
+        known = (self._switches, self._circuit_switches, *self._sorting.values())
+        return next((things[name] for things in known if name in things), None)
 
     def _next_address(self) -> str:
         address = next(self._addresses, None)
@@ -142,8 +164,9 @@ class LabBuilder:
             return text
         if text in self._servers:
             names = [nic["name"] for nic in self._servers[text]["nics"]]
-        elif thing := self._switches.get(text) or self._circuit_switches.get(text):
-            names = [str(n) for n in range(1, (thing["ports"] or len(self._peers) + 1) + 1)]
+        elif (thing := self._with_ports(text)) is not None:
+            count = max(thing.get("inputs", 0), thing.get("outputs", 0), thing.get("ports") or 0)
+            names = [str(n) for n in range(1, (count or len(self._peers) + 1) + 1)]
         else:
             raise BadInput(f"lab {self._name} has no device {text!r}: add it before its fibres")
         free = next((name for name in names if f"{text}.{name}" not in self._peers), None)

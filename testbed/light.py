@@ -6,11 +6,11 @@ parts let its channel through or do not. A signal is one direction of one fibre'
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations
 from typing import NamedTuple
 
 from patchlight.testbed.colours import PassivePart, Transceiver, WavelengthSwitch
@@ -21,8 +21,7 @@ from patchlight.testbed.spectrum import Channel, SpectrumMap
 Hop = tuple[str, CrossConnect]
 
 
-@dataclass(frozen=True, slots=True)
-class LightPath:
+class LightPath(NamedTuple):
     """One direction: what ``source`` sends arrives at ``sink``.
 
     ``hops`` are the cross-connects of circuit switches on the way, ``lost_db`` what was lost when
@@ -50,11 +49,10 @@ class Signal(NamedTuple):
     def __str__(self) -> str:
         return f"{self.source} ({self.channel})" if self.channel else str(self.source)
 
-    def overlaps(self, other: Signal) -> bool:
-        """Whether the two would disturb each other on one fibre."""
-        if self.channel is None or other.channel is None:
-            return True
-        return self.channel.overlaps(other.channel)
+    @property
+    def edges(self) -> tuple[float, float]:
+        """Where it begins and ends, as its channel; without one it may be anywhere."""
+        return (-math.inf, math.inf) if self.channel is None else self.channel.edges
 
 
 class Meeting(NamedTuple):
@@ -147,10 +145,7 @@ class Light:
         for signal, found in self._found.items():
             for fibre in found.fibres:
                 by_fibre.setdefault(fibre, []).append(signal)
-        meeting = {
-            fibre: [pair for pair in combinations(signals, 2) if pair[0].overlaps(pair[1])]
-            for fibre, signals in by_fibre.items()
-        }
+        meeting = {fibre: list(_overlapping(signals)) for fibre, signals in by_fibre.items()}
         return {fibre: pairs for fibre, pairs in meeting.items() if pairs}
 
     @property
@@ -224,7 +219,7 @@ class Light:
             (*ray.through, hop),
             (*ray.lost_db, loss_db) if is_circuit else ray.lost_db,
             loss_db + fibre.loss_db,
-            slower(ray.rate_bps, fibre),
+            _slower(ray.rate_bps, fibre),
         )
 
     def _outputs(self, at: Endpoint, channel: Channel | None) -> Iterator[tuple[int, float]]:
@@ -265,7 +260,7 @@ def launch_power_dbm(lab: Lab, source: Endpoint) -> float:
     return device.launch_power_dbm
 
 
-def slower(rate_bps: int | None, fibre: Fibre) -> int | None:
+def _slower(rate_bps: int | None, fibre: Fibre) -> int | None:
     """The rate of what came so fast once it has passed this fibre, too."""
     if fibre.rate_bps is None or rate_bps is None:
         return rate_bps if fibre.rate_bps is None else fibre.rate_bps
@@ -274,3 +269,14 @@ def slower(rate_bps: int | None, fibre: Fibre) -> int | None:
 
 def _is_end(lab: Lab, name: str) -> bool:
     return isinstance(lab.device(name), Server | PacketSwitch)
+
+
+def _overlapping(signals: list[Signal]) -> Iterator[tuple[Signal, Signal]]:
+    """Each two that share a frequency, in the order given. O(n log n) and what is found."""
+    place = {signal: n for n, signal in enumerate(signals)}
+    begun: list[Signal] = []
+    for signal in sorted(signals, key=lambda signal: signal.edges):
+        begun = [other for other in begun if other.edges[1] > signal.edges[0]]
+        for other in begun:
+            yield (other, signal) if place[other] < place[signal] else (signal, other)
+        begun.append(signal)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
 from patchlight.testbed.lab import Endpoint, Lab, PacketSwitch
-from patchlight.testbed.light import Hop, Light, slower
+from patchlight.testbed.light import Hop, Light
 from patchlight.testbed.light import LightPath as LightPath
 from patchlight.testbed.portmap import CrossConnect, PortMap
 from patchlight.testbed.spectrum import SpectrumMap
@@ -60,7 +60,8 @@ class Links:
             at, fibre = self._fibres[ocs][out]
             lost_db.append(loss_db + self._loss_db[ocs])
             loss_db = lost_db[-1] + fibre.loss_db
-            rate_bps = slower(rate_bps, fibre)
+            if fibre.rate_bps is not None:
+                rate_bps = fibre.rate_bps if rate_bps is None else min(rate_bps, fibre.rate_bps)
         passed = tuple(hops)
         return LightPath(source, at, passed, rate_bps, loss_db, tuple(lost_db), passed)
 

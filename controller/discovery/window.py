@@ -67,6 +67,11 @@ class Window:
         window; ``BadInput`` for a port that there is not, and for one that is alone.
         """
         parts = self._parts
+        if parts.lab.sorting:
+            raise Refused(
+                f"the lab has {parts.lab.sorting[0].name}, which sorts or splits light: where the "
+                "fibres behind it go cannot be found out yet"
+            )
         for ocs, numbers in wanted.items():
             last = parts.lab.circuit_switch(ocs).ports
             if wrong := [number for number in numbers if not 1 <= number <= last]:

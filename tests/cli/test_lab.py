@@ -328,3 +328,38 @@ def test_a_topology_for_other_schedulers() -> None:
     ]
     result = run("topology", "--controller", "127.0.0.1:1", "--start")
     assert isinstance(result.exception, BadInput)
+
+
+COLOURED = """\
+name: coloured
+network: 10.0.0.0/24
+defaults:
+  nic: {transceiver: {tunable: 193.100-193.250, sensitivity: -7dBm}}
+servers:
+  - {name: "server[1-4]", management: "server[1-4]:1", nics: [{name: n, address: "10.0.0.[1-4]"}]}
+wavelength_switches:
+  - {name: wss1, inputs: 4, cross_connects: ["1-2@193.100", "3-4@193.100-2dB"]}
+fibres: ["server[1-4].n - wss1.[1-4]"]
+"""
+
+
+def test_a_lab_with_wavelengths_is_checked_shown_and_drawn(tmp_path: Path) -> None:
+    path, picture = tmp_path / "coloured.yaml", tmp_path / "coloured.png"
+    path.write_text(COLOURED)
+    result = run("check", str(path))
+    assert result.exit_code == 0
+    assert "1 wavelength switch, 4 fibres" in result.output
+    assert f"{path}:9:10: warning: -8.6 dBm of server3.n arrive at server4.n" in result.output
+    seen = json.loads(run("show", str(path), "--json").output)
+    assert [link["channel"] for link in seen["links"]] == ["193.100"]
+    assert seen["links"][0]["via"] == [{"ocs": "wss1", "inp": 1, "out": 2}]
+    assert seen["spectra"] == {"wss1": ["1-2@193.100", "3-4@193.100-2dB"]}
+    assert seen["dark"] == ["server3.n", "server4.n"]
+    shown = run("show", str(path)).output
+    assert "4×4, grid 50GHz, switches in 50ms, loses 6 dB" in " ".join(shown.split())
+    assert run("graph", str(path), "-o", str(picture)).exit_code == 0
+    assert picture.stat().st_size
+    path.write_text(COLOURED.replace("1-2@193.100", "1>3@193.100"))
+    result = run("check", str(path))
+    assert result.exit_code == 2
+    assert "two signals would meet at out:3: 1>3@193.100 and 4>3@193.100-2dB" in result.output

@@ -71,3 +71,19 @@ def test_what_cannot_be_is_refused_where_it_is_said() -> None:
 
 def test_a_lab_without_anything_is_a_lab() -> None:
     assert LabBuilder("bare").lab() == Lab("bare", network=LabBuilder("bare").lab().network)
+
+
+def test_a_lab_with_wavelengths() -> None:
+    build = LabBuilder("coloured")
+    build.wavelength_switch("wss1", inputs=2, cross_connects=["1-2@193.1"])
+    build.passive_part("star1", "coupler", ports=3)
+    for name in ("server1", "server2"):
+        build.server(name)
+        build.fibre(name, "wss1")
+    assert build.fibre("server1.nic1", "star1") == ("server1.nic1", "star1.1")
+    with pytest.raises(BadInput, match="every port of wss1 has its fibre already"):
+        build.fibre("star1", "wss1")
+    with pytest.raises(BadInput, match="has star1 already"):
+        build.switch("star1")
+    with pytest.raises(BadInput, match="server1 has no NIC called 'nic1'"):
+        build.lab()

@@ -6,6 +6,7 @@ no power monitors; it tells the insertion loss that each path had in the factory
 emulated device only so far; paths, bodies and keys are in ``http/dialects.py``.
 """
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from patchlight.controller.circuits.contract import (
     Alarm,
     Capabilities,
     DeviceRefused,
+    DeviceUnreachable,
     DirectedPort,
     Identity,
     PortState,
@@ -28,6 +30,8 @@ from patchlight.controller.circuits.protocols.http import answers
 from patchlight.controller.circuits.protocols.http.client import HttpClient, in_json, in_url
 from patchlight.controller.circuits.protocols.http.dialects import SONIC, SonicOcsDialect
 from patchlight.testbed.portmap import CrossConnect
+
+log = logging.getLogger("patchlight.ocs.sonic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +103,27 @@ class SonicOcs(SessionDriver[SonicRow]):
     ) -> Mapping[CrossConnect, float]:
         """The insertion loss of each path as the factory measured it, of those that it did.
 
-        The largest one, where it was measured at several wavelengths or temperatures.
+        The largest one, where it was measured at several wavelengths or temperatures. None where
+        the list cannot be read: that of many ports is longer than what is taken of an answer.
         """
         if self._losses is None:
-            losses: dict[CrossConnect, float] = {}
-            for row in await self._rows(self._dialect.losses):
-                try:
-                    c, loss_db = self._circuit(row), float(row[self._dialect.loss_key])
-                except (KeyError, TypeError, ValueError) as error:
-                    words = f"no loss can be made of {answers.short(row)}"
-                    raise self.client.nonsense(self._dialect.losses, words) from error
-                losses[c] = max(loss_db, losses.get(c, loss_db))
-            self._losses = losses
+            try:
+                self._losses = await self._read_losses()
+            except (DeviceUnreachable, DeviceRefused) as error:
+                log.warning("%s: its factory losses are not known: %s", self.name, error.message)
+                self._losses = {}
         return {c: self._losses[c] for c in cross_connects if c in self._losses}
+
+    async def _read_losses(self) -> Mapping[CrossConnect, float]:
+        losses: dict[CrossConnect, float] = {}
+        for row in await self._rows(self._dialect.losses):
+            try:
+                c, loss_db = self._circuit(row), float(row[self._dialect.loss_key])
+            except (KeyError, TypeError, ValueError) as error:
+                words = f"no loss can be made of {answers.short(row)}"
+                raise self.client.nonsense(self._dialect.losses, words) from error
+            losses[c] = max(loss_db, losses.get(c, loss_db))
+        return losses
 
     async def _table(self) -> Mapping[CrossConnect, SonicRow]:
         dialect = self._dialect

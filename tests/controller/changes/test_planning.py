@@ -18,6 +18,7 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
+from patchlight.testbed.light import Light
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import LightPath, trace_links
 
@@ -101,6 +102,10 @@ def test_a_plan_knows_whose_light_moves_and_whose_stays(seed: int) -> None:
     after = {**before, **wanted}
     steps = plan(lab, before, wanted)
     old, new = followed(lab, before), followed(lab, after)
+    light = Light(lab, before)
+    ends = (end for end in lab.fibre_ends if end.device not in OCSES)
+    assert {end: path for end in ends if (path := light.path(end)) is not None} == old
+    assert light.meetings == ()
     assert steps.links_before.paths == old
     assert steps.links_after.paths == new
     staying = {end: path for end, path in old.items() if new.get(end) == path}

@@ -100,3 +100,17 @@ async def test_a_path_that_lost_too_much_in_the_factory_fails_its_circuit(tmp_pa
             ).remarks
         assert "unverified, it has no power monitor; in the factory its paths lost" in remark
         await driver.close()
+
+
+async def test_losses_that_cannot_be_read_are_not_known_and_fail_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with emulated(SonicOcsServer, replace(SWITCH, ports=96)) as (switch, _, _):
+        driver = SonicOcs(switch, "")
+        await driver.open()
+        for _ in range(2):
+            assert await driver.factory_losses_db(circuits("1>7")) == {}
+        (logged,) = (r.getMessage() for r in caplog.records if "factory" in r.getMessage())
+        assert "the answer is longer than" in logged
+        assert (await driver.connect(circuits("3>9"))).complete
+        await driver.close()

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -154,3 +155,16 @@ def test_requests_that_make_no_sense_are_refused(controller: ControllerProcess) 
         controller.client.discover(listen_s=0.0)
     with pytest.raises(BadInput, match="no OCS called"):
         controller.client.discover({"o9": [1]})
+
+
+def test_fibres_behind_what_sorts_light_are_not_looked_for(tmp_path: Path) -> None:
+    running = ControllerProcess(tmp_path)
+    part = "passive_parts: [{name: mux1, kind: multiplexer, channels: 193.100-193.250}]\n"
+    running.lab.write_text(running.lab.read_text() + part)
+    running.start()
+    try:
+        with pytest.raises(ControllerError, match="the lab has mux1, which sorts or splits light"):
+            running.client.discover()
+        assert _is_as_before(running)
+    finally:
+        running.stop()

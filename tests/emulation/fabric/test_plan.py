@@ -67,3 +67,9 @@ def test_a_loop_is_refused_where_switches_learn() -> None:
 def test_bridges_cannot_be_a_lab_with_an_optical_switch() -> None:
     with pytest.raises(BadInput, match="ocs1"):
         check_bridge_fabric(load_lab("ofc2022"))
+
+
+def test_a_lab_that_sorts_light_cannot_be_emulated_yet() -> None:
+    lab = parse_lab(f"{NIC_ON_SWITCH}wavelength_switches: [{{name: wss1, inputs: 4}}]")
+    with pytest.raises(BadInput, match="lab small has wss1, which sorts or splits light"):
+        plan_fabric(lab)

@@ -4,14 +4,17 @@ from collections.abc import Mapping
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from patchlight.testbed.colours import PassivePart, Transceiver
+from patchlight.testbed.colours import PassivePart, Transceiver, WavelengthSwitch, channels_in
+from patchlight.testbed.lab import Lab, PacketSwitch
 from patchlight.testbed.labfile.json_schema import json_schema
 from patchlight.testbed.labfile.reader import LabFileError, load_lab, parse_lab
 from patchlight.testbed.labfile.reference import write_commented_lab
 from patchlight.testbed.labfile.writer import write_lab
-from patchlight.testbed.spectrum import Band, Channel, Grid, SpectrumMap
+from patchlight.testbed.spectrum import Band, Channel, ChannelConnect, Grid, SpectrumMap
 
 GOOD = """\
 name: coloured
@@ -156,3 +159,64 @@ def test_where_parts_let_light_out(
     for (inp, steps), outputs in ways.items():
         assert list(part.outputs_of(inp, Channel(steps))) == outputs
     assert list(part.outputs_of(1, None)) == ([2, 3] if part.kind == "coupler" else [])
+
+
+GRIDS_WITH_CHANNELS = st.sampled_from([12.5, 25.0, 50.0, 75.0, 100.0, 200.0])
+
+
+@st.composite
+def transceivers(draw: st.DrawFn) -> Transceiver:
+    spacing_ghz = draw(GRIDS_WITH_CHANNELS)
+    apart, slots = int(spacing_ghz / 6.25), int(spacing_ghz / 12.5)
+    first, more = draw(st.integers(-20, 20)), draw(st.integers(0, 9))
+    channel = Channel(apart * (first + draw(st.integers(0, more))), slots)
+    band = Band(Channel(apart * first), Channel(apart * (first + more)))
+    tunable = draw(st.booleans())
+    powers = st.none() | st.sampled_from([-18.5, 0.0, 3.0])
+    return Transceiver(
+        channel,
+        band if tunable else None,
+        Grid(draw(st.sampled_from([spacing_ghz, None]))),
+        draw(st.sampled_from([0.0, 0.001])) if tunable else 0.0,
+        draw(powers),
+        draw(powers),
+    )
+
+
+@st.composite
+def labs(draw: st.DrawFn) -> Lab:
+    ways = draw(
+        st.lists(
+            st.builds(
+                ChannelConnect,
+                st.integers(1, 3),
+                st.integers(1, 4),
+                st.builds(Channel, st.integers(-9, 9), st.integers(1, 5)),
+                st.sampled_from([0.0, 0.5, 12.25]),
+            ),
+            max_size=4,
+        )
+    )
+    spectrum = SpectrumMap()
+    for way in ways:
+        spectrum = spectrum.joined(SpectrumMap.of([way]))
+    switch = WavelengthSwitch("wss1", 3, 4, Grid(None), draw(st.floats(0, 9)), 6.0, spectrum)
+    spacing_ghz = draw(GRIDS_WITH_CHANNELS)
+    first = Channel(int(spacing_ghz / 6.25) * draw(st.integers(-9, 9)))
+    last = first._replace(steps=first.steps + draw(st.integers(8, 90)))
+    channels = channels_in(Band(first, last), Grid(spacing_ghz))
+    loss_db = draw(st.none() | st.sampled_from([0.0, 2.5]))
+    parts = (
+        PassivePart("star1", "coupler", draw(st.integers(2, 64)), (), loss_db),
+        PassivePart("awg1", "awg", 8, channels, loss_db),
+        PassivePart("mux1", "multiplexer", len(channels) + 1, channels, loss_db),
+    )
+    own = ((1, draw(transceivers())), (3, draw(transceivers())))
+    tor = PacketSwitch("tor1", 1, 4, transceivers=own)
+    return Lab("made", packet_switches=(tor,), wavelength_switches=(switch,), passive_parts=parts)
+
+
+@settings(max_examples=50)
+@given(labs())
+def test_any_lab_with_wavelengths_reads_back(lab: Lab) -> None:
+    assert parse_lab(write_lab(lab)) == lab
