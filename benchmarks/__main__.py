@@ -36,6 +36,7 @@ MODULES = (
     "benchmarks.jobfaults",
     "benchmarks.deploying",
     "benchmarks.gpus",
+    "benchmarks.neighbours",
     "benchmarks.learning",
 )
 
