@@ -37,6 +37,7 @@ MODULES = (
     "benchmarks.deploying",
     "benchmarks.gpus",
     "benchmarks.neighbours",
+    "benchmarks.starting",
     "benchmarks.learning",
 )
 
