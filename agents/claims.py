@@ -70,12 +70,13 @@ class Claims:
                 os.replace(fresh, self._path(key))
 
     def give_up(self, namespace: str) -> None:
-        """Remove all claims of the worker in that namespace; harmless if it has none."""
+        """Remove all claims of the worker in that namespace, and those that count no more."""
         if not self._folder.exists():
             return
         with self._locked():
             for path in self._folder.glob("*.json"):
-                if (holder := _read(path)) is not None and holder.namespace == namespace:
+                holder = _read(path)
+                if holder is None or holder.namespace == namespace or not holder.is_there:
                     path.unlink()
             with contextlib.suppress(OSError):
                 self._folder.rmdir()  # unless somebody has a claim

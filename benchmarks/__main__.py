@@ -37,6 +37,8 @@ MODULES = (
     "benchmarks.deploying",
     "benchmarks.gpus",
     "benchmarks.scrapes",
+    "benchmarks.neighbours",
+    "benchmarks.starting",
     "benchmarks.learning",
     "benchmarks.topology",
 )

@@ -252,6 +252,8 @@ class _ProcessWorker:
         await asyncio.to_thread(self._dispose)
 
     def _dispose(self) -> None:
+        # One that forks faster than it is found would never be gone.
+        self._cgroups.forbid_forks(self._namespace)
         namespace_processes.end_all(self._namespace)
         self._cgroups.remove(self._namespace)
         with contextlib.suppress(OSError):  # from now on the agent alone reads it

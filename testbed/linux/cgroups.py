@@ -67,11 +67,13 @@ class Cgroups:
     def make(self, name: str, limits: Limits) -> list[Path]:
         """Make a group: the files that a process writes its number to, to be in it.
 
-        ``CgroupError`` leaves none. Of version 1, a group for CPUs is made only where they are
-        limited: real-time processes cannot be in one.
+        ``CgroupError`` leaves none. Groups share the processors evenly, however many processes are
+        in each; of version 1, one for CPUs is not made for real-time processes, which cannot be in
+        one, unless CPUs are limited.
         """
         folders = self._folders(name)
-        if not self._is_v2 and limits.cpus is None:
+        is_real_time = os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
+        if not self._is_v2 and limits.cpus is None and is_real_time:
             folders.pop("cpu", None)
         try:
             for controller, folder in folders.items():
@@ -98,6 +100,7 @@ class Cgroups:
             return {"cpu.max": f"{quota} {_PERIOD_US}"}
         if controller == "memory":
             return {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory}
+        quota = quota.replace("max", "-1")
         return {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": quota}
 
     def ran_out_of_memory(self, name: str) -> bool:
@@ -108,6 +111,12 @@ class Cgroups:
         words = _words(self._folders(name)["memory"] / file)
         counts = dict(zip(words[::2], words[1::2], strict=False))
         return int(counts.get("oom_kill", "0")) > 0
+
+    def forbid_forks(self, name: str) -> None:
+        """Let no process of the group fork any more; harmless if there is none."""
+        if "pids" in self.controllers:
+            with suppress(OSError):
+                (self._folders(name)["pids"] / "pids.max").write_text("0")
 
     def remove(self, name: str, deadline_s: float = 5.0) -> None:
         """Remove a group whose processes have ended; harmless if there is none."""

@@ -52,6 +52,16 @@ print(len(b"x" * 2**29))
 """
 
 
+BOMB = """
+import os
+while True:
+    try:
+        os.fork() or os.setsid()
+    except OSError:
+        pass
+"""
+
+
 def _choices() -> list[Any]:
     chosen = [
         pytest.param(("process", "root"), marks=pytest.mark.root, id="process"),
@@ -187,6 +197,18 @@ async def test_it_is_told_to_end_and_all_that_it_forked_ends_with_it(
     await worker.dispose()
     assert processes_in(launch.namespace) == []
     await worker.stop(grace_s=1)
+
+
+async def test_one_that_forks_without_end_is_ended(runner: Runner, desk: Desk) -> None:
+    if runner.name == "process" and "pids" not in Cgroups().controllers:
+        pytest.skip("this machine lets nobody make cgroups")
+    launch = replace(desk.launch("python3", "-c", BOMB), limits=Limits(2**30, 400))
+    worker = await begin(runner, launch)
+    await until(lambda: len(processes_in(launch.namespace)) > 200)
+    await worker.stop(grace_s=0)
+    await end_of(worker)
+    await worker.dispose()
+    assert processes_in(launch.namespace) == []
 
 
 async def test_what_is_frozen_stands_still_until_it_is_thawed(runner: Runner, desk: Desk) -> None:

@@ -42,9 +42,7 @@ def test_version_two_has_one_group_for_all(tmp_path: Path) -> None:
     assert list(groups.names()) == []
 
 
-def test_version_one_has_a_group_for_each_and_none_for_cpus_that_are_not_limited(
-    tmp_path: Path,
-) -> None:
+def test_version_one_has_a_group_for_each(tmp_path: Path) -> None:
     for controller in ("memory", "pids", "cpu"):
         (tmp_path / controller).mkdir()
     groups = Cgroups(tmp_path)
@@ -59,10 +57,10 @@ def test_version_one_has_a_group_for_each_and_none_for_cpus_that_are_not_limited
     for folder in (memory, pids, cpu):
         empty(folder)
     groups.remove("w")
-    assert groups.make("w", Limits(2**28, 100)) == [
-        each / "cgroup.procs" for each in (memory, pids)
-    ]
-    assert not cpu.exists()
+    assert groups.make("w", Limits(2**28, 100)) == joined  # beside others its part is fair
+    assert (cpu / "cpu.cfs_quota_us").read_text() == "-1"
+    groups.forbid_forks("w")
+    assert (pids / "pids.max").read_text() == "0"
 
 
 def test_a_machine_without_groups_limits_nothing(tmp_path: Path) -> None:
@@ -92,6 +90,10 @@ def test_the_kernel_counts_the_processes_of_a_group() -> None:
     script = 'for file; do echo $$ >"$file"; done; for n in 1 2 3 4; do sleep 60 2>&- >&2 & done'
     try:
         command = ["timeout", "20", "sh", "-c", script, "sh", *map(str, joined)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "fork" in ended.stderr
+        assert groups.make(name, Limits(2**28, 100)) == joined
+        groups.forbid_forks(name)
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         assert "fork" in ended.stderr
     finally:
