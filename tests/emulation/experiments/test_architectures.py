@@ -18,6 +18,9 @@ from patchlight.emulation.experiments.architectures.run import (
 from patchlight.emulation.simulator.network import network_of
 from patchlight.testbed.errors import BadInput
 
+# Loops are compiled once, where nothing is on the disk yet.
+pytestmark = pytest.mark.xdist_group("networks")
+
 
 def test_the_command_writes_figures_of_each_network(tmp_path: Path) -> None:
     given = ["experiment", "architectures", "--jobs", "6", "--output", str(tmp_path), "--json"]

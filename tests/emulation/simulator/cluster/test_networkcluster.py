@@ -15,6 +15,9 @@ from patchlight.emulation.simulator.cluster.sweep import load_policies
 from patchlight.emulation.simulator.network import network_of
 from patchlight.testbed.errors import BadInput
 
+# Loops are compiled once, where nothing is on the disk yet.
+pytestmark = pytest.mark.xdist_group("networks")
+
 
 def job(name: str, workers: int, compute_s: float, iterations: int = 1000) -> QueueJob:
     """A job whose all-reduce takes 0.1 s between two nodes with 10 Gb/s."""
