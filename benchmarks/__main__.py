@@ -32,6 +32,7 @@ MODULES = (
     "benchmarks.ocs",
     "benchmarks.ocssessions",
     "benchmarks.simulator",
+    "benchmarks.networks",
     "benchmarks.queues",
     "benchmarks.jobfaults",
     "benchmarks.deploying",

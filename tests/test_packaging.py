@@ -19,6 +19,7 @@ FOLDERS = ("agents", "controller", "deploy", "emulation", "testbed")
 DATA = {
     "testbed/labs": ["*.yaml"],
     "controller/policies/models": ["*.onnx", "*.json"],
+    "emulation/experiments/architectures": ["*.yaml"],
     "emulation/learning/configs": ["*.yaml"],
     "emulation/servers": ["*.sh"],
     "deploy": ["Dockerfile", "*.sh", "*.txt"],

@@ -76,6 +76,12 @@ _OPTIONS = (
         "option does.",
     ),
     click.option(
+        "--network",
+        metavar="SPEC",
+        help="A network of flows instead, on which jobs have phases, like fat-tree:k=16,taper=2 "
+        "(docs/network-simulator.md).",
+    ),
+    click.option(
         "--oversubscription",
         default=1.0,
         help="NIC rates of a rack over its uplink's; with --cluster.",
@@ -84,7 +90,7 @@ _OPTIONS = (
         "--communication",
         type=float,
         help="Part of their time for which jobs of several GPUs move gradients.  [default: 0; with "
-        "--lab 0.25]",
+        "--lab or --network 0.25]",
     ),
     click.option("--order", default="fifo", **_POLICY_NAMES),
     click.option("--placement", default="first-fit", **_POLICY_NAMES),

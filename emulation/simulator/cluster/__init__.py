@@ -10,6 +10,7 @@ from patchlight.controller.prediction.load import Training
 from patchlight.emulation.simulator.cluster.cluster import TwoLevel
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, queue_jobs
 from patchlight.emulation.simulator.cluster.labcluster import LabCluster
+from patchlight.emulation.simulator.cluster.networkcluster import NetworkCluster
 from patchlight.emulation.simulator.cluster.results import JobRecord, QueueResult
 from patchlight.emulation.simulator.cluster.scheduling import QueueScheduler, simulate
 from patchlight.emulation.simulator.cluster.settings import Settings
@@ -20,6 +21,7 @@ from patchlight.emulation.simulator.outages import Outages
 __all__ = [
     "JobRecord",
     "LabCluster",
+    "NetworkCluster",
     "Outages",
     "Policies",
     "QueueJob",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from patchlight.controller.policies.contract import ClusterShape, GpuSite
-from patchlight.controller.prediction.sharing import Demand
+from patchlight.controller.prediction.sharing import Demand, RingNetwork
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
@@ -24,6 +24,19 @@ class Rewiring(NamedTuple):
     dark_s: float
     cross_connects: int
     gpus: int
+
+
+class Pacing(Protocol):
+    """Says how fast the running jobs of a cluster go; they are a simulation's own."""
+
+    def route(self, job: Any, demand: Demand | None) -> bool:
+        """A job is on these links; whether it shares them. Sets the pace of one that does not."""
+
+    def remove(self, job: Any) -> bool:
+        """A job is gone; whether it shared links."""
+
+    def new_paces(self) -> Iterator[tuple[Any, float]]:
+        """The jobs whose pace changes, each with its seconds for a unit."""
 
 
 class Cluster(Protocol):
@@ -64,6 +77,9 @@ class Cluster(Protocol):
 
     def renewed(self) -> Cluster:
         """The same cluster as it was wired at first."""
+
+    def pacing(self) -> Pacing:
+        """What says how fast jobs go on it, none of them begun."""
 
 
 @dataclass(frozen=True)
@@ -168,3 +184,7 @@ class TwoLevel:
     def renewed(self) -> TwoLevel:
         """Itself: nothing in it changes."""
         return self
+
+    def pacing(self) -> RingNetwork[Any]:
+        """Rings that communicate all the time."""
+        return RingNetwork(self)

@@ -22,6 +22,10 @@ class QueueJob(NamedTuple):
     where ``training`` says what an iteration is. A higher ``priority`` comes before all lower
     ones, and it waits until the jobs named in ``after`` are done. While it runs it may have any
     of ``degrees`` as its number of GPUs; it begins with those that it wants.
+
+    On a network of flows an iteration sends ``collectives`` (name and bytes) one after the other
+    instead of a ring all-reduce of the gradient, and begins that ``overlap`` of its computing time
+    before this ends.
     """
 
     view: JobView
@@ -33,6 +37,8 @@ class QueueJob(NamedTuple):
     after: tuple[str, ...] = ()
     preemptible: bool = True
     degrees: tuple[int, ...] = ()
+    collectives: tuple[tuple[str, float], ...] = ()
+    overlap: float = 0.0
 
 
 def load_of(job: QueueJob, workers: int, models: Collection[str], nic_bps: float) -> Load:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 from patchlight.controller.policies.contract import ClusterShape, GpuSite
 from patchlight.controller.prediction.network import LabNetwork
-from patchlight.controller.prediction.sharing import Demand
+from patchlight.controller.prediction.sharing import Demand, RingNetwork
 from patchlight.emulation.simulator.cluster.cluster import Rewiring
 from patchlight.testbed.lab import Host, Lab
 from patchlight.testbed.portmap import PortMap
@@ -28,6 +29,10 @@ class LabCluster:
     def renewed(self) -> LabCluster:
         """The same lab with the cross-connects of its file."""
         return LabCluster(self.lab)
+
+    def pacing(self) -> RingNetwork[Any]:
+        """Rings that communicate all the time, over the links as they are lit."""
+        return RingNetwork(self)
 
     def _look(self) -> None:
         """Follow the light and write down which links there are."""

@@ -22,7 +22,6 @@ from patchlight.controller.policies.contract import (
     nowhere,
 )
 from patchlight.controller.prediction.load import Load
-from patchlight.controller.prediction.sharing import RingNetwork
 from patchlight.emulation.simulator.cluster.cluster import Cluster, Rewiring
 from patchlight.emulation.simulator.cluster.events import EventQueue
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, load_of
@@ -69,7 +68,7 @@ class Simulation:
         self.accounts = Accounts()
         self.preview: Preview = nowhere
         self._by_end: list[Running] = []
-        self._rings: RingNetwork[SimulatedJob] = RingNetwork(self.cluster)
+        self._rings = self.cluster.pacing()
         self._view: ClusterView | None = None
 
     # -- time

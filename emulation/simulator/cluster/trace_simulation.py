@@ -12,6 +12,7 @@ from patchlight.emulation.simulator.cluster.cluster import Cluster, TwoLevel
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, queue_jobs
 from patchlight.emulation.simulator.cluster.lab_jobs import jobs_of_specs
 from patchlight.emulation.simulator.cluster.labcluster import LabCluster
+from patchlight.emulation.simulator.cluster.networkcluster import NetworkCluster
 from patchlight.emulation.simulator.cluster.report import result_of, write_report
 from patchlight.emulation.simulator.cluster.settings import Settings
 from patchlight.emulation.simulator.cluster.sweep import (
@@ -23,6 +24,7 @@ from patchlight.emulation.simulator.cluster.sweep import (
     run_sweep,
 )
 from patchlight.emulation.simulator.executors import Engine, Interrupted
+from patchlight.emulation.simulator.network import network_of
 from patchlight.emulation.simulator.traces import load_trace
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import nearest
@@ -40,8 +42,9 @@ class SimulationOptions:
     """What is simulated: a trace's jobs on a cluster, under each with each of the policies.
 
     ``trace_format`` ``None`` is recognised; of the trace only the first ``jobs`` come, ``speed``
-    times as fast. The cluster is that of ``lab``, else ``cluster`` (racks x servers x GPUs, the
-    NIC rates of a rack ``oversubscription`` times its uplink's). ``communication`` is the part
+    times as fast. The cluster is that of ``lab``, or of ``network`` (a line of text), else
+    ``cluster`` (racks x servers x GPUs, the NIC rates of a rack ``oversubscription`` times its
+    uplink's). ``communication`` is the part
     of their time for which jobs of several GPUs move gradients. A ``trace`` with the suffix
     ``.yaml`` is a job file: its jobs are ``user``'s, come at once, and say themselves what
     they compute and move. Where the settings have light follow jobs and it ``compares``, each
@@ -55,6 +58,7 @@ class SimulationOptions:
     speed: float = 1.0
     cluster: str | None = None
     lab: str | None = None
+    network: str | None = None
     user: str = ""
     oversubscription: float = 1.0
     communication: float | None = None
@@ -113,7 +117,8 @@ def simulate_trace(
         )
     communication = options.communication
     if communication is None:
-        communication = 0.0 if options.lab is None else LAB_COMMUNICATION
+        plain = options.lab is None and options.network is None
+        communication = 0.0 if plain else LAB_COMMUNICATION
     jobs, notes = _jobs(options, cluster, communication)
     _check_users(settings, jobs, cluster)
     runs = options.combinations
@@ -136,11 +141,13 @@ def simulate_trace(
             "communication": communication,
         },
         "cluster": {
-            "name": options.lab or options.cluster or DEFAULT_CLUSTER,
+            "name": options.network or options.lab or options.cluster or DEFAULT_CLUSTER,
             "gpus": len(cluster.shape.gpus),
             "servers": len(cluster.shape.servers),
             "racks": len(cluster.shape.racks),
-            "oversubscription": None if options.lab else options.oversubscription,
+            "oversubscription": None
+            if options.lab or options.network
+            else options.oversubscription,
         },
         "settings": settings.words,
         "engine": engine.name if len(runs) > 1 else "serial",
@@ -197,6 +204,13 @@ def _files(options: SimulationOptions) -> list[Path]:
 
 
 def _cluster(options: SimulationOptions) -> Cluster:
+    if options.network is not None:
+        if options.lab is not None or options.cluster is not None or options.oversubscription != 1:
+            raise BadInput(
+                "--network excludes --cluster, --lab and --oversubscription: give one of them",
+                hint="a lab as a network is --network lab:NAME; a tree has taper=2",
+            )
+        return NetworkCluster(network_of(options.network))
     if options.lab is None:
         return TwoLevel.parse(options.cluster or DEFAULT_CLUSTER, options.oversubscription)
     if options.cluster is not None:

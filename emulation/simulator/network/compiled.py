@@ -22,5 +22,9 @@ def compiled(loop: Loop) -> Loop:
     """The loop as machine code, kept on disk for the next process; itself without Numba."""
     if _numba is None:
         return loop
-    made: Loop = _numba.njit(cache=True, error_model="numpy")(loop)
+    made: Loop
+    try:
+        made = _numba.njit(cache=True, error_model="numpy")(loop)
+    except RuntimeError:  # Neither the package's folder nor the user's can be written to.
+        made = _numba.njit(error_model="numpy")(loop)
     return made

@@ -23,6 +23,7 @@ from rich.progress import (
 
 from patchlight.cli.connection import complete_lab
 from patchlight.cli.errors import only_some_finished, require_root
+from patchlight.cli.experiment.architectures import architectures
 from patchlight.cli.rendering import console, harmless, progress_bar, say, wide_option
 from patchlight.testbed.jobs import JobStatus
 
@@ -269,3 +270,6 @@ def pac_ml(
     if result["interrupted"]:
         finished, wanted = result["episodes_finished"], result["episodes_wanted"]
         only_some_finished(finished, wanted, "episodes")
+
+
+experiment.add_command(architectures)

@@ -16,6 +16,9 @@ from patchlight.emulation.simulator.network.collectives import Round, hierarchic
 from patchlight.emulation.simulator.network.jobs import program_of, sessions_of
 from patchlight.testbed.errors import BadInput
 
+# Loops are compiled once, where nothing is on the disk yet.
+pytestmark = pytest.mark.xdist_group("networks")
+
 S, B = 4.597e9 / 8, 100e9  # VGG19's gradient in bytes; bit/s.
 
 

@@ -17,6 +17,9 @@ from tests.support.random_flows import (
     why_no_simgrid,
 )
 
+# Loops are compiled once, where nothing is on the disk yet.
+pytestmark = pytest.mark.xdist_group("networks")
+
 
 def filled_anew(network: Network, flows: Flows) -> list[float]:
     """When flows are complete if at each event all rates are computed from nothing."""

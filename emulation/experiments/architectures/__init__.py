@@ -1,0 +1,1 @@
+"""Network architectures side by side, under one mix of jobs: time, links, light, power, cost."""

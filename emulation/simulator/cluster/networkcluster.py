@@ -1,0 +1,230 @@
+"""A network of flows under the queue: its nodes are the GPUs, and its jobs have phases there."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from patchlight.controller.policies.contract import ClusterShape, GpuSite
+from patchlight.controller.prediction.sharing import Demand
+from patchlight.emulation.simulator.cluster.cluster import Rewiring
+from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
+from patchlight.emulation.simulator.network.collectives import Round, collective, ring
+from patchlight.emulation.simulator.network.contract import Network
+from patchlight.emulation.simulator.network.engine import run
+from patchlight.emulation.simulator.network.jobs import (
+    ONCE,
+    PlacedJob,
+    Sessions,
+    program_of,
+    sessions_of,
+)
+from patchlight.emulation.simulator.network.sharing import Floats, Ints
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.portmap import PortMap
+
+# Jobs that share links are played for so many iterations of the slowest each time that one comes
+# or goes; until then they have the pace of those after the first few, in which they find a rhythm.
+_PLAYED, _UNMEASURED = 24, 8
+
+
+@dataclass
+class Usage:
+    """What went over each link so far (bits), and for how long jobs' circuits were dark (s)."""
+
+    carried_bits: Floats
+    dark_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class NetworkCluster:
+    """The nodes of a network, one GPU each. ``usage``, where there is one, is added to."""
+
+    network: Network
+    usage: Usage | None = None
+    lab: None = field(default=None, init=False)
+
+    @cached_property
+    def shape(self) -> ClusterShape:
+        """Each node is a server with one GPU; racks are the network's."""
+        racks = self.network.racks.tolist()
+        return ClusterShape(
+            gpus=tuple(GpuSite(f"node{n}.gpu", n, rack) for n, rack in enumerate(racks)),
+            servers=tuple(f"node{n}" for n in range(len(racks))),
+            racks=tuple(f"rack{rack}" for rack in range(max(racks) + 1)),
+        )
+
+    @property
+    def nic_bps(self) -> float:
+        """What a node sends at most."""
+        return self.network.nic_bps
+
+    @property
+    def edge_bps(self) -> float:
+        """Links are all that limits."""
+        return float("inf")
+
+    @cached_property
+    def capacity_bps(self) -> Mapping[Hashable, float]:
+        """The rate of each link, by its number."""
+        return dict(enumerate(self.network.capacity_bps.tolist()))
+
+    @property
+    def circuits(self) -> Mapping[str, PortMap]:
+        """None that a policy could rewire: the network lights its own."""
+        return {}
+
+    def demand(self, ring: Sequence[int]) -> Demand:
+        """How many edges of the ring are on each link; ``BadInput`` where there is no way."""
+        nodes = np.array(ring, np.int64)
+        sessions = sessions_of(self.network, PlacedJob(nodes, 0.0, _ring_of(len(ring), 1.0)))
+        counted = zip(sessions.links[0].tolist(), sessions.weights[0].tolist(), strict=True)
+        return {link: int(edges) for link, edges in counted}
+
+    def ports_of(self, gpus: int) -> Mapping[str, frozenset[int]]:
+        """None."""
+        return {}
+
+    def rewire(self, maps: Mapping[str, PortMap]) -> Rewiring:
+        """``BadInput``: policies cannot rewire it."""
+        raise BadInput(
+            f"cannot light circuits of {', '.join(maps)}: {self.network.spec} lights its own",
+            hint="choose topology 'keep', or a --lab with an OCS",
+        )
+
+    def renewed(self) -> NetworkCluster:
+        """Itself: nothing in it changes."""
+        return self
+
+    def pacing(self) -> PhasedJobs:
+        """Jobs that compute and communicate in turns."""
+        return PhasedJobs(self.network, self.usage)
+
+
+def _ring_of(members: int, bits: float) -> list[Round]:
+    """A ring all-reduce that sends so many bits over each edge of one ring."""
+    [edges] = ring(members, 1.0)
+    return [edges._replace(bits=bits, reduced_bits=0.0)]
+
+
+@dataclass
+class _Placed:
+    """A job on its nodes: its sessions, its links, and how far into an iteration it is (0 to 1)."""
+
+    job: SimulatedJob
+    placed: PlacedJob
+    sessions: Sessions
+    links: Ints
+    phase: float = 0.0
+    pace_s: float = float("inf")
+    counted_units: float = 0.0
+
+
+class PhasedJobs:
+    """How fast jobs go that share links only while they communicate.
+
+    Those that share links, directly or through others, are played together whenever one of them
+    comes or goes. They begin where they were in their iterations, so jobs that have found a rhythm
+    keep it.
+    """
+
+    def __init__(self, network: Network, usage: Usage | None) -> None:
+        self._network, self._usage = network, usage
+        self._placed: dict[int, _Placed] = {}
+        self._together: set[frozenset[int]] = set()
+
+    def route(self, job: SimulatedJob, demand: Demand | None) -> bool:
+        """A job is on its nodes; whether it may share links."""
+        self._placed.pop(job.index, None)
+        job.demand = demand or {}
+        job.unit_s = job.load.compute_s
+        if not demand or not job.load.ring_bits:
+            return False
+        network, members = self._network, len(job.ring)
+        nodes = np.array(job.ring, np.int64)
+        strides = network.strides(members)
+        if job.spec.collectives:
+            parts = [
+                collective(name, members, size, strides) for name, size in job.spec.collectives
+            ]
+            rounds = [each for part in parts for each in part]
+        else:
+            nbytes = job.load.ring_bits / 16 * members / (members - 1)
+            rounds = ring(members, nbytes, strides)
+        placed = PlacedJob(nodes, job.load.compute_s, rounds, ONCE, overlap=job.spec.overlap)
+        sessions = sessions_of(network, placed)
+        links = np.unique(np.concatenate(sessions.links))
+        done = job.units - job.remaining
+        self._placed[job.index] = _Placed(job, placed, sessions, links, counted_units=done)
+        job.resume_s += sessions.starts_dark_s
+        if self._usage is not None:
+            self._usage.dark_s += sessions.starts_dark_s
+        job.unit_s = float("inf")
+        return True
+
+    def remove(self, job: SimulatedJob) -> bool:
+        """A job has left its nodes; whether it may have shared links."""
+        gone = self._placed.pop(job.index, None)
+        if gone is None:
+            return False
+        if self._usage is not None:
+            units = job.units - job.remaining - gone.counted_units
+            for links, weights, bits in zip(*gone.sessions[3:5], gone.sessions.bits, strict=True):
+                self._usage.carried_bits[links] += units * bits * weights
+            self._usage.dark_s += units * sum(gone.sessions.dark_s)
+        self._together = {each for each in self._together if job.index not in each}
+        return True
+
+    def new_paces(self) -> Iterator[tuple[SimulatedJob, float]]:
+        """The jobs whose pace changes, each with its seconds for a unit."""
+        groups = self._groups()
+        known, self._together = self._together, {frozenset(group) for group in groups}
+        for group in groups:
+            if frozenset(group) not in known:
+                self._play([self._placed[index] for index in group])
+        for each in self._placed.values():
+            if each.pace_s != each.job.unit_s:
+                yield each.job, each.pace_s
+
+    def _groups(self) -> list[list[int]]:
+        """Jobs that share links, directly or through others, each group by itself."""
+        leader = {index: index for index in self._placed}
+
+        def lead(index: int) -> int:
+            while leader[index] != index:
+                leader[index] = leader[leader[index]]
+                index = leader[index]
+            return index
+
+        on_link: dict[int, int] = {}
+        for index, each in self._placed.items():
+            for link in each.links.tolist():
+                other = on_link.setdefault(link, index)
+                if other != index:
+                    leader[lead(index)] = lead(other)
+        groups: dict[int, list[int]] = {}
+        for index in self._placed:
+            groups.setdefault(lead(index), []).append(index)
+        return list(groups.values())
+
+    def _play(self, group: list[_Placed]) -> None:
+        """Find the paces of jobs that share links."""
+        lasting_s = [0.0 if each.pace_s == float("inf") else each.pace_s for each in group]
+        rests = [(1 - each.phase) % 1 * s for each, s in zip(group, lasting_s, strict=True)]
+        program = program_of([each.placed for each in group], [each.sessions for each in group])
+        program.begins_s[:] = rests
+        alone = len(group) == 1
+        least, unmeasured = (1, 0) if alone else (_PLAYED, _UNMEASURED)
+        outcome = run(self._network.capacity_bps, program, least, unmeasured)
+        now_s = float(outcome.ends_s.max())
+        measured = np.maximum(outcome.done - unmeasured, 1)
+        paces_s = (outcome.ends_s - outcome.marks_s) / measured
+        paces_s[outcome.stuck] = np.inf
+        for each, pace_s, ended_s in zip(
+            group, paces_s.tolist(), outcome.ends_s.tolist(), strict=True
+        ):
+            each.pace_s = pace_s
+            each.phase = 0.0 if alone else min(1.0, (now_s - ended_s) / pace_s)

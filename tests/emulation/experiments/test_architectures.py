@@ -1,0 +1,83 @@
+"""``patchlight experiment architectures``: the same jobs on each network, and the price list."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from patchlight.cli.main import cli
+from patchlight.emulation.experiments.architectures.mix import MIXTURE, MODELS, mixed_jobs
+from patchlight.emulation.experiments.architectures.prices import BUILT_IN, read_prices, totals
+from patchlight.emulation.experiments.architectures.run import (
+    NETWORKS,
+    ExperimentOptions,
+    run_experiment,
+)
+from patchlight.emulation.simulator.network import network_of
+from patchlight.testbed.errors import BadInput
+
+# Loops are compiled once, where nothing is on the disk yet.
+pytestmark = pytest.mark.xdist_group("networks")
+
+
+def test_the_command_writes_figures_of_each_network(tmp_path: Path) -> None:
+    given = ["experiment", "architectures", "--jobs", "6", "--output", str(tmp_path), "--json"]
+    specs = ("fat-tree:k=4,taper=4", "ideal:nodes=16", "oddl:nodes=16,switching=1ms")
+    done = CliRunner().invoke(cli, [*given, *[w for spec in specs for w in ("--network", spec)]])
+    assert done.exit_code == 0, done.output
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result == json.loads(done.stdout)
+    assert result["experiment"] == "architectures"
+    tapered, ideal, oddl = (result["networks"][spec] for spec in specs)
+    assert ideal["iteration_to_ideal"] == pytest.approx(1.0)
+    assert tapered["iteration_to_ideal"] > 1.0
+    assert tapered["link_use_max"] > tapered["link_use_mean"] > 0
+    assert oddl["dark_s"] > ideal["dark_s"] == 0
+    assert oddl["iteration_to_ideal"] > 1.0
+    assert (tmp_path / "architectures.pdf").stat().st_size > 0
+
+
+def test_networks_of_several_sizes_are_refused() -> None:
+    options = ExperimentOptions(networks=("ideal:nodes=16", "fat-tree:k=8"))
+    with pytest.raises(BadInput, match="one size"):
+        run_experiment(options, lambda done, count: None)
+
+
+def test_the_jobs_are_alike_for_a_seed_and_of_every_model() -> None:
+    jobs = mixed_jobs(10, 128, 1, (*MODELS, MIXTURE))
+    assert jobs == mixed_jobs(10, 128, 1, (*MODELS, MIXTURE))
+    assert {job.cluster for job in jobs} == {*MODELS, MIXTURE}
+    assert all(2 <= job.view.workers <= 32 for job in jobs)
+
+
+def test_the_built_in_list_has_a_price_and_a_source_for_every_part() -> None:
+    prices = read_prices()
+    for spec in NETWORKS:
+        usd, watts = totals(network_of(spec).parts, prices)
+        assert usd > 0
+        assert watts > 0
+    assert all(price.source for price in prices.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"ocs-port": {"usd": "dear", "watts": 1, "source": "x"}}, "ocs-port: usd: 'dear'"),
+        ({"ocs-port": {"usd": 1, "watts": -1, "source": "x"}}, "ocs-port: watts: -1"),
+        ({"ocs-port": {"usd": 1}}, "ocs-port: expected usd, watts and source"),
+        ("text", "is no price list"),
+    ],
+)
+def test_a_price_list_with_mistakes_is_refused(tmp_path: Path, change: object, said: str) -> None:
+    file = tmp_path / "prices.yaml"
+    given = yaml.safe_load(BUILT_IN.read_text())
+    file.write_text(yaml.safe_dump({**given, **change} if isinstance(change, dict) else change))
+    with pytest.raises(BadInput, match=said):
+        read_prices(file)
+
+
+def test_a_part_without_a_price_is_named() -> None:
+    with pytest.raises(BadInput, match="no ocs-port"):
+        totals({"ocs-port": 3.0}, {})

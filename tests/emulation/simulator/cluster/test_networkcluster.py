@@ -1,0 +1,80 @@
+"""Jobs with phases on a network of flows, under the simulator's queue and policies."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from patchlight.cli.main import cli
+from patchlight.controller.policies.contract import JobView
+from patchlight.emulation.simulator.cluster import NetworkCluster, QueueJob, Training, simulate
+from patchlight.emulation.simulator.cluster.networkcluster import Usage
+from patchlight.emulation.simulator.cluster.sweep import load_policies
+from patchlight.emulation.simulator.network import network_of
+from patchlight.testbed.errors import BadInput
+
+# Loops are compiled once, where nothing is on the disk yet.
+pytestmark = pytest.mark.xdist_group("networks")
+
+
+def job(name: str, workers: int, compute_s: float, iterations: int = 1000) -> QueueJob:
+    """A job whose all-reduce takes 0.1 s between two nodes with 10 Gb/s."""
+    training = Training(iterations, 125e6, {"": compute_s})
+    return QueueJob(JobView(name, workers, training=training), 1.0, training=training)
+
+
+def completion_s(spec: str, jobs: list[QueueJob], usage: Usage | None = None) -> list[float]:
+    policies = load_policies("fifo", "first-fit", "keep", 0, print)
+    result = simulate(NetworkCluster(network_of(spec), usage), jobs, policies)
+    return [float(each) for each in result.jobs["ended_s"]]
+
+
+# Four leaves of one node and one uplink, which two jobs of two nodes cross if they alternate.
+RING = "sip-ring:nodes=4,wavelengths=1,microrings=1,channel_rate=10Gbps,latency=0ns,switching=0ns"
+
+
+def test_a_job_alone_takes_what_the_formula_says() -> None:
+    spec = "fat-tree:k=4,rate=10Gbps,latency=0ns"
+    [ended_s] = completion_s(spec, [job("a", 2, 0.3)])
+    assert ended_s == pytest.approx(1000 * 0.4, rel=1e-9)
+
+
+def test_equal_jobs_share_and_unequal_ones_find_a_rhythm() -> None:
+    """Jobs of neighbours on one fibre cross each other's segments."""
+    in_step = completion_s(RING, [job("a", 2, 0.3), job("b", 2, 0.3)])
+    assert in_step == pytest.approx([1000 * 0.5] * 2, rel=1e-9)
+    first, second = completion_s(RING, [job("a", 2, 0.3), job("b", 2, 0.32)])
+    assert first < 1000 * 0.45
+    assert second < 1000 * 0.47
+
+
+def test_collectives_dark_time_and_link_use_are_counted() -> None:
+    spec = "oddl:nodes=4,rate=10Gbps,latency=0ns,switching=1ms"
+    usage = Usage(np.zeros(8))
+    shuffles = job("a", 4, 0.3, 10)._replace(collectives=(("all-to-all", 125e6),))
+    [ended_s] = completion_s(spec, [shuffles], usage)
+    # Three shifts of a quarter, each of which is dark first; the first circuits come before.
+    assert ended_s == pytest.approx(10 * (0.3 + 3 * (0.025 + 1e-3)) + 1e-3, rel=1e-9)
+    assert usage.dark_s == pytest.approx(10 * 3e-3 + 1e-3)
+    assert usage.carried_bits == pytest.approx(10 * 3 * 0.25e9)
+
+
+def test_the_command_takes_a_network(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = [f"2017-10-03 00:{n:02}:00,{600 + n},{n % 4 + 1},0,a" for n in range(12)]
+    trace.write_text("timestamp,duration,num_gpus,gpu_time,cluster\n" + "\n".join(rows) + "\n")
+    run = CliRunner().invoke
+    simulated = ["simulate", "--trace", str(trace), "--output", str(tmp_path / "out"), "--json"]
+    done = run(cli, [*simulated, "--network", "fat-tree:k=4,taper=2"])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert result["cluster"]["name"] == "fat-tree:k=4,taper=2"
+    assert result["cluster"]["gpus"] == 16
+    refused = run(cli, [*simulated, "--network", "fat-tree:k=3"])
+    assert isinstance(refused.exception, BadInput)
+    assert "even number of ports" in refused.exception.message
+    both = run(cli, [*simulated, "--network", "ideal", "--cluster", "1x1x8"])
+    assert isinstance(both.exception, BadInput)
+    assert "--network excludes" in both.exception.message
