@@ -6,13 +6,21 @@ from collections import Counter as Count
 from collections.abc import Awaitable, Callable, Iterator
 
 from fastapi import APIRouter, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 
 from patchlight.agents.service import VERSION, AgentService
 from patchlight.testbed.agent_status import API_VERSION
 from patchlight.testbed.worker_api import WorkerState
+
+_REQUEST_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 Answer = Callable[[Request], Awaitable[Response]]
 
@@ -31,6 +39,13 @@ class AgentMetrics:
             ("call", "code"),
             registry=self.registry,
         )
+        self._seconds = Histogram(
+            "patchlight_agent_request_seconds",
+            "What requests took.",
+            ("call",),
+            buckets=_REQUEST_S,
+            registry=self.registry,
+        )
         self._records = Counter(
             "patchlight_agent_log_records",
             "Warnings and errors in the log.",
@@ -44,13 +59,14 @@ class AgentMetrics:
 
     async def count(self, request: Request, answer: Answer) -> Response:
         """Answer a request, and count it by what is called; addresses may be any number."""
-        code = 500
+        code, began = 500, time.monotonic()
         try:
             response = await answer(request)
             code = response.status_code
         finally:
             call = getattr(request.scope.get("endpoint"), "__name__", "none")
             self._requests.labels(call, code).inc()
+            self._seconds.labels(call).observe(time.monotonic() - began)
         return response
 
     def log_handler(self) -> logging.Handler:

@@ -24,6 +24,7 @@ DATA = {
     "emulation/servers": ["*.sh"],
     "deploy": ["Dockerfile", "*.sh", "*.txt"],
     "deploy/prometheus": ["*.yml"],
+    "patchlight/cli/report": ["*.j2"],
     "deploy/grafana": ["*.json"],
 }
 

@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, _Command] = {
     "emulate": _Command("patchlight.cli.lab.emulate", "Run a lab in software on this machine."),
     "status": _Command("patchlight.cli.status", "Show how a lab is, on one screen."),
     "top": _Command("patchlight.cli.top", "Watch jobs, GPUs and circuits."),
+    "report": _Command("patchlight.cli.report.command", "Write a page on what happened."),
     "controller": _Command("patchlight.cli.controller", "Run and ask the controller."),
     "agent": _Command("patchlight.cli.agent", "Run the agent of one server."),
     "deploy": _Command("patchlight.cli.deploy.group", "Put Patchlight on a lab's servers."),

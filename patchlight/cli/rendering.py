@@ -295,7 +295,10 @@ def _progress_lines(counted: str) -> Iterator[Callable[[int, int], None]]:
 
 def span(seconds: float) -> str:
     """A time that nobody needs to know exactly."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    for limit_s, unit_s, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit_s:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
 
 
 def save_picture(file: Path, draw: Callable[[], Figure]) -> None:

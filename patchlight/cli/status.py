@@ -72,7 +72,7 @@ def _jobs(found: Scrape) -> Coloured:
     counts = found.by("jobs", "state")
     at_work = _counted(counts, "running", "paused", "preparing", "reconfiguring")
     over = _counted(counts, "done", "failed", "stopped")
-    words = f"{at_work}; over: {over}"
+    words = f"{'none runs' if at_work == 'none' else at_work}; over: {over}"
     return Coloured(words, "caution" if counts.get("paused") else "good")
 
 

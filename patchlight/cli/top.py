@@ -1,6 +1,7 @@
 """``patchlight top``: jobs, GPUs, throughput and circuits, live in one terminal."""
 
 import time
+from collections import deque
 from dataclasses import asdict
 
 import click
@@ -23,6 +24,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import format_rate, parse_time
 
 _LEAST_S = 0.5
+_LOOKS = 5
 # Headings, lines between tables, and the lines that say how many rows were left out.
 _LINES_AROUND = 14
 
@@ -35,9 +37,9 @@ _LINES_AROUND = 14
 def top(every: str, once: bool, as_json: bool, lab_name: str | None, address: str | None) -> None:
     """Show jobs, GPUs and circuits as they are, again and again. Ends with Ctrl-C.
 
-    Rates are over the time since the look before. It takes a terminal of 80 columns and 24 lines,
-    and shows more rows on a larger one; over a slow line, look less often. No device is asked for
-    it. 'patchlight job top' compares jobs with what was predicted of them.
+    Rates are means over the latest four times between two looks. It takes a terminal of 80 columns
+    and 24 lines, and shows more rows on a larger one; over a slow line, look less often. No device
+    is asked for it. 'patchlight job top' compares jobs with what was predicted of them.
 
     With --json it is printed once: jobs, with their rates, and circuit switches.
     """
@@ -45,14 +47,13 @@ def top(every: str, once: bool, as_json: bool, lab_name: str | None, address: st
     if every_s < _LEAST_S:
         raise BadInput(f"--every {every}: expected {_LEAST_S:g}s or more, like 2s")
     with connect(lab_name, address) as client:
-        first = patiently(lambda: Scrape.of(client))
-        time.sleep(min(every_s, 1.0))
-        latest = [first]
+        # Workers are heard of some times a second: over a longer time, rates are steadier.
+        looks = deque([patiently(lambda: Scrape.of(client))], maxlen=_LOOKS)
+        time.sleep(every_s)
 
         def look() -> tuple[Scrape, Scrape]:
-            before, now = latest[-1], patiently(lambda: Scrape.of(client))
-            latest[:] = [now]
-            return before, now
+            looks.append(patiently(lambda: Scrape.of(client)))
+            return looks[0], looks[-1]
 
         if as_json:
             before, now = look()

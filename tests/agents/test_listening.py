@@ -133,6 +133,7 @@ async def test_metrics_tell_what_the_agent_did(ask: Ask) -> None:
         requests + '{call="status",code="200"} 3.0',
         requests + '{call="worker",code="404"} 2.0',
         requests + '{call="none",code="404"} 1.0',
+        'patchlight_agent_request_seconds_count{call="status"} 3.0',
         'patchlight_agent_workers{state="running"} 0.0',
         'patchlight_agent_leases{kind="nic"} 0.0',
         'patchlight_agent_log_records_total{level="error"} 0.0',

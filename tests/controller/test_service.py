@@ -260,6 +260,16 @@ def test_metrics_are_what_prometheus_reads(controller: ControllerProcess) -> Non
     assert {"reconfiguration": "1"} in exemplars
 
 
+@pytest.mark.xdist_group("a lasting controller")
+def test_a_port_of_their_own_has_metrics_and_nothing_else(lasting: ControllerProcess) -> None:
+    url = f"http://{lasting.metrics}"
+    assert "patchlight_speaker_up" in httpx.get(f"{url}/metrics").text
+    for path in ("/v1/status", "/openapi.json", "/docs", "/"):
+        assert httpx.get(f"{url}{path}").status_code == 404
+    assert httpx.post(f"{url}/v1/shutdown").status_code == 404
+    assert httpx.get(f"{url}/metrics", headers={"host": "evil.example"}).status_code == 421
+
+
 def test_a_job_waits_for_a_circuit_switch_that_is_gone(tmp_path: Path) -> None:
     (tmp_path / "device").mkdir()
     device_lab = lab_file(tmp_path / "device", ports=16)

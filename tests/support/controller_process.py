@@ -49,7 +49,8 @@ class ControllerProcess:
     process: subprocess.Popen[bytes]
 
     def __init__(self, folder: Path) -> None:
-        api, openflow = free_ports(2)
+        api, openflow, metrics = free_ports(3)
+        self.metrics = f"127.0.0.1:{metrics}"
         self.api, self.state = f"127.0.0.1:{api}", folder / "state"
         self.lab = folder / "lab.yaml"
         self.lab.write_text(DRY_LAB.format(api=api, openflow=openflow))
@@ -58,7 +59,8 @@ class ControllerProcess:
 
     def command(self, state: Path) -> list[str]:
         command = [sys.executable, "-m", "patchlight", "controller", "run"]
-        return [*command, "--lab", str(self.lab), "--state", str(state), "--api", self.api]
+        command += ["--lab", str(self.lab), "--state", str(state), "--api", self.api]
+        return [*command, "--metrics", self.metrics]
 
     def start(self) -> None:
         with self.log.open("ab") as log:

@@ -3,15 +3,19 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from patchlight.controller.policies.topology import regroup
-from patchlight.deploy.monitoring import DASHBOARDS
+from patchlight.deploy.authority import Authority
+from patchlight.deploy.monitoring import DASHBOARDS, scrape_config
 from tests.support.change_bench import JOBS
+from tests.support.prometheus import PrometheusServer, prometheus_server
+from tests.support.tls_agents import idle_agent, serving
 from tests.support.waiting import eventually
-from tests.support.watched_lab import LAB, PrometheusServer, prometheus_server, watched_lab
+from tests.support.watched_lab import LAB, watched_lab
 
 pytestmark = pytest.mark.prometheus
 
@@ -34,7 +38,9 @@ async def test_dashboards_have_data_and_a_fault_fires_its_alert(tmp_path: Path) 
     (tmp_path / "device").mkdir()
     (tmp_path / "prometheus").mkdir()
     async with watched_lab(tmp_path / "device") as lab:
-        with prometheus_server(tmp_path / "prometheus", lab.address) as server:
+        # Without the agents, which do not answer over TLS here.
+        config = scrape_config(LAB.with_changes(servers=()), lab.address, tmp_path, 1.0)
+        with prometheus_server(tmp_path / "prometheus", config) as server:
             await eventually(server.is_ready, "Prometheus to answer")
             await eventually(lambda: server.values("patchlight_controller_info"), "a scrape")
             change = await lab.controller.transactions.change(
@@ -56,4 +62,21 @@ async def test_dashboards_have_data_and_a_fault_fires_its_alert(tmp_path: Path) 
             lab.device.kill()
             await eventually(
                 lambda: "PatchlightOcsUnreachable" in server.firing(), "the alert", 30.0
+            )
+
+
+async def test_agents_are_scraped_over_tls_with_their_certificates(tmp_path: Path) -> None:
+    authority = Authority(LAB.name, tmp_path / "ca")
+    authority.for_prometheus(tmp_path / "prometheus")
+    server1, *_ = LAB.servers
+    own = authority.for_agent(server1.name, tmp_path / "agent")
+    async with serving(idle_agent(LAB, server1, tmp_path / "state"), own) as address:
+        lab = LAB.with_changes(servers=(replace(server1, management=address),))
+        config = scrape_config(lab, "127.0.0.1:1", tmp_path / "prometheus", 1.0)
+        with prometheus_server(tmp_path / "prometheus", config) as server:
+            await eventually(server.is_ready, "Prometheus to answer")
+            who = f'patchlight_agent_info{{lab="{LAB.name}",server="{server1.name}"}}'
+            await eventually(lambda: server.values(who) == [1.0], "a scrape of the agent")
+            await eventually(
+                lambda: "PatchlightControllerDown" in server.firing(), "an alert of the controller"
             )

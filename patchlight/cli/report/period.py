@@ -1,0 +1,102 @@
+"""What happened in a lab in a period of time, as the controller has it on record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from patchlight.controller.client import ControllerClient
+
+Answer = dict[str, Any]
+
+# A job's own states and the ends of changes are told elsewhere in a report.
+_TOLD_ELSEWHERE = ("job-", "circuits")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one stage of changes took, in seconds."""
+
+    name: str
+    count: int
+    mean_s: float
+    median_s: float
+    most_s: float
+
+
+@dataclass(frozen=True)
+class Period:
+    """From ``since`` until ``until`` (Unix time): records as the API gives them.
+
+    ``jobs`` are those that waited or ran then; ``gpus`` and ``rates`` are samples, which the
+    controller keeps for an hour or so.
+    """
+
+    lab: str
+    since: float
+    until: float
+    jobs: list[Answer]
+    changes: list[Answer]
+    events: list[Answer]
+    gpus: list[Answer]
+    rates: list[Answer]
+
+    def job_counts(self) -> Mapping[str, int]:
+        """How many of the jobs are in each state now."""
+        counts: dict[str, int] = {}
+        for job in self.jobs:
+            counts[job["state"]] = counts.get(job["state"], 0) + 1
+        return counts
+
+    def change_counts(self) -> Mapping[str, int]:
+        """How many changes came to each end."""
+        counts: dict[str, int] = {}
+        for change in self.changes:
+            counts[change["state"]] = counts.get(change["state"], 0) + 1
+        return counts
+
+    def stages(self) -> list[Stage]:
+        """What the stages of committed changes took, in the order that they come in."""
+        took: dict[str, list[float]] = {}
+        for change in self.changes:
+            if change["state"] == "committed" and change["changes"]:
+                for name, seconds in change["stages_s"].items():
+                    took.setdefault(name, []).append(seconds)
+        return [Stage(n, len(s), fmean(s), median(s), max(s)) for n, s in took.items()]
+
+    def energy_j(self) -> float:
+        """What GPUs have used for these jobs in all, as far as they told."""
+        return sum(sum(job.get("energy_j", {}).values()) for job in self.jobs)
+
+
+def look_back(client: ControllerClient, since: float, until: float) -> Period:
+    """What a controller has on record of a period."""
+    return Period(
+        lab=client.identity().name,
+        since=since,
+        until=until,
+        jobs=[job for job in client.jobs() if _overlaps(job, since, until)],
+        changes=[c for c in client.reconfigurations() if since <= c["started_at"] <= until],
+        events=[
+            event
+            for event in _events(client)
+            if since <= event["at"] <= until and not event["kind"].startswith(_TOLD_ELSEWHERE)
+        ],
+        gpus=[sample for sample in client.gpus(since) if sample["at"] <= until],
+        rates=[sample for sample in client.ports(since) if sample["at"] <= until],
+    )
+
+
+def _overlaps(job: Answer, since: float, until: float) -> bool:
+    ended = job["finished_at"]
+    return bool(job["submitted_at"] <= until and (ended is None or ended >= since))
+
+
+def _events(client: ControllerClient) -> Iterator[Answer]:
+    after = 0
+    while page := client.events(after):
+        yield from page
+        after = page[-1]["number"]
