@@ -14,8 +14,9 @@ from patchlight.controller.policies.engineering.decomposition import birkhoff
 from patchlight.controller.policies.engineering.matching import assignment, pairs
 from patchlight.controller.policies.topology import regroup
 from patchlight.testbed.labfile.reader import load_lab
+from patchlight.testbed.policies import PolicyChoice
 from tests.support.lab_jobs import connected
-from tests.support.ring_jobs import completion_s, ring_spec
+from tests.support.ring_jobs import ring_spec, trained
 
 _PARTNERS = 16
 
@@ -62,13 +63,28 @@ def run(*, full: bool = False) -> list[dict[str, Any]]:
     return [*figures, *(_in_packets() if full else [])]
 
 
+# As much of an iteration in communication as the jobs of OFC 2022 have in the model that fits them:
+# a quarter. Steps of the ring are long, as delays of the emulation are not scaled with its rates.
+_GRADIENT_BYTES, _COMPUTE_S = 80e9, 36.0
+
+
 def _in_packets() -> list[dict[str, Any]]:
     with (
         EmulatedLab.from_file(
-            "ring16", scale=1000, name="bench-ring", workers="process", real_time=True
+            "ring16",
+            scale=5000,
+            name="bench-ring",
+            workers="process",
+            real_time=True,
+            policies=PolicyChoice(deadline_s=30.0),
         ) as emulated,
         connected(emulated) as client,
     ):
-        took_s, predicted_s = completion_s(client, emulated.lab, ring_spec("ring", 3, 40e9, 6.0))
+        spec = ring_spec("ring", 1, _GRADIENT_BYTES, _COMPUTE_S)
+        found = trained(client, emulated.lab, spec)
     name = "topology: 16 workers on a ring through the OCS: packets / flows − 1"
-    return [figure(name, took_s / predicted_s - 1, "", "within ± 0.03")]
+    apart = found.communication_s / (found.flows_s - _COMPUTE_S) - 1
+    return [
+        figure(name, found.packets_s / found.flows_s - 1, "", "within ± 0.03"),
+        figure(f"{name}, communication alone", apart, ""),
+    ]
