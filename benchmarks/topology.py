@@ -65,10 +65,10 @@ def run(*, full: bool = False) -> list[dict[str, Any]]:
     return [*figures, *(_in_packets() if full else [])]
 
 
-# GPT-2 (774 million parameters) at 5 Gb/s: as much of an iteration in communication as the jobs of
-# OFC 2022 have in the model that fits them, a quarter. At 100 Gb/s the scale would have to be
-# larger, and then the workers' windows, of 16 KiB at least, do not fill a link over four queues.
-_NIC_BPS, _SCALE, _GRADIENT_BYTES, _COMPUTE_S = 5_000_000_000, 200, 3e9, 27.0
+# 1.5 billion parameters (GPT-2) at 5 Gb/s: as much of an iteration in communication as the jobs of
+# OFC 2022 have in the model that fits them, a quarter. Delays of an emulation are not scaled with
+# its rates: steps of the ring have to be long, and rates and windows not too small.
+_NIC_BPS, _SCALE, _GRADIENT_BYTES, _COMPUTE_S = 5_000_000_000, 200, 6e9, 54.0
 
 
 def _at_rate(lab: Lab, rate_bps: int) -> Lab:
