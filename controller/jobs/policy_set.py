@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import TypeVar
 
 from patchlight.controller.policies.contract import ClusterShape, Policy
@@ -17,7 +18,7 @@ from patchlight.controller.policies.guard import (
 )
 from patchlight.controller.policies.policy_process import PolicyProcess
 from patchlight.controller.policies.registry import DEFAULTS, is_built_in, load_policy
-from patchlight.controller.policies.topology import CannotRegroup
+from patchlight.controller.policies.topology import CannotRegroup, has_trunks
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.policies import KINDS, PolicyChoice, PolicyKind
 
@@ -103,6 +104,9 @@ class PolicySet:
             refusals = (CannotRegroup,) if name == "regroup" else ()
             guard = partial(GuardedTopology, refusals=refusals)
             self._topologies[name] = self._guarded(guard, "topology", name)
+            if self._lab is not None and has_trunks(self._lab):
+                # Light over several OCSs is planned with SciPy: imported before a job waits for it.
+                import_module("patchlight.controller.policies.engineering.paths")
         return self._topologies[name]
 
     def _guarded(self, guard: Callable[..., G], kind: PolicyKind, name: str) -> G:
