@@ -3,18 +3,17 @@
 import logging
 import time
 from collections import Counter as Count
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from patchlight.agents.service import VERSION, AgentService
 from patchlight.testbed.agent_status import API_VERSION
 from patchlight.testbed.worker_api import WorkerState
-
-Answer = Callable[[Request], Awaitable[Response]]
 
 
 class AgentMetrics:
@@ -42,16 +41,24 @@ class AgentMetrics:
         self.registry.register(_State(service, certificate_end))
         ProcessCollector(registry=self.registry)
 
-    async def count(self, request: Request, answer: Answer) -> Response:
-        """Answer a request, and count it by what is called; addresses may be any number."""
+    async def count(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have ``app`` answer a request, and count it by what is called.
+
+        By address would be no use: those may be any number.
+        """
         code = 500
+
+        async def noted(message: Message) -> None:
+            nonlocal code
+            if message["type"] == "http.response.start":
+                code = message["status"]
+            await send(message)
+
         try:
-            response = await answer(request)
-            code = response.status_code
+            await app(scope, receive, noted)
         finally:
-            call = getattr(request.scope.get("endpoint"), "__name__", "none")
+            call = getattr(scope.get("endpoint"), "__name__", "none")
             self._requests.labels(call, code).inc()
-        return response
 
     def log_handler(self) -> logging.Handler:
         """What counts the log's warnings and errors."""
