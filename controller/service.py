@@ -6,13 +6,15 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from patchlight.controller.api.app import create_app
 from patchlight.controller.api.listening import api_host_names, listening_for_api
 from patchlight.controller.circuits.device_lock import CONTROLLER, device_lock
 from patchlight.controller.parts import Controller, Settings
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.linux.http_server import http_server
+
+if TYPE_CHECKING:
+    import uvicorn
 
 
 def serve(lab: Lab, settings: Settings, on_ready: Callable[[], None]) -> None:
@@ -31,8 +33,6 @@ def serve(lab: Lab, settings: Settings, on_ready: Callable[[], None]) -> None:
 
 async def _run(controller: Controller, api: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serve until SIGTERM or Ctrl-C. Circuits and flow entries outlive the controller."""
-    hosts = api_host_names(controller.settings.api)
-    server = http_server(create_app(controller), hosts=hosts, lifespan="off")
     told_to_stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, told_to_stop.set)
@@ -43,11 +43,16 @@ async def _run(controller: Controller, api: socket.socket, on_ready: Callable[[]
         stack.enter_context(device_lock(controller.lab.circuit_switches, holder))
         for driver in controller.drivers.values():
             stack.push_async_callback(driver.close)
-        # Who does not answer is left for later: one switch does not keep the lab waiting.
-        await controller.circuits.devices.open()
         stack.push_async_callback(controller.speaker.close)
         controller.speaker.subscribe(controller.on_event)
-        await controller.speaker.start()
+        # A process of its own, which takes as long to start as what follows here.
+        speaking = asyncio.create_task(controller.speaker.start(), name="speaker")
+        stack.push_async_callback(_over, speaking)
+        await asyncio.sleep(0)
+        # Who does not answer is left for later: one switch does not keep the lab waiting.
+        await controller.circuits.devices.open()
+        server = _api(controller)
+        await speaking
         stack.push_async_callback(controller.switches.close)
         await controller.switches.look()
         stack.push_async_callback(controller.transactions.close)
@@ -76,3 +81,18 @@ async def _run(controller: Controller, api: socket.socket, on_ready: Callable[[]
             server.should_exit = True
             stopping.cancel()
             await asyncio.gather(serving, stopping, return_exceptions=True)
+
+
+def _api(controller: Controller) -> "uvicorn.Server":
+    """The server of the API; what it is made of is imported while the speaker starts."""
+    from patchlight.controller.api.app import create_app
+    from patchlight.testbed.linux.http_server import http_server
+
+    hosts = api_host_names(controller.settings.api)
+    return http_server(create_app(controller), hosts=hosts, lifespan="off")
+
+
+async def _over(task: asyncio.Task[None]) -> None:
+    """Cancel the task if it is not at its end, and wait for that."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
