@@ -13,12 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pyroute2 import NetlinkError
-
 from patchlight.agents import roce
 from patchlight.agents.errors import NicError
 from patchlight.agents.nics import upon
-from patchlight.agents.nics.kernel import index_of, rtnetlink
+from patchlight.agents.nics.kernel import allowing, index_of, rtnetlink
 from patchlight.agents.nics.state import NicState, WorkerNetwork, name_inside
 from patchlight.agents.nics.ways import NicWay, way_of
 from patchlight.testbed.linux import ethtool, namespaces, rdma
@@ -248,11 +246,8 @@ def _restore(state: NicState, *, loopback_up: bool = False) -> None:
             with Netlink() as netlink:
                 set_neighbours(netlink, index, interface, state.neighbours)
         for address, prefix in state.addresses:
-            try:
+            with allowing(errno.EEXIST):
                 ip.addr("add", index=index, address=address, prefixlen=prefix)
-            except NetlinkError as exc:
-                if exc.code != errno.EEXIST:
-                    raise
         for route in state.routes:
             ip.route("replace", oif=index, family=2, **route)
         (link,) = ip.get_links(index)

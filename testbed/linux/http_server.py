@@ -94,8 +94,8 @@ def http_server(
 class _Server(uvicorn.Server):
     """Looks around once a second, and at once when it is told to end.
 
-    Uvicorn's own looks whether it was told, ten times a second: of 64 idle agents on one machine
-    that alone is a tenth of a processor.
+    Uvicorn's own looks ten times a second whether it was told. That takes 1.2 ms of processor time
+    a second instead of 0.2, in each of the agents of an emulated lab.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:

@@ -1,7 +1,7 @@
 """Static neighbours of an interface: which MAC an address has, whoever else would say so.
 
-A worker of a large job has one for each of its peers. One message each through pyroute2 takes
-0.5 ms of processor time; a batch of 63 takes 0.4 ms.
+A worker of a large job has one for each of its peers. Each takes pyroute2 0.34 ms of processor
+time; a batch of 63 takes 0.5 ms here.
 """
 
 import struct
