@@ -1,6 +1,6 @@
 """The agent's HTTP API, version 1 (JSON)."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
 
@@ -8,6 +8,7 @@ from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.metrics import AgentMetrics
@@ -28,7 +29,6 @@ def make_app(service: AgentService, lab: str, metrics: AgentMetrics) -> FastAPI:
 
     Who asks is told by the connection: its Unix socket, or the name in its certificate.
     """
-    everything, reader = {UNIX_CLIENT, controller_name(lab)}, prometheus_name(lab)
 
     @asynccontextmanager
     async def life(_app: FastAPI) -> AsyncIterator[None]:
@@ -38,21 +38,37 @@ def make_app(service: AgentService, lab: str, metrics: AgentMetrics) -> FastAPI:
     # No redirects, and no description of the API: neither looks first at who asks.
     app = FastAPI(title="Patchlight agent", lifespan=life, openapi_url=None, redirect_slashes=False)
 
-    @app.middleware("http")
-    async def admit(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-        who = request.client.host if request.client else ""
-        if who in everything or (who == reader and request.url.path == "/metrics"):
-            return await metrics.count(request, answer)
-        words = f"a certificate for {who[:80]} opens nothing here"
-        hint = f"expected one for {controller_name(lab)}; or for {reader}, which opens /metrics"
-        return JSONResponse({"error": words, "hint": hint}, 403)
-
+    app.add_middleware(_Admission, lab=lab, metrics=metrics)
     app.include_router(_routes(service), prefix="/v1")
     app.include_router(metrics.routes())
     app.add_exception_handler(PatchlightError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
     return app
+
+
+class _Admission:
+    """Turns away whoever has no business here, and counts what all others ask.
+
+    Starlette's own kind of middleware would add a task and a pair of streams to each request.
+    """
+
+    def __init__(self, app: ASGIApp, lab: str, metrics: AgentMetrics) -> None:
+        self._app, self._metrics = app, metrics
+        self._controller, self._reader = controller_name(lab), prometheus_name(lab)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        who = scope["client"][0] if scope["client"] else ""
+        reads_metrics = who == self._reader and scope["path"] == "/metrics"
+        if who in (UNIX_CLIENT, self._controller) or reads_metrics:
+            await self._metrics.count(self._app, scope, receive, send)
+            return
+        words = f"a certificate for {who[:80]} opens nothing here"
+        hint = f"expected one for {self._controller}; or for {self._reader}, which opens /metrics"
+        await JSONResponse({"error": words, "hint": hint}, 403)(scope, receive, send)
 
 
 def _routes(service: AgentService) -> APIRouter:

@@ -59,10 +59,9 @@ class Lease:
     returned: bool = False
     gpu_energy_j: float | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """For its file."""
-        return {
-            "spec": self.spec.model_dump(mode="json"),
+    def as_json(self, spec: str) -> str:
+        """For its file; ``spec`` is that of the lease as JSON, which is most of the work."""
+        rest = {
             "namespace": self.namespace,
             "nic_state": self.nic_state.as_dict(),
             "runner": self.runner,
@@ -73,10 +72,11 @@ class Lease:
             "returned": self.returned,
             "gpu_energy_j": self.gpu_energy_j,
         }
+        return f'{{"spec": {spec}, {json.dumps(rest)[1:]}'
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The lease that ``as_dict`` wrote; one of an older agent has fewer keys."""
+        """The lease that ``as_json`` wrote; one of an older agent has fewer keys."""
         ended = data.get("ended")
         return cls(
             spec=WorkerSpec.model_validate(data["spec"]),
@@ -102,6 +102,7 @@ class LeaseBook:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._specs: dict[str, tuple[WorkerSpec, str]] = {}
         private_folder(directory)
 
     def write(self, lease: Lease) -> None:
@@ -113,7 +114,7 @@ class LeaseBook:
         fresh = path.with_suffix(".new")
         try:
             with fresh.open("w", encoding="utf-8") as file:
-                json.dump(lease.as_dict(), file)
+                file.write(lease.as_json(self._spec(lease)))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(fresh, path)
@@ -126,8 +127,17 @@ class LeaseBook:
             ) from exc
         self._sync()
 
+    def _spec(self, lease: Lease) -> str:
+        """The spec of a lease as JSON: made once, however often the lease is written."""
+        known, text = self._specs.get(lease.spec.id, (None, ""))
+        if known is not lease.spec:
+            text = lease.spec.model_dump_json()
+            self._specs[lease.spec.id] = lease.spec, text
+        return text
+
     def end(self, worker: str) -> None:
         """Remove the worker's lease, if there is one."""
+        self._specs.pop(worker, None)
         self._path(worker).unlink(missing_ok=True)
         self._sync()
 

@@ -3,9 +3,9 @@
 import logging
 import time
 from collections import Counter as Count
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
@@ -15,14 +15,13 @@ from prometheus_client import (
 )
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from patchlight.agents.service import VERSION, AgentService
 from patchlight.testbed.agent_status import API_VERSION
 from patchlight.testbed.worker_api import WorkerState
 
 _REQUEST_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-
-Answer = Callable[[Request], Awaitable[Response]]
 
 
 class AgentMetrics:
@@ -57,17 +56,25 @@ class AgentMetrics:
         self.registry.register(_State(service, certificate_end))
         ProcessCollector(registry=self.registry)
 
-    async def count(self, request: Request, answer: Answer) -> Response:
-        """Answer a request, and count it by what is called; addresses may be any number."""
+    async def count(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have ``app`` answer a request, and count it by what is called.
+
+        By address would be no use: those may be any number.
+        """
         code, began = 500, time.monotonic()
+
+        async def noted(message: Message) -> None:
+            nonlocal code
+            if message["type"] == "http.response.start":
+                code = message["status"]
+            await send(message)
+
         try:
-            response = await answer(request)
-            code = response.status_code
+            await app(scope, receive, noted)
         finally:
-            call = getattr(request.scope.get("endpoint"), "__name__", "none")
+            call = getattr(scope.get("endpoint"), "__name__", "none")
             self._requests.labels(call, code).inc()
             self._seconds.labels(call).observe(time.monotonic() - began)
-        return response
 
     def log_handler(self) -> logging.Handler:
         """What counts the log's warnings and errors."""

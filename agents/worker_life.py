@@ -258,22 +258,26 @@ class Worker:
         if self._ended is not None or self.lock.locked() or not self.tenancy.is_launched:
             return None
         lease = self.tenancy.lease
-        with contextlib.suppress(OSError):  # it may have put something else there
-            await asyncio.to_thread(output.bound, self._folder / keeper.OUTPUT)
         unstarted = self.status().state in (WorkerState.STARTING, WorkerState.READY)
         if unstarted and now - lease.created_at > UNSTARTED_S:
             return Ending(
                 WorkerState.FAILED,
                 f"it was not told to start within {UNSTARTED_S:g} s: its controller is gone",
             )
-        problem = await asyncio.to_thread(lambda: self.nic_problem)
+        problem, filled = await asyncio.to_thread(self._look_at_server)
         if self._is_leaving:  # it ends already
             return None
         if problem is not None and problem.words == GONE.format(lease.nic_state.interface):
             return Ending(WorkerState.FAILED, problem.words)
-        if filled := await asyncio.to_thread(fills_disk, self._folder):
+        if filled:
             return Ending(WorkerState.FAILED, filled)
         return await self._look_at_gpu()
+
+    def _look_at_server(self) -> tuple[NicProblem | None, str]:
+        """What is wrong with its NIC, and with how much it has written. Blocks."""
+        with contextlib.suppress(OSError):  # it may have put something else there
+            output.bound(self._folder / keeper.OUTPUT)
+        return self.nic_problem, fills_disk(self._folder)
 
     async def _look_at_gpu(self) -> Ending | None:
         if self.spec.gpu is None:

@@ -11,7 +11,6 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from patchlight.controller.agent_tls import AgentTls
-from patchlight.controller.agent_trust import mistrust
 from patchlight.controller.heartbeats import INTERVAL_S, SUSPECTED_AFTER
 from patchlight.testbed.agent_status import API_VERSION, AgentStatus
 from patchlight.testbed.errors import PatchlightError
@@ -154,6 +153,9 @@ class AgentClient:
         own = self._tls.credentials if self._tls else None
         if self._tls is None or own is None or isinstance(error, httpx.TimeoutException):
             return
+        # What reads certificates is slow to import, and most controllers have none to read.
+        from patchlight.controller.agent_trust import mistrust
+
         if found := await mistrust(self._where, self._tls.agent(self.server), own):
             raise AgentNotTrusted(found.words, hint=found.hint) from error
 

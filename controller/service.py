@@ -6,16 +6,17 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from patchlight.controller.api.app import create_app
 from patchlight.controller.api.listening import api_host_names, listening_for_api
 from patchlight.controller.circuits.device_lock import CONTROLLER, device_lock
-from patchlight.controller.metrics.exposition import ControllerMetrics, metrics_app
+from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.metrics.listening import LOCAL_NAMES, listen_for_metrics
 from patchlight.controller.parts import Controller, Settings
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.linux.http_server import http_server
+
+if TYPE_CHECKING:
+    import uvicorn
 
 
 def serve(lab: Lab, settings: Settings, on_ready: Callable[[], None]) -> None:
@@ -45,14 +46,7 @@ class _Sockets(NamedTuple):
 
 async def _run(controller: Controller, sockets: _Sockets, on_ready: Callable[[], None]) -> None:
     """Serve until SIGTERM or Ctrl-C. Circuits and flow entries outlive the controller."""
-    hosts = api_host_names(controller.settings.api)
     metrics = ControllerMetrics(controller)
-    app = create_app(controller)
-    app.include_router(metrics.routes())
-    servers = [(http_server(app, hosts=hosts, lifespan="off"), sockets.api)]
-    if sockets.metrics is not None:
-        readers = http_server(metrics_app(metrics), hosts=LOCAL_NAMES, lifespan="off")
-        servers.append((readers, sockets.metrics))
     told_to_stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, told_to_stop.set)
@@ -63,11 +57,16 @@ async def _run(controller: Controller, sockets: _Sockets, on_ready: Callable[[],
         stack.enter_context(device_lock(controller.lab.circuit_switches, holder))
         for driver in controller.drivers.values():
             stack.push_async_callback(driver.close)
-        # Who does not answer is left for later: one switch does not keep the lab waiting.
-        await controller.circuits.devices.open()
         stack.push_async_callback(controller.speaker.close)
         controller.speaker.subscribe(controller.on_event)
-        await controller.speaker.start()
+        # A process of its own, which takes as long to start as what follows here.
+        speaking = asyncio.create_task(controller.speaker.start(), name="speaker")
+        stack.push_async_callback(_over, speaking)
+        await asyncio.sleep(0)
+        # Who does not answer is left for later: one switch does not keep the lab waiting.
+        await controller.circuits.devices.open()
+        servers = _servers(controller, sockets, metrics)
+        await speaking
         stack.push_async_callback(controller.switches.close)
         await controller.switches.look()
         stack.push_async_callback(controller.transactions.close)
@@ -100,3 +99,27 @@ async def _run(controller: Controller, sockets: _Sockets, on_ready: Callable[[],
                 server.should_exit = True
             stopping.cancel()
             await asyncio.gather(*serving, stopping, return_exceptions=True)
+
+
+def _servers(
+    controller: Controller, sockets: _Sockets, metrics: ControllerMetrics
+) -> "list[tuple[uvicorn.Server, socket.socket]]":
+    """Who answers at which socket; what that takes is imported while the speaker starts."""
+    from patchlight.controller.api.app import create_app
+    from patchlight.controller.api.metrics import metrics_app, metrics_routes
+    from patchlight.testbed.linux.http_server import http_server
+
+    hosts = api_host_names(controller.settings.api)
+    app = create_app(controller)
+    app.include_router(metrics_routes(metrics))
+    servers = [(http_server(app, hosts=hosts, lifespan="off"), sockets.api)]
+    if sockets.metrics is not None:
+        readers = http_server(metrics_app(metrics), hosts=LOCAL_NAMES, lifespan="off")
+        servers.append((readers, sockets.metrics))
+    return servers
+
+
+async def _over(task: asyncio.Task[None]) -> None:
+    """Cancel the task if it is not at its end, and wait for that."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

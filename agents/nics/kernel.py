@@ -1,12 +1,13 @@
-"""rtnetlink for NICs: open in the calling thread's namespace, with errors that say of which NIC."""
+"""rtnetlink for NICs: open in the calling thread's namespace, with errors that say of which NIC.
+
+pyroute2 is imported where it is used: an agent at rest is 9 MiB smaller without it.
+"""
 
 import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-
-from pyroute2 import IPRoute, NetlinkError
 
 from patchlight.agents.errors import NicError, NicGone
 from patchlight.testbed.linux import ethtool
@@ -19,6 +20,8 @@ from patchlight.testbed.linux.sysfs import NoSysfs
 @contextmanager
 def rtnetlink(interface: str, doing: str) -> Iterator[Any]:
     """pyroute2's ``IPRoute``; whatever the kernel refuses meanwhile is a ``NicError``."""
+    from pyroute2 import IPRoute, NetlinkError
+
     try:
         with IPRoute() as ip:
             yield ip
@@ -41,3 +44,15 @@ def index_of(ip: Any, interface: str) -> int:
             "the NIC's name",
         )
     return int(indices[0])
+
+
+@contextmanager
+def allowing(code: int) -> Iterator[None]:
+    """What the kernel refuses with this ``errno`` is as it should be already."""
+    from pyroute2 import NetlinkError
+
+    try:
+        yield
+    except NetlinkError as exc:
+        if exc.code != code:
+            raise

@@ -13,15 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pyroute2 import NetlinkError
-
 from patchlight.agents import roce
 from patchlight.agents.errors import NicError
 from patchlight.agents.nics import upon
-from patchlight.agents.nics.kernel import index_of, rtnetlink
+from patchlight.agents.nics.kernel import allowing, index_of, rtnetlink
 from patchlight.agents.nics.state import NicState, WorkerNetwork, name_inside
 from patchlight.agents.nics.ways import NicWay, way_of
 from patchlight.testbed.linux import ethtool, namespaces, rdma
+from patchlight.testbed.linux.neighbours import set_neighbours
 from patchlight.testbed.linux.netlink import Netlink
 from patchlight.testbed.linux.rate_limits import restore_limit, save_limit
 from patchlight.testbed.linux.sysfs import NoSysfs, sysfs
@@ -243,16 +242,12 @@ def _restore(state: NicState, *, loopback_up: bool = False) -> None:
         if loopback_up:
             ip.link("set", index=index_of(ip, "lo"), state="up")
         ip.link("set", index=index, state="up" if state.up else "down")
-        for address, mac in state.neighbours:
-            ip.neigh(
-                "replace", ifindex=index, dst=address, lladdr=mac, state=_NUD_PERMANENT, family=2
-            )
+        if state.neighbours:
+            with Netlink() as netlink:
+                set_neighbours(netlink, index, interface, state.neighbours)
         for address, prefix in state.addresses:
-            try:
+            with allowing(errno.EEXIST):
                 ip.addr("add", index=index, address=address, prefixlen=prefix)
-            except NetlinkError as exc:
-                if exc.code != errno.EEXIST:
-                    raise
         for route in state.routes:
             ip.route("replace", oif=index, family=2, **route)
         (link,) = ip.get_links(index)

@@ -4,10 +4,8 @@ import errno
 import time
 from pathlib import Path
 
-from pyroute2 import NetlinkError
-
 from patchlight.agents.errors import NicError
-from patchlight.agents.nics.kernel import index_of, rtnetlink
+from patchlight.agents.nics.kernel import allowing, index_of, rtnetlink
 from patchlight.testbed.linux import namespaces
 
 # A queue of 50 ms is usual; one may be seconds deep on a slow link.
@@ -43,12 +41,8 @@ def unsilence(namespace: Path) -> None:
 
 def _blackhole(namespace: Path, command: str, already: int) -> None:
     def switch() -> None:
-        with rtnetlink(namespace.name, "silencing") as ip:
-            try:
-                # After the rule for local addresses, before all others.
-                ip.rule(command, priority=1, action="FR_ACT_BLACKHOLE")
-            except NetlinkError as exc:
-                if exc.code != already:
-                    raise
+        with rtnetlink(namespace.name, "silencing") as ip, allowing(already):
+            # After the rule for local addresses, before all others.
+            ip.rule(command, priority=1, action="FR_ACT_BLACKHOLE")
 
     namespaces.inside(namespace, switch)

@@ -18,13 +18,16 @@ import os
 import select
 import socket
 import struct
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .ring import Neighbours, RingError
 
-Array = NDArray[np.float32]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float32]
 
 _HEADER = struct.Struct("!4sQQ")  # what, iteration, array bytes
 _MAGIC = b"PLAR"

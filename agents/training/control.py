@@ -10,16 +10,19 @@ Programs that are not ours may use this module too: it needs the standard librar
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socketserver
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .task import TrainingError
+
+if TYPE_CHECKING:  # slow to import
+    from pathlib import Path
 
 
 class Passed(TrainingError):
@@ -145,14 +148,15 @@ class Gate:
 class Journal:
     """Writes ``state.json`` (replaced whole) and ``reports.jsonl`` in the worker's folder."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path | str) -> None:
+        self._directory = os.fspath(directory)
         self._lock = threading.Lock()
         # In the folder of a worker that ran before, this is one more start of the same worker.
-        starts = 1 + _earlier_starts(directory / "state.json")
+        starts = 1 + _earlier_starts(self._path("state.json"))
         self._state: dict[str, Any] = {"state": "starting", "iterations_done": 0, "message": ""}
         self._write({"starts": starts})
-        self._reports = (directory / "reports.jsonl").open("a", encoding="utf-8")
+        # It stays open for as long as the worker lives.
+        self._reports = open(self._path("reports.jsonl"), "a", encoding="utf-8")  # noqa: SIM115
 
     def goes_on_at(self, iteration: int) -> None:
         """So many iterations were done before this worker began."""
@@ -171,14 +175,19 @@ class Journal:
     def _write(self, changes: dict[str, Any]) -> None:
         with self._lock:
             self._state.update(changes)
-            fresh = self._directory / "state.json.new"
-            fresh.write_text(json.dumps(self._state), encoding="utf-8")
-            os.replace(fresh, self._directory / "state.json")
+            fresh = self._path("state.json.new")
+            with open(fresh, "w", encoding="utf-8") as file:
+                file.write(json.dumps(self._state))
+            os.replace(fresh, self._path("state.json"))
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._directory, name)
 
 
-def _earlier_starts(path: Path) -> int:
+def _earlier_starts(path: str) -> int:
     try:
-        return int(json.loads(path.read_text(encoding="utf-8"))["starts"])
+        with open(path, encoding="utf-8") as file:
+            return int(json.load(file)["starts"])
     except FileNotFoundError:
         return 0
     except (OSError, ValueError, KeyError, TypeError):
@@ -200,9 +209,10 @@ class ControlServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     request_queue_size = 16
 
-    def __init__(self, directory: Path, gate: Gate) -> None:
+    def __init__(self, directory: Path | str, gate: Gate) -> None:
         self._gate = gate
-        (directory / "control.sock").unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(directory, "control.sock"))
         # Through /proc, because a Unix socket's path may have only 107 characters.
         folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
         try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # slow to import
+    from pathlib import Path
 
 
 class TrainingError(Exception):
@@ -88,10 +90,11 @@ class TrainingTask:
         return task
 
 
-def read_task(path: Path) -> TrainingTask:
+def read_task(path: Path | str) -> TrainingTask:
     """The task in this file; ``TrainingError`` if it cannot be read or does not fit."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        with open(path, encoding="utf-8") as file:
+            data = json.load(file)
     except (OSError, ValueError) as exc:
         raise TrainingError(f"reading the task {path}: {exc}") from exc
     if not isinstance(data, dict):

@@ -9,14 +9,18 @@ with different NumPys agree.
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .allreduce import Array, ring_all_reduce
+from .allreduce import ring_all_reduce
 from .compute import Device
 from .control import Gate, Journal, StoppedAt
 from .ring import Neighbours, join_ring
 from .task import TrainingError, TrainingTask
+
+if TYPE_CHECKING:
+    from .allreduce import Array
 
 
 class WrongSum(TrainingError):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import importlib.util
 import logging
 import os
 import shutil
@@ -91,6 +92,7 @@ class ProcessRunner(Runner):
             folder=str(folder),
             code=str(folder / "python"),
             python=sys.executable,
+            numpy=_numpy_folder(),
             gpu_socket=str(launch.gpu_socket) if launch.gpu_socket else None,
             checkpoint=launch.spec.checkpoint,
             data=launch.spec.task.data if isinstance(launch.spec.task, TorchTask) else None,
@@ -148,6 +150,13 @@ class ProcessRunner(Runner):
             if not namespaces.namespace_path(name).exists():
                 with contextlib.suppress(PatchlightError):
                     await asyncio.to_thread(self._cgroups.remove, name, 0.0)
+
+
+@functools.cache
+def _numpy_folder() -> str | None:
+    """The folder of Python's path that has NumPy in it; it is not imported here."""
+    found = importlib.util.find_spec("numpy")
+    return str(Path(found.origin).parent.parent) if found and found.origin else None
 
 
 def _start(

@@ -27,12 +27,14 @@ class Places:
     """Where a worker finds its things, as it sees them itself.
 
     ``folder`` is its own; ``code`` is a folder of Python's path with the training code in it;
-    ``data`` is the folder of its samples.
+    ``numpy`` is one with NumPy in it, where that is known beforehand; ``data`` is the folder of its
+    samples.
     """
 
     folder: str
     code: str
     python: str
+    numpy: str | None = None
     gpu_socket: str | None = None
     checkpoint: str | None = None
     data: str | None = None
@@ -54,9 +56,13 @@ def program_of(launch: WorkerLaunch, places: Places) -> Program:
     match task:
         case SyntheticTask() | TorchTask():
             _write_task(launch.directory, spec, task, places)
-            own = {"PYTHONPATH": places.code}
+            folders, option = [places.code], "-s"
+            if isinstance(task, SyntheticTask) and places.gpu_socket and places.numpy:
+                # It needs NumPy alone: what packages run at each start of Python is left out.
+                folders, option = [*folders, places.numpy], "-S"
+            own = {"PYTHONPATH": ":".join(folders)}
             directory, gated = places.folder, False
-            command = [places.python, "-s", "-m", "patchlight.agents.training"]
+            command = [places.python, option, "-m", "patchlight.agents.training"]
             command += ["--task", f"{places.folder}/task.json"]
         case CommandTask():
             path = task.environment.get("PYTHONPATH")

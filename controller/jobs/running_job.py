@@ -19,6 +19,8 @@ from patchlight.testbed.worker_api import Report, WorkerSpec, WorkerState, Worke
 
 _PREPARE_DEADLINE_S = 90.0
 _POLL_S = 0.2
+# To ask many workers takes processor time, here and of whoever answers: so much of it at most.
+_MOST_OF_TIME = 1 / 3
 _LAST_HOLD_S = 30.0
 # So long after a worker that lost a neighbour, the neighbour's own end may be told.
 _BLAME_S = 5.0
@@ -194,6 +196,7 @@ class RunningJob:
     async def _until(self, state: WorkerState, deadline_s: float) -> None:
         deadline = time.monotonic() + deadline_s
         while True:
+            began = time.monotonic()
             await self.refresh()
             waiting = [w for w in self.workers if w.state != state]
             if not waiting:
@@ -206,7 +209,7 @@ class RunningJob:
                     [line for w in waiting for line in w.status.last_lines],
                     [w.host.name for w in waiting],
                 )
-            await asyncio.sleep(_POLL_S / 2)
+            await _rest_since(began, _POLL_S / 2)
 
     async def start(self) -> None:
         """Let every worker train."""
@@ -253,6 +256,7 @@ class RunningJob:
     async def watch(self) -> bool:
         """Collect reports until every worker is done; ``False`` if it is to go on elsewhere."""
         while not self.next_hosts:
+            began = time.monotonic()
             await self.refresh()
             # A controller may have ended before it told all of them to start; again is harmless.
             idle = [worker for worker in self.workers if worker.state is WorkerState.READY]
@@ -261,7 +265,7 @@ class RunningJob:
             await run_all(self._collect(worker) for worker in self.workers)
             if done:
                 return True
-            await asyncio.sleep(_POLL_S)
+            await _rest_since(began, _POLL_S)
         return False
 
     async def _collect(self, worker: Worker) -> None:
@@ -358,6 +362,12 @@ class RunningJob:
             *(worker.give_back() for worker in self.workers), return_exceptions=True
         )
         return [str(answer) for answer in answers if isinstance(answer, AgentError)]
+
+
+async def _rest_since(began: float, least_s: float) -> None:
+    """Leave the agents alone for a while after a round of questions that began then."""
+    asked_s = time.monotonic() - began
+    await asyncio.sleep(max(least_s, asked_s * (1 / _MOST_OF_TIME - 1)))
 
 
 async def run_all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:

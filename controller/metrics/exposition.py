@@ -1,10 +1,9 @@
-"""All metrics of one controller, and how they are answered to Prometheus."""
+"""All metrics of one controller, as the text that Prometheus reads."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_text
 from prometheus_client.process_collector import ProcessCollector
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from patchlight.controller.parts import Controller
 
 
-_OPENMETRICS = "application/openmetrics-text"
-_PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 _END = "# EOF\n"
 
 
@@ -57,25 +54,3 @@ class ControllerMetrics:
         families = (*self._state.collect(), *self.power.collect())
         looked_up = "".join(family.as_text(openmetrics=openmetrics) for family in families)
         return instruments + looked_up + (_END if openmetrics else "")
-
-    def routes(self) -> APIRouter:
-        """``/metrics``, in the format that is asked for."""
-        routes = APIRouter()
-
-        @routes.get("/metrics", include_in_schema=False)
-        async def metrics(request: Request) -> Response:
-            openmetrics = _OPENMETRICS in request.headers.get("accept", "")
-            content_type = f"{_OPENMETRICS}; version=1.0.0; charset=utf-8"
-            return Response(
-                self.as_text(openmetrics=openmetrics),
-                headers={"content-type": content_type if openmetrics else _PLAIN},
-            )
-
-        return routes
-
-
-def metrics_app(metrics: ControllerMetrics) -> FastAPI:
-    """An application that has ``/metrics`` and nothing else."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    app.include_router(metrics.routes())
-    return app

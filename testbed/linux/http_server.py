@@ -14,7 +14,7 @@ import time
 from asyncio.sslproto import SSLProtocol
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -34,6 +34,7 @@ _READS = ("GET", "HEAD", "OPTIONS")
 _ACCEPTED_AT_ONCE = 32
 # A peer that keeps its connection for later does not read that it is closed.
 _GOODBYE_S = 1.0
+_LOOK_AROUND_S = 1.0
 _log = logging.getLogger("patchlight.http")
 
 
@@ -71,11 +72,6 @@ def http_server(
     the caller lets go of things. Set ``should_exit`` to stop it.
     """
 
-    class Server(uvicorn.Server):
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
     connection = partial(_Encrypted, tls, limits) if tls else partial(_Connection, limits)
     config = uvicorn.Config(
         _Guard(app, hosts, limits.body_bytes),
@@ -92,7 +88,40 @@ def http_server(
         logger = logging.getLogger(name)
         if not any(isinstance(present, _Sparing) for present in logger.filters):
             logger.addFilter(_Sparing())
-    return Server(config)
+    return _Server(config)
+
+
+class _Server(uvicorn.Server):
+    """Looks around once a second, and at once when it is told to end.
+
+    Uvicorn's own looks ten times a second whether it was told. That takes 1.2 ms of processor time
+    a second instead of 0.2, in each of the agents of an emulated lab.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        self._told_to_end = asyncio.Event()
+        super().__init__(config)
+
+    @property
+    def should_exit(self) -> bool:
+        return self._told_to_end.is_set()
+
+    @should_exit.setter
+    def should_exit(self, told: bool) -> None:
+        if told:
+            self._told_to_end.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def main_loop(self) -> None:
+        tenths = 0
+        while not await self.on_tick(tenths):
+            tenths += 10
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_AROUND_S):
+                    await self._told_to_end.wait()
 
 
 class _Connection(H11Protocol):

@@ -49,6 +49,22 @@ def test_commands_are_listed_and_names_completed_without_a_client_of_the_control
     assert result.stdout.splitlines()[-1] == "[]"
 
 
+def test_an_agent_at_rest_has_not_imported_what_moves_nics() -> None:
+    program = (
+        "import sys, patchlight.agents.api, patchlight.agents.workers.process\n"
+        "print(sorted({'docker', 'httpx', 'numpy', 'pyroute2'} & set(sys.modules)))\n"
+    )
+    assert python("-c", program).stdout == "[]\n"
+
+
+def test_a_controller_begins_without_what_only_its_api_and_tls_need() -> None:
+    program = (
+        "import sys, patchlight.controller.service\n"
+        "print(sorted({'cryptography', 'fastapi', 'uvicorn'} & set(sys.modules)))\n"
+    )
+    assert python("-c", program).stdout == "[]\n"
+
+
 def test_a_lab_is_checked_from_the_shell(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("")

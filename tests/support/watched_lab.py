@@ -14,6 +14,7 @@ from typing import Any
 
 from patchlight.controller.agent_client import VERSION, AgentClient
 from patchlight.controller.api.app import create_app
+from patchlight.controller.api.metrics import metrics_routes
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.parts import Controller, Settings
@@ -106,7 +107,7 @@ async def watched_lab(folder: Path) -> AsyncIterator[WatchedLab]:
             controller.background.start("optical power", metrics.power.run)
             controller.background.start("job", lambda: _train(controller))
             app = create_app(controller)
-            app.include_router(metrics.routes())
+            app.include_router(metrics_routes(metrics))
             answering = http_server(app, lifespan="off")
             listener = stack.enter_context(listen("127.0.0.1:0"))
             serving = asyncio.create_task(answering.serve(sockets=[listener]))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from patchlight.agents.worker_folder import read_state
+from tests.support.programs import python
 from tests.support.training_workers import TRAINING, Worker, start
 from tests.support.waiting import free_ports, wait_until
 
@@ -201,3 +202,12 @@ def test_the_training_code_stands_alone_and_is_old_enough_python() -> None:
             names = [name for name in names if not name.startswith(graphs.get(path.name, ()))]
             foreign = {name.partition(".")[0] for name in names} - allowed
             assert not foreign, f"{path.name} imports {foreign}"
+
+
+def test_a_synthetic_worker_is_told_its_task_without_slow_imports() -> None:
+    program = (
+        "import sys, patchlight.agents.training.__main__\n"
+        "print(sorted({'argparse', 'numpy', 'pathlib', 'traceback'} & set(sys.modules)))\n"
+    )
+    # Without what packages bring in at each start of Python, as an agent runs it.
+    assert python("-S", "-c", program).stdout == "[]\n"
