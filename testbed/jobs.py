@@ -242,7 +242,7 @@ class JobStatus:
         """The same, with these hosts in place of those that it has, from now on."""
         had = self.degrees
         if self.spec.is_split:
-            had = (*had, Degree(now_s, self.first_iteration, len(hosts)))[-_MOST_DEGREES:]
+            had = (*had, Degree(now_s, self.iterations_done, len(hosts)))[-_MOST_DEGREES:]
         gpu_s = self.gpu_seconds(now_s)
         return replace(self, hosts=hosts, runs_since=now_s, gpu_s=gpu_s, degrees=had)
 

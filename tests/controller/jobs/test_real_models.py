@@ -67,6 +67,9 @@ async def test_workers_share_a_mini_batch_where_a_policy_says_how_many_there_are
         await finish(cluster, other)
         await cluster.until(lambda: len(tasks(cluster, job_id)) == 4)
         assert [task.batch for task in tasks(cluster, job_id)] == [2] * 4
+        # Its checkpoint is of where it was told to end.
+        changes = [(begin, workers) for _, begin, workers in cluster.table[job_id].degrees]
+        assert changes == [(0, 2), (2, 4)]
 
 
 async def test_without_a_checkpoint_a_model_keeps_its_workers() -> None:
