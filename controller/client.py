@@ -6,10 +6,12 @@ from urllib.parse import quote
 
 import httpx
 
+from patchlight.controller.access_calls import AccessCalls
 from patchlight.controller.discovery_calls import DiscoveryCalls
 from patchlight.controller.job_calls import PAGE, Answer, JobCalls, pages
+from patchlight.controller.login import Login
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
-from patchlight.testbed.lab_api import UNIX, LabIdentity
+from patchlight.testbed.lab_api import UNIX, LabIdentity, is_beyond_this_machine
 
 USER_HEADER = "X-Patchlight-User"
 
@@ -41,11 +43,12 @@ def check_map_name(name: str) -> None:
     raise BadInput(f"{name!r} cannot be the name of saved maps: {words}")
 
 
-class ControllerClient(JobCalls, DiscoveryCalls):
+class ControllerClient(JobCalls, DiscoveryCalls, AccessCalls):
     """A running controller, by the address of its API: ``host:port`` or ``unix:/path``.
 
-    A context manager. With a ``lab`` it talks only to a controller of that lab: the first
-    request, and each that changes something, finds out before (``OtherLab``).
+    A context manager. One on another machine needs a ``login``; ``BadInput`` without. With a
+    ``lab`` it talks only to a controller of that lab: the first request, and each that changes
+    something, finds out before (``OtherLab``).
 
     Methods return the API's JSON as it is. ``BadInput`` where the controller calls the
     request wrong, ``ControllerError`` where it could not do it or does not answer, and
@@ -59,6 +62,7 @@ class ControllerClient(JobCalls, DiscoveryCalls):
         *,
         lab: LabIdentity | None = None,
         user: str = "",
+        login: Login | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         """``user`` is the name that the history gets; ``transport`` replaces the network."""
@@ -67,13 +71,25 @@ class ControllerClient(JobCalls, DiscoveryCalls):
         # The server drops idle connections after 5 s: a request must not race that.
         limits = httpx.Limits(keepalive_expiry=2.0)
         socket = address.removeprefix(UNIX) if address.startswith(UNIX) else None
+        if transport is None and login is None and is_beyond_this_machine(address):
+            raise BadInput(
+                f"{address} is not on this machine, and you have not logged in to it",
+                hint=f"patchlight login --controller {address} --ca ca.pem",
+            )
+        # Headers are ASCII; names need not be.
+        headers = {USER_HEADER: user.encode("ascii", "replace").decode()}
+        if login is not None:
+            headers["Authorization"] = f"Bearer {login.token}"
+        # Whom a certificate has to be for.
+        self._extensions = {} if login is None else {"sni_hostname": login.name}
+        # Without TLS the machine's certificates are not read, which takes some 100 ms.
+        verify = False if login is None else login.context
+        scheme = "http" if login is None else "https"
         self._http = httpx.Client(
-            base_url=f"http://{'localhost' if socket else address}/v1",
+            base_url=f"{scheme}://{'localhost' if socket else address}/v1",
             timeout=deadline_s,
-            # Headers are ASCII; names need not be.
-            headers={USER_HEADER: user.encode("ascii", "replace").decode()},
-            # Without TLS, so the machine's certificates are not read, which takes some 100 ms.
-            transport=transport or httpx.HTTPTransport(verify=False, limits=limits, uds=socket),
+            headers=headers,
+            transport=transport or httpx.HTTPTransport(verify=verify, limits=limits, uds=socket),
             # Proxies are for elsewhere, and so are the passwords in a .netrc.
             trust_env=False,
         )
@@ -115,7 +131,9 @@ class ControllerClient(JobCalls, DiscoveryCalls):
 
     def _answer(self, method: str, path: str, body: Any = None, **query: Any) -> httpx.Response:
         try:
-            response = self._http.request(method, path, json=body, params=query)
+            response = self._http.request(
+                method, path, json=body, params=query, extensions=self._extensions
+            )
         except UnicodeError as error:
             raise BadInput(
                 "some of the text is not valid UTF-8, and nothing was done",
@@ -131,6 +149,12 @@ class ControllerClient(JobCalls, DiscoveryCalls):
                     hint="once it runs, it finishes or undoes what it had begun: "
                     "'patchlight ocs history' says which",
                 ) from error
+            if "Permission denied" in reason:
+                raise ControllerError(
+                    f"{self.address} is not for this user: {reason}",
+                    hint="its group may use it (controller: {access: …} in the lab file; by itself "
+                    "the group patchlight): sudo usermod -aG patchlight USER",
+                ) from error
             raise NoAnswer(
                 f"no answer from a controller at {self.address} ({reason})",
                 hint="start one with 'patchlight emulate up LAB' or 'patchlight controller run', "
@@ -140,11 +164,11 @@ class ControllerClient(JobCalls, DiscoveryCalls):
             return response
         try:
             answer = dict(response.json())
-            words = str(answer["error"])
+            words, outcome = str(answer["detail"]), answer["outcome"]
         except (ValueError, TypeError, KeyError) as error:
             raise self._no_controller(f"it answered with HTTP {response.status_code}") from error
         kind: type[PatchlightError] = ControllerError
-        if answer.get("outcome") == "unknown":
+        if outcome == "unknown":
             kind = OutcomeUnknown
         elif response.status_code == 422:
             kind = BadInput

@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 import logging
 import signal
-import socket
 from collections.abc import Callable
 
 from patchlight.controller.api.app import create_app
-from patchlight.controller.api.listening import api_host_names, listening_for_api
+from patchlight.controller.api.listening import Front, listening_for_api
 from patchlight.controller.circuits.device_lock import CONTROLLER, device_lock
 from patchlight.controller.parts import Controller, Settings
 from patchlight.testbed.lab import Lab
@@ -25,14 +24,14 @@ def serve(lab: Lab, settings: Settings, on_ready: Callable[[], None]) -> None:
     logging.basicConfig(level=logging.INFO, format=form)
     for chatty in ("httpx", "httpcore"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    with listening_for_api(settings.api) as api:
-        asyncio.run(_run(Controller(lab, settings), api, on_ready))
+    with listening_for_api(lab, settings.api, settings.tls) as fronts:
+        asyncio.run(_run(Controller(lab, settings), fronts, on_ready))
 
 
-async def _run(controller: Controller, api: socket.socket, on_ready: Callable[[], None]) -> None:
+async def _run(controller: Controller, fronts: list[Front], on_ready: Callable[[], None]) -> None:
     """Serve until SIGTERM or Ctrl-C. Circuits and flow entries outlive the controller."""
-    hosts = api_host_names(controller.settings.api)
-    server = http_server(create_app(controller), hosts=hosts, lifespan="off")
+    app = create_app(controller)
+    servers = [http_server(app, hosts=f.hosts, tls=f.tls, lifespan="off") for f in fronts]
     told_to_stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, told_to_stop.set)
@@ -63,16 +62,20 @@ async def _run(controller: Controller, api: socket.socket, on_ready: Callable[[]
         controller.background.start("retention", controller.retention.run)
         controller.background.start("fleet", controller.fleet.watch)
         controller.background.start("device watch", controller.device_watch.run)
-        serving = asyncio.create_task(server.serve(sockets=[api]), name="api")
+        serving = [
+            asyncio.create_task(server.serve(sockets=[front.socket]), name="api")
+            for server, front in zip(servers, fronts, strict=True)
+        ]
         stopping = asyncio.create_task(told_to_stop.wait(), name="stop")
         on_ready()
         try:
             # Without its API a controller cannot be asked or told anything: that ends it. Its
             # parts begin again by themselves.
-            done, _ = await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            server.should_exit = True
+            for server in servers:
+                server.should_exit = True
             stopping.cancel()
-            await asyncio.gather(serving, stopping, return_exceptions=True)
+            await asyncio.gather(*serving, stopping, return_exceptions=True)

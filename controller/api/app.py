@@ -13,11 +13,17 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from patchlight.controller.api.access import access_routes
+from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.answers import new_app
+from patchlight.controller.api.caller import Admin, Doorman
 from patchlight.controller.api.circuits import circuit_routes
 from patchlight.controller.api.discovery import discovery_routes
 from patchlight.controller.api.gpu_metrics import gpu_gauges
+from patchlight.controller.api.idempotency import KeptAnswers
 from patchlight.controller.api.jobs import job_routes
+from patchlight.controller.audit import AuditLog
+from patchlight.controller.tokens import Tokens
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.labfile.writer import write_lab
 
@@ -73,6 +79,10 @@ Answer = dict[str, Any]
 def create_app(controller: Controller) -> FastAPI:
     """The API of one controller."""
     app = new_app("Patchlight controller")
+    tokens, audit = Tokens(controller.store), AuditLog(controller.store)
+    doorman = Doorman(controller.lab.access, tokens)
+    kept = KeptAnswers(controller.store)
+    app.add_middleware(Admission, doorman=doorman, audit=audit, kept=kept)
 
     @app.get("/v1/lab")
     async def lab() -> Answer:
@@ -87,7 +97,7 @@ def create_app(controller: Controller) -> FastAPI:
         return controller.status()
 
     @app.post("/v1/shutdown")
-    async def shutdown() -> Answer:
+    async def shutdown(caller: Admin) -> Answer:
         # As by whoever else ends it: what has to be put in order then is in one place.
         os.kill(os.getpid(), signal.SIGTERM)
         counts = controller.jobs.ledger.counts().items()
@@ -96,6 +106,8 @@ def create_app(controller: Controller) -> FastAPI:
     app.include_router(circuit_routes(controller.operations))
 
     app.include_router(job_routes(controller))
+
+    app.include_router(access_routes(tokens, audit))
 
     app.include_router(discovery_routes(controller.discovery))
 

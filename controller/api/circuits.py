@@ -8,23 +8,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse
 
 from patchlight.controller.api import models
-from patchlight.controller.api.caller import caller_of
+from patchlight.controller.api.caller import Caller, Operator
 from patchlight.controller.changes.device_maps import Decide
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.planning import Plan, wanted_maps
 from patchlight.controller.changes.power import PortReading
 from patchlight.controller.changes.preflight import LockKind
-from patchlight.controller.changes.record import (
-    ChangeOptions,
-    as_texts,
-    change_as_texts,
-    fingerprint,
-    to_row,
-)
+from patchlight.controller.changes.record import as_texts, change_as_texts, fingerprint, to_row
 from patchlight.controller.client import check_map_name
 from patchlight.controller.operations import CircuitOperations, DriftReport, PowerReport
 from patchlight.controller.together import bringing_together
@@ -36,12 +30,9 @@ from patchlight.testbed.topology_files import FORMATS
 Answer = dict[str, Any]
 
 
-Caller = Annotated[ChangeOptions, Depends(caller_of)]
-
-
 def circuit_routes(operations: CircuitOperations) -> APIRouter:
     """The routes on the circuits of one lab."""
-    routes = APIRouter(prefix="/v1")
+    routes = APIRouter(prefix="/v1", tags=["circuits"])
     _look(routes, operations)
     _change(routes, operations)
     _operate(routes, operations)
@@ -52,7 +43,7 @@ async def _run(
     operations: CircuitOperations,
     decide: Decide,
     request: models.ChangeRequest,
-    caller: ChangeOptions,
+    caller: Caller,
     adopts: Mapping[str, PortMap],
     *,
     why: str,
@@ -225,7 +216,7 @@ def _change(routes: APIRouter, operations: CircuitOperations) -> None:
     parts = operations.parts
 
     @routes.post("/reconfigurations")
-    async def reconfigure(request: models.ReconfigurationRequest, caller: Caller) -> Answer:
+    async def reconfigure(request: models.ReconfigurationRequest, caller: Operator) -> Answer:
         asked = {name: PortMap.parse(texts) for name, texts in request.maps.items()}
 
         def decide(maps: Mapping[str, PortMap]) -> dict[str, PortMap]:
@@ -248,35 +239,35 @@ def _change(routes: APIRouter, operations: CircuitOperations) -> None:
 
     @routes.post("/reconfigurations/{number}/rollback")
     async def roll_back(
-        number: models.Number, request: models.ChangeRequest, caller: Caller
+        number: models.Number, request: models.ChangeRequest, caller: Operator
     ) -> Answer:
         decide, adopts = operations.undoing(number)
         why = f"undoes change {number}"
         return await _run(operations, decide, request, caller, adopts, why=why, reverts=number)
 
     @routes.post("/together")
-    async def together(request: models.TogetherRequest, caller: Caller) -> Answer:
+    async def together(request: models.TogetherRequest, caller: Operator) -> Answer:
         decide = await bringing_together(parts, request.nodes, request.force)
         spared = request.model_copy(update={"spare_jobs": request.spare_jobs or not request.force})
         why = f"brings together {', '.join(request.nodes)}"
         return await _run(operations, decide, spared, caller, {}, why=why)
 
     @routes.post("/maps/{name}/restore")
-    async def restore(name: str, request: models.ChangeRequest, caller: Caller) -> Answer:
+    async def restore(name: str, request: models.ChangeRequest, caller: Operator) -> Answer:
         saved = operations.saved(name)
         return await _run(
             operations, lambda _: saved, request, caller, saved, why=f"restores {name}"
         )
 
     @routes.post("/drift/repair")
-    async def repair(request: models.RepairRequest, caller: Caller) -> Answer:
+    async def repair(request: models.RepairRequest, caller: Operator) -> Answer:
         committed = operations.repairing(request.ocs)
         return await _run(
             operations, lambda _: committed, request, caller, committed, why="repairs drift"
         )
 
     @routes.post("/drift/adopt")
-    async def adopt(request: models.PresentMapsRequest, caller: Caller) -> Answer:
+    async def adopt(request: models.PresentMapsRequest, caller: Operator) -> Answer:
         maps = await parts.maps.read()
         adopts = {name: maps[name] for name in operations.named(request.ocs)}
         asked = models.ChangeRequest(why=request.why)
@@ -287,7 +278,7 @@ def _operate(routes: APIRouter, operations: CircuitOperations) -> None:
     parts = operations.parts
 
     @routes.post("/baselines")
-    async def accept(request: models.BaselinesRequest, caller: Caller) -> Answer:
+    async def accept(request: models.BaselinesRequest, caller: Operator) -> Answer:
         return {"circuits": await operations.accept_power(request.ocs, caller.by)}
 
     @routes.get("/maps")
@@ -295,12 +286,12 @@ def _operate(routes: APIRouter, operations: CircuitOperations) -> None:
         return {"maps": list(parts.store.saved_maps().values())}
 
     @routes.put("/maps/{name}")
-    async def save(name: str, request: models.PresentMapsRequest, caller: Caller) -> Answer:
+    async def save(name: str, request: models.PresentMapsRequest, caller: Operator) -> Answer:
         check_map_name(name)
         return await operations.save(name, request.ocs, caller.by, request.why)
 
     @routes.delete("/maps/{name}")
-    async def forget(name: str) -> Answer:
+    async def forget(name: str, caller: Operator) -> Answer:
         operations.saved(name)
         parts.store.delete_map(name)
         return {"name": name}
@@ -310,13 +301,13 @@ def _operate(routes: APIRouter, operations: CircuitOperations) -> None:
         return {"locks": [asdict(lock) for lock in parts.locks.all()]}
 
     @routes.post("/locks")
-    async def lock(request: models.LockRequest, caller: Caller) -> Answer:
+    async def lock(request: models.LockRequest, caller: Operator) -> Answer:
         kind: LockKind = "kept" if request.keep else "locked"
         made = parts.locks.lock(request.ocs, request.ports, kind, caller.by, request.why)
         return {"locks": [asdict(lock) for lock in made]}
 
     @routes.post("/locks/release")
-    async def unlock(request: models.UnlockRequest, caller: Caller) -> Answer:
+    async def unlock(request: models.UnlockRequest, caller: Operator) -> Answer:
         gone = parts.locks.unlock(request.ocs, request.ports, caller.by, request.why)
         return {"locks": [asdict(lock) for lock in gone]}
 
@@ -325,11 +316,11 @@ def _operate(routes: APIRouter, operations: CircuitOperations) -> None:
         return {"pressed": parts.stop.pressed}
 
     @routes.post("/stop")
-    async def press(request: models.StopRequest, caller: Caller) -> Answer:
+    async def press(request: models.StopRequest, caller: Operator) -> Answer:
         parts.stop.press(caller.by, request.why)
         return {"pressed": parts.stop.pressed}
 
     @routes.post("/stop/clear")
-    async def clear(request: models.StopRequest, caller: Caller) -> Answer:
+    async def clear(request: models.StopRequest, caller: Operator) -> Answer:
         parts.stop.clear(caller.by, request.why)
         return {"pressed": parts.stop.pressed}

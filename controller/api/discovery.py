@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter
 
 from patchlight.controller.api import models
-from patchlight.controller.api.circuits import Caller
+from patchlight.controller.api.caller import Operator
 from patchlight.controller.discovery.discovery import Wanted
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ Answer = dict[str, Any]
 
 def discovery_routes(discovery: Discovery) -> APIRouter:
     """The routes on the wiring of one lab."""
-    routes = APIRouter(prefix="/v1")
+    routes = APIRouter(prefix="/v1", tags=["discovery"])
 
     @routes.post("/discovery")
-    async def begin(request: models.DiscoveryRequest, caller: Caller) -> Answer:
+    async def begin(request: models.DiscoveryRequest, caller: Operator) -> Answer:
         wanted = Wanted(request.ports, request.listen_s, request.every_port)
         if request.dry_run:
             return await discovery.preview(wanted)
@@ -33,7 +33,7 @@ def discovery_routes(discovery: Discovery) -> APIRouter:
         return discovery.status
 
     @routes.delete("/discovery")
-    async def stop() -> Answer:
+    async def stop(caller: Operator) -> Answer:
         await discovery.stop()
         return discovery.status
 

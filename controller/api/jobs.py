@@ -14,11 +14,10 @@ from pydantic_core import to_json
 from patchlight.controller.agent_client import NotOnServer
 from patchlight.controller.api import models
 from patchlight.controller.api.answers import Answered
-from patchlight.controller.api.caller import UNKNOWN, is_keeper
-from patchlight.controller.api.circuits import Caller
-from patchlight.controller.changes.record import Refused
+from patchlight.controller.api.caller import UNKNOWN, Caller, NotAllowed, Operator, User
 from patchlight.controller.jobs.live_light import record_of
 from patchlight.controller.policies.registry import is_built_in
+from patchlight.testbed.access import Role
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobStatus
 from patchlight.testbed.policies import KINDS, PolicyChoice
@@ -36,7 +35,7 @@ LogBytes = Annotated[int, Ge(4), Le(1 << 20)]
 
 def job_routes(controller: Controller) -> APIRouter:
     """The routes on the jobs of one lab."""
-    routes = APIRouter(prefix="/v1")
+    routes = APIRouter(prefix="/v1", tags=["jobs"])
     _look(routes, controller)
     _change(routes, controller)
     return routes
@@ -132,11 +131,19 @@ def _holds_by(running: RunningJob | None) -> list[str | None]:
     return ["iteration" if own else worker.status.holds_by for worker in running.workers]
 
 
+def _may_force(caller: Caller, force: bool) -> None:
+    if force and caller.role < Role.OPERATOR:
+        raise NotAllowed(
+            f"{caller.by or UNKNOWN} is no operator, and may stop and restart own jobs only",
+            hint="leave out --force, or ask an operator",
+        )
+
+
 def _change(routes: APIRouter, controller: Controller) -> None:
     scheduler = controller.scheduler
 
     @routes.post("/jobs", status_code=201)
-    async def submit(request: models.JobsRequest, caller: Caller) -> Answer:
+    async def submit(request: models.JobsRequest, caller: User) -> Answer:
         topology, by = request.topology, caller.by
         if request.dry_run:
             gangs = [request.jobs] if request.together else [[job] for job in request.jobs]
@@ -147,15 +154,17 @@ def _change(routes: APIRouter, controller: Controller) -> None:
         return {"jobs": [status.as_record for status in statuses]}
 
     @routes.delete("/jobs/{job_id}")
-    async def stop(job_id: str, caller: Caller, force: bool = False) -> Answer:
+    async def stop(job_id: str, caller: User, force: bool = False) -> Answer:
+        _may_force(caller, force)
         return (await scheduler.stop(job_id, caller.by, force=force)).as_record
 
     @routes.post("/jobs/{job_id}/restart")
-    async def restart(job_id: str, caller: Caller, force: bool = False) -> Answer:
+    async def restart(job_id: str, caller: User, force: bool = False) -> Answer:
+        _may_force(caller, force)
         return (await scheduler.restart(job_id, caller.by, force=force)).as_record
 
     @routes.post("/regroup")
-    async def regroup(request: models.RegroupRequest) -> Answer:
+    async def regroup(request: models.RegroupRequest, caller: Operator) -> Answer:
         if not request.dry_run:
             return asdict(await scheduler.regroup(request.jobs))
         plan, objections = await scheduler.preview_regroup(request.jobs)
@@ -168,7 +177,7 @@ def _change(routes: APIRouter, controller: Controller) -> None:
         return {"proposal": None if found is None else record_of(found)}
 
     @routes.post("/defragmentation")
-    async def defragment() -> Answer:
+    async def defragment(caller: Operator) -> Answer:
         change = await scheduler.light.defragment()
         return {"change": None if change is None else asdict(change)}
 
@@ -177,11 +186,11 @@ def _change(routes: APIRouter, controller: Controller) -> None:
         return {"policies": scheduler.policies.words}
 
     @routes.put("/policies")
-    async def use(request: models.PoliciesRequest, caller: Caller) -> Answer:
+    async def use(request: models.PoliciesRequest, caller: Operator) -> Answer:
         said = request.model_dump(exclude_unset=True)
         files = [name for kind in KINDS if (name := said.get(kind)) and not is_built_in(name, kind)]
-        if files and not is_keeper(caller):
-            raise Refused(
+        if files and caller.role < Role.ADMIN:
+            raise NotAllowed(
                 f"{files[0]!r} is a program that would run beside the controller, and you are "
                 f"{caller.by or UNKNOWN}",
                 hint="who runs the controller may have it used: sudo patchlight policy use …",
@@ -192,10 +201,10 @@ def _change(routes: APIRouter, controller: Controller) -> None:
         return {"policies": scheduler.policies.words}
 
     @routes.post("/drain")
-    async def drain(request: models.StopRequest) -> Answer:
+    async def drain(request: models.StopRequest, caller: Operator) -> Answer:
         return {"ended": await scheduler.drain(request.why)}
 
     @routes.delete("/drain")
-    async def resume() -> Answer:
+    async def resume(caller: Operator) -> Answer:
         scheduler.resume()
         return {"drained": False}

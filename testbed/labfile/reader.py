@@ -22,6 +22,7 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
+from patchlight.testbed.labfile.access_schema import access_of
 from patchlight.testbed.labfile.check import check_lab
 from patchlight.testbed.labfile.emulated_schema import TRIGGERS
 from patchlight.testbed.labfile.oversights import note_oversights
@@ -146,7 +147,8 @@ def _build(fields: Fields) -> Lab:
         ),
         circuit_switches=tuple(map(_circuit_switch, _items(fields, "circuit_switches"))),
         fibres=tuple(map(_fibre, _items(fields, "fibres"))),
-        **{f"controller_{key}": address.value for key, address in controller.items()},
+        **{f"controller_{key}": address for key, address in _values(controller, "access").items()},
+        access=access_of(controller["access"].value if "access" in controller else Fields()),
         queue=discipline_of(fields["queue"].value if "queue" in fields else Fields()),
         policies=choice_of(fields["policies"].value if "policies" in fields else Fields()),
         workers=worker_policy_of(fields["workers"].value if "workers" in fields else Fields()),

@@ -5,6 +5,7 @@ from typing import Any
 
 from patchlight.testbed.files.fields import ListOf, Number, choice
 from patchlight.testbed.files.groups import Group, Key, required
+from patchlight.testbed.labfile.access_schema import access_group
 from patchlight.testbed.labfile.emulated_schema import emulated_group
 from patchlight.testbed.labfile.policies_schema import POLICIES
 from patchlight.testbed.labfile.queue_schema import queue_group
@@ -231,7 +232,7 @@ CONTROLLER = Group(
     Key(
         "api",
         HOST_PORT,
-        "where its REST API answers",
+        "where its REST API answers; beyond its own machine, with --tls and tokens only",
         example="127.0.0.1:8470",
         default="a Unix socket of the lab's own",
     ),
@@ -241,6 +242,12 @@ CONTROLLER = Group(
         "where it listens for OpenFlow",
         example="10.0.0.1:6653",
         default="127.0.0.1:6653",
+    ),
+    Key(
+        "access",
+        access_group(USER_NAME),
+        "what users of its machine may do, where they are not root",
+        example="{group: optics, others: nobody}",
     ),
 )
 LAB = Group(

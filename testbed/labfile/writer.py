@@ -19,6 +19,7 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
+from patchlight.testbed.labfile.access_schema import access_document
 from patchlight.testbed.labfile.policies_schema import policies_document
 from patchlight.testbed.labfile.queue_schema import queue_document
 from patchlight.testbed.labfile.workers_schema import worker_policy_document
@@ -90,6 +91,8 @@ def lab_document(lab: Lab) -> dict[str, Any]:
         key.removeprefix("controller_"): value
         for key, value in _set(lab, "controller_api", "controller_openflow").items()
     }
+    if access := access_document(lab.access):
+        controller["access"] = access
     if controller:
         document["controller"] = _OnOneLine(controller)
     if queue := queue_document(lab.queue):
