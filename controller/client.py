@@ -1,6 +1,7 @@
 """The controller's REST API from Python: what the command line and the experiments use."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -8,6 +9,7 @@ import httpx
 
 from patchlight.controller.access_calls import AccessCalls
 from patchlight.controller.discovery_calls import DiscoveryCalls
+from patchlight.controller.event_calls import EventCalls
 from patchlight.controller.job_calls import PAGE, Answer, JobCalls, pages
 from patchlight.controller.login import Login
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
@@ -43,7 +45,7 @@ def check_map_name(name: str) -> None:
     raise BadInput(f"{name!r} cannot be the name of saved maps: {words}")
 
 
-class ControllerClient(JobCalls, DiscoveryCalls, AccessCalls):
+class ControllerClient(JobCalls, DiscoveryCalls, AccessCalls, EventCalls):
     """A running controller, by the address of its API: ``host:port`` or ``unix:/path``.
 
     A context manager. One on another machine needs a ``login``; ``BadInput`` without. With a
@@ -162,17 +164,33 @@ class ControllerClient(JobCalls, DiscoveryCalls, AccessCalls):
             ) from error
         if response.is_success:
             return response
+        raise self._problem(response)
+
+    def _problem(self, response: httpx.Response) -> PatchlightError:
+        """What the controller says of a request that it did not carry out."""
         try:
             answer = dict(response.json())
             words, outcome = str(answer["detail"]), answer["outcome"]
         except (ValueError, TypeError, KeyError) as error:
-            raise self._no_controller(f"it answered with HTTP {response.status_code}") from error
+            no_controller = self._no_controller(f"it answered with HTTP {response.status_code}")
+            no_controller.__cause__ = error
+            return no_controller
         kind: type[PatchlightError] = ControllerError
         if outcome == "unknown":
             kind = OutcomeUnknown
         elif response.status_code == 422:
             kind = BadInput
-        raise kind(words, hint=answer.get("hint"))
+        return kind(words, hint=answer.get("hint"))
+
+    @contextmanager
+    def _stream(self, path: str, headers: dict[str, str], **query: Any) -> Iterator[httpx.Response]:
+        with self._http.stream(
+            "GET", path, params=query, headers=headers, extensions=self._extensions
+        ) as response:
+            if not response.is_success:
+                response.read()
+                raise self._problem(response)
+            yield response
 
     def _no_controller(self, what: str) -> ControllerError:
         return ControllerError(
@@ -354,14 +372,6 @@ class ControllerClient(JobCalls, DiscoveryCalls, AccessCalls):
     def gpus(self, since: float = 0.0) -> list[Answer]:
         """Samples of each GPU's utilisation after Unix time ``since``."""
         return list(self._call("GET", "/gpus", since=since)["gpus"])
-
-    def events(self, after: int = 0) -> list[Answer]:
-        """What happened, after event number ``after``."""
-        return list(self._call("GET", "/events", after=after)["events"])
-
-    def last_event(self) -> int:
-        """The number of the latest event."""
-        return int(self._call("GET", "/events", after=1 << 62)["last"])
 
 
 def _map_path(name: str) -> str:

@@ -75,6 +75,7 @@ async def _run(controller: Controller, fronts: list[Front], on_ready: Callable[[
             for task in done:
                 task.result()
         finally:
+            app.state.events.close()
             for server in servers:
                 server.should_exit = True
             stopping.cancel()

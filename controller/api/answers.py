@@ -32,12 +32,17 @@ class Answered(JSONResponse):
     """
 
     def render(self, content: Any) -> bytes:
-        """The text: ``?`` for a lone surrogate, ``null`` for NaN and infinity."""
-        try:
-            return to_json(content, inf_nan_mode="null")
-        except ValueError:  # half characters
-            finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
-            return json.dumps(finite, ensure_ascii=False).encode("utf-8", "replace")
+        """The text."""
+        return as_json(content)
+
+
+def as_json(content: Any) -> bytes:
+    """Text on one line: ``?`` for a lone surrogate, ``null`` for NaN and infinity."""
+    try:
+        return to_json(content, inf_nan_mode="null")
+    except ValueError:  # half characters
+        finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
+        return json.dumps(finite, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def new_app(title: str) -> FastAPI:

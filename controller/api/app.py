@@ -19,6 +19,7 @@ from patchlight.controller.api.answers import new_app
 from patchlight.controller.api.caller import Admin, Doorman
 from patchlight.controller.api.circuits import circuit_routes
 from patchlight.controller.api.discovery import discovery_routes
+from patchlight.controller.api.events import EventFeed, event_routes
 from patchlight.controller.api.gpu_metrics import gpu_gauges
 from patchlight.controller.api.idempotency import KeptAnswers
 from patchlight.controller.api.jobs import job_routes
@@ -108,6 +109,9 @@ def create_app(controller: Controller) -> FastAPI:
     app.include_router(job_routes(controller))
 
     app.include_router(access_routes(tokens, audit))
+
+    app.state.events = EventFeed(controller.store)
+    app.include_router(event_routes(controller.store, app.state.events))
 
     app.include_router(discovery_routes(controller.discovery))
 

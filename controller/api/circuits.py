@@ -207,10 +207,6 @@ def _look(routes: APIRouter, operations: CircuitOperations) -> None:
         reports = await operations.drift()
         return {"drift": {name: _drift_as_json(report) for name, report in reports.items()}}
 
-    @routes.get("/events")
-    async def events(after: models.Number = 0) -> Answer:
-        return {"events": parts.store.events(after), "last": parts.store.last_event()}
-
 
 def _change(routes: APIRouter, operations: CircuitOperations) -> None:
     parts = operations.parts
