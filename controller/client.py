@@ -1,19 +1,22 @@
 """The controller's REST API from Python: what the command line and the experiments use."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
-from urllib.parse import quote
 
 import httpx
 
+from patchlight.controller.access_calls import AccessCalls
+from patchlight.controller.circuit_calls import CircuitCalls
 from patchlight.controller.discovery_calls import DiscoveryCalls
-from patchlight.controller.job_calls import PAGE, Answer, JobCalls, pages
+from patchlight.controller.event_calls import EventCalls
+from patchlight.controller.job_calls import Answer, JobCalls
+from patchlight.controller.login import Login
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
-from patchlight.testbed.lab_api import UNIX, LabIdentity
+from patchlight.testbed.lab_api import UNIX, LabIdentity, is_beyond_this_machine
 
 USER_HEADER = "X-Patchlight-User"
 
-_LONGEST_MAP_NAME = 100
 # What stops things goes to the lab of that name, whichever version of its file is at hand.
 _STOPS = ("DELETE /jobs/", "DELETE /discovery", "POST /stop", "POST /drain", "POST /shutdown")
 
@@ -30,22 +33,12 @@ class OtherLab(ControllerError):
     """The controller at the address has another lab than the one that was meant."""
 
 
-def check_map_name(name: str) -> None:
-    """``BadInput`` unless maps may be saved under this name."""
-    if not 0 < len(name) <= _LONGEST_MAP_NAME or not name.isprintable() or "/" in name:
-        words = f"expected 1 to {_LONGEST_MAP_NAME} printable characters without '/'"
-    elif name in (".", ".."):
-        words = "that is a folder"
-    else:
-        return
-    raise BadInput(f"{name!r} cannot be the name of saved maps: {words}")
-
-
-class ControllerClient(JobCalls, DiscoveryCalls):
+class ControllerClient(CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, EventCalls):
     """A running controller, by the address of its API: ``host:port`` or ``unix:/path``.
 
-    A context manager. With a ``lab`` it talks only to a controller of that lab: the first
-    request, and each that changes something, finds out before (``OtherLab``).
+    A context manager. One on another machine needs a ``login``; ``BadInput`` without. With a
+    ``lab`` it talks only to a controller of that lab: the first request, and each that changes
+    something, finds out before (``OtherLab``).
 
     Methods return the API's JSON as it is. ``BadInput`` where the controller calls the
     request wrong, ``ControllerError`` where it could not do it or does not answer, and
@@ -59,6 +52,7 @@ class ControllerClient(JobCalls, DiscoveryCalls):
         *,
         lab: LabIdentity | None = None,
         user: str = "",
+        login: Login | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         """``user`` is the name that the history gets; ``transport`` replaces the network."""
@@ -67,13 +61,25 @@ class ControllerClient(JobCalls, DiscoveryCalls):
         # The server drops idle connections after 5 s: a request must not race that.
         limits = httpx.Limits(keepalive_expiry=2.0)
         socket = address.removeprefix(UNIX) if address.startswith(UNIX) else None
+        if transport is None and login is None and is_beyond_this_machine(address):
+            raise BadInput(
+                f"{address} is not on this machine, and you have not logged in to it",
+                hint=f"patchlight login --controller {address} --ca ca.pem",
+            )
+        # Headers are ASCII; names need not be.
+        headers = {USER_HEADER: user.encode("ascii", "replace").decode()}
+        if login is not None:
+            headers["Authorization"] = f"Bearer {login.token}"
+        # Whom a certificate has to be for.
+        self._extensions = {} if login is None else {"sni_hostname": login.name}
+        # Without TLS the machine's certificates are not read, which takes some 100 ms.
+        verify = False if login is None else login.context
+        scheme = "http" if login is None else "https"
         self._http = httpx.Client(
-            base_url=f"http://{'localhost' if socket else address}/v1",
+            base_url=f"{scheme}://{'localhost' if socket else address}/v1",
             timeout=deadline_s,
-            # Headers are ASCII; names need not be.
-            headers={USER_HEADER: user.encode("ascii", "replace").decode()},
-            # Without TLS, so the machine's certificates are not read, which takes some 100 ms.
-            transport=transport or httpx.HTTPTransport(verify=False, limits=limits, uds=socket),
+            headers=headers,
+            transport=transport or httpx.HTTPTransport(verify=verify, limits=limits, uds=socket),
             # Proxies are for elsewhere, and so are the passwords in a .netrc.
             trust_env=False,
         )
@@ -115,7 +121,9 @@ class ControllerClient(JobCalls, DiscoveryCalls):
 
     def _answer(self, method: str, path: str, body: Any = None, **query: Any) -> httpx.Response:
         try:
-            response = self._http.request(method, path, json=body, params=query)
+            response = self._http.request(
+                method, path, json=body, params=query, extensions=self._extensions
+            )
         except UnicodeError as error:
             raise BadInput(
                 "some of the text is not valid UTF-8, and nothing was done",
@@ -131,6 +139,12 @@ class ControllerClient(JobCalls, DiscoveryCalls):
                     hint="once it runs, it finishes or undoes what it had begun: "
                     "'patchlight ocs history' says which",
                 ) from error
+            if "Permission denied" in reason:
+                raise ControllerError(
+                    f"{self.address} is not for this user: {reason}",
+                    hint="its group may use it (controller: {access: …} in the lab file; by itself "
+                    "the group patchlight): sudo usermod -aG patchlight USER",
+                ) from error
             raise NoAnswer(
                 f"no answer from a controller at {self.address} ({reason})",
                 hint="start one with 'patchlight emulate up LAB' or 'patchlight controller run', "
@@ -138,17 +152,33 @@ class ControllerClient(JobCalls, DiscoveryCalls):
             ) from error
         if response.is_success:
             return response
+        raise self._problem(response)
+
+    def _problem(self, response: httpx.Response) -> PatchlightError:
+        """What the controller says of a request that it did not carry out."""
         try:
             answer = dict(response.json())
-            words = str(answer["error"])
+            words, outcome = str(answer["detail"]), answer["outcome"]
         except (ValueError, TypeError, KeyError) as error:
-            raise self._no_controller(f"it answered with HTTP {response.status_code}") from error
+            no_controller = self._no_controller(f"it answered with HTTP {response.status_code}")
+            no_controller.__cause__ = error
+            return no_controller
         kind: type[PatchlightError] = ControllerError
-        if answer.get("outcome") == "unknown":
+        if outcome == "unknown":
             kind = OutcomeUnknown
         elif response.status_code == 422:
             kind = BadInput
-        raise kind(words, hint=answer.get("hint"))
+        return kind(words, hint=answer.get("hint"))
+
+    @contextmanager
+    def _stream(self, path: str, headers: dict[str, str], **query: Any) -> Iterator[httpx.Response]:
+        with self._http.stream(
+            "GET", path, params=query, headers=headers, extensions=self._extensions
+        ) as response:
+            if not response.is_success:
+                response.read()
+                raise self._problem(response)
+            yield response
 
     def _no_controller(self, what: str) -> ControllerError:
         return ControllerError(
@@ -199,133 +229,6 @@ class ControllerClient(JobCalls, DiscoveryCalls):
         """The same as a file for another scheduler: ``slurm``, ``slurm-conf`` or ``kueue``."""
         return self._answer("GET", "/topology", format=format).text
 
-    # -- changing circuits ---------------------------------------------------------------------
-    # Each of these takes ``why``, ``dry_run``, ``spare_jobs`` and ``planned_from`` (see
-    # ``controller.api.models.ChangeRequest``) and answers with the record of the change, or with
-    # what would change.
-
-    def reconfigure(
-        self,
-        maps: Mapping[str, Sequence[str]],
-        *,
-        only: bool = False,
-        disconnect: Mapping[str, Sequence[int]] | None = None,
-        **options: Any,
-    ) -> Answer:
-        """Ask for cross-connects to be made and ports to be freed; what became of it."""
-        body = {
-            "maps": {name: list(texts) for name, texts in maps.items()},
-            "disconnect": {name: list(ports) for name, ports in (disconnect or {}).items()},
-            "only": only,
-        }
-        return self._call("POST", "/reconfigurations", body | options)
-
-    def roll_back(self, number: int, **options: Any) -> Answer:
-        """Undo one change, and nothing that other changes did."""
-        return self._call("POST", f"/reconfigurations/{number}/rollback", options)
-
-    def together(self, nodes: Sequence[str], *, force: bool = False, **options: Any) -> Answer:
-        """Light servers or hosts onto one packet switch; ``force`` also moves jobs' circuits."""
-        return self._call("POST", "/together", {"nodes": list(nodes), "force": force} | options)
-
-    def light_paths(self, pairs: Sequence[tuple[str, str]], **options: Any) -> Answer:
-        """Join pairs of ends by light over as many circuit switches as it takes."""
-        return self._call(
-            "POST", "/light-paths", {"pairs": [list(pair) for pair in pairs]} | options
-        )
-
-    def restore(self, name: str, **options: Any) -> Answer:
-        """Bring about the maps saved under a name."""
-        return self._call("POST", f"{_map_path(name)}/restore", options)
-
-    def repair(self, names: Sequence[str], **options: Any) -> Answer:
-        """Bring the devices back to their last committed maps."""
-        return self._call("POST", "/drift/repair", {"ocs": list(names)} | options)
-
-    def adopt(self, names: Sequence[str], why: str = "") -> Answer:
-        """Take what the devices have as their committed maps."""
-        return self._call("POST", "/drift/adopt", {"ocs": list(names), "why": why})
-
-    def reconfigurations(self, last: int | None = None) -> list[Answer]:
-        """Every change so far (or the ``last`` few), oldest first."""
-        if last is not None and last <= PAGE:
-            return list(self._call("GET", "/reconfigurations", last=last)["reconfigurations"])
-        rows = pages(
-            lambda row: self._call(
-                "GET", "/reconfigurations", last=PAGE, after=row["id"] if row else 0
-            )["reconfigurations"]
-        )
-        return list(rows)[-(last or 0) :]
-
-    def reconfiguration(self, number: int) -> Answer:
-        """One change."""
-        return self._call("GET", f"/reconfigurations/{number}")
-
-    # -- looking at circuits -------------------------------------------------------------------
-
-    def light(self, name: str) -> Answer:
-        """The power (dBm) of each cross-connect of an OCS, and its ports that are not ready."""
-        return self._call("GET", f"/circuits/{name}/light")
-
-    def circuit_switches(self) -> list[Answer]:
-        """Each circuit switch, whether it answers, and what it says that it is."""
-        return list(self._call("GET", "/circuit-switches")["circuit_switches"])
-
-    def accept_light(self, names: Sequence[str]) -> Answer:
-        """Take the power as it is now for the baselines; how many circuits of each OCS."""
-        return dict(self._call("POST", "/baselines", {"ocs": list(names)})["circuits"])
-
-    def alarms(self, names: Sequence[str] = ()) -> list[Answer]:
-        """What the devices reported by themselves, since the controller runs."""
-        return list(self._call("GET", "/alarms", ocs=list(names))["alarms"])
-
-    def drift(self) -> Answer:
-        """How each device differs from its last committed map."""
-        return dict(self._call("GET", "/drift")["drift"])
-
-    # -- what operators leave ------------------------------------------------------------------
-
-    def locks(self) -> list[Answer]:
-        """Every locked port."""
-        return list(self._call("GET", "/locks")["locks"])
-
-    def lock(
-        self, name: str, ports: Sequence[int], *, keep: bool = False, why: str = ""
-    ) -> list[Answer]:
-        """Lock ports for everybody, or with ``keep`` for everybody else."""
-        body = {"ocs": name, "ports": list(ports), "keep": keep, "why": why}
-        return list(self._call("POST", "/locks", body)["locks"])
-
-    def unlock(self, name: str, ports: Sequence[int], why: str = "") -> list[Answer]:
-        """Take locks away; those that there were."""
-        body = {"ocs": name, "ports": list(ports), "why": why}
-        return list(self._call("POST", "/locks/release", body)["locks"])
-
-    def saved_maps(self) -> list[Answer]:
-        """The maps that were saved."""
-        return list(self._call("GET", "/maps")["maps"])
-
-    def save_map(self, name: str, names: Sequence[str] = (), why: str = "") -> Answer:
-        """Keep the present maps under a name."""
-        return self._call("PUT", _map_path(name), {"ocs": list(names), "why": why})
-
-    def forget_map(self, name: str) -> Answer:
-        """Forget saved maps."""
-        return self._call("DELETE", _map_path(name))
-
-    def stop_button(self) -> Answer | None:
-        """Who pressed the stop button, when and why; ``None`` if it is not pressed."""
-        pressed = self._call("GET", "/stop")["pressed"]
-        return None if pressed is None else dict(pressed)
-
-    def press_stop(self, why: str = "") -> Answer:
-        """Halt the change under way, and refuse new ones."""
-        return self._call("POST", "/stop", {"why": why})
-
-    def clear_stop(self, why: str = "") -> Answer:
-        """Let changes begin again."""
-        return self._call("POST", "/stop/clear", {"why": why})
-
     # -- the controller and what it samples ----------------------------------------------------
 
     def shut_down(self) -> dict[str, int]:
@@ -342,16 +245,3 @@ class ControllerClient(JobCalls, DiscoveryCalls):
     def gpus(self, since: float = 0.0) -> list[Answer]:
         """Samples of each GPU's utilisation after Unix time ``since``."""
         return list(self._call("GET", "/gpus", since=since)["gpus"])
-
-    def events(self, after: int = 0) -> list[Answer]:
-        """What happened, after event number ``after``."""
-        return list(self._call("GET", "/events", after=after)["events"])
-
-    def last_event(self) -> int:
-        """The number of the latest event."""
-        return int(self._call("GET", "/events", after=1 << 62)["last"])
-
-
-def _map_path(name: str) -> str:
-    check_map_name(name)
-    return f"/maps/{quote(name, safe='')}"

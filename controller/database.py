@@ -61,7 +61,22 @@ CREATE INDEX events_by_job ON events (job, number) WHERE job IS NOT NULL;
 CREATE INDEX jobs_by_end ON jobs (finished_at) WHERE finished_at IS NOT NULL;
 """
 
-SCHEMAS = (_FIRST, _SECOND, _THIRD)
+# Who may enter from elsewhere, what was asked for, and answers that may be asked for again.
+_FOURTH = """
+CREATE TABLE tokens (id TEXT PRIMARY KEY, hash TEXT NOT NULL, record TEXT NOT NULL);
+CREATE TABLE audit (number INTEGER PRIMARY KEY, at REAL NOT NULL, who TEXT NOT NULL,
+    outcome TEXT NOT NULL, record TEXT NOT NULL);
+CREATE TRIGGER audit_stays BEFORE UPDATE ON audit
+    BEGIN SELECT RAISE(ABORT, 'the audit log is only added to'); END;
+CREATE TRIGGER audit_is_kept BEFORE DELETE ON audit
+    BEGIN SELECT RAISE(ABORT, 'the audit log is only added to'); END;
+CREATE TABLE answered (
+    who TEXT NOT NULL, key TEXT NOT NULL, at REAL NOT NULL, request TEXT NOT NULL, status INTEGER,
+    body BLOB, PRIMARY KEY (who, key)) WITHOUT ROWID;
+CREATE INDEX answered_by_time ON answered (at);
+"""
+
+SCHEMAS = (_FIRST, _SECOND, _THIRD, _FOURTH)
 """What makes each version of the tables of the one before, beginning with an empty file."""
 
 SCHEMA_VERSION = len(SCHEMAS)

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from patchlight.controller.api.listening import api_host_names, listening_for_api
+from patchlight.controller.api.listening import Front, listening_for_api
 from patchlight.controller.circuits.device_lock import CONTROLLER, device_lock
 from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.metrics.listening import LOCAL_NAMES, listen_for_metrics
@@ -17,6 +17,7 @@ from patchlight.testbed.lab import Lab
 
 if TYPE_CHECKING:
     import uvicorn
+    from fastapi import FastAPI
 
 
 def serve(lab: Lab, settings: Settings, on_ready: Callable[[], None]) -> None:
@@ -30,17 +31,17 @@ def serve(lab: Lab, settings: Settings, on_ready: Callable[[], None]) -> None:
     for chatty in ("httpx", "httpcore"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     with contextlib.ExitStack() as stack:
-        api = stack.enter_context(listening_for_api(settings.api))
+        fronts = stack.enter_context(listening_for_api(lab, settings.api, settings.tls))
         metrics = listen_for_metrics(settings.metrics) if settings.metrics else None
         if metrics is not None:
             stack.enter_context(metrics)
-        asyncio.run(_run(Controller(lab, settings), _Sockets(api, metrics), on_ready))
+        asyncio.run(_run(Controller(lab, settings), _Sockets(fronts, metrics), on_ready))
 
 
 class _Sockets(NamedTuple):
     """Where requests come in: all of them, and those for metrics alone."""
 
-    api: socket.socket
+    api: list[Front]
     metrics: socket.socket | None
 
 
@@ -65,7 +66,7 @@ async def _run(controller: Controller, sockets: _Sockets, on_ready: Callable[[],
         await asyncio.sleep(0)
         # Who does not answer is left for later: one switch does not keep the lab waiting.
         await controller.circuits.devices.open()
-        servers = _servers(controller, sockets, metrics)
+        app, servers = _servers(controller, sockets, metrics)
         await speaking
         stack.push_async_callback(controller.switches.close)
         await controller.switches.look()
@@ -95,6 +96,7 @@ async def _run(controller: Controller, sockets: _Sockets, on_ready: Callable[[],
             for task in done:
                 task.result()
         finally:
+            app.state.events.close()
             for server, _ in servers:
                 server.should_exit = True
             stopping.cancel()
@@ -103,20 +105,23 @@ async def _run(controller: Controller, sockets: _Sockets, on_ready: Callable[[],
 
 def _servers(
     controller: Controller, sockets: _Sockets, metrics: ControllerMetrics
-) -> "list[tuple[uvicorn.Server, socket.socket]]":
-    """Who answers at which socket; what that takes is imported while the speaker starts."""
+) -> "tuple[FastAPI, list[tuple[uvicorn.Server, socket.socket]]]":
+    """The API, and who answers at which socket: what that takes is imported while the speaker
+    starts."""
     from patchlight.controller.api.app import create_app
     from patchlight.controller.api.metrics import metrics_app, metrics_routes
     from patchlight.testbed.linux.http_server import http_server
 
-    hosts = api_host_names(controller.settings.api)
     app = create_app(controller)
     app.include_router(metrics_routes(metrics))
-    servers = [(http_server(app, hosts=hosts, lifespan="off"), sockets.api)]
+    servers = [
+        (http_server(app, hosts=front.hosts, tls=front.tls, lifespan="off"), front.socket)
+        for front in sockets.api
+    ]
     if sockets.metrics is not None:
         readers = http_server(metrics_app(metrics), hosts=LOCAL_NAMES, lifespan="off")
         servers.append((readers, sockets.metrics))
-    return servers
+    return app, servers
 
 
 async def _over(task: asyncio.Task[None]) -> None:

@@ -16,9 +16,11 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
+from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.answers import new_app
-from patchlight.controller.api.caller import IN_PROCESS
+from patchlight.controller.api.caller import IN_PROCESS, Doorman
 from patchlight.controller.api.circuits import circuit_routes
+from patchlight.controller.api.events import EventFeed, event_routes
 from patchlight.controller.changes.device_maps import DeviceMonitor
 from patchlight.controller.changes.device_watch import DeviceWatch
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
@@ -100,7 +102,9 @@ def direct_client(
             loop.run_until_complete(parts.devices.open())
             loop.run_until_complete(DeviceWatch(parts, transactions).begin())
         app = new_app("Patchlight without a controller")
+        app.add_middleware(Admission, doorman=Doorman(lab.access))
         app.include_router(circuit_routes(CircuitOperations(parts, transactions)))
+        app.include_router(event_routes(store, EventFeed(store)))
         transport = InProcess(app, loop)
         yield stack.enter_context(ControllerClient(IN_PROCESS, user=user, transport=transport))
 

@@ -35,6 +35,7 @@ from patchlight.testbed.linux.credentials import (
     name_in,
     prometheus_name,
     read_credentials,
+    usages_in,
 )
 from patchlight.testbed.linux.private_folder import private_folder
 
@@ -44,6 +45,7 @@ _AUTHORITY_LIFETIME = timedelta(days=20 * 365)
 _AUTHORITY_KEY_FILE = "ca-key.pem"
 # Servers whose clocks are behind take a new certificate, too.
 _CLOCKS_BEHIND = timedelta(days=1)
+_CALLS, _SERVES = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
 
 
 def _utc() -> datetime:
@@ -93,21 +95,18 @@ class Authority:
         unless it is to be ``anew``. Interrupted, it can be called again. ``PatchlightError`` if
         the folder cannot be written, or if others can.
         """
-        usage = ExtendedKeyUsageOID.SERVER_AUTH
-        return self._provide(agent_name(server, self.lab), usage, folder, anew)
+        return self._provide(agent_name(server, self.lab), [_SERVES], folder, anew)
 
     def for_controller(self, folder: Path, *, anew: bool = False) -> Credentials:
-        """The same for the lab's controller."""
-        usage = ExtendedKeyUsageOID.CLIENT_AUTH
-        return self._provide(controller_name(self.lab), usage, folder, anew)
+        """The same for the lab's controller, which calls agents and answers users."""
+        return self._provide(controller_name(self.lab), [_CALLS, _SERVES], folder, anew)
 
     def for_prometheus(self, folder: Path, *, anew: bool = False) -> Credentials:
         """The same for who reads the agents' metrics, and may do nothing else."""
-        usage = ExtendedKeyUsageOID.CLIENT_AUTH
-        return self._provide(prometheus_name(self.lab), usage, folder, anew)
+        return self._provide(prometheus_name(self.lab), [_CALLS], folder, anew)
 
     def _provide(
-        self, name: str, usage: x509.ObjectIdentifier, folder: Path, anew: bool
+        self, name: str, usages: list[x509.ObjectIdentifier], folder: Path, anew: bool
     ) -> Credentials:
         with _writing(folder):
             now = self._clock()
@@ -119,7 +118,7 @@ class Authority:
                     hint="name another folder",
                 )
             authority = self._certificate.public_bytes(Encoding.PEM)
-            if not anew:
+            if not anew and present is not None and usages_in(present) == usages:
                 with contextlib.suppress(BadInput):
                     found = read_credentials(folder)
                     lasts = found.not_after - now > RENEWED_BEFORE_END
@@ -134,7 +133,7 @@ class Authority:
                 key_file.unlink(missing_ok=True)
                 key = _key_in(key_file)
             _put(folder / CA_FILE, authority)
-            issued = self._issued(name, usage, key.public_key(), now)
+            issued = self._issued(name, usages, key.public_key(), now)
             _put(folder / CERTIFICATE_FILE, issued.public_bytes(Encoding.PEM))
             return read_credentials(folder)
 
@@ -150,7 +149,7 @@ class Authority:
     def _issued(
         self,
         name: str,
-        usage: x509.ObjectIdentifier,
+        usages: list[x509.ObjectIdentifier],
         public: ec.EllipticCurvePublicKey,
         now: datetime,
     ) -> x509.Certificate:
@@ -162,7 +161,7 @@ class Authority:
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(signs_certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .add_extension(signer, critical=False)
             .sign(self._key, SHA256())
         )

@@ -19,6 +19,7 @@ from patchlight.deploy.remote import Remote
 from patchlight.deploy.units import Run, agent_command, controller_command
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.lab_api import UNIX, system_socket
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Credentials
 from patchlight.testbed.ssh_access import SshAccess
@@ -139,7 +140,7 @@ class Push:
     @property
     def _api(self) -> str:
         """Where a controller on a server answers whoever works there."""
-        return self._lab.controller_api or f"unix:/run/patchlight-controllers/{self._lab.name}.sock"
+        return self._lab.controller_api or f"{UNIX}{system_socket(self._lab.name)}"
 
     @cached_property
     def _lab_file(self) -> str:

@@ -14,6 +14,7 @@ from functools import cached_property
 from ipaddress import IPv4Network
 from typing import Any, NamedTuple, TypeVar
 
+from patchlight.testbed.access import USUAL_ACCESS, Access
 from patchlight.testbed.colours import PassivePart, Transceiver, WavelengthSwitch
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.nic import Nic as Nic
@@ -219,8 +220,9 @@ class Lab:
 
     ``fabric`` says what an emulation makes packet switches of: ``openvswitch`` or
     ``bridge`` (learning bridges without OpenFlow). Without ``controller_api`` the controller
-    answers at a place of the lab's own (``lab_api.api_address``). ``queue`` says how jobs wait,
-    ``policies`` who decides, ``workers`` what workers may have of their servers.
+    answers at a place of the lab's own (``lab_api.api_address``). ``access`` says what users of
+    its machine may do there, ``queue`` how jobs wait, ``policies`` who decides, ``workers`` what
+    workers may have of their servers.
     """
 
     name: str
@@ -233,6 +235,7 @@ class Lab:
     scale: float = 1.0
     controller_api: str = ""
     controller_openflow: str = "127.0.0.1:6653"
+    access: Access = USUAL_ACCESS
     queue: Discipline = field(default_factory=Discipline)
     policies: PolicyChoice = NOTHING_SAID
     workers: WorkerPolicy = field(default_factory=WorkerPolicy)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Self
 
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.linux.sockets import unix_socket_answers
+from patchlight.testbed.linux.sockets import is_loopback, split_address, unix_socket_answers
 
-_SYSTEM = Path("/run/patchlight-controllers")
+_SYSTEM = Path("/run/patchlight")
 UNIX = "unix:"
+API_SOCKET = "api.sock"
 
 
 def api_address(lab: Lab) -> str:
@@ -23,18 +24,40 @@ def api_address(lab: Lab) -> str:
     What the lab file says, else the lab's own Unix socket: that of a controller which root
     runs, where one answers or this is root, else that of one which this user runs.
     """
-    system = _SYSTEM / f"{lab.name}.sock"
-    if not lab.controller_api and unix_socket_answers(system):
-        return f"{UNIX}{system}"
+    if not lab.controller_api or is_beyond_this_machine(lab.controller_api):
+        system = system_socket(lab.name)
+        # One that is there and not for this user is to be named, not passed over.
+        if unix_socket_answers(system) or (system.exists() and not os.access(system, os.W_OK)):
+            return f"{UNIX}{system}"
     return new_api_address(lab)
 
 
 def new_api_address(lab: Lab) -> str:
     """Where a controller of the lab that this user starts is to listen."""
-    if lab.controller_api:
-        return lab.controller_api
-    folder = _SYSTEM if os.geteuid() == 0 else _user_folder()
-    return f"{UNIX}{folder / f'{lab.name}.sock'}"
+    return lab.controller_api or own_socket(lab.name)
+
+
+def system_socket(lab: str) -> Path:
+    """Where the controller of a lab answers on its machine if root runs it."""
+    return _SYSTEM / lab / API_SOCKET
+
+
+def own_socket(lab: str) -> str:
+    """The address on this machine of a lab's controller that this user runs: ``unix:/path``."""
+    if os.geteuid() == 0:
+        return f"{UNIX}{system_socket(lab)}"
+    return f"{UNIX}{_user_folder() / f'{lab}.sock'}"
+
+
+def is_beyond_this_machine(address: str) -> bool:
+    """Whether other machines reach an API at ``host:port``, or may."""
+    if address.startswith(UNIX):
+        return False
+    host, _ = split_address(address)
+    try:
+        return not is_loopback(host)
+    except ValueError:
+        return host.lower() != "localhost"
 
 
 def _user_folder() -> Path:

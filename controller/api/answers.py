@@ -1,17 +1,30 @@
 """How the API answers: JSON that any client can read, and refusals in words with what to do."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 
+from patchlight.controller.api.caller import NotAllowed, NotKnown, as_viewer
+from patchlight.controller.api.describing import PROBLEMS
 from patchlight.controller.changes.record import Refused
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.mistakes import joined, mistake_in_words
+from patchlight.testbed.problem import PROBLEM_MEDIA_TYPE, Outcome, problem
+
+_STATUS: Mapping[type[PatchlightError], int] = {
+    BadInput: 422,
+    Refused: 409,
+    NotKnown: 401,
+    NotAllowed: 403,
+}
+_OF_ANOTHER_PROGRAM = 502
 
 
 class Answered(JSONResponse):
@@ -21,23 +34,30 @@ class Answered(JSONResponse):
     """
 
     def render(self, content: Any) -> bytes:
-        """The text: ``?`` for a lone surrogate, ``null`` for NaN and infinity."""
-        try:
-            return to_json(content, inf_nan_mode="null")
-        except ValueError:  # half characters
-            finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
-            return json.dumps(finite, ensure_ascii=False).encode("utf-8", "replace")
+        """The text."""
+        return as_json(content)
+
+
+def as_json(content: Any) -> bytes:
+    """Text on one line: ``?`` for a lone surrogate, ``null`` for NaN and infinity."""
+    try:
+        return to_json(content, inf_nan_mode="null")
+    except ValueError:  # half characters
+        finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
+        return json.dumps(finite, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def new_app(title: str) -> FastAPI:
-    """An application without routes that answers so."""
+    """An application without routes that answers so, to whoever is let in by ``Admission``."""
     app = FastAPI(
         title=title,
         version="1",
         default_response_class=Answered,
+        dependencies=[Depends(as_viewer)],
+        responses=PROBLEMS,
         # A redirect would lead a client away from the words on what was wrong.
         redirect_slashes=False,
-        # These pages run programs from other machines, and in a browser those may ask for changes.
+        # FastAPI's run programs from other machines, and in a browser those may ask for changes.
         docs_url=None,
         redoc_url=None,
     )
@@ -47,14 +67,33 @@ def new_app(title: str) -> FastAPI:
     return app
 
 
-async def explain(_: Request, error: Exception) -> JSONResponse:
+def problem_answer(
+    status: int,
+    detail: str,
+    hint: str | None = None,
+    outcome: Outcome = "nothing-done",
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    """An answer with problem details."""
+    body = problem(status, detail, hint, outcome)
+    return Answered(body, status, headers, media_type=PROBLEM_MEDIA_TYPE)
+
+
+def explained(error: PatchlightError) -> JSONResponse:
     """An error of ours: what is wrong, and what to do next."""
-    assert isinstance(error, PatchlightError)
-    status = 422 if isinstance(error, BadInput) else 409 if isinstance(error, Refused) else 502
-    answer = {"error": error.message, "hint": error.hint}
+    status = next((s for kind, s in _STATUS.items() if isinstance(error, kind)), 0)
+    outcome: Outcome = "nothing-done" if status else "failed"
     if isinstance(error, OutcomeUnknown):
-        answer["outcome"] = "unknown"
-    return Answered(answer, status_code=status)
+        outcome = "unknown"
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    status = status or _OF_ANOTHER_PROGRAM
+    return problem_answer(status, error.message, error.hint, outcome, headers)
+
+
+async def explain(_: Request, error: Exception) -> JSONResponse:
+    """An error that a route raised."""
+    assert isinstance(error, PatchlightError)
+    return explained(error)
 
 
 async def explain_request(_: Request, error: Exception) -> JSONResponse:
@@ -62,7 +101,7 @@ async def explain_request(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     # Of where it stands, the first is the body, the path or the query.
     words = joined(mistake_in_words(m, m["loc"][1:], "request") for m in error.errors())
-    return Answered({"error": f"the controller does not take that: {words}", "hint": None}, 422)
+    return problem_answer(422, f"the controller does not take that: {words}")
 
 
 async def explain_http(request: Request, error: Exception) -> JSONResponse:
@@ -72,4 +111,19 @@ async def explain_http(request: Request, error: Exception) -> JSONResponse:
     if error.status_code in (404, 405):
         words = f"there is no {request.method} {request.url.path[:200]}"
         hint = "is the client of the same version as the controller? /openapi.json has all routes"
-    return Answered({"error": words, "hint": hint}, error.status_code, error.headers)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_methods(request))
+    return problem_answer(error.status_code, words, hint, headers=headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """What may be asked of a path, by any of the routes that have it."""
+    path = request.url.path
+    found = {
+        method.upper()
+        for template, operations in request.app.openapi()["paths"].items()
+        if compile_path(template)[0].fullmatch(path)
+        for method in operations
+    }
+    return sorted(found)

@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 
+from patchlight.controller.api import shapes
+from patchlight.controller.api.access import access_routes
+from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.answers import new_app
+from patchlight.controller.api.caller import Admin, Doorman
 from patchlight.controller.api.circuits import circuit_routes
+from patchlight.controller.api.describing import gives
 from patchlight.controller.api.discovery import discovery_routes
+from patchlight.controller.api.docs_page import docs_routes
+from patchlight.controller.api.events import EventFeed, event_routes
+from patchlight.controller.api.idempotency import KeptAnswers
 from patchlight.controller.api.jobs import job_routes
+from patchlight.controller.audit import AuditLog
+from patchlight.controller.tokens import Tokens
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.labfile.writer import write_lab
 
@@ -26,8 +36,12 @@ Answer = dict[str, Any]
 def create_app(controller: Controller) -> FastAPI:
     """The API of one controller."""
     app = new_app("Patchlight controller")
+    tokens, audit = Tokens(controller.store), AuditLog(controller.store)
+    doorman = Doorman(controller.lab.access, tokens)
+    kept = KeptAnswers(controller.store)
+    app.add_middleware(Admission, doorman=doorman, audit=audit, kept=kept)
 
-    @app.get("/v1/lab")
+    @app.get("/v1/lab", **gives(shapes.LabShape))
     async def lab() -> Answer:
         return asdict(controller.identity)
 
@@ -35,12 +49,12 @@ def create_app(controller: Controller) -> FastAPI:
     async def lab_file() -> str:
         return write_lab(controller.lab)
 
-    @app.get("/v1/status")
+    @app.get("/v1/status", **gives(shapes.Status))
     async def status() -> Answer:
         return controller.status()
 
-    @app.post("/v1/shutdown")
-    async def shutdown() -> Answer:
+    @app.post("/v1/shutdown", **gives(shapes.Shutdown))
+    async def shutdown(caller: Admin) -> Answer:
         # As by whoever else ends it: what has to be put in order then is in one place.
         os.kill(os.getpid(), signal.SIGTERM)
         counts = controller.jobs.ledger.counts().items()
@@ -50,13 +64,20 @@ def create_app(controller: Controller) -> FastAPI:
 
     app.include_router(job_routes(controller))
 
+    app.include_router(access_routes(tokens, audit))
+
+    app.include_router(docs_routes())
+
+    app.state.events = EventFeed(controller.store)
+    app.include_router(event_routes(controller.store, app.state.events))
+
     app.include_router(discovery_routes(controller.discovery))
 
-    @app.get("/v1/ports")
+    @app.get("/v1/ports", **gives(shapes.Samples))
     async def ports(since: float = 0.0) -> Answer:
         return {"ports": [s for s in controller.switches.port_rates if s["at"] > since]}
 
-    @app.get("/v1/gpus")
+    @app.get("/v1/gpus", **gives(shapes.Samples))
     async def gpus(since: float = 0.0) -> Answer:
         return {"gpus": [s for s in controller.fleet.gpu_samples if s["at"] > since]}
 

@@ -1,21 +1,29 @@
-"""Who asks: the user that the kernel shows for the connection.
+"""Who asks, and what they may do.
 
 The kernel knows who is at the other end of a Unix socket, and its table of TCP sockets has the
-user id of each of this machine. What a client says of itself counts only if it is root's.
+user id of each of this machine. What a client says of itself counts only if it is root's. Whoever
+shows a token is who it was made for, wherever they are.
 """
 
 import asyncio
+import grp
 import os
 import pwd
 import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from patchlight.controller.changes.record import ChangeOptions
 from patchlight.controller.client import USER_HEADER
-from patchlight.testbed.linux.sockets import UNIX_CLIENT
+from patchlight.controller.tokens import Tokens
+from patchlight.testbed.access import Access, Role
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.linux.sockets import UNIX_CLIENT, is_loopback
 
 IN_PROCESS = "direct"
 """What ASGI's ``client`` names a request that this process makes of itself."""
@@ -23,42 +31,163 @@ IN_PROCESS = "direct"
 _TABLES = {4: Path("/proc/net/tcp"), 6: Path("/proc/net/tcp6")}
 _NOBODYS = "0"
 _LONGEST_NAME = 80
+_BEARER = "bearer "
 UNKNOWN = "(unknown)"
 _logins: dict[int, str] = {}
 
 
-async def caller_of(request: Request) -> ChangeOptions:
-    """The user and where the request came from.
+class NotKnown(PatchlightError):
+    """Nobody knows who asks, where that has to be known."""
 
-    A user goes by the name of the login, whatever was declared; the superuser may speak for
-    others (``sudo``). Whom the kernel does not show any more is unknown.
-    """
-    declared = request.headers.get(USER_HEADER, "")[:_LONGEST_NAME]
-    declared = "".join(c if c.isprintable() else "?" for c in declared)
-    host, port = request.client or ("", 0)
-    if host == IN_PROCESS:
-        return ChangeOptions(by=declared, origin=host)
-    if host == UNIX_CLIENT:
-        uid: int | None = port
-        origin = host
-    else:
-        # The kernel's table may be long.
-        uid = await asyncio.to_thread(user_id_of, (host, port), request.scope.get("server"))
+
+class NotAllowed(PatchlightError):
+    """Who asks may not do that."""
+
+
+@dataclass(frozen=True)
+class Caller(ChangeOptions):
+    """Who asks, and in which role. ``token`` is the id of the token that was shown."""
+
+    role: Role = Role.NOBODY
+    token: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where they are, whichever connection they made: the same for the same user there."""
+        at, _, user = self.origin.partition(" ")
+        return at.rpartition(":")[0] + user if ":" in at else self.origin
+
+
+class Doorman:
+    """Who the caller of a request to one lab's API is."""
+
+    def __init__(self, access: Access, tokens: Tokens | None = None) -> None:
+        self._access, self._tokens = access, tokens
+        self._keepers = {0, os.geteuid(), *_who_ran_us()}
+
+    async def caller(self, request: Request) -> Caller:
+        """The user, where the request came from, and their role.
+
+        A user of this machine goes by the name of the login, whatever was declared; the superuser
+        may speak for others (``sudo``). Whom the kernel does not show any more is unknown.
+        ``NotKnown`` for who shows no good token where one is needed, or a bad one anywhere.
+        """
+        host, port = request.client or ("", 0)
+        if host == IN_PROCESS:
+            return Caller(by=_declared(request), origin=host, role=Role.ADMIN)
+        here = host == UNIX_CLIENT or is_loopback(host)
         origin = f"{host}:{port}"
-    if uid is None:
-        return ChangeOptions(by=UNKNOWN, origin=f"{origin} (no user to be seen)")
-    by = declared if uid == 0 and declared else await _login(uid)
-    return ChangeOptions(by=by, origin=origin + _of_user(uid))
+        shown = request.headers.get("authorization", "")
+        if shown or not here:
+            return self._holder(shown, "unix" if host == UNIX_CLIENT else origin)
+        # The kernel's table may be long, and a connection does not change hands.
+        seen: dict[str, Any] = request.scope.get("state", {}).get("connection", {})
+        if "uid" not in seen:
+            seen["uid"] = port if host == UNIX_CLIENT else await _user_at(request)
+        uid: int | None = seen["uid"]
+        origin = host if host == UNIX_CLIENT else origin
+        if uid is None:
+            who = f"{origin} (no user to be seen)"
+            role = min(self._access.others, Role.VIEWER)
+            return Caller(by=UNKNOWN, origin=who, role=role)
+        declared, login = _declared(request), await _login(uid)
+        by = declared if uid == 0 and declared else login
+        if "role" not in seen:
+            seen["role"] = await asyncio.to_thread(self._role_of, uid, login)
+        return Caller(by=by, origin=f"{origin} (uid {uid})", role=seen["role"])
+
+    def _holder(self, shown: str, origin: str) -> Caller:
+        is_bearer = shown[: len(_BEARER)].lower() == _BEARER
+        text = shown[len(_BEARER) :].strip() if is_bearer else ""
+        token = self._tokens.holder(text) if self._tokens and text else None
+        if token is None:
+            raise NotKnown(
+                "this token is not good: it may have been revoked, or have ended"
+                if text
+                else "who asks from another machine has to show a token",
+                hint="an admin makes one with 'patchlight token create'; "
+                "then: patchlight login --controller HOST:PORT",
+            )
+        return Caller(by=token.user, origin=origin, role=Role.named(token.role), token=token.id)
+
+    def _role_of(self, uid: int, login: str) -> Role:
+        if uid in self._keepers:
+            return Role.ADMIN
+        is_member = _is_member(uid, login, self._access.group)
+        return self._access.members if is_member else self._access.others
 
 
-def is_keeper(caller: ChangeOptions) -> bool:
-    """Whether who asks is root, or the user that the controller runs as."""
-    keepers = (_of_user(uid) for uid in (0, os.geteuid()))
-    return caller.origin == IN_PROCESS or caller.origin.endswith(tuple(keepers))
+def _who_ran_us() -> set[int]:
+    """Who started this process by ``sudo``: they can be root whenever they like."""
+    said = os.environ.get("SUDO_UID", "")
+    return {int(said)} if said.isdecimal() else set()
 
 
-def _of_user(uid: int) -> str:
-    return f" (uid {uid})"
+def _is_member(uid: int, login: str, group: str) -> bool:
+    try:
+        found = grp.getgrnam(group)
+        return login in found.gr_mem or pwd.getpwuid(uid).pw_gid == found.gr_gid
+    except KeyError:
+        return False
+
+
+def _declared(request: Request) -> str:
+    declared = request.headers.get(USER_HEADER, "")[:_LONGEST_NAME]
+    return "".join(c if c.isprintable() else "?" for c in declared)
+
+
+async def _user_at(request: Request) -> int | None:
+    server = request.scope.get("server")
+    client = request.client
+    assert client is not None
+    return await asyncio.to_thread(user_id_of, (client.host, client.port), server)
+
+
+def who_asks(request: Request) -> Caller:
+    """Who asks, as it was found out when the request came in, and under which condition.
+
+    ``If-Match`` is another way to say ``planned_from``.
+    """
+    caller = request.state.caller
+    assert isinstance(caller, Caller)
+    tag = request.headers.get("if-match", "").strip().removeprefix("W/").strip('"')
+    return replace(caller, planned_from=tag) if tag and tag != "*" else caller
+
+
+def _in_role(needed: Role, request: Request) -> Caller:
+    caller = who_asks(request)
+    if caller.role < needed:
+        raise NotAllowed(
+            f"{request.method} {request.url.path[:200]} is for {needed}s; "
+            f"{caller.by or UNKNOWN} is {_IN_WORDS[caller.role]}",
+            hint="an admin gives roles with 'patchlight token create', or with "
+            "controller: {access: …} in the lab file; the users of its group are operators",
+        )
+    return caller
+
+
+_IN_WORDS: Mapping[Role, str] = {
+    Role.NOBODY: "nobody here",
+    Role.VIEWER: "a viewer",
+    Role.USER: "a user",
+    Role.OPERATOR: "an operator",
+    Role.ADMIN: "an admin",
+}
+
+
+def _dependency(role: Role) -> Callable[[Request], Awaitable[Caller]]:
+    async def needs(request: Request) -> Caller:
+        return _in_role(role, request)
+
+    return needs
+
+
+as_viewer = _dependency(Role.VIEWER)
+
+Viewer = Annotated[Caller, Depends(as_viewer)]
+User = Annotated[Caller, Depends(_dependency(Role.USER))]
+Operator = Annotated[Caller, Depends(_dependency(Role.OPERATOR))]
+Admin = Annotated[Caller, Depends(_dependency(Role.ADMIN))]
 
 
 def user_id_of(client: tuple[str, int], server: tuple[str, int | None] | None) -> int | None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter
 
 from patchlight.controller.api import models
-from patchlight.controller.api.circuits import Caller
+from patchlight.controller.api.caller import Operator
+from patchlight.controller.api.describing import Json, gives
 from patchlight.controller.discovery.discovery import Wanted
 
 if TYPE_CHECKING:
@@ -18,22 +19,22 @@ Answer = dict[str, Any]
 
 def discovery_routes(discovery: Discovery) -> APIRouter:
     """The routes on the wiring of one lab."""
-    routes = APIRouter(prefix="/v1")
+    routes = APIRouter(prefix="/v1", tags=["discovery"])
 
-    @routes.post("/discovery")
-    async def begin(request: models.DiscoveryRequest, caller: Caller) -> Answer:
+    @routes.post("/discovery", **gives(Json))
+    async def begin(request: models.DiscoveryRequest, caller: Operator) -> Answer:
         wanted = Wanted(request.ports, request.listen_s, request.every_port)
         if request.dry_run:
             return await discovery.preview(wanted)
         await discovery.start(wanted, caller)
         return discovery.status
 
-    @routes.get("/discovery")
+    @routes.get("/discovery", **gives(Json))
     async def status() -> Answer:
         return discovery.status
 
-    @routes.delete("/discovery")
-    async def stop() -> Answer:
+    @routes.delete("/discovery", **gives(Json))
+    async def stop(caller: Operator) -> Answer:
         await discovery.stop()
         return discovery.status
 

@@ -1,60 +1,123 @@
-"""Where the API listens, and the names that requests may call it by.
+"""Where the API listens, for whom, and the names that requests may call it by.
 
-Until the API knows who may do what, it is for the users of its own machine.
+At its Unix socket and on loopback the kernel says who asks. Elsewhere TLS and tokens are needed; a
+controller that listens there has its Unix socket beside it, where the first token is made.
 """
 
+import grp
+import os
 import socket
+import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from patchlight.testbed.access import Access, Role
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab_api import UNIX
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab_api import UNIX, own_socket
+from patchlight.testbed.linux.credentials import controller_name, new_context, read_credentials
 from patchlight.testbed.linux.sockets import bind_unix, is_loopback, listen, split_address
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
-@contextmanager
-def listening_for_api(address: str) -> Iterator[socket.socket]:
-    """A socket that listens at ``host:port`` or ``unix:/path``, for any user of this machine.
+@dataclass(frozen=True)
+class Front:
+    """One socket that the API listens on, what requests may call it, and its TLS, if it has any."""
 
-    A Unix socket is removed afterwards. ``BadInput`` for an address that other machines reach,
-    ``PatchlightError`` if it is taken.
+    socket: socket.socket
+    hosts: tuple[str, ...]
+    tls: ssl.SSLContext | None = None
+
+
+@contextmanager
+def listening_for_api(lab: Lab, address: str, tls: Path | None) -> Iterator[list[Front]]:
+    """Sockets that listen at ``host:port`` or ``unix:/path``; ``tls`` is a certificate's folder.
+
+    Unix sockets are removed afterwards. ``BadInput`` for an address that other machines reach, if
+    there is no certificate for the lab's controller; ``PatchlightError`` if it is taken.
     """
-    if not address.startswith(UNIX):
-        with _listen_on_loopback(address) as listener:
-            yield listener
-        return
+    with ExitStack() as stack:
+        if address.startswith(UNIX):
+            yield [stack.enter_context(_at_unix_socket(address, lab.access))]
+            return
+        host = _as_one_address(address)
+        if is_loopback(host.rpartition(":")[0].strip("[]")):
+            called = (*_LOCAL_NAMES, split_address(address)[0].lower())
+            yield [Front(stack.enter_context(listen(host)), called)]
+            return
+        context = _tls_of(lab.name, address, tls)
+        local = stack.enter_context(_at_unix_socket(own_socket(lab.name), lab.access))
+        own_name = controller_name(lab.name).lower()
+        names = (own_name, split_address(address)[0].lower(), *_names_of_this_machine())
+        yield [Front(stack.enter_context(listen(host)), names, context), local]
+
+
+@contextmanager
+def _at_unix_socket(address: str, access: Access) -> Iterator[Front]:
     path = Path(address.removeprefix(UNIX))
-    with bind_unix(path, "controller", for_all=True) as listener:
+    group = _group_id(access.group)
+    # Whoever may do nothing need not get as far as being told so.
+    for_group = group is not None or access.others is Role.NOBODY
+    folder_is_ours = not path.parent.exists()
+    with bind_unix(path, "controller", mode=0o660 if for_group else 0o666) as listener:
         try:
+            if group is not None:
+                os.chown(path, -1, group)
             # At once: a socket at which nobody listens looks like one that a dead server left.
             listener.listen()
-            yield listener
+            yield Front(listener, _LOCAL_NAMES)
         finally:
             path.unlink(missing_ok=True)
+            if folder_is_ours:
+                with suppress(OSError):
+                    path.parent.rmdir()
 
 
-def _listen_on_loopback(address: str) -> socket.socket:
+def _group_id(name: str) -> int | None:
+    """The number of a group, if the machine has it and this process may give sockets to it."""
+    with suppress(KeyError):
+        number = grp.getgrnam(name).gr_gid
+        return number if os.geteuid() == 0 or number in os.getgroups() else None
+    return None
+
+
+def _as_one_address(address: str) -> str:
+    """``host:port`` with the host as a number; ``BadInput`` if it has none."""
     host, port = split_address(address)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise BadInput(f"listening for the API at {address}: {error.strerror}") from error
-    beyond = [str(row[4][0]) for row in found if not is_loopback(str(row[4][0]))]
-    if beyond:
+    # One that other machines reach says what is needed.
+    numbers = sorted((str(row[4][0]) for row in found), key=is_loopback)
+    return f"{numbers[0]}:{port}"
+
+
+def _tls_of(lab: str, address: str, folder: Path | None) -> ssl.SSLContext:
+    if folder is None:
         raise BadInput(
-            f"the API cannot listen at {address}: whoever reaches {beyond[0]} could rewire the "
-            "lab, since the API has no access control yet",
-            hint="leave --api and the lab file's controller.api out, or name a port of 127.0.0.1; "
-            "from other machines, go through SSH: ssh -L 8470:127.0.0.1:8470 THIS-MACHINE",
+            f"the API cannot listen at {address} without TLS: whoever is on the way could read "
+            "tokens, and rewire the lab",
+            hint="name the folder of the controller's certificate with --tls ('patchlight deploy "
+            "certificates LAB' makes it), or leave --api and the lab file's controller.api out and "
+            "go through SSH",
         )
-    return listen(f"{found[0][4][0]}:{port}")
+    found = read_credentials(folder)
+    found.check(controller_name(lab))
+    if not found.serves:
+        raise BadInput(
+            f"the certificate in {folder} is for calling agents, not for answering users",
+            hint="issue it anew with 'patchlight deploy certificates LAB --output DIR'",
+        )
+    context = new_context(server=True)
+    found.load_into(context)
+    # Who asks shows a token.
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
-def api_host_names(address: str) -> tuple[str, ...]:
-    """What a request to an API at this address may have as its ``Host``, without the port."""
-    if address.startswith(UNIX):
-        return _LOCAL_NAMES
-    return (*_LOCAL_NAMES, split_address(address)[0].lower())
+def _names_of_this_machine() -> tuple[str, ...]:
+    return tuple({socket.gethostname().lower(), socket.getfqdn().lower()})

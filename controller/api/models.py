@@ -42,6 +42,9 @@ PageLength = Annotated[int, Ge(1), Le(1000)]
 TopologyFormat = Literal["json", "slurm", "slurm-conf", "kueue"]
 """As what the topology is wanted."""
 
+RoleName = Literal["viewer", "user", "operator", "admin"]
+"""What somebody may do; each may do what those before it may, too."""
+
 Port = Annotated[int, Ge(1), Le(1_000_000)]
 """The number of a switch's port, before anybody asked whether the switch has it."""
 
@@ -61,8 +64,10 @@ _MOST_SWITCHES = 1000
 _MOST_FIELDS = 50
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class Strict(BaseModel):
+    """What is asked for: no field may be there that is not known."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -72,7 +77,7 @@ class _Strict(BaseModel):
         return given
 
 
-class ChangeRequest(_Strict):
+class ChangeRequest(Strict):
     """What every change may be asked with.
 
     ``dry_run``: answer what would change, and change nothing. ``spare_jobs``: refuse where a
@@ -123,7 +128,7 @@ class RepairRequest(ChangeRequest):
     ocs: Names = []
 
 
-class BaselinesRequest(_Strict):
+class BaselinesRequest(Strict):
     """Circuit switches whose power is to be the baseline from now on; all if none are named."""
 
     ocs: Names = []
@@ -135,7 +140,7 @@ class PresentMapsRequest(BaselinesRequest):
     why: Text = ""
 
 
-class StopRequest(_Strict):
+class StopRequest(Strict):
     """Why the stop button is pressed or cleared."""
 
     why: Text = ""
@@ -154,7 +159,7 @@ class LockRequest(UnlockRequest):
     keep: bool = False
 
 
-class JobsRequest(_Strict):
+class JobsRequest(Strict):
     """Jobs that start ``together``, or each alone, and whether they are regrouped first.
 
     Without ``topology`` theirs, or else the lab's, decides. ``dry_run``: answer what would come of
@@ -173,7 +178,7 @@ class JobsRequest(_Strict):
         return checked_specs(jobs)
 
 
-class RegroupRequest(_Strict):
+class RegroupRequest(Strict):
     """Running jobs, by id, each to be brought under one packet switch.
 
     ``dry_run``: answer what would change, and change nothing.
@@ -183,7 +188,7 @@ class RegroupRequest(_Strict):
     dry_run: bool = False
 
 
-class PoliciesRequest(_Strict):
+class PoliciesRequest(Strict):
     """Policies that are to decide from now on, by kind, and whether light follows jobs by itself.
 
     What is not named stays.
@@ -197,7 +202,7 @@ class PoliciesRequest(_Strict):
     defragment: bool = False
 
 
-class DiscoveryRequest(_Strict):
+class DiscoveryRequest(Strict):
     """Ports by OCS whose fibres are looked at; all, if none are named.
 
     ``listen_s``: how long each round. ``every_port``: also once all ends of the lab are found.

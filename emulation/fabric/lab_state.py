@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.lab_api import API_SOCKET
 from patchlight.testbed.linux.processes import boot_id, process_start
 
 RUN_ROOT = Path("/run/patchlight")
@@ -148,9 +149,10 @@ def read_state(lab: str) -> LabState | None:
 
 
 def recorded_labs() -> list[str]:
-    """The labs that have a runtime directory, sorted."""
+    """The labs that have a runtime directory, sorted; not those of which only a controller runs."""
     with suppress(FileNotFoundError):
-        return sorted(p.name for p in RUN_ROOT.iterdir() if p.is_dir() and _NAME.fullmatch(p.name))
+        folders = [p for p in RUN_ROOT.iterdir() if p.is_dir() and _NAME.fullmatch(p.name)]
+        return sorted(p.name for p in folders if os.listdir(p) != [API_SOCKET])
     return []
 
 

@@ -145,9 +145,10 @@ def running_lab_file(lab_name: str | None) -> Path:
 def connect(lab_name: str | None, address: str | None) -> ControllerClient:
     """A client of the controller meant, that talks to no other lab's than the one named."""
     from patchlight.controller.client import ControllerClient
+    from patchlight.controller.login import logins
 
     if address is not None and lab_name is None:
-        return ControllerClient(address, user=user_name())
+        return ControllerClient(address, user=user_name(), login=logins().get(address))
     file = running_lab_file(lab_name)
     lab = read_lab(file)
     identity = LabIdentity.of(lab, file)
@@ -159,7 +160,8 @@ def connect(lab_name: str | None, address: str | None) -> ControllerClient:
             f"no controller of {file} runs, but an emulated lab of that name is up",
             hint=f"if you mean that one: --lab {lab.name}",
         )
-    return ControllerClient(address, lab=identity, user=user_name())
+    login = logins().get(address)
+    return ControllerClient(address, lab=identity, user=user_name(), login=login)
 
 
 def user_name() -> str:

@@ -55,8 +55,8 @@ def controller() -> None:
 @click.option(
     "--api",
     metavar="HOST:PORT|unix:PATH",
-    help="Where the REST API listens, for this machine alone  [default: the lab file's, else a "
-    "Unix socket of the lab's own].",
+    help="Where the REST API listens; beyond this machine, with --tls  [default: the lab file's, "
+    "else a Unix socket of the lab's own].",
 )
 @click.option(
     "--metrics",
@@ -80,7 +80,8 @@ def controller() -> None:
     "--tls",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="FOLDER",
-    help="Certificates (ca.pem, cert.pem, key.pem) for agents on TCP, from 'deploy certificates'.",
+    help="Certificates (ca.pem, cert.pem, key.pem) for agents on TCP, and for users from other "
+    "machines, from 'deploy certificates'.",
 )
 @click.option(
     "--ryu-app",
@@ -127,7 +128,7 @@ def run(
     """
     from patchlight.controller.parts import Settings
     from patchlight.controller.service import serve
-    from patchlight.testbed.lab_api import new_api_address
+    from patchlight.testbed.lab_api import is_beyond_this_machine, new_api_address, own_socket
     from patchlight.testbed.labfile.reader import find_lab, read_lab
 
     lab_file = labs_up().get(lab_name) or find_lab(lab_name)
@@ -153,7 +154,10 @@ def run(
         lab_file=lab_file,
         **options,
     )
-    where = f"API on {settings.api}, OpenFlow on {settings.openflow}"
+    api = settings.api
+    if is_beyond_this_machine(api):
+        api += f" and {own_socket(lab.name)}"
+    where = f"API on {api}, OpenFlow on {settings.openflow}"
     serve(lab, settings, lambda: say(f"controller of {lab.name}: {where}", err=True))
 
 

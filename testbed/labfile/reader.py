@@ -22,6 +22,7 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
+from patchlight.testbed.labfile.access_schema import access_of
 from patchlight.testbed.labfile.check import check_lab
 from patchlight.testbed.labfile.colours_schema import (
     passive_part_of,
@@ -160,7 +161,8 @@ def _build(fields: Fields) -> Lab:
         wavelength_switches=tuple(map(wavelength_switch_of, items(fields, _COLOURED[0]))),
         passive_parts=tuple(map(passive_part_of, items(fields, _COLOURED[1]))),
         fibres=tuple(map(_fibre, items(fields, "fibres"))),
-        **{f"controller_{key}": address.value for key, address in controller.items()},
+        **{f"controller_{key}": address for key, address in _values(controller, "access").items()},
+        access=access_of(controller["access"].value if "access" in controller else Fields()),
         queue=discipline_of(fields["queue"].value if "queue" in fields else Fields()),
         policies=choice_of(fields["policies"].value if "policies" in fields else Fields()),
         workers=worker_policy_of(fields["workers"].value if "workers" in fields else Fields()),

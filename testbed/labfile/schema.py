@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from patchlight.testbed.files.fields import ListOf, Number, choice
 from patchlight.testbed.files.groups import Group, Key, required
+from patchlight.testbed.labfile.access_schema import access_group
 from patchlight.testbed.labfile.colours_schema import (
     TRANSCEIVER,
     TRANSCEIVERS,
@@ -249,7 +250,7 @@ CONTROLLER = Group(
     Key(
         "api",
         HOST_PORT,
-        "where its REST API answers",
+        "where its REST API answers; beyond its own machine, with --tls and tokens only",
         example="127.0.0.1:8470",
         default="a Unix socket of the lab's own",
     ),
@@ -259,6 +260,12 @@ CONTROLLER = Group(
         "where it listens for OpenFlow",
         example="10.0.0.1:6653",
         default="127.0.0.1:6653",
+    ),
+    Key(
+        "access",
+        access_group(USER_NAME),
+        "what users of its machine may do, where they are not root",
+        example="{group: optics, others: nobody}",
     ),
 )
 LAB = Group(

@@ -19,6 +19,7 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
+from patchlight.testbed.labfile.access_schema import access_document
 from patchlight.testbed.labfile.colours_schema import (
     passive_part_document,
     transceiver_document,
@@ -95,6 +96,8 @@ def lab_document(lab: Lab) -> dict[str, Any]:
         key.removeprefix("controller_"): value
         for key, value in _set(lab, "controller_api", "controller_openflow").items()
     }
+    if access := access_document(lab.access):
+        controller["access"] = access
     if controller:
         document["controller"] = _OnOneLine(controller)
     if queue := queue_document(lab.queue):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from patchlight.testbed.errors import BadInput
 
 if TYPE_CHECKING:
-    from cryptography.x509 import Certificate
+    from cryptography.x509 import Certificate, ObjectIdentifier
 
 # ``cryptography`` is imported where it is used: agents on Unix sockets need the names only.
 
@@ -39,13 +39,17 @@ def prometheus_name(lab: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What is in such a folder. ``fingerprint`` is that of the certificate, SHA-256 in hex."""
+    """What is in such a folder. ``fingerprint`` is that of the certificate, SHA-256 in hex.
+
+    ``serves``: whether clients take it of who answers them; else it is for who calls.
+    """
 
     folder: Path
     name: str
     fingerprint: str
     not_before: datetime
     not_after: datetime
+    serves: bool = True
 
     def check(self, name: str, now: datetime | None = None) -> None:
         """``BadInput`` unless the certificate is for this name and valid now."""
@@ -107,6 +111,7 @@ def read_credentials(folder: Path) -> Credentials:
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from cryptography.x509.oid import ExtendedKeyUsageOID
 
     mode = stat.S_IMODE((folder / KEY_FILE).stat().st_mode) if _read(folder, KEY_FILE) else 0
     if mode & 0o077:
@@ -134,7 +139,18 @@ def read_credentials(folder: Path) -> Credentials:
         own.fingerprint(SHA256()).hex(),
         own.not_valid_before_utc,
         own.not_valid_after_utc,
+        ExtendedKeyUsageOID.SERVER_AUTH in usages_in(own),
     )
+
+
+def usages_in(certificate: "Certificate") -> list["ObjectIdentifier"]:
+    """What a certificate may be used for; nothing if it does not say."""
+    from cryptography import x509
+
+    try:
+        return list(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+    except x509.ExtensionNotFound:
+        return []
 
 
 def name_in(certificate: "Certificate") -> str:

@@ -28,6 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
+from patchlight.testbed.problem import PROBLEM_MEDIA_TYPE, problem
 
 _READS = ("GET", "HEAD", "OPTIONS")
 # Accepted in one go, before any of them is looked at.
@@ -66,8 +67,10 @@ def http_server(
 ) -> uvicorn.Server:
     """A uvicorn server that leaves signals to the caller; ``options`` are uvicorn's.
 
-    ``hosts``: the names that requests may call it by; any, if none are given. With ``tls``, whose
-    peers have to show a certificate, a request's client is the name in it. Uvicorn's own
+    ``hosts``: the names that requests may call it by, beside the address that they came to; any,
+    if none are given. With ``tls``, the client of a request whose peer shows a certificate is the
+    name in it. What is found out about a connection is kept for its next requests in the ``state``
+    of a request's scope, under ``connection``. Uvicorn's own
     signal handlers raise the signal again at the end, and with it end the process before
     the caller lets go of things. Set ``should_exit`` to stop it.
     """
@@ -130,6 +133,8 @@ class _Connection(H11Protocol):
     def __init__(self, limits: Limits, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._limits = limits
+        # Each request gets a copy of the outer one.
+        self.app_state = {**self.app_state, "connection": {}}
         self._waits: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -211,6 +216,8 @@ class _Encrypted(SSLProtocol):
 
     def __init__(self, context: ssl.SSLContext, limits: Limits, **options: Any) -> None:
         self._connection = _Connection(limits, **options)
+        shows = context.verify_mode is ssl.CERT_REQUIRED
+        self._missing = "who shows no certificate for here" if shows else "who speaks no TLS"
         super().__init__(
             asyncio.get_running_loop(),
             self._connection,
@@ -235,7 +242,7 @@ class _Encrypted(SSLProtocol):
             self._process_outgoing()  # type: ignore[attr-defined]
             if isinstance(handshake_exc, ssl.SSLError):
                 why = getattr(handshake_exc, "verify_message", "") or handshake_exc.reason
-                _log.warning("refused %s, who shows no certificate for here: %s", self._peer, why)
+                _log.warning("refused %s, %s: %s", self._peer, self._missing, why)
         super()._on_handshake_complete(handshake_exc)
 
 
@@ -263,8 +270,7 @@ class _Guard:
             return
         headers = Headers(scope=scope)
         if refusal := self._refusal(scope, headers):
-            status, error, hint = refusal
-            answer = JSONResponse({"error": error, "hint": hint}, status)
+            answer = JSONResponse(problem(*refusal), refusal[0], media_type=PROBLEM_MEDIA_TYPE)
             await answer(scope, receive, send)
             return
         taken = 0
@@ -283,7 +289,8 @@ class _Guard:
         self, scope: MutableMapping[str, Any], headers: Headers
     ) -> tuple[int, str, str] | None:
         host, origin = headers.get("host", ""), headers.get("origin")
-        if self._hosts and _host_name(host) not in self._hosts:
+        known = {*self._hosts, (scope.get("server") or ("",))[0]} - {""}
+        if self._hosts and _host_name(host) not in known:
             names = ", ".join(sorted(self._hosts))
             return 421, f"nobody is called {host[:80]!r} here", f"call it by one of: {names}"
         foreign = origin is not None and origin != f"{scope['scheme']}://{host}"

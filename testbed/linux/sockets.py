@@ -79,22 +79,22 @@ def free_ports(count: int, preferred: int = 0) -> list[int]:
         return [int(probe.getsockname()[1]) for probe in probes]
 
 
-def bind_unix(path: Path, server: str, *, for_all: bool = False) -> socket.socket:
+def bind_unix(path: Path, server: str, *, mode: int = 0o600) -> socket.socket:
     """A Unix socket at ``path``, in place of one that a dead server left.
 
-    It is for this user alone, or ``for_all`` users of this machine.
+    ``mode`` says for whom it is: by itself, for this user alone.
 
     ``PatchlightError`` if something answers there already: another ``server``, in words.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        path.parent.mkdir(mode=0o755 if for_all else 0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o755 if mode & 0o077 else 0o700, parents=True, exist_ok=True)
         if unix_socket_answers(path):
             raise PatchlightError(
                 f"another {server} already serves {path}", hint="stop it, or choose another path"
             )
         path.unlink(missing_ok=True)
-        mask = os.umask(0o111 if for_all else 0o177)
+        mask = os.umask(0o777 & ~mode)
         try:
             listener.bind(str(path))
         finally:

@@ -169,7 +169,8 @@ def test_the_api_listens_on_this_machine_alone(tmp_path: Path, address: str) -> 
         assert process.wait(30) == 2
         assert process.stderr is not None
         said = process.stderr.read().decode()
-        assert "no access control yet" in said
+        assert "without TLS" in said
+        assert "--tls" in said
         assert said.startswith("patchlight: the API cannot listen at")
     assert not (tmp_path / "state").exists()
 

@@ -75,7 +75,7 @@ def test_a_page_of_another_site_changes_nothing(door: ControllerProcess) -> None
 
 
 def test_no_page_of_ours_runs_programs_from_elsewhere(door: ControllerProcess) -> None:
-    for path in ("/docs", "/redoc", "/docs/oauth2-redirect"):
+    for path in ("/redoc", "/docs/oauth2-redirect"):
         answer = send(door, "GET", path)
         assert (answer.status_code, "/openapi.json" in answer.json()["hint"]) == (404, True)
     assert "/v1/jobs" in send(door, "GET", "/openapi.json").json()["paths"]
@@ -111,19 +111,28 @@ print(h.getresponse().status)
 
 
 @pytest.mark.root
-def test_a_user_at_the_unix_socket_goes_by_the_login_whatever_is_declared(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("others", "status"), [("viewer", 403), ("operator", 200)])
+def test_a_user_at_the_unix_socket_goes_by_the_login_whatever_is_declared(
+    tmp_path: Path, others: str, status: int
+) -> None:
     with tempfile.TemporaryDirectory() as open_to_all:
         Path(open_to_all).chmod(0o755)
         process = ControllerProcess(tmp_path)
         process.api = f"unix:{open_to_all}/api.sock"
         process.client = ControllerClient(process.api)
+        lab = process.lab.read_text()
+        with_access = f"controller: {{access: {{others: {others}}}, "
+        process.lab.write_text(lab.replace("controller: {", with_access))
         process.start()
         try:
             words = [sys.executable, "-c", _SPEAKS_FOR_OTHERS, f"{open_to_all}/api.sock"]
             done = subprocess.run(words, capture_output=True, text=True, check=True)
-            assert done.stdout == "200\n"
-            change = process.client.reconfigurations()[-1]
-            assert (change["by"], change["origin"]) == ("nobody", "unix (uid 65534)")
+            assert done.stdout == f"{status}\n"
+            tried = process.client.audit()[-1]
+            assert (tried["by"], tried["origin"]) == ("nobody", "unix (uid 65534)")
+            assert (tried["role"], tried["status"]) == (others, status)
+            changes = [(c["by"], c["origin"]) for c in process.client.reconfigurations()]
+            assert changes == [("nobody", "unix (uid 65534)")] * (status == 200)
         finally:
             process.stop()
 
@@ -144,12 +153,17 @@ s.recv(1) if sys.argv[2] == "half" else None
 @pytest.mark.root
 @pytest.mark.parametrize("how", ["half", "closed"])
 def test_who_hangs_up_does_not_become_root(door: ControllerProcess, how: str) -> None:
-    before = len(door.client.reconfigurations())
+    before = len(door.client.audit(1000))
+    changes = door.client.reconfigurations()
     nobody = pwd.getpwnam("nobody").pw_uid
     words = [sys.executable, "-c", _HIT_AND_RUN, door.api.rpartition(":")[2], how]
     subprocess.run(words, check=False, timeout=30, user=nobody, cwd="/", env={})
-    wait_until(lambda: len(door.client.reconfigurations()) > before)
-    assert door.client.reconfigurations()[-1]["by"] in ("nobody", "(unknown)")
+    wait_until(lambda: len(door.client.audit(1000)) > before)
+    tried = door.client.audit()[-1]
+    assert tried["by"] in ("nobody", "(unknown)")
+    # Who is gone before the request was read has not asked for anything.
+    assert tried["outcome"] in ("refused", "failed")
+    assert door.client.reconfigurations() == changes
 
 
 def test_text_that_is_none_is_refused_and_said_so(door: ControllerProcess) -> None:
@@ -160,7 +174,7 @@ def test_text_that_is_none_is_refused_and_said_so(door: ControllerProcess) -> No
             content = f'{{"{key}": {value}}}'
             answer = send(door, "POST", f"/v1/{path}", content=content, headers=JSON)
             assert answer.status_code == 422, (path, text)
-            assert "does not take that" in answer.json()["error"]
+            assert "does not take that" in answer.json()["detail"]
     content = '{"maps": {"\\ud800": ["1-2"]}, "\\udfff": 1}'
     answer = send(door, "POST", "/v1/reconfigurations", content=content, headers=JSON)
     assert answer.status_code == 422
@@ -184,16 +198,16 @@ def test_numbers_that_no_row_can_have_are_refused(door: ControllerProcess, numbe
     ):
         answer = send(door, method, f"/v1{path}", json=body)
         assert answer.status_code in (404, 422), (method, path)
-        assert answer.json()["error"]
+        assert answer.json()["detail"]
 
 
 def test_a_body_that_is_no_request_is_said_in_words(door: ControllerProcess) -> None:
     for content in ("[" * 100_000, "{", "[]", '"x"', '{"why": 1e999}', "", '{"a":' * 5000):
         answer = send(door, "POST", "/v1/reconfigurations", content=content, headers=JSON)
         assert answer.status_code in (400, 422), content[:10]
-        assert answer.json()["error"]
+        assert answer.json()["detail"]
     answer = send(door, "GET", "/v1/nowhere")
-    assert (answer.status_code, "there is no GET" in answer.json()["error"]) == (404, True)
+    assert (answer.status_code, "there is no GET" in answer.json()["detail"]) == (404, True)
 
 
 def test_a_long_body_is_refused_before_it_is_held(door: ControllerProcess) -> None:
@@ -208,7 +222,7 @@ def test_a_long_body_is_refused_before_it_is_held(door: ControllerProcess) -> No
     # The refusal comes while the rest is on its way, and may be overtaken by the hang-up.
     with contextlib.suppress(httpx.WriteError, httpx.ReadError):
         answer = send(door, "POST", "/v1/reconfigurations", content=chunks())
-        assert (answer.status_code, "4 MiB" in answer.json()["error"]) == (413, True)
+        assert (answer.status_code, "4 MiB" in answer.json()["detail"]) == (413, True)
     assert door.client.status()["lab"] == "dry"
 
 

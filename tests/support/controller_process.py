@@ -47,6 +47,8 @@ class ControllerProcess:
     """A controller of the dry lab, to be started and stopped, and a client of it."""
 
     process: subprocess.Popen[bytes]
+    asked_at: str
+    """Where it is asked whether it answers yet: its address."""
 
     def __init__(self, folder: Path) -> None:
         api, openflow, metrics = free_ports(3)
@@ -54,6 +56,7 @@ class ControllerProcess:
         self.api, self.state = f"127.0.0.1:{api}", folder / "state"
         self.lab = folder / "lab.yaml"
         self.lab.write_text(DRY_LAB.format(api=api, openflow=openflow))
+        self.asked_at = ""
         self.client = ControllerClient(self.api)
         self.log = folder / "controller.log"
 
@@ -77,7 +80,7 @@ class ControllerProcess:
         # It listens before it answers: whoever asks then would wait as long as a client does.
         with (
             contextlib.suppress(ControllerError),
-            ControllerClient(self.api, deadline_s=5.0) as asking,
+            ControllerClient(self.asked_at or self.api, deadline_s=5.0) as asking,
         ):
             return bool(asking.status())
         return False

@@ -7,11 +7,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from click.testing import CliRunner, Result
+from fastapi import FastAPI
 
 from patchlight.cli.main import cli
 from patchlight.controller.api.app import create_app
 from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.parts import Controller
+from patchlight.testbed.access import USUAL_ACCESS, Access
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab_api import LabIdentity
 from patchlight.testbed.linux.http_server import http_server
@@ -39,18 +41,24 @@ class JobCommand:
         return f"{result.output}{error if isinstance(error, PatchlightError) else ''}"
 
 
-@contextlib.asynccontextmanager
-async def job_command(cluster: Cluster) -> AsyncIterator[JobCommand]:
-    """The command, with the cluster's API at a port until the block ends."""
+def api_of(cluster: Cluster, access: Access = USUAL_ACCESS) -> FastAPI:
+    """The controller's API, as far as it is about jobs, circuits and access."""
     parts: Any = SimpleNamespace(
-        lab=cluster.lab,
+        lab=cluster.lab.with_changes(access=access),
         identity=LabIdentity.of(cluster.lab, None),
         scheduler=cluster.scheduler,
         jobs=cluster.table,
+        store=cluster.store,
         discovery=None,
         operations=CircuitOperations(cluster.circuits, cluster.transactions),
     )
-    server = http_server(create_app(cast(Controller, parts)), lifespan="off")
+    return create_app(cast(Controller, parts))
+
+
+@contextlib.asynccontextmanager
+async def job_command(cluster: Cluster) -> AsyncIterator[JobCommand]:
+    """The command, with the cluster's API at a port until the block ends."""
+    server = http_server(api_of(cluster), lifespan="off")
     with listen("127.0.0.1:0") as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:

@@ -1,0 +1,55 @@
+"""The audit log: who asked for what from where, why, and what came of it. It is only added to."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from patchlight.controller.database import Database
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One request to change something, also one that was refused.
+
+    ``what`` is its method and path, ``about`` what it made or changed: ids, numbers and states.
+    ``status`` is the HTTP status of the answer, 0 if there was none, and ``outcome`` says
+    ``done``, ``refused``, ``failed`` or ``unknown``. ``repeated`` counts refusals of the same user
+    that are not listed one by one.
+    """
+
+    by: str
+    origin: str
+    role: str
+    what: str
+    outcome: str
+    status: int
+    why: str = ""
+    token: str = ""
+    about: str = ""
+    repeated: int = 0
+
+
+class AuditLog:
+    """The log of one lab, in the controller's file, which refuses to have it changed."""
+
+    def __init__(self, store: Database, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._clock = store, clock
+
+    def add(self, attempt: Attempt) -> None:
+        """Write down an attempt, on disk on return."""
+        sql = "INSERT INTO audit (at, who, outcome, record) VALUES (?, ?, ?, ?)"
+        record = json.dumps(asdict(attempt))
+        self._store.write(sql, self._clock(), attempt.by, attempt.outcome, record)
+
+    def rows(
+        self, last: int, after: int | None = None, *, by: str = "", outcome: str = ""
+    ) -> list[dict[str, Any]]:
+        """The ``last`` attempts, or so many ``after`` that number; the oldest first."""
+        sql = "SELECT number, at, record FROM audit WHERE number > ?"
+        sql += " AND (? = '' OR who = ?) AND (? = '' OR outcome = ?)"
+        sql += " ORDER BY number" + ("" if after is not None else " DESC") + " LIMIT ?"
+        found = self._store.rows(sql, after or 0, by, by, outcome, outcome, last)
+        rows = [{"number": n, "at": at, **json.loads(record)} for n, at, record in found]
+        return rows if after is not None else rows[::-1]

@@ -1,0 +1,211 @@
+"""``patchlight login``, ``logout``, ``token`` and ``audit``: who may do what, and who did."""
+
+import re
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from patchlight.cli.connection import connect, controller_options, running_lab
+from patchlight.cli.rendering import (
+    Coloured,
+    Column,
+    Meaning,
+    Table,
+    json_option,
+    listing_options,
+    print_json,
+    say,
+    when,
+)
+from patchlight.testbed.access import ROLES
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.units import parse_time
+
+_TOKEN = re.compile(r"(?:patchlight_)?([0-9a-f]{8})(?:_\S*)?")
+
+
+def _address(lab_name: str | None, address: str | None) -> str:
+    found = address or running_lab(lab_name).controller_api
+    if not found or found.startswith("unix:"):
+        raise BadInput(
+            "which controller? At a Unix socket nobody needs a token",
+            hint="name its address with --controller HOST:PORT",
+        )
+    return found
+
+
+@click.command()
+@click.option(
+    "--ca",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    required=True,
+    metavar="FILE",
+    help="The certificate of the lab's authority: ca.pem, from 'deploy certificates'.",
+)
+@click.option(
+    "--token-file",
+    type=click.File("r"),
+    metavar="FILE",
+    help="Where the token is  [default: you are asked for it]; - is standard input.",
+)
+@controller_options
+def login(ca: Path, token_file: Any, lab_name: str | None, address: str | None) -> None:
+    """Log in to a controller on another machine, with a token.
+
+    An admin makes it there: 'patchlight token create'. It is kept for this user alone, and used
+    by each command that asks that controller.
+    """
+    from patchlight.controller.client import ControllerClient
+    from patchlight.controller.login import Login, controller_name_at, keep_login
+
+    where, authority = _address(lab_name, address), ca.read_text()
+    name = controller_name_at(where, authority)
+    if token_file is not None:
+        token = token_file.readline().strip()
+    else:
+        token = click.prompt(f"token for {name}", hide_input=sys.stdin.isatty(), err=True).strip()
+    made = Login(token, authority, name)
+    with ControllerClient(where, login=made) as client:
+        who = client.whoami()
+    keep_login(where, made)
+    say(f"logged in to {name} at {where} as {who['user']}, {who['role']}")
+
+
+@click.command()
+@controller_options
+def logout(lab_name: str | None, address: str | None) -> None:
+    """Forget the token for a controller; 'token revoke' makes it useless."""
+    from patchlight.controller.login import keep_login
+
+    where = _address(lab_name, address)
+    keep_login(where, None)
+    say(f"no token is kept for {where}")
+
+
+@click.group()
+def token() -> None:
+    """Make and revoke tokens, with which users enter from other machines."""
+
+
+def _lifetime(context: click.Context, parameter: click.Parameter, text: str) -> float:
+    try:
+        return parse_time(text)
+    except BadInput as error:
+        raise click.BadParameter(error.message, context, parameter) from error
+
+
+@token.command()
+@click.argument("user")
+@click.option("--role", type=click.Choice(ROLES), default="viewer", help="What they may do.")
+@click.option(
+    "--lifetime", default="30d", callback=_lifetime, metavar="TIME", help="How long it is good."
+)
+@click.option("--why", default="", metavar="TEXT", help="What for; kept with the token.")
+@json_option
+@controller_options
+def create(
+    user: str,
+    role: str,
+    lifetime: float,
+    why: str,
+    as_json: bool,
+    lab_name: str | None,
+    address: str | None,
+) -> None:
+    """Make a token for USER, and print it: it is never shown again.
+
+    A viewer looks; a user submits jobs, and stops their own; an operator changes circuits and all
+    jobs; an admin makes tokens, too.
+    """
+    with connect(lab_name, address) as client:
+        made = client.create_token(user, role, lifetime, why)
+    if as_json:
+        print_json(made)
+        return
+    say(made["token"])
+    say(
+        f"token {made['id']} for {user}, {role}, good until {when(made['expires_at'])}; "
+        "to be used with: patchlight login",
+        err=True,
+    )
+
+
+def _state(row: dict[str, Any]) -> Coloured:
+    if row["revoked_at"] is not None:
+        return Coloured(f"revoked by {row['revoked_by']}, {when(row['revoked_at'])}", "bad")
+    if row["expires_at"] < time.time():
+        return Coloured(f"ended {when(row['expires_at'])}", "caution")
+    return Coloured(f"good until {when(row['expires_at'])}", "good")
+
+
+@token.command("list")
+@listing_options
+@controller_options
+def list_tokens(lab_name: str | None, address: str | None, as_json: bool) -> None:
+    """Every token that was made: for whom, by whom, and until when."""
+    with connect(lab_name, address) as client:
+        rows = client.tokens()
+    if as_json:
+        print_json({"tokens": rows})
+        return
+    table = Table(Column("id", whole=True), "user", "role", "made by", "state", "why")
+    for row in rows:
+        cells = (row["id"], row["user"], row["role"], row["created_by"], _state(row), row["why"])
+        table.add_row(*cells)
+    table.print()
+
+
+@token.command()
+@click.argument("token_id", metavar="ID")
+@controller_options
+def revoke(token_id: str, lab_name: str | None, address: str | None) -> None:
+    """Let nobody in with the token of that ID any more."""
+    match = _TOKEN.fullmatch(token_id)
+    if match is None:
+        raise BadInput("that is no token's id: 'patchlight token list' shows them")
+    with connect(lab_name, address) as client:
+        gone = client.revoke_token(match[1])
+    say(f"token {gone['id']} for {gone['user']} is revoked")
+
+
+_COLOURS: Mapping[str, Meaning] = {
+    "done": "good",
+    "refused": "bad",
+    "failed": "caution",
+    "unknown": "bad",
+}
+
+
+@click.command()
+@click.option("--last", type=click.IntRange(1, 1000), default=50, help="How many.")
+@click.option("--user", default="", metavar="NAME", help="Only what this user asked for.")
+@click.option("--outcome", type=click.Choice(list(_COLOURS)), help="Only what ended so.")
+@listing_options
+@controller_options
+def audit(
+    last: int,
+    user: str,
+    outcome: str | None,
+    lab_name: str | None,
+    address: str | None,
+    as_json: bool,
+) -> None:
+    """Who wanted to change what, from where, why, and what came of it."""
+    with connect(lab_name, address) as client:
+        rows = client.audit(last, user=user, outcome=outcome or "")
+    if as_json:
+        print_json({"attempts": rows})
+        return
+    table = Table("when", "who", "from", "what", "outcome", "why")
+    for row in rows:
+        words = f"{row['outcome']} {row['status']} {row['about']}".rstrip()
+        if row["repeated"]:
+            words += f", and {row['repeated']} more"
+        outcome_cell = Coloured(words, _COLOURS[row["outcome"]])
+        who = row["by"] or "(nobody known)"
+        table.add_row(when(row["at"]), who, row["origin"], row["what"], outcome_cell, row["why"])
+    table.print()
