@@ -33,6 +33,7 @@ _AGENT = (
     "patchlight.agents.workers.docker",
     "patchlight.testbed.labfile.reader",
     "patchlight.testbed.linux.http_server",
+    "pyroute2",
 )
 # What a userspace Open vSwitch was seen to carry on one core.
 _NETDEV_BPS = 400e6
