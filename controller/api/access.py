@@ -7,8 +7,9 @@ from annotated_types import Ge, Le
 from fastapi import APIRouter
 from pydantic import Field
 
-from patchlight.controller.api import models
+from patchlight.controller.api import models, shapes
 from patchlight.controller.api.caller import Admin, Viewer
+from patchlight.controller.api.shapes import gives
 from patchlight.controller.audit import AuditLog
 from patchlight.controller.tokens import (
     LONGEST_LIFETIME_S,
@@ -37,15 +38,15 @@ def access_routes(tokens: Tokens, audit: AuditLog) -> APIRouter:
     """The routes on access to one lab."""
     routes = APIRouter(prefix="/v1", tags=["access"])
 
-    @routes.get("/whoami")
+    @routes.get("/whoami", **gives(shapes.WhoAmI))
     async def whoami(caller: Viewer) -> Answer:
         return {"user": caller.by, "role": str(caller.role), "origin": caller.origin}
 
-    @routes.get("/tokens")
+    @routes.get("/tokens", **gives(shapes.TokensShape))
     async def all_tokens(caller: Admin) -> Answer:
         return {"tokens": [asdict(token) for token in tokens.all()]}
 
-    @routes.post("/tokens", status_code=201)
+    @routes.post("/tokens", **gives(shapes.NewToken, 201))
     async def create(request: TokenRequest, caller: Admin) -> Answer:
         role = Role.named(request.role)
         made, text = tokens.create(
@@ -57,12 +58,12 @@ def access_routes(tokens: Tokens, audit: AuditLog) -> APIRouter:
         )
         return {**asdict(made), "token": text}
 
-    @routes.delete("/tokens/{token_id}")
+    @routes.delete("/tokens/{token_id}", **gives(Token))
     async def revoke(token_id: TokenId, caller: Admin) -> Answer:
         found: Token = tokens.revoke(token_id, caller.by)
         return asdict(found)
 
-    @routes.get("/audit")
+    @routes.get("/audit", **gives(shapes.AuditShape))
     async def attempts(
         caller: Admin,
         last: models.PageLength = models.PAGE,

@@ -9,8 +9,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 
 from patchlight.controller.api.caller import NotAllowed, NotKnown, as_viewer
+from patchlight.controller.api.shapes import PROBLEMS
 from patchlight.controller.changes.record import Refused
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.mistakes import joined, mistake_in_words
@@ -52,9 +54,10 @@ def new_app(title: str) -> FastAPI:
         version="1",
         default_response_class=Answered,
         dependencies=[Depends(as_viewer)],
+        responses=PROBLEMS,
         # A redirect would lead a client away from the words on what was wrong.
         redirect_slashes=False,
-        # These pages run programs from other machines, and in a browser those may ask for changes.
+        # FastAPI's run programs from other machines, and in a browser those may ask for changes.
         docs_url=None,
         redoc_url=None,
     )
@@ -108,4 +111,19 @@ async def explain_http(request: Request, error: Exception) -> JSONResponse:
     if error.status_code in (404, 405):
         words = f"there is no {request.method} {request.url.path[:200]}"
         hint = "is the client of the same version as the controller? /openapi.json has all routes"
-    return problem_answer(error.status_code, words, hint, headers=error.headers)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_methods(request))
+    return problem_answer(error.status_code, words, hint, headers=headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """What may be asked of a path, by any of the routes that have it."""
+    path = request.url.path
+    found = {
+        method.upper()
+        for template, operations in request.app.openapi()["paths"].items()
+        if compile_path(template)[0].fullmatch(path)
+        for method in operations
+    }
+    return sorted(found)

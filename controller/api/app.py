@@ -13,16 +13,19 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from patchlight.controller.api import shapes
 from patchlight.controller.api.access import access_routes
 from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.answers import new_app
 from patchlight.controller.api.caller import Admin, Doorman
 from patchlight.controller.api.circuits import circuit_routes
 from patchlight.controller.api.discovery import discovery_routes
+from patchlight.controller.api.docs_page import docs_routes
 from patchlight.controller.api.events import EventFeed, event_routes
 from patchlight.controller.api.gpu_metrics import gpu_gauges
 from patchlight.controller.api.idempotency import KeptAnswers
 from patchlight.controller.api.jobs import job_routes
+from patchlight.controller.api.shapes import gives
 from patchlight.controller.audit import AuditLog
 from patchlight.controller.tokens import Tokens
 from patchlight.testbed.jobs import JobState
@@ -85,7 +88,7 @@ def create_app(controller: Controller) -> FastAPI:
     kept = KeptAnswers(controller.store)
     app.add_middleware(Admission, doorman=doorman, audit=audit, kept=kept)
 
-    @app.get("/v1/lab")
+    @app.get("/v1/lab", **gives(shapes.LabShape))
     async def lab() -> Answer:
         return asdict(controller.identity)
 
@@ -93,11 +96,11 @@ def create_app(controller: Controller) -> FastAPI:
     async def lab_file() -> str:
         return write_lab(controller.lab)
 
-    @app.get("/v1/status")
+    @app.get("/v1/status", **gives(shapes.Status))
     async def status() -> Answer:
         return controller.status()
 
-    @app.post("/v1/shutdown")
+    @app.post("/v1/shutdown", **gives(shapes.Shutdown))
     async def shutdown(caller: Admin) -> Answer:
         # As by whoever else ends it: what has to be put in order then is in one place.
         os.kill(os.getpid(), signal.SIGTERM)
@@ -110,16 +113,18 @@ def create_app(controller: Controller) -> FastAPI:
 
     app.include_router(access_routes(tokens, audit))
 
+    app.include_router(docs_routes())
+
     app.state.events = EventFeed(controller.store)
     app.include_router(event_routes(controller.store, app.state.events))
 
     app.include_router(discovery_routes(controller.discovery))
 
-    @app.get("/v1/ports")
+    @app.get("/v1/ports", **gives(shapes.Samples))
     async def ports(since: float = 0.0) -> Answer:
         return {"ports": [s for s in controller.switches.port_rates if s["at"] > since]}
 
-    @app.get("/v1/gpus")
+    @app.get("/v1/gpus", **gives(shapes.Samples))
     async def gpus(since: float = 0.0) -> Answer:
         return {"gpus": [s for s in controller.fleet.gpu_samples if s["at"] > since]}
 

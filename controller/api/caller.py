@@ -11,7 +11,7 @@ import os
 import pwd
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
@@ -144,10 +144,14 @@ async def _user_at(request: Request) -> int | None:
 
 
 def who_asks(request: Request) -> Caller:
-    """Who asks, as it was found out when the request came in."""
+    """Who asks, as it was found out when the request came in, and under which condition.
+
+    ``If-Match`` is another way to say ``planned_from``.
+    """
     caller = request.state.caller
     assert isinstance(caller, Caller)
-    return caller
+    tag = request.headers.get("if-match", "").strip().removeprefix("W/").strip('"')
+    return replace(caller, planned_from=tag) if tag and tag != "*" else caller
 
 
 def _in_role(needed: Role, request: Request) -> Caller:

@@ -11,8 +11,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse
 
-from patchlight.controller.api import models
+from patchlight.controller.api import models, shapes
+from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import Caller, Operator
+from patchlight.controller.api.shapes import gives
 from patchlight.controller.changes.device_maps import Decide
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.planning import Plan, wanted_maps
@@ -48,8 +50,8 @@ async def _run(
     *,
     why: str,
     reverts: int | None = None,
-) -> Answer:
-    shown, spare_jobs = request.planned_from, request.spare_jobs
+) -> Any:
+    shown, spare_jobs = request.planned_from or caller.planned_from, request.spare_jobs
     options = replace(
         caller, spare_jobs=spare_jobs, planned_from=shown, adopts=adopts, reverts=reverts
     )
@@ -57,7 +59,8 @@ async def _run(
         plan, objections = await operations.transactions.preview(decide, options)
         parts = operations.parts
         jobs, committed = parts.traffic.jobs_using(plan.moved), parts.committed.maps
-        return _plan_as_json(plan, objections, jobs, committed)
+        planned = _plan_as_json(plan, objections, jobs, committed)
+        return Answered(planned, headers={"ETag": f'"{planned["planned_from"]}"'})
     return to_row(await operations.transactions.change(decide, request.why or why, options))
 
 
@@ -148,7 +151,7 @@ async def _switch_as_json(parts: CircuitParts, status: Answer) -> Answer:
 def _look(routes: APIRouter, operations: CircuitOperations) -> None:
     parts = operations.parts
 
-    @routes.get("/links")
+    @routes.get("/links", **gives(shapes.LinksShape))
     async def links() -> Answer:
         present = parts.maps.links(await parts.maps.read())
         return {
@@ -167,7 +170,7 @@ def _look(routes: APIRouter, operations: CircuitOperations) -> None:
             ],
         }
 
-    @routes.get("/topology")
+    @routes.get("/topology", **gives(shapes.Json, also="text/plain"))
     async def topology(format: models.TopologyFormat = "json") -> Any:
         found = topology_of(parts.lab, parts.maps.links(await parts.maps.read()))
         if format == "json":
@@ -175,8 +178,8 @@ def _look(routes: APIRouter, operations: CircuitOperations) -> None:
             return {**found.as_json, "unread": parts.devices.unread}
         return PlainTextResponse(FORMATS[format](found))
 
-    @routes.get("/circuits")
-    async def circuits() -> Answer:
+    @routes.get("/circuits", **gives(dict[str, shapes.OcsMap]))
+    async def circuits() -> Any:
         maps = await parts.maps.read()
         # No map at all, rather than an empty one: applied later, that would clear the switch.
         unread = {
@@ -184,25 +187,28 @@ def _look(routes: APIRouter, operations: CircuitOperations) -> None:
             for name, reason in maps.unread.items()
         }
         known = {name: {"map": as_texts(port_map)} for name, port_map in maps.items()}
-        return {name: (known | unread)[name] for name in parts.drivers}
+        found = {name: (known | unread)[name] for name in parts.drivers}
+        # As a plan's ``planned_from``: who plans by these maps can have them be the condition.
+        tag = {"ETag": f'"{fingerprint(maps)}"'} if not unread else None
+        return Answered(found, headers=tag)
 
-    @routes.get("/circuit-switches")
+    @routes.get("/circuit-switches", **gives(shapes.CircuitSwitches))
     async def circuit_switches() -> Answer:
         statuses = parts.devices.status()
         return {"circuit_switches": [await _switch_as_json(parts, row) for row in statuses]}
 
-    @routes.get("/circuits/{ocs}/light")
+    @routes.get("/circuits/{ocs}/light", **gives(shapes.Light))
     async def light(ocs: str) -> Answer:
         return _power_as_json(await operations.power(ocs))
 
-    @routes.get("/alarms")
+    @routes.get("/alarms", **gives(shapes.Alarms))
     async def alarms(ocs: Annotated[list[str] | None, Query()] = None) -> Answer:
         rows: list[Answer] = []
         for name in operations.named(ocs or []):
             rows += [{"ocs": name, **asdict(a)} for a in await parts.devices.alarms(name)]
         return {"alarms": rows}
 
-    @routes.get("/drift")
+    @routes.get("/drift", **gives(shapes.DriftShape))
     async def drift() -> Answer:
         reports = await operations.drift()
         return {"drift": {name: _drift_as_json(report) for name, report in reports.items()}}
@@ -211,8 +217,8 @@ def _look(routes: APIRouter, operations: CircuitOperations) -> None:
 def _change(routes: APIRouter, operations: CircuitOperations) -> None:
     parts = operations.parts
 
-    @routes.post("/reconfigurations")
-    async def reconfigure(request: models.ReconfigurationRequest, caller: Operator) -> Answer:
+    @routes.post("/reconfigurations", **gives(shapes.Change | shapes.PlanShape))
+    async def reconfigure(request: models.ReconfigurationRequest, caller: Operator) -> Any:
         asked = {name: PortMap.parse(texts) for name, texts in request.maps.items()}
 
         def decide(maps: Mapping[str, PortMap]) -> dict[str, PortMap]:
@@ -220,50 +226,50 @@ def _change(routes: APIRouter, operations: CircuitOperations) -> None:
 
         return await _run(operations, decide, request, caller, asked, why="asked by the user")
 
-    @routes.get("/reconfigurations")
+    @routes.get("/reconfigurations", **gives(shapes.Changes))
     async def reconfigurations(
         last: models.PageLength = models.PAGE, after: models.Number | None = None
     ) -> Answer:
         return {"reconfigurations": parts.store.reconfigurations(last, after)}
 
-    @routes.get("/reconfigurations/{number}")
+    @routes.get("/reconfigurations/{number}", **gives(shapes.Change))
     async def reconfiguration(number: models.Number) -> Answer:
         record = parts.store.reconfiguration(number)
         if record is None:
             raise BadInput(f"there is no change {number}: 'patchlight ocs history' shows them")
         return record
 
-    @routes.post("/reconfigurations/{number}/rollback")
+    @routes.post("/reconfigurations/{number}/rollback", **gives(shapes.Change | shapes.PlanShape))
     async def roll_back(
         number: models.Number, request: models.ChangeRequest, caller: Operator
-    ) -> Answer:
+    ) -> Any:
         decide, adopts = operations.undoing(number)
         why = f"undoes change {number}"
         return await _run(operations, decide, request, caller, adopts, why=why, reverts=number)
 
-    @routes.post("/together")
-    async def together(request: models.TogetherRequest, caller: Operator) -> Answer:
+    @routes.post("/together", **gives(shapes.Change | shapes.PlanShape))
+    async def together(request: models.TogetherRequest, caller: Operator) -> Any:
         decide = await bringing_together(parts, request.nodes, request.force)
         spared = request.model_copy(update={"spare_jobs": request.spare_jobs or not request.force})
         why = f"brings together {', '.join(request.nodes)}"
         return await _run(operations, decide, spared, caller, {}, why=why)
 
-    @routes.post("/maps/{name}/restore")
-    async def restore(name: str, request: models.ChangeRequest, caller: Operator) -> Answer:
+    @routes.post("/maps/{name}/restore", **gives(shapes.Change | shapes.PlanShape))
+    async def restore(name: str, request: models.ChangeRequest, caller: Operator) -> Any:
         saved = operations.saved(name)
         return await _run(
             operations, lambda _: saved, request, caller, saved, why=f"restores {name}"
         )
 
-    @routes.post("/drift/repair")
-    async def repair(request: models.RepairRequest, caller: Operator) -> Answer:
+    @routes.post("/drift/repair", **gives(shapes.Change | shapes.PlanShape))
+    async def repair(request: models.RepairRequest, caller: Operator) -> Any:
         committed = operations.repairing(request.ocs)
         return await _run(
             operations, lambda _: committed, request, caller, committed, why="repairs drift"
         )
 
-    @routes.post("/drift/adopt")
-    async def adopt(request: models.PresentMapsRequest, caller: Operator) -> Answer:
+    @routes.post("/drift/adopt", **gives(shapes.Change | shapes.PlanShape))
+    async def adopt(request: models.PresentMapsRequest, caller: Operator) -> Any:
         maps = await parts.maps.read()
         adopts = {name: maps[name] for name in operations.named(request.ocs)}
         asked = models.ChangeRequest(why=request.why)
@@ -273,50 +279,50 @@ def _change(routes: APIRouter, operations: CircuitOperations) -> None:
 def _operate(routes: APIRouter, operations: CircuitOperations) -> None:
     parts = operations.parts
 
-    @routes.post("/baselines")
+    @routes.post("/baselines", **gives(shapes.Baselines))
     async def accept(request: models.BaselinesRequest, caller: Operator) -> Answer:
         return {"circuits": await operations.accept_power(request.ocs, caller.by)}
 
-    @routes.get("/maps")
+    @routes.get("/maps", **gives(shapes.AllSavedMaps))
     async def maps() -> Answer:
         return {"maps": list(parts.store.saved_maps().values())}
 
-    @routes.put("/maps/{name}")
+    @routes.put("/maps/{name}", **gives(shapes.SavedMaps))
     async def save(name: str, request: models.PresentMapsRequest, caller: Operator) -> Answer:
         check_map_name(name)
         return await operations.save(name, request.ocs, caller.by, request.why)
 
-    @routes.delete("/maps/{name}")
+    @routes.delete("/maps/{name}", **gives(shapes.Named))
     async def forget(name: str, caller: Operator) -> Answer:
         operations.saved(name)
         parts.store.delete_map(name)
         return {"name": name}
 
-    @routes.get("/locks")
+    @routes.get("/locks", **gives(shapes.LocksShape))
     async def locks() -> Answer:
         return {"locks": [asdict(lock) for lock in parts.locks.all()]}
 
-    @routes.post("/locks")
+    @routes.post("/locks", **gives(shapes.LocksShape))
     async def lock(request: models.LockRequest, caller: Operator) -> Answer:
         kind: LockKind = "kept" if request.keep else "locked"
         made = parts.locks.lock(request.ocs, request.ports, kind, caller.by, request.why)
         return {"locks": [asdict(lock) for lock in made]}
 
-    @routes.post("/locks/release")
+    @routes.post("/locks/release", **gives(shapes.LocksShape))
     async def unlock(request: models.UnlockRequest, caller: Operator) -> Answer:
         gone = parts.locks.unlock(request.ocs, request.ports, caller.by, request.why)
         return {"locks": [asdict(lock) for lock in gone]}
 
-    @routes.get("/stop")
+    @routes.get("/stop", **gives(shapes.StopButton))
     async def stopped() -> Answer:
         return {"pressed": parts.stop.pressed}
 
-    @routes.post("/stop")
+    @routes.post("/stop", **gives(shapes.StopButton))
     async def press(request: models.StopRequest, caller: Operator) -> Answer:
         parts.stop.press(caller.by, request.why)
         return {"pressed": parts.stop.pressed}
 
-    @routes.post("/stop/clear")
+    @routes.post("/stop/clear", **gives(shapes.StopButton))
     async def clear(request: models.StopRequest, caller: Operator) -> Answer:
         parts.stop.clear(caller.by, request.why)
         return {"pressed": parts.stop.pressed}

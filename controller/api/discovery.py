@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 
-from patchlight.controller.api import models
+from patchlight.controller.api import models, shapes
 from patchlight.controller.api.caller import Operator
+from patchlight.controller.api.shapes import gives
 from patchlight.controller.discovery.discovery import Wanted
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def discovery_routes(discovery: Discovery) -> APIRouter:
     """The routes on the wiring of one lab."""
     routes = APIRouter(prefix="/v1", tags=["discovery"])
 
-    @routes.post("/discovery")
+    @routes.post("/discovery", **gives(shapes.Json))
     async def begin(request: models.DiscoveryRequest, caller: Operator) -> Answer:
         wanted = Wanted(request.ports, request.listen_s, request.every_port)
         if request.dry_run:
@@ -28,11 +29,11 @@ def discovery_routes(discovery: Discovery) -> APIRouter:
         await discovery.start(wanted, caller)
         return discovery.status
 
-    @routes.get("/discovery")
+    @routes.get("/discovery", **gives(shapes.Json))
     async def status() -> Answer:
         return discovery.status
 
-    @routes.delete("/discovery")
+    @routes.delete("/discovery", **gives(shapes.Json))
     async def stop(caller: Operator) -> Answer:
         await discovery.stop()
         return discovery.status

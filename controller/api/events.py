@@ -3,13 +3,14 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Header
+from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
-from patchlight.controller.api import models
+from patchlight.controller.api import models, shapes
 from patchlight.controller.api.answers import as_json
+from patchlight.controller.api.shapes import gives
 from patchlight.controller.store import Store
 
 Answer = dict[str, Any]
@@ -121,19 +122,16 @@ def event_routes(store: Store, feed: EventFeed) -> APIRouter:
     """The routes on what happened, and happens."""
     routes = APIRouter(prefix="/v1", tags=["events"])
 
-    @routes.get("/events")
-    async def events(
-        after: models.Number | None = None,
-        accept: Annotated[str, Header()] = "",
-        last_event_id: Annotated[models.Number | None, Header()] = None,
-    ) -> Any:
+    @routes.get("/events", **gives(shapes.EventList, also=STREAM))
+    async def events(request: Request, after: models.Number | None = None) -> Any:
         """What happened after an event's number, at most a thousand at a time.
 
         With ``Accept: text/event-stream``, what happens from then on, without an end; a client
         that was cut off sends the last number that it has as ``Last-Event-ID``.
         """
-        if STREAM in accept:
-            begun = after if last_event_id is None else last_event_id
+        if STREAM in request.headers.get("accept", ""):
+            cut_off_at = request.headers.get("last-event-id", "")
+            begun = int(cut_off_at[:18]) if cut_off_at.isdecimal() else after
             head = {"Cache-Control": "no-store"}
             return StreamingResponse(feed.follow(begun), media_type=STREAM, headers=head)
         return {"events": store.events(after or 0), "last": store.last_event()}

@@ -12,9 +12,10 @@ from fastapi import APIRouter, Response
 from pydantic_core import to_json
 
 from patchlight.controller.agent_client import NotOnServer
-from patchlight.controller.api import models
+from patchlight.controller.api import models, shapes
 from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import UNKNOWN, Caller, NotAllowed, Operator, User
+from patchlight.controller.api.shapes import gives
 from patchlight.controller.jobs.live_light import record_of
 from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.access import Role
@@ -44,7 +45,7 @@ def job_routes(controller: Controller) -> APIRouter:
 def _look(routes: APIRouter, controller: Controller) -> None:
     scheduler, table = controller.scheduler, controller.jobs
 
-    @routes.get("/jobs")
+    @routes.get("/jobs", **gives(shapes.Jobs))
     async def jobs(
         last: models.PageLength = models.PAGE,
         after: str | None = None,
@@ -59,7 +60,7 @@ def _look(routes: APIRouter, controller: Controller) -> None:
             found = scheduler.jobs(last, after, state=state, owner=user, name=name)
         return _listed(found, scheduler.forecasts.shown(found))
 
-    @routes.get("/jobs/{job_id}")
+    @routes.get("/jobs/{job_id}", **gives(shapes.Job))
     async def job(job_id: str) -> Answer:
         status = scheduler.job(job_id)
         predicted = scheduler.forecasts.shown([status]).get(job_id, {})
@@ -70,7 +71,7 @@ def _look(routes: APIRouter, controller: Controller) -> None:
             answer["rigid_because"] = scheduler.why_rigid(job_id)
         return answer
 
-    @routes.get("/jobs/{job_id}/iterations")
+    @routes.get("/jobs/{job_id}/iterations", **gives(shapes.Iterations))
     async def iterations(
         job_id: str, after: models.Number = 0, latest: models.PageLength | None = None
     ) -> Answer:
@@ -79,15 +80,15 @@ def _look(routes: APIRouter, controller: Controller) -> None:
         reports, last = table.ledger.iterations(table[job_id].id, after, _MOST_REPORTS)
         return {"iterations": reports, "next": last}
 
-    @routes.get("/jobs/{job_id}/history")
+    @routes.get("/jobs/{job_id}/history", **gives(shapes.JobHistory))
     async def history(job_id: str) -> Answer:
         return {"states": table.ledger.history(table[job_id].id)}
 
-    @routes.get("/jobs/{job_id}/decisions")
+    @routes.get("/jobs/{job_id}/decisions", **gives(shapes.Decisions))
     async def decisions(job_id: str) -> Answer:
         return {"decisions": table.ledger.decisions(table[job_id].id)}
 
-    @routes.get("/jobs/{job_id}/log")
+    @routes.get("/jobs/{job_id}/log", **gives(shapes.LogPartShape))
     async def log(
         job_id: str, worker: models.Number = 0, after: models.Number = 0, limit: LogBytes = 1 << 16
     ) -> Answer:
@@ -142,7 +143,7 @@ def _may_force(caller: Caller, force: bool) -> None:
 def _change(routes: APIRouter, controller: Controller) -> None:
     scheduler = controller.scheduler
 
-    @routes.post("/jobs", status_code=201)
+    @routes.post("/jobs", **gives(shapes.Jobs | shapes.Previews, 201))
     async def submit(request: models.JobsRequest, caller: User) -> Answer:
         topology, by = request.topology, caller.by
         if request.dry_run:
@@ -153,17 +154,17 @@ def _change(routes: APIRouter, controller: Controller) -> None:
         statuses = scheduler.submit(request.jobs, topology, by, together=together)
         return {"jobs": [status.as_record for status in statuses]}
 
-    @routes.delete("/jobs/{job_id}")
+    @routes.delete("/jobs/{job_id}", **gives(shapes.Job))
     async def stop(job_id: str, caller: User, force: bool = False) -> Answer:
         _may_force(caller, force)
         return (await scheduler.stop(job_id, caller.by, force=force)).as_record
 
-    @routes.post("/jobs/{job_id}/restart")
+    @routes.post("/jobs/{job_id}/restart", **gives(shapes.Job))
     async def restart(job_id: str, caller: User, force: bool = False) -> Answer:
         _may_force(caller, force)
         return (await scheduler.restart(job_id, caller.by, force=force)).as_record
 
-    @routes.post("/regroup")
+    @routes.post("/regroup", **gives(shapes.Change | shapes.RegroupPlan))
     async def regroup(request: models.RegroupRequest, caller: Operator) -> Answer:
         if not request.dry_run:
             return asdict(await scheduler.regroup(request.jobs))
@@ -171,21 +172,21 @@ def _change(routes: APIRouter, controller: Controller) -> None:
         makes = {ocs: [str(c) for c in change.makes] for ocs, change in plan.changes.items()}
         return {"jobs": request.jobs, "makes": makes, "objections": objections}
 
-    @routes.get("/defragmentation")
+    @routes.get("/defragmentation", **gives(shapes.ProposalShape))
     async def proposal() -> Answer:
         found = await scheduler.light.proposal()
         return {"proposal": None if found is None else record_of(found)}
 
-    @routes.post("/defragmentation")
+    @routes.post("/defragmentation", **gives(shapes.ChangeShape))
     async def defragment(caller: Operator) -> Answer:
         change = await scheduler.light.defragment()
         return {"change": None if change is None else asdict(change)}
 
-    @routes.get("/policies")
+    @routes.get("/policies", **gives(shapes.PoliciesShape))
     async def policies() -> Answer:
         return {"policies": scheduler.policies.words}
 
-    @routes.put("/policies")
+    @routes.put("/policies", **gives(shapes.PoliciesShape))
     async def use(request: models.PoliciesRequest, caller: Operator) -> Answer:
         said = request.model_dump(exclude_unset=True)
         files = [name for kind in KINDS if (name := said.get(kind)) and not is_built_in(name, kind)]
@@ -200,11 +201,11 @@ def _change(routes: APIRouter, controller: Controller) -> None:
         await scheduler.policies.use(PolicyChoice(**said))
         return {"policies": scheduler.policies.words}
 
-    @routes.post("/drain")
+    @routes.post("/drain", **gives(shapes.Drained))
     async def drain(request: models.StopRequest, caller: Operator) -> Answer:
         return {"ended": await scheduler.drain(request.why)}
 
-    @routes.delete("/drain")
+    @routes.delete("/drain", **gives(shapes.Drained))
     async def resume(caller: Operator) -> Answer:
         scheduler.resume()
         return {"drained": False}

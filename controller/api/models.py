@@ -67,7 +67,7 @@ _MOST_FIELDS = 50
 class Strict(BaseModel):
     """What is asked for: no field may be there that is not known."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod

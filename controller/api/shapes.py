@@ -1,0 +1,405 @@
+"""What the API's answers look like, for its description (``/openapi.json``).
+
+Answers are not taken apart to be compared with these on their way, which would take longer than
+making them: tests do that.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from patchlight.controller.changes.preflight import PortLock
+from patchlight.controller.changes.record import Reconfiguration
+from patchlight.controller.circuits.contract import Identity
+from patchlight.controller.tokens import Token
+from patchlight.testbed.jobs import JobStatus
+from patchlight.testbed.problem import PROBLEM_MEDIA_TYPE, Outcome, problem
+
+Json = dict[str, Any]
+Job = JobStatus
+Change = Reconfiguration
+
+
+class Problem(BaseModel):
+    """What went wrong (RFC 9457), and what to do next.
+
+    ``detail`` says what is wrong in this case, ``hint`` what may help, and ``outcome`` whether
+    anything was done.
+    """
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    hint: str | None
+    outcome: Outcome
+
+
+def _problem(about: str, status: int, detail: str, hint: str | None) -> Json:
+    example = problem(status, detail, hint)
+    content = {PROBLEM_MEDIA_TYPE: {"schema": Problem.model_json_schema(), "example": example}}
+    return {"description": about, "content": content}
+
+
+PROBLEMS: dict[int | str, Json] = {
+    "4XX": _problem(
+        "The request was not carried out: 401 without a good token, 403 in a role that may not, "
+        "409 as things are now, 422 if it is wrong, 429 after too many that were refused.",
+        403,
+        "POST /v1/stop is for operators; eva is a user",
+        "an admin gives roles with 'patchlight token create'",
+    ),
+    "5XX": _problem(
+        "It could not be carried out, or it is not known what came of it (outcome).",
+        502,
+        "server server1 has no agent",
+        "give it a 'management:' address in the lab file",
+    ),
+}
+
+
+def gives(shape: Any, status: int = 200, *, also: str = "") -> Json:
+    """Options of a route whose answers look so; ``also``: or are of another media type."""
+    answer: Json = {"model": shape, "description": "What was asked for."}
+    if also:
+        answer["content"] = {also: {"schema": {"type": "string"}}}
+    return {"status_code": status, "response_model": None, "responses": {status: answer}}
+
+
+class Shape(BaseModel):
+    """An answer: these fields, and no others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class LabShape(Shape):
+    """Which lab the controller has."""
+
+    name: str
+    file: str
+    fingerprint: str
+
+
+class Status(BaseModel):
+    """Who is there and who is not."""
+
+    lab: str
+    version: str
+    engine: str | None
+    policies: Json
+    policy_faults: list[Json]
+    light: Json
+    drained: bool
+    queue_pass_s: float | None
+    parts: list[Json]
+    switches: list[Json]
+    nic_differences: list[str]
+    unknown_switch_connections: int
+    circuit_switches: list[Json]
+    agents: list[Json]
+
+
+class Shutdown(Shape):
+    """How many jobs there are in each state that is not an end."""
+
+    jobs: dict[str, int]
+
+
+class Via(Shape):
+    """A circuit that a link goes through."""
+
+    ocs: str
+    inp: int
+    out: int
+
+
+class Link(Shape):
+    """Two ports that light joins, by way of these circuits."""
+
+    a: str
+    b: str
+    rate_bps: float | None
+    via: list[Via]
+
+
+class LinksShape(Shape):
+    """The links that light makes now; ``unread`` says which switches are not known, and why."""
+
+    unread: dict[str, str]
+    links: list[Link]
+
+
+class OcsMap(Shape):
+    """The cross-connects of an OCS; ``map`` is ``None`` if it cannot be reached."""
+
+    map: list[str] | None
+    unreachable: str = ""
+    assumed: list[str] = []
+
+
+class CircuitSwitchShape(Shape):
+    """A circuit switch, whether it answers, and what it says that it is."""
+
+    name: str
+    reachable: bool
+    since: float | None
+    words: str
+    driver: str
+    address: str
+    ports: int
+    switching_time_s: float
+    insertion_loss_db: float
+    identity: Identity | None
+    standing_alarms: int | None
+
+
+class CircuitSwitches(Shape):
+    """Every circuit switch of the lab."""
+
+    circuit_switches: list[CircuitSwitchShape]
+
+
+class Light(Shape):
+    """The power of each circuit of an OCS (dBm), and the states of its ports by number."""
+
+    monitored: bool
+    circuits: list[Json]
+    ports: dict[str, Json]
+    unreachable: str
+
+
+class Alarms(Shape):
+    """What devices reported."""
+
+    alarms: list[Json]
+
+
+class DriftOf(Shape):
+    """How a device differs from its last committed map."""
+
+    missing: list[str]
+    unknown: list[str]
+    reconfiguration: int | None
+    committed_at: float | None
+    unreachable: str
+
+
+class DriftShape(Shape):
+    """The drift of each OCS."""
+
+    drift: dict[str, DriftOf]
+
+
+class PlanShape(Shape):
+    """What a change would do (``dry_run``); ``planned_from`` is the answer's ``ETag``, too."""
+
+    state: str
+    changes: dict[str, dict[str, list[str]]]
+    links_down: list[str]
+    links_up: list[str]
+    jobs: list[str]
+    strangers: dict[str, list[str]]
+    lost: dict[str, int]
+    cleared: list[str]
+    objections: list[str]
+    planned_from: str
+
+
+class Changes(Shape):
+    """Changes of circuits, the oldest first."""
+
+    reconfigurations: list[Reconfiguration]
+
+
+class Baselines(Shape):
+    """How many circuits of each OCS have the power of now for their baseline."""
+
+    circuits: dict[str, int]
+
+
+class SavedMaps(Shape):
+    """Maps that were saved under a name."""
+
+    name: str
+    maps: dict[str, list[str]]
+    by: str
+    why: str
+    at: float
+
+
+class AllSavedMaps(Shape):
+    """Everything that was saved."""
+
+    maps: list[SavedMaps]
+
+
+class Named(Shape):
+    """What is gone."""
+
+    name: str
+
+
+class LocksShape(Shape):
+    """Locks of ports."""
+
+    locks: list[PortLock]
+
+
+class Pressed(Shape):
+    """Who pressed the stop button."""
+
+    by: str
+    why: str
+    at: float
+
+
+class StopButton(Shape):
+    """Whether the stop button is pressed."""
+
+    pressed: Pressed | None
+
+
+class EventShape(BaseModel):
+    """Something that happened; what else is there depends on its kind."""
+
+    number: int
+    at: float
+    kind: str
+
+
+class EventList(Shape):
+    """What happened, the oldest first, and the number of the latest event of all."""
+
+    events: list[EventShape]
+    last: int
+
+
+class Jobs(Shape):
+    """Jobs, each with what is predicted of it."""
+
+    jobs: list[JobStatus]
+
+
+class Previews(Shape):
+    """What would become of jobs now."""
+
+    jobs: list[Json]
+
+
+class Iterations(BaseModel):
+    """What workers reported; ask for those ``after`` the ``next`` one."""
+
+    iterations: list[Json]
+
+
+class JobHistory(Shape):
+    """The states that a job came to."""
+
+    states: list[Json]
+
+
+class Decisions(Shape):
+    """What policies decided of a job."""
+
+    decisions: list[Json]
+
+
+class LogPartShape(Shape):
+    """What a worker printed, and the byte to go on from."""
+
+    text: str
+    next: int
+    ended: bool
+
+
+class ProposalShape(Shape):
+    """The change of light that gains most, if one pays."""
+
+    proposal: Json | None
+
+
+class ChangeShape(Shape):
+    """The change that was made, if one paid."""
+
+    change: Reconfiguration | None
+
+
+class RegroupPlan(Shape):
+    """What a regroup would make."""
+
+    jobs: list[str]
+    makes: dict[str, list[str]]
+    objections: list[str]
+
+
+class PoliciesShape(Shape):
+    """What decides now, by kind."""
+
+    policies: Mapping[str, str | bool | None]
+
+
+class Drained(BaseModel):
+    """The jobs that were ended, or that jobs are started again."""
+
+    ended: list[str] = []
+    drained: bool = True
+
+
+class Samples(BaseModel):
+    """What was measured, the oldest first."""
+
+    ports: list[Json] = []
+    gpus: list[Json] = []
+
+
+class WhoAmI(Shape):
+    """Who one is to the controller."""
+
+    user: str
+    role: str
+    origin: str
+
+
+class TokensShape(Shape):
+    """Every token that was made."""
+
+    tokens: list[Token]
+
+
+class NewToken(Shape):
+    """A token that was just made; its text, ``token``, is told only now."""
+
+    id: str
+    user: str
+    role: str
+    created_at: float
+    created_by: str
+    expires_at: float
+    why: str
+    revoked_at: None
+    revoked_by: str
+    token: str
+
+
+class AttemptRow(Shape):
+    """An attempt to change something."""
+
+    number: int
+    at: float
+    by: str
+    origin: str
+    role: str
+    what: str
+    outcome: Literal["done", "refused", "failed", "unknown"]
+    status: int
+    why: str
+    token: str
+    about: str
+    repeated: int
+
+
+class AuditShape(Shape):
+    """Who wanted to change what."""
+
+    attempts: list[AttemptRow]
