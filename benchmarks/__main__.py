@@ -27,6 +27,7 @@ MODULES = (
     "benchmarks.nics",
     "benchmarks.jobs",
     "benchmarks.jobqueue",
+    "benchmarks.api",
     "benchmarks.following_light",
     "benchmarks.openflow",
     "benchmarks.ocs",
