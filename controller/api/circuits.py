@@ -21,7 +21,7 @@ from patchlight.controller.changes.planning import Plan, wanted_maps
 from patchlight.controller.changes.power import PortReading
 from patchlight.controller.changes.preflight import LockKind
 from patchlight.controller.changes.record import as_texts, change_as_texts, fingerprint, to_row
-from patchlight.controller.client import check_map_name
+from patchlight.controller.circuit_calls import check_map_name
 from patchlight.controller.operations import CircuitOperations, DriftReport, PowerReport
 from patchlight.controller.together import bringing_together
 from patchlight.testbed.errors import BadInput, PatchlightError
