@@ -9,7 +9,7 @@ from pydantic import Field
 
 from patchlight.controller.api import models, shapes
 from patchlight.controller.api.caller import Admin, Viewer
-from patchlight.controller.api.shapes import gives
+from patchlight.controller.api.describing import gives
 from patchlight.controller.audit import AuditLog
 from patchlight.controller.tokens import (
     LONGEST_LIFETIME_S,

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
 from patchlight.controller.api.caller import NotAllowed, NotKnown, as_viewer
-from patchlight.controller.api.shapes import PROBLEMS
+from patchlight.controller.api.describing import PROBLEMS
 from patchlight.controller.changes.record import Refused
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.mistakes import joined, mistake_in_words

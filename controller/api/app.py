@@ -19,13 +19,13 @@ from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.answers import new_app
 from patchlight.controller.api.caller import Admin, Doorman
 from patchlight.controller.api.circuits import circuit_routes
+from patchlight.controller.api.describing import gives
 from patchlight.controller.api.discovery import discovery_routes
 from patchlight.controller.api.docs_page import docs_routes
 from patchlight.controller.api.events import EventFeed, event_routes
 from patchlight.controller.api.gpu_metrics import gpu_gauges
 from patchlight.controller.api.idempotency import KeptAnswers
 from patchlight.controller.api.jobs import job_routes
-from patchlight.controller.api.shapes import gives
 from patchlight.controller.audit import AuditLog
 from patchlight.controller.tokens import Tokens
 from patchlight.testbed.jobs import JobState

@@ -14,7 +14,7 @@ from fastapi.responses import PlainTextResponse
 from patchlight.controller.api import models, shapes
 from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import Caller, Operator
-from patchlight.controller.api.shapes import gives
+from patchlight.controller.api.describing import Json, gives
 from patchlight.controller.changes.device_maps import Decide
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.planning import Plan, wanted_maps
@@ -170,7 +170,7 @@ def _look(routes: APIRouter, operations: CircuitOperations) -> None:
             ],
         }
 
-    @routes.get("/topology", **gives(shapes.Json, also="text/plain"))
+    @routes.get("/topology", **gives(Json, also="text/plain"))
     async def topology(format: models.TopologyFormat = "json") -> Any:
         found = topology_of(parts.lab, parts.maps.links(await parts.maps.read()))
         if format == "json":

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 
-from patchlight.controller.api import models, shapes
+from patchlight.controller.api import models
 from patchlight.controller.api.caller import Operator
-from patchlight.controller.api.shapes import gives
+from patchlight.controller.api.describing import Json, gives
 from patchlight.controller.discovery.discovery import Wanted
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def discovery_routes(discovery: Discovery) -> APIRouter:
     """The routes on the wiring of one lab."""
     routes = APIRouter(prefix="/v1", tags=["discovery"])
 
-    @routes.post("/discovery", **gives(shapes.Json))
+    @routes.post("/discovery", **gives(Json))
     async def begin(request: models.DiscoveryRequest, caller: Operator) -> Answer:
         wanted = Wanted(request.ports, request.listen_s, request.every_port)
         if request.dry_run:
@@ -29,11 +29,11 @@ def discovery_routes(discovery: Discovery) -> APIRouter:
         await discovery.start(wanted, caller)
         return discovery.status
 
-    @routes.get("/discovery", **gives(shapes.Json))
+    @routes.get("/discovery", **gives(Json))
     async def status() -> Answer:
         return discovery.status
 
-    @routes.delete("/discovery", **gives(shapes.Json))
+    @routes.delete("/discovery", **gives(Json))
     async def stop(caller: Operator) -> Answer:
         await discovery.stop()
         return discovery.status

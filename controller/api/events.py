@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 
 from patchlight.controller.api import models, shapes
 from patchlight.controller.api.answers import as_json
-from patchlight.controller.api.shapes import gives
+from patchlight.controller.api.describing import gives
 from patchlight.controller.store import Store
 
 Answer = dict[str, Any]

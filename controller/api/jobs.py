@@ -15,7 +15,7 @@ from patchlight.controller.agent_client import NotOnServer
 from patchlight.controller.api import models, shapes
 from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import UNKNOWN, Caller, NotAllowed, Operator, User
-from patchlight.controller.api.shapes import gives
+from patchlight.controller.api.describing import gives
 from patchlight.controller.jobs.live_light import record_of
 from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.access import Role

@@ -5,72 +5,19 @@ making them: tests do that.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, Field
 
+from patchlight.controller.api.describing import Json, Shape
 from patchlight.controller.changes.preflight import PortLock
 from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.circuits.contract import Identity
 from patchlight.controller.tokens import Token
 from patchlight.testbed.jobs import JobStatus
-from patchlight.testbed.problem import PROBLEM_MEDIA_TYPE, Outcome, problem
 
-Json = dict[str, Any]
 Job = JobStatus
 Change = Reconfiguration
-
-
-class Problem(BaseModel):
-    """What went wrong (RFC 9457), and what to do next.
-
-    ``detail`` says what is wrong in this case, ``hint`` what may help, and ``outcome`` whether
-    anything was done.
-    """
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    hint: str | None
-    outcome: Outcome
-
-
-def _problem(about: str, status: int, detail: str, hint: str | None) -> Json:
-    example = problem(status, detail, hint)
-    content = {PROBLEM_MEDIA_TYPE: {"schema": Problem.model_json_schema(), "example": example}}
-    return {"description": about, "content": content}
-
-
-PROBLEMS: dict[int | str, Json] = {
-    "4XX": _problem(
-        "The request was not carried out: 401 without a good token, 403 in a role that may not, "
-        "409 as things are now, 422 if it is wrong, 429 after too many that were refused.",
-        403,
-        "POST /v1/stop is for operators; eva is a user",
-        "an admin gives roles with 'patchlight token create'",
-    ),
-    "5XX": _problem(
-        "It could not be carried out, or it is not known what came of it (outcome).",
-        502,
-        "server server1 has no agent",
-        "give it a 'management:' address in the lab file",
-    ),
-}
-
-
-def gives(shape: Any, status: int = 200, *, also: str = "") -> Json:
-    """Options of a route whose answers look so; ``also``: or are of another media type."""
-    answer: Json = {"model": shape, "description": "What was asked for."}
-    if also:
-        answer["content"] = {also: {"schema": {"type": "string"}}}
-    return {"status_code": status, "response_model": None, "responses": {status: answer}}
-
-
-class Shape(BaseModel):
-    """An answer: these fields, and no others."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class LabShape(Shape):
@@ -135,7 +82,7 @@ class OcsMap(Shape):
 
     map: list[str] | None
     unreachable: str = ""
-    assumed: list[str] = []
+    assumed: list[str] = Field(default=[])
 
 
 class CircuitSwitchShape(Shape):
@@ -342,7 +289,7 @@ class PoliciesShape(Shape):
 class Drained(BaseModel):
     """The jobs that were ended, or that jobs are started again."""
 
-    ended: list[str] = []
+    ended: list[str] = Field(default=[])
     drained: bool = True
 
 
