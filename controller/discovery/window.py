@@ -28,6 +28,10 @@ _KEPT: LockKind = "kept"
 _PAUSES_S = (0.5, 2.0)
 
 
+class _NothingWritten(PatchlightError):
+    """A change of the window was refused: locked, or the stop button is pressed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A window that is open: whose, its ports by OCS, the circuits that they had before, and
@@ -187,7 +191,8 @@ class Window:
                 break
             except PatchlightError as error:
                 if pause_s is None:
-                    raise PatchlightError(
+                    kind = Refused if isinstance(error, _NothingWritten) else PatchlightError
+                    raise kind(
                         f"the circuits are not as they were before: {error.message}",
                         hint="put right what is in the way, then: patchlight lab discover "
                         f"{self._parts.lab.name} --restore",
@@ -209,7 +214,8 @@ class Window:
         decide = _only(opened.ports, circuits)
         record = await self._transactions.change(decide, why, options)
         if record.state != "committed":
-            raise PatchlightError(f"change {record.id} came to: {record.state}, {record.message}")
+            kind = _NothingWritten if record.state == "refused" else PatchlightError
+            raise kind(f"change {record.id} came to: {record.state}, {record.message}")
 
 
 def _only(ports: Mapping[str, Collection[int]], circuits: Mapping[str, PortMap]) -> Decide:

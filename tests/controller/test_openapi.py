@@ -32,19 +32,20 @@ def ask(described: ControllerProcess, method: str, path: str, **options: Any) ->
     return httpx.request(method, f"http://{described.api}{path}", trust_env=False, **options)
 
 
-def test_answers_are_as_described(described: ControllerProcess) -> None:
+def test_answers_are_as_described(controller: ControllerProcess, tmp_path: Path) -> None:
     schemathesis = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG)]
-    what = ["run", f"http://{described.api}/openapi.json", "--exclude-path", "/v1/shutdown"]
-    how = ["--max-examples", "2", "--phases", "fuzzing,stateful", "--no-color"]
+    what = ["run", f"http://{controller.api}/openapi.json", "--exclude-path", "/v1/shutdown"]
+    how = ["--max-examples", "2", "--phases", "fuzzing,stateful", "--no-color", "--seed", "1"]
     done = subprocess.run(
         [*schemathesis, *what, *how, "--suppress-health-check=all"],
         capture_output=True,
         text=True,
         check=False,
+        cwd=tmp_path,  # where it keeps what it found
     )
     assert done.returncode == 0, done.stdout[-5000:]
     assert " passed" in done.stdout
-    assert described.process.poll() is None
+    assert controller.process.poll() is None
 
 
 def test_a_request_with_a_key_has_its_effect_once(described: ControllerProcess) -> None:
