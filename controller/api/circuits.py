@@ -257,8 +257,9 @@ def _change(routes: APIRouter, operations: CircuitOperations) -> None:
 
     @routes.post("/light-paths", **gives(shapes.Change | shapes.PlanShape))
     async def light_paths(request: models.LightRequest, caller: Operator) -> Any:
-        decide = await lighting(parts, request.pairs)
-        why = f"lights {', '.join(f'{a}:{b}' for a, b in request.pairs)}"
+        pairs = [(one, other) for one, other in request.pairs]
+        decide = await lighting(parts, pairs)
+        why = f"lights {', '.join(f'{one}:{other}' for one, other in pairs)}"
         return await _run(operations, decide, request, caller, {}, why=why)
 
     @routes.post("/maps/{name}/restore", **gives(shapes.Change | shapes.PlanShape))

@@ -119,7 +119,9 @@ class LightRequest(ChangeRequest):
     An end is a NIC, a host, a packet switch (any port of it) or a port of one.
     """
 
-    pairs: list[tuple[Text, Text]] = Field(min_length=1, max_length=1024)
+    pairs: list[Annotated[list[Text], Field(min_length=2, max_length=2)]] = Field(
+        min_length=1, max_length=1024
+    )
 
 
 class RepairRequest(ChangeRequest):

@@ -12,6 +12,8 @@ from fastapi import FastAPI
 
 from patchlight.cli.ocs.options import ChangeOptions
 from patchlight.cli.ocs.output import carry_out, confirm
+from patchlight.controller.api.admission import Admission
+from patchlight.controller.api.caller import Doorman
 from patchlight.controller.api.circuits import circuit_routes
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.transaction import Transactions
@@ -84,6 +86,7 @@ def test_a_circuit_that_a_job_uses_is_shown_and_asked_for(tmp_path: Path) -> Non
         drivers = {"o1": open_driver(lab.circuit_switch("o1"))}
         parts = CircuitParts(lab, drivers, Store(":memory:"), busy, busy)
         app = FastAPI()
+        app.add_middleware(Admission, doorman=Doorman(lab.access))
         app.include_router(circuit_routes(CircuitOperations(parts, Transactions(parts))))
         transport = InProcess(app, runner.get_loop())
         client = ControllerClient("test", transport=transport)
