@@ -1,8 +1,7 @@
-"""One worker: ``python3 -m patchlight.agents.training --task FILE``; its folder is the task's.
+"""One worker: ``python3 -m patchlight.agents.training --task FILE``; its folder is the task's."""
 
-A job's workers all begin at once, and on one machine that is mostly their imports: here and in what
-a synthetic worker imports nothing is that it can do without.
-"""
+# A job's workers all begin at once, and on one machine that is mostly their imports: here and in
+# what a synthetic worker imports nothing is that it can do without, argparse for one.
 
 from __future__ import annotations
 
@@ -20,8 +19,11 @@ from .task import TrainingError, TrainingTask, read_task
 
 def main() -> int:
     """Run the worker; 0 when it is done or was told to stop, 1 when it failed."""
+    if sys.argv[1:] == ["--help"]:
+        print(__doc__)
+        return 0
     if len(sys.argv) != 3 or sys.argv[1] != "--task":
-        print(f"usage: {__doc__}", file=sys.stderr)
+        print(__doc__, file=sys.stderr)
         return 2
     path = sys.argv[2]
     # What is imported stays: to look through it for garbage, again and again, is 6 ms of 100.
