@@ -17,7 +17,7 @@ BENCH_ARGS ?=
 # The variable silences a notice about a successor of mkdocs.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-.PHONY: demo lab-demo test coverage bench lint docs clean
+.PHONY: demo lab-demo test bytecode coverage bench lint docs clean
 
 demo:
 	@deploy/bootstrap.sh
@@ -32,9 +32,16 @@ lab-demo:
 test: PYTEST_ARGS ?= --numprocesses=4
 test:
 	@deploy/bootstrap.sh --test
-	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory --jobs=2 lint bytecode
 	@$(ROOT_RUN) deploy/server-base.sh >/dev/null || echo "make test: the tests of rehearsal servers try again" >&2
 	$(ROOT_RUN) deploy/with-docker-engine.sh $(BIN)/python -m pytest -p no:cacheprovider $(PYTEST_ARGS)
+
+# What the tests import, compiled once and as who called make: hundreds of processes that do not
+# write bytecode then read it.
+bytecode:
+	@$(BIN)/python -m compileall -q agents controller deploy emulation patchlight testbed
+	-@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -p no:cacheprovider --collect-only \
+	    --quiet >/dev/null
 
 # Tests that need root, Open vSwitch or Docker run most of it in processes of their own.
 coverage:

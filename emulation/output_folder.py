@@ -23,6 +23,8 @@ def save_plot(figure: Figure, plot: Path) -> list[Path]:
     files = [plot.with_name(f"{plot.name}.{suffix}") for suffix in PLOT_FORMATS]
     for file in files:
         figure.savefig(file, dpi=_DPI)
+        # It is laid out now, for all formats: each more time would cost as much as drawing it.
+        figure.set_layout_engine(None)
     return files
 
 

@@ -7,6 +7,7 @@ stopped being made. A test that finds out on the way that the machine cannot do 
 """
 
 import functools
+import gc
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import shutil
 import tempfile
 import time
 import uuid
+from collections.abc import Generator
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 def _groups_file() -> Path:
     return Path(tempfile.gettempdir()) / f"patchlight-groups-{os.environ[MARK]}.json"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without looking for garbage: what that makes stays to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()  # nor is it looked through again and again while the tests run
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist says that this process is ready

@@ -18,6 +18,8 @@ from tests.support.controller_process import (
     controller_process,
 )
 
+pytestmark = pytest.mark.xdist_group("a controller of circuits")
+
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerProcess]:

@@ -21,6 +21,8 @@ from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from tests.support.controller_process import ControllerProcess, OcsCommand, controller_process
 from tests.support.waiting import free_ports, wait_until
 
+pytestmark = pytest.mark.xdist_group("the controller of lab_a")
+
 
 @pytest.fixture(scope="module")
 def lab_a(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerProcess]:

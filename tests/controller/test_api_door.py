@@ -21,6 +21,8 @@ from patchlight.testbed.errors import BadInput
 from tests.support.controller_process import ControllerProcess, controller_process
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.xdist_group("a controller behind a door")
+
 JSON = {"content-type": "application/json"}
 
 

@@ -11,6 +11,8 @@ from patchlight.cli.main import cli
 from patchlight.testbed.errors import BadInput
 from tests.support.controller_process import ControllerProcess, controller_process
 
+pytestmark = pytest.mark.xdist_group("a controller whose jobs are found")
+
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerProcess]:

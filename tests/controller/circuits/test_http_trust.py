@@ -21,6 +21,8 @@ from patchlight.emulation.optical.protocols.http_server import certificate
 from patchlight.testbed.errors import BadInput
 from tests.support.emulated_devices import Running, lab_file, running
 
+pytestmark = pytest.mark.xdist_group("an OCS with a certificate")
+
 SHOWN = fingerprint(certificate().public_bytes(Encoding.DER))
 
 

@@ -29,6 +29,8 @@ from tests.support.emulated_devices import Running, lab_file, running
 from tests.support.ocs_drivers import FIRST_MAP, circuit, circuits, restore
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.xdist_group("an OCS that dials in")
+
 SOON = OpenFlowDialect(timeout_s=3.0, connect_timeout_s=5.0)
 
 

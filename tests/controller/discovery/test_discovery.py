@@ -16,6 +16,8 @@ from patchlight.testbed.jobs import JobSpec
 from tests.support.controller_process import ControllerProcess, controller_process
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.xdist_group("a controller that searches")
+
 MAP = ["1>3", "2>5", "3>1", "5>2"]
 
 

@@ -15,6 +15,7 @@ import pytest
 from patchlight.emulation.simulator.executors import Engine, EngineFailure, run_all
 from patchlight.testbed.errors import BadInput
 
+pytestmark = pytest.mark.xdist_group("a Ray of its own")
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed: the extra 'ray'"
 )
