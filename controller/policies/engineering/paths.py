@@ -203,11 +203,18 @@ def _maps(
     dropped = [path for path in light.paths if path not in kept]
     made: dict[str, list[tuple[int, int]]] = {}
 
-    def pick(bundle: tuple[str, str], wanted: Port | None = None) -> Port:
-        """A free port, the wanted one if it is; else one that is dark."""
+    def pick(bundle: tuple[str, str], wanted: Port | None, onward: Collection[Port] = ()) -> Port:
+        """A free port, the wanted one if it is; else one whose trunk has a circuit ``onward``, or
+        that is dark."""
         free = [port for port in light.usable[bundle] if port not in taken]
         free = [p for p in free if light.trunk_from.get(p) not in taken]
-        port = wanted if wanted in free else min(free, key=lambda p: (p in light.joined, p))
+
+        def is_of_less_use(port: Port) -> tuple[bool, bool, Port]:
+            far_end = light.trunk_from.get(port)
+            leads_on = far_end is not None and light.joined.get(far_end) in onward
+            return not leads_on, port in light.joined, port
+
+        port = wanted if wanted in free else min(free, key=is_of_less_use)
         taken.add(port)
         return port
 
@@ -216,7 +223,9 @@ def _maps(
         bundles = each.bundles
         at = pick(bundles[0], _leading(light, bundles[:2], taken))
         for step, ocs in enumerate(each.way):
-            out = pick(bundles[2 * step + 1], light.joined.get(at))
+            beyond = bundles[2 * step + 3 : 2 * step + 4]
+            onward = {port for bundle in beyond for port in light.usable[bundle]} - taken
+            out = pick(bundles[2 * step + 1], light.joined.get(at), onward)
             made.setdefault(ocs, []).append((at[1], out[1]))
             if step + 1 < len(each.way):
                 at = light.trunk_from[out]

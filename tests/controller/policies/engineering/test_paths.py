@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from patchlight.controller.policies.engineering.paths import NoLight, Wish, plan_paths
@@ -68,6 +68,9 @@ def satisfies(links: Counter[tuple[str, str]], wanted: Sequence[tuple[str, str]]
     return all(links[pair] >= count for pair, count in Counter(wanted).items())
 
 
+# Of two trunks, the one that is lit on its far side.
+@example(PortMap.parse(["1-2", "3-5"]), PortMap.parse(["4-5"]), [("a", "c"), ("a", "b")])
+@example(PortMap.parse(["1-2", "3-4"]), PortMap.parse(["3-4"]), [("a", "b"), ("a", "c")])
 @settings(max_examples=60)
 @given(
     st.sampled_from(EVERY_MAP),
