@@ -14,6 +14,9 @@ from patchlight.testbed.labfile.reader import read_lab
 from tests.support.controller_process import OcsCommand
 from tests.support.emulated_devices import Running, lab_file, running
 
+# The circuit switch that is not there has one address in all of them, and is locked by it.
+pytestmark = pytest.mark.xdist_group("ocs --direct")
+
 
 @dataclass(frozen=True)
 class DirectOcs(OcsCommand):

@@ -159,7 +159,9 @@ class FakeAgent(AgentClient):
 
     async def start(self, worker_id: str) -> None:
         self._called("start", worker_id)
-        self._fleet.put_worker(worker_id, WorkerState.RUNNING)
+        # A job is running before its workers are told to start: a test may have ended them.
+        if not self._fleet.workers[worker_id].state.is_final:
+            self._fleet.put_worker(worker_id, WorkerState.RUNNING)
 
     async def hold(self, worker_id: str, iteration: int) -> None:
         self._called("hold", worker_id)
