@@ -123,6 +123,15 @@ def running(tmp_path: Path) -> list[int]:
     return [pid for pid in ours if "far_end" not in command_line(pid)]
 
 
+def power_is_off(tmp_path: Path) -> bool:
+    """End all that runs there now, which may be starting more; whether there was nothing."""
+    pids = running(tmp_path)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return not pids
+
+
 def test_one_that_ends_is_started_again(far: FarEndProcess, tmp_path: Path) -> None:
     served(far, tmp_path, installed(far, tmp_path / "wheels", "1"))
     log = tmp_path / "root/var/log/patchlight/lab/agent.log"
@@ -142,10 +151,7 @@ def test_it_begins_with_the_server_where_scripts_begin_programs(
         (entries / folder).mkdir(parents=True)
     served(far, tmp_path, installed(far, tmp_path / "wheels", "1"))
     (entry,) = (entries / "rc2.d").glob("S*patchlight-agent-lab")
-    # The power goes: for the shell first, which would begin the service again.
-    for pid in sorted(running(tmp_path), key=lambda pid: "keep-agent" not in command_line(pid)):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: power_is_off(tmp_path), "all of it has ended")
     wait_until(lambda: not far.ask("state", role="agent")["running"], "it has ended")
     subprocess.run([entry, "start"], check=True)
     wait_until(lambda: far.ask("state", role="agent")["running"], "it runs again")
