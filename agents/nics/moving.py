@@ -148,7 +148,7 @@ def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
             with rtnetlink(state.function.port, "setting up") as ip:
                 upon.set_function(ip, state.function, state.function.mac, state.function.vlan)
 
-    if namespace.exists():
+    if namespaces.is_one(namespace):
         namespaces.inside(namespace, fetch)
     namespaces.inside(home, put_back)
 
@@ -160,7 +160,7 @@ def is_in(namespace: Path, interface: str) -> bool:
         with rtnetlink(interface, "looking for") as ip:
             return bool(ip.link_lookup(ifname=interface))
 
-    return namespace.exists() and namespaces.inside(namespace, look)
+    return namespaces.is_one(namespace) and namespaces.inside(namespace, look)
 
 
 def _read(ip: Any, way: NicWay) -> NicState:

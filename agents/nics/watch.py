@@ -44,7 +44,7 @@ class NicProblem:
 def problem_of(namespace: Path, interface: str) -> NicProblem | None:
     """What is wrong with a NIC that should be in the namespace; ``None`` if nothing is."""
     gone = NicProblem(GONE.format(interface))
-    if not namespace.exists():
+    if not namespaces.is_one(namespace):
         return gone
     try:
         carrier = namespaces.inside(namespace, lambda: ethtool.settle_link(interface))

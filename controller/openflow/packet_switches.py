@@ -140,9 +140,11 @@ class PacketSwitches:
         not there.
         """
         found: dict[str, list[tuple[float, float]]] = {}
-        if since is None and self.port_rates:
-            since = self.port_rates[-1]["at"] - _LATELY_S
-        for sample in itertools.takewhile(lambda s: s["at"] >= since, reversed(self.port_rates)):
+        # Policies ask from threads of theirs, while more is counted.
+        samples = self.port_rates.copy()
+        if since is None:
+            since = samples[-1]["at"] - _LATELY_S if samples else 0.0
+        for sample in itertools.takewhile(lambda s: s["at"] >= since, reversed(samples)):
             found.setdefault(sample["host"], []).append((sample["tx_bps"], sample["rx_bps"]))
         return {
             host: (fmean(sent for sent, _ in rates), fmean(got for _, got in rates))

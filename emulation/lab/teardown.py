@@ -264,8 +264,7 @@ def _end_namespaces(lab: str, present: dict[str, int]) -> None:
 
     fabric = fabric_namespace(lab)
     # Intended but never mounted: an empty file in /run/netns.
-    device = os.stat("/proc/self/ns/net").st_dev
-    real = [n for n in present if os.stat(namespaces.namespace_path(n)).st_dev == device]
+    real = [name for name in present if namespaces.is_one(namespaces.namespace_path(name))]
     ordered = sorted(present, key=lambda name: (name in real, name == fabric))
     if not real:
         for name in ordered:

@@ -159,6 +159,20 @@ def test_an_agent_killed_while_it_moves_a_nic_leaves_it_as_it_was(
     again = Agent(bench, "server1", "process")
     bench.agents[:] = [again]
     again.start()
-    again.client.delete("/workers/job-0")  # it had been made, if the end came too late
+    deleted = again.client.delete("/workers/job-0")  # it had been made, if the end came too late
+    assert deleted.status_code in (200, 404), deleted.text
     wait_until(lambda: everything_is_back(again, "job-0"), "the NIC to be back")
     assert nic_of(bench, "server1") == before
+
+
+def test_half_a_namespace_of_one_that_was_killed_is_taken_away(make_bench: MakeBench) -> None:
+    bench = make_bench(1)
+    agent = bench.agent("server1").start()
+    half = namespaces.namespace_path(bench.namespace("server1.w-job-0"))
+    half.touch()
+    refused = agent.client.post("/workers", json=bench.spec(0, 1))
+    assert "is there already" in refused.text
+    assert everything_is_back(agent, "job-0")
+    assert not half.exists()
+    assert agent.client.post("/workers", json=bench.spec(0, 1)).status_code == 201
+    assert agent.client.delete("/workers/job-0").status_code == 200
