@@ -129,7 +129,10 @@ class LineUp:
         if entry is None:
             return None
         self._forget(entry)
-        self._left.append(entry)
+        if entry in self._came:  # no pass has seen it, and while the lab is drained none will
+            self._came.remove(entry)
+        else:
+            self._left.append(entry)
         return entry.gang
 
     def _forget(self, entry: GangEntry) -> None:

@@ -1,5 +1,6 @@
 """The lab's queue: order and rules, what waits and why, and what was decided and seen."""
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.jobs.decisions import arguments, digest, plain_answer
+from patchlight.controller.jobs.lab_site import GangEntry
 from patchlight.controller.policies.contract import METHODS
 from patchlight.controller.policies.registry import load_policy
 from patchlight.testbed.errors import BadInput
@@ -40,6 +42,17 @@ async def test_a_higher_priority_comes_sooner(cluster: Cluster) -> None:
     await finish(cluster, busy)
     await cluster.until_state(high[0], JobState.RUNNING)
     assert cluster.table[low[0]].state is JobState.QUEUED
+
+
+async def test_of_jobs_stopped_while_the_lab_is_drained_nothing_stays_in_memory(
+    cluster: Cluster,
+) -> None:
+    await cluster.scheduler.drain()
+    for number in range(3):
+        (job_id,) = cluster.submit(job(f"never-{number}", workers=1))
+        await cluster.scheduler.stop(job_id)
+    gc.collect()
+    assert not [each for each in gc.get_objects() if isinstance(each, GangEntry)]
 
 
 async def test_a_job_waits_for_those_it_comes_after(cluster: Cluster) -> None:
