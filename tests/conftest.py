@@ -24,6 +24,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+from patchlight.emulation.fabric.forking import close_nurseries
 from patchlight.emulation.fabric.lab_state import DISK_ROOT
 from patchlight.testbed.linux import docker_engine
 from patchlight.testbed.linux.processes import ancestors, command_line, environment, process_ids
@@ -212,6 +213,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fails the session if a process, namespace or lab folder outlives the tests."""
     # Python keeps a process that tracks semaphores until it ends itself: end it here.
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+    close_nurseries()
     if _is_worker(session.config):
         return
     _groups_file().unlink(missing_ok=True)

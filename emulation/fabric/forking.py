@@ -1,8 +1,8 @@
-"""Processes forked from one that has imported their program: the import is most of a start.
+"""Processes forked from one that has imported their programs: the import is most of a start.
 
-``python -m patchlight.emulation.fabric.forking MODULE...`` imports the modules, the first of which
-has a ``main()``. From its standard input it reads the processes to make, a JSON object a line, and
-answers each with the process's number. It ends with its input; what it made lives on.
+``python -m patchlight.emulation.fabric.forking MODULE...`` imports the modules. From its standard
+input it reads the processes to make, a JSON object a line, and answers each with the process's
+number. It ends with its input; what it made lives on.
 """
 
 import ctypes
@@ -10,48 +10,85 @@ import gc
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, NoReturn
 
 from patchlight.testbed.linux.namespaces import enter
 
-# The nursery's last argument makes room for the arguments that its children are to be shown with.
-_ROOM = " " * 2000
+# Room for what the nursery's children are to be shown with: its last argument, and a variable.
+_ROOM = {"PATCHLIGHT_ROOM": " " * 4000}
+# Which fields of /proc/self/stat after the name say where arguments and environment are.
+_ARGUMENTS, _ENVIRONMENT = slice(45, 47), slice(47, 49)
+
+_of_this_process: dict[tuple[int, tuple[str, ...]], "Nursery"] = {}
+
+
+def nursery(modules: tuple[str, ...]) -> "Nursery":
+    """This process's own for these modules, for lab after lab; errors are those of ``Popen``."""
+    key = os.getpid(), modules
+    found = _of_this_process.get(key)
+    if found is None or found.has_ended:
+        found = _of_this_process[key] = Nursery(modules)
+    return found
+
+
+def close_nurseries() -> None:
+    """End those of this process now, and not only with it; what they made goes on."""
+    while _of_this_process:
+        _of_this_process.popitem()[1].close()
 
 
 class Nursery:
-    """The process that others are forked from; errors of starting it are those of ``Popen``."""
+    """The process that others are forked from; it ends with the process that made it."""
 
-    def __init__(self, modules: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        self._log = log
-        with log.open("ab") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __spec__.name, *modules, _ROOM],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=environment,
-                start_new_session=True,
-                cwd="/",
-                text=True,
-            )
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as it lives)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __spec__.name, *modules, *_ROOM.values()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **_ROOM},
+            start_new_session=True,
+            cwd="/",
+            text=True,
+        )
 
-    def fork(self, argv: Sequence[str], log: Path, namespace: Path | None) -> int:
-        """The number of a new process that is shown as ``argv`` and writes to ``log``.
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing can be forked from it any more."""
+        return self._process.poll() is not None
 
-        It leads a session of its own. ``OSError`` if the nursery has ended.
+    def fork(
+        self, argv: Sequence[str], environment: Mapping[str, str], log: Path, namespace: Path | None
+    ) -> int:
+        """The number of a new process: ``python -m MODULE …`` as in ``argv``, writing to ``log``.
+
+        It leads a session of its own, and has this environment from its first moment on, of which
+        ``/proc`` shows the first entries at least. ``OSError`` if the nursery has ended.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        request = {"argv": [*argv], "log": str(log), "namespace": namespace and str(namespace)}
+        request = {
+            "argv": [*argv],
+            "environment": {**environment},
+            "log": str(log),
+            "namespace": namespace and str(namespace),
+        }
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         if not (answer := self._process.stdout.readline()):
-            raise ChildProcessError(f"its imports failed, see {self._log}")
+            self._process.wait()
+            self._errors.seek(0)
+            said = self._errors.read().decode(errors="replace").strip()
+            raise ChildProcessError(f"its imports failed: {said.rpartition(chr(10))[2]}")
         return int(answer)
 
     def close(self) -> None:
@@ -62,18 +99,30 @@ class Nursery:
 
 def main() -> None:
     """Fork a process for each line of standard input."""
-    program, *_ = [importlib.import_module(name) for name in sys.argv[1:-1]]
+    _show(_ARGUMENTS, sys.orig_argv[:-1])
+    for name in sys.argv[1:-1]:
+        importlib.import_module(name)
     gc.freeze()  # else the first collection in each child copies all of this memory
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how its children ended
+    start, size = _place(_ENVIRONMENT)
+    own = ctypes.string_at(start, size)
+    os.environ.clear()  # what is shown there is nothing that is read any more
     for line in sys.stdin:
+        request: dict[str, Any] = json.loads(line)
+        _show(_ENVIRONMENT, (f"{name}={value}" for name, value in request["environment"].items()))
         if pid := os.fork():
+            ctypes.memmove(start, own, size)
             print(pid, flush=True)
         else:
-            _become(**json.loads(line))
-            sys.exit(program.main())
+            _become(**request)
 
 
-def _become(argv: Sequence[str], log: str, namespace: str | None) -> None:
+def _become(
+    argv: Sequence[str], environment: Mapping[str, str], log: str, namespace: str | None
+) -> NoReturn:
     os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.environ.update(environment)
     null, output = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_APPEND)
     for number, descriptor in enumerate((null, output, output)):
         os.dup2(descriptor, number)
@@ -82,15 +131,25 @@ def _become(argv: Sequence[str], log: str, namespace: str | None) -> None:
         enter(namespace)
     # As in a process of its own: python -m MODULE ARGUMENTS.
     sys.argv = [argv[2], *argv[3:]]
-    _show(argv)
+    _show(_ARGUMENTS, argv)
+    program = importlib.import_module(argv[2])
+    if hasattr(program, "__path__"):
+        program = importlib.import_module(f"{argv[2]}.__main__")
+    sys.exit(program.main())
 
 
-def _show(argv: Sequence[str]) -> None:
-    """Have ``ps`` show these arguments: they are put where the nursery's own are."""
+def _place(which: slice) -> tuple[int, int]:
+    """Where this process's arguments or environment are in its memory, and in how many bytes."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    start, end = map(int, fields[45:47])
-    text = b"".join(os.fsencode(argument) + b"\0" for argument in argv)
-    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+    start, end = map(int, fields[which])
+    return start, end - start
+
+
+def _show(which: slice, texts: Iterable[str]) -> None:
+    """Have ``/proc``, and so ``ps``, show these, as many as there is room for."""
+    start, size = _place(which)
+    text = b"".join(os.fsencode(each) + b"\0" for each in texts)
+    ctypes.memmove(start, text[: size - 1].ljust(size, b"\0"), size)
 
 
 if __name__ == "__main__":

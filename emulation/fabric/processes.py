@@ -13,9 +13,9 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from patchlight.emulation.fabric.forking import Nursery
+from patchlight.emulation.fabric.forking import nursery
 from patchlight.emulation.fabric.lab_state import MARK, LabState, ProcessRecord
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.namespaces import entered
@@ -36,7 +36,7 @@ class Service:
 
     ``quiet_s``: after so many seconds in which it neither used the processor nor wrote
     anything, it is given up. ``abrupt``: it may be ended by force at once. ``imports``: a command
-    ``python -m MODULE`` is forked from one process that has imported these modules, its own first.
+    ``python -m MODULE`` is forked from one process that has imported these modules.
     """
 
     name: str
@@ -71,8 +71,6 @@ class _Starting:
 class Supervisor:
     """Starts services and records them in the lab's state; ``say`` hears what takes long.
 
-    What services are forked from ends with the block ``with Supervisor(…)``; they go on.
-
     A lab keeps real time: what else runs on the machine should disturb its switches and workers
     as little as may be, so they are favoured. What an agent starts inherits this.
     """
@@ -82,20 +80,6 @@ class Supervisor:
     ) -> None:
         self._state, self._say, self._real_time = state, say, real_time
         self._starting: list[_Starting] = []
-        self._nurseries: dict[tuple[str, ...], Nursery] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_how: object) -> None:
-        while self._nurseries:
-            self._nurseries.popitem()[1].close()
-
-    def expect(self, imports: tuple[str, ...]) -> None:
-        """Begin with what services of these ``imports`` are to be forked from."""
-        if imports not in self._nurseries:
-            log = self._log("forking")
-            self._nurseries[imports] = Nursery(imports, self._environment({}), log)
 
     def start(self, services: Sequence[Service]) -> None:
         """Start these and wait until all are ready."""
@@ -131,12 +115,13 @@ class Supervisor:
         return log
 
     def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        mark = {MARK: str(self._state.run_dir)}
-        return {**os.environ, "PYTHONUNBUFFERED": "1", **variables, **mark}
+        found = {**os.environ, "PYTHONUNBUFFERED": "1", **variables}
+        found.pop(MARK, None)
+        return {MARK: str(self._state.run_dir), **found}
 
     def _fork(self, service: Service, log: Path) -> int:
-        self.expect(service.imports)
-        return self._nurseries[service.imports].fork(service.argv, log, service.namespace)
+        environment = self._environment(service.environment)
+        return nursery(service.imports).fork(service.argv, environment, log, service.namespace)
 
     def _spawn(self, service: Service, log: Path) -> subprocess.Popen[bytes]:
         # A process begins in the namespace of the thread that makes it. In a session of its

@@ -225,21 +225,19 @@ class EmulatedLab:
         self._state = state
         (self.run_dir / "lab.yaml").write_text(write_lab(self.lab))
         write_hosts_file(self.lab, self.run_dir)
-        with Supervisor(state, self._say, real_time=self._options.real_time) as supervisor:
-            services.expect(supervisor)
-            self._say(
-                f"making {len(self.plan.namespaces)} namespaces, {len(self.plan.cables)} links"
-            )
-            build.build_links(
-                self.plan,
-                state.namespaces.__setitem__,
-                offload=state.datapath != "netdev",
-                bridges=state.datapath == "bridge",
-            )
-            if rehearsal is not None:
-                rehearsal.join()
-            state.save()
-            services.start(self.plan, supervisor, rehearsal.services() if rehearsal else ())
+        supervisor = Supervisor(state, self._say, real_time=self._options.real_time)
+        services.expect()
+        self._say(f"making {len(self.plan.namespaces)} namespaces, {len(self.plan.cables)} links")
+        build.build_links(
+            self.plan,
+            state.namespaces.__setitem__,
+            offload=state.datapath != "netdev",
+            bridges=state.datapath == "bridge",
+        )
+        if rehearsal is not None:
+            rehearsal.join()
+        state.save()
+        services.start(self.plan, supervisor, rehearsal.services() if rehearsal else ())
         state.phase = "up"
         state.save()
 

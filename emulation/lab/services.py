@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from patchlight.emulation.fabric import build, openvswitch
+from patchlight.emulation.fabric.forking import nursery
 from patchlight.emulation.fabric.lab_state import LabState, recorded_labs, run_dir
 from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, namespace_name
 from patchlight.emulation.fabric.processes import Service, Supervisor, get_json
@@ -26,11 +27,17 @@ from patchlight.testbed.units import format_rate
 
 _MOST_SERVERS_WITH_AGENTS = 16
 _USUAL_API_PORT = 8470
-# What an agent imports until it answers, itself first.
-_AGENT = (
+# What emulated devices, agents and a controller import until they answer.
+_IMPORTS = (
     "patchlight.agents.__main__",
     "patchlight.agents.api",
     "patchlight.agents.workers.docker",
+    "patchlight.cli.controller",
+    "patchlight.controller.api.app",
+    "patchlight.controller.api.metrics",
+    "patchlight.controller.service",
+    "patchlight.emulation.lab.gpus",
+    "patchlight.emulation.optical.__main__",
     "patchlight.testbed.labfile.reader",
     "patchlight.testbed.linux.http_server",
     "pyroute2",
@@ -185,10 +192,10 @@ class LabServices:
         if self.datapath != "bridge":
             openvswitch.check_installed()
 
-    def expect(self, supervisor: Supervisor) -> None:
+    def expect(self) -> None:
         """Begin with what takes long, beside the making of links."""
-        if self._has_agents:
-            supervisor.expect(_AGENT)
+        if self._has_agents or self.has_controller:
+            nursery(_IMPORTS)
 
     def start(
         self, plan: FabricPlan, supervisor: Supervisor, servers: Iterable[Service] = ()
@@ -298,7 +305,6 @@ class LabServices:
                 options,
                 namespace=namespace_path(namespace_name(self._lab.name, server.name)),
                 ready=partial(unix_socket_answers, path),
-                imports=_AGENT,
             )
 
     def _workers(self) -> str:
@@ -339,9 +345,8 @@ class LabServices:
         *,
         ready: Callable[[], bool],
         namespace: Path | None = None,
-        imports: tuple[str, ...] = (),
     ) -> Service:
         """A command behind ``python -m``; options without a value are left out."""
         argv = [sys.executable, "-m", *command.split(), f"--lab={self._run_dir / 'lab.yaml'}"]
         argv += [o if v is True else f"{o}={v}" for o, v in options.items() if v]
-        return Service(name, argv, ready, namespace, imports=imports)
+        return Service(name, argv, ready, namespace, imports=_IMPORTS)

@@ -30,6 +30,13 @@ def checks() -> list[Check]:
     return list(examine())
 
 
+@pytest.fixture
+def known_packages(checks: list[Check], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing every package once is enough."""
+    packages = [check for check in checks if check.name.startswith("Python package ")]
+    monkeypatch.setattr("patchlight.cli.doctor._packages", lambda: packages)
+
+
 @pytest.mark.xdist_group("doctor")
 def test_everything_looked_for_is_told_and_what_is_missing_can_be_mended(
     checks: list[Check],
@@ -43,6 +50,8 @@ def test_everything_looked_for_is_told_and_what_is_missing_can_be_mended(
     assert named(checks, "root").ok is (os.geteuid() == 0)
 
 
+@pytest.mark.xdist_group("doctor")
+@pytest.mark.usefixtures("known_packages")
 def test_the_exit_code_says_whether_the_demo_can_run() -> None:
     result = CliRunner().invoke(doctor, ["--json"])
     seen = json.loads(result.stdout)
@@ -51,6 +60,8 @@ def test_the_exit_code_says_whether_the_demo_can_run() -> None:
     assert result.exit_code == (1 if lacking else 0)
 
 
+@pytest.mark.xdist_group("doctor")
+@pytest.mark.usefixtures("known_packages")
 def test_programs_that_are_not_there_are_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -65,6 +76,7 @@ def test_programs_that_are_not_there_are_told(
 
 
 @pytest.mark.xdist_group("doctor")
+@pytest.mark.usefixtures("known_packages")
 def test_what_is_wrong_comes_first_and_hints_name_files_that_are_there(checks: list[Check]) -> None:
     output = CliRunner().invoke(doctor, env={"COLUMNS": "80"}).output
     table = output.partition("\nTo install")[0].partition("\nAll that")[0]
@@ -102,6 +114,8 @@ servers:
 """
 
 
+@pytest.mark.xdist_group("doctor")
+@pytest.mark.usefixtures("known_packages")
 def test_this_machine_is_compared_with_a_server_of_a_lab(tmp_path: Path) -> None:
     path = tmp_path / "lab.yaml"
     path.write_text(LAB)

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from patchlight.emulation.fabric import lab_state
+from patchlight.emulation.fabric.forking import nursery
 from patchlight.emulation.fabric.lab_state import LabState
 from patchlight.emulation.fabric.processes import DidNotStart, Service, Supervisor
-from patchlight.testbed.linux.processes import command_line, process_start
+from patchlight.testbed.linux.processes import command_line, environment, process_start
+from tests.support.waiting import wait_until
 
 QUIET_S = 2.0
 
@@ -92,41 +94,65 @@ def main():
 
 
 @pytest.fixture
-def napper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Service]:
+def napper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Service]]:
+    imports = ("napper", "json")
     (tmp_path / "napper.py").write_text(NAPPER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def service(name: str, *arguments: str) -> Service:
         done = tmp_path / f"{name}.done"
         argv = [sys.executable, "-m", "napper", str(done), *arguments]
-        return Service(name, argv, done.exists, imports=("napper", "json"))
+        return Service(name, argv, done.exists, imports=imports)
 
-    return service
+    yield service
+    nursery(imports).close()
 
 
-def test_services_of_one_program_are_forked_from_one_process(
-    supervisor: Supervisor, state: LabState, napper: Callable[..., Service], tmp_path: Path
+def test_services_of_one_lab_and_of_the_next_are_forked_from_one_process(
+    state: LabState, napper: Callable[..., Service], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with supervisor:
-        supervisor.start([napper("first"), napper("second")])
+    following = lab_state.new_state("next", "next.yaml", 1.0)
+    Supervisor(state, print).start([napper("first"), napper("second")])
+    monkeypatch.setenv("SAID", "later")
+    Supervisor(following, print).start([napper("third")])
     parents = set()
-    for process in state.processes:
+    for process in (*state.processes, *following.processes):
+        shown = environment(process.pid)
+        assert shown[0] == f"{lab_state.MARK}={tmp_path / Path(process.log).parts[-3]}"
+        assert ("SAID=later" in shown) is (process.name == "third")
         words = Path(process.log).read_text().split()
         parents.add(words[3])
         assert words[-1] == str(process.pid)
         assert command_line(process.pid).endswith(f"-m napper {tmp_path / process.name}.done")
     assert len(parents) == 1
     assert parents != {str(os.getpid())}
+    (parent,) = map(int, parents)
+    assert lab_state.MARK not in "".join(environment(parent))
+    assert command_line(parent).endswith("forking napper json")
+    for process in following.processes:
+        os.kill(process.pid, signal.SIGKILL)
+
+
+def test_once_what_they_are_forked_from_is_killed_there_is_another(
+    supervisor: Supervisor, state: LabState, napper: Callable[..., Service]
+) -> None:
+    supervisor.start([napper("first")])
+    (first,) = state.processes
+    parent = int(Path(first.log).read_text().split()[3])
+    os.kill(parent, signal.SIGKILL)
+    wait_until(lambda: process_start(parent) is None)
+    supervisor.start([napper("second")])
+    assert process_start(first.pid) == first.started
 
 
 def test_a_forked_service_that_ends_is_not_waited_for(
     supervisor: Supervisor, napper: Callable[..., Service]
 ) -> None:
-    with supervisor, pytest.raises(DidNotStart, match=r"starting third: it ended(.|\n)*no bed"):
+    with pytest.raises(DidNotStart, match=r"starting third: it ended(.|\n)*no bed"):
         supervisor.start([napper("third", "fails")])
 
 
 def test_what_services_are_forked_from_may_not_start(supervisor: Supervisor) -> None:
     service = Service("fourth", [sys.executable], lambda: False, imports=("no.such.module",))
-    with supervisor, pytest.raises(DidNotStart, match=r"starting fourth: .*forking\.log"):
+    with pytest.raises(DidNotStart, match=r"starting fourth: .*No module named 'no'"):
         supervisor.start([service])
