@@ -16,7 +16,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Generator
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +213,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fails the session if a process, namespace or lab folder outlives the tests."""
     # Python keeps a process that tracks semaphores until it ends itself: end it here.
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
     close_nurseries()
     if _is_worker(session.config):
         return

@@ -25,10 +25,7 @@ class Controller(ControllerProcess):
         text = self.lab.read_text().replace("- name: a", f"- name: a\n    management: {self.agent}")
         self.lab.write_text(text.replace("- name: b", f"- name: b\n    management: {nobody}"))
         Authority("dry", folder / "ca").for_controller(folder / "tls")
-        self.tls = folder / "tls"
-
-    def command(self, state: Path) -> list[str]:
-        return [*super().command(state), "--tls", str(self.tls)]
+        self.options = ["--tls", str(folder / "tls")]
 
 
 @pytest.fixture

@@ -256,7 +256,7 @@ def test_a_user_elsewhere_logs_in_over_tls_with_a_token(
     process.lab.write_text(process.lab.read_text().replace("name: dry", f"name: {name}"))
     tls = Authority(name, tmp_path / "ca").for_controller(tmp_path / "tls")
     process.api = f"{_this_machine()}:{free_ports(1)[0]}"
-    monkeypatch.setattr(process, "command", lambda state: _with_tls(process, state, tls.folder))
+    process.options = ["--tls", str(tls.folder)]
     run = CliRunner()
     local = f"unix:/run/patchlight/{name}/api.sock"
     if os.geteuid():
@@ -293,7 +293,3 @@ def test_a_user_elsewhere_logs_in_over_tls_with_a_token(
         assert run.invoke(cli, ["controller", "status", *at]).exit_code == 1
     finally:
         process.stop()
-
-
-def _with_tls(process: ControllerProcess, state: Path, tls: Path) -> list[str]:
-    return [*ControllerProcess.command(process, state), "--tls", str(tls)]

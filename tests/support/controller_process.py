@@ -1,16 +1,18 @@
 """A controller as the process that it is in a lab; a client of it, and ``patchlight ocs``."""
 
 import contextlib
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from click.testing import CliRunner
 
-from patchlight.cli.main import cli
+from patchlight.cli.main import cli, main
 from patchlight.controller.client import ControllerClient, ControllerError
 from patchlight.testbed.errors import PatchlightError
 from tests.support.waiting import free_ports, wait_until
@@ -43,10 +45,54 @@ fibres:
 """Two servers, two ToRs and a dry-run OCS; to be filled with the ``api`` and ``openflow`` ports."""
 
 
+_FORKED = multiprocessing.get_context("forkserver")
+_FORKED.set_forkserver_preload(["patchlight.controller.api.app", "patchlight.controller.service"])
+
+
+def _run(words: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
+    """What ``python -m patchlight`` runs with these words."""
+    os.setsid()
+    with log.open("ab") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.argv = ["patchlight", *words]
+    main()
+
+
+class ForkedController:
+    """A controller's process that is forked from one that has imported it, as in emulated labs.
+
+    Its methods are those of ``Popen``.
+    """
+
+    def __init__(self, words: Sequence[str], log: Path) -> None:
+        self._process = _FORKED.Process(target=_run, args=(words, {**os.environ}, log))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float) -> int:
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired("the controller", timeout)
+        return code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+
 class ControllerProcess:
     """A controller of the dry lab, to be started and stopped, and a client of it."""
 
-    process: subprocess.Popen[bytes]
+    process: ForkedController
+    options: Sequence[str] = ()
+    """Further options of the command."""
     asked_at: str
     """Where it is asked whether it answers yet: its address."""
 
@@ -60,14 +106,15 @@ class ControllerProcess:
         self.client = ControllerClient(self.api)
         self.log = folder / "controller.log"
 
+    def words(self, state: Path) -> list[str]:
+        words = ["controller", "run", "--lab", str(self.lab), "--state", str(state)]
+        return [*words, "--api", self.api, "--metrics", self.metrics, *self.options]
+
     def command(self, state: Path) -> list[str]:
-        command = [sys.executable, "-m", "patchlight", "controller", "run"]
-        command += ["--lab", str(self.lab), "--state", str(state), "--api", self.api]
-        return [*command, "--metrics", self.metrics]
+        return [sys.executable, "-m", "patchlight", *self.words(state)]
 
     def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command(self.state), stdout=log, stderr=log)
+        self.process = ForkedController(self.words(self.state), self.log)
         try:
             # On a busy machine its imports alone may take half a minute.
             wait_until(self._answers, "the controller to answer", deadline_s=90.0)
