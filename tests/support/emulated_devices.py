@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.waiting import ask
 
@@ -45,11 +44,39 @@ fibres: [{{ends: [s1.nic0, ocs1.1], loss: 0.3dB}}]
     return path
 
 
+def wss_lab_file(
+    folder: Path,
+    *,
+    driver: str,
+    inputs: int,
+    outputs: int,
+    grid: str = "50GHz",
+    switching_time: str = "20ms",
+    initial: tuple[str, ...] = (),
+    extra: str = "",
+) -> Path:
+    """A lab of one wavelength switch, ``wss1``, with a laser on 192.7 THz at its first port."""
+    path = folder / "lab.yaml"
+    path.write_text(f"""
+name: alone
+network: 10.0.0.0/16
+servers:
+  - name: s1
+    nics: [{{name: nic0, address: 10.0.0.1, transceiver: {{channel: 192.700}}}}]
+fibres: [s1.nic0 - wss1.1]
+wavelength_switches:
+  - {{name: wss1, driver: {driver}, address: "127.0.0.1:3082", inputs: {inputs},
+     outputs: {outputs}, grid: {grid}, switching_time: {switching_time}{extra},
+     cross_connects: {json.dumps(initial)}}}
+""")
+    return path
+
+
 @dataclass
 class Running:
     """A running device: as a lab file would name it, and its control socket."""
 
-    switch: CircuitSwitch
+    switch: Any
     control: Path
     process: subprocess.Popen[bytes]
 
@@ -66,9 +93,12 @@ def running(
     folder: Path, lab: Path, *options: str, listen: str = "127.0.0.1:0", **environment: str
 ) -> Iterator[Running]:
     ready, control = folder / "ready", folder / "control"
+    read = read_lab(lab)
+    found: Any = (*read.circuit_switches, *read.wavelength_switches)[0]
+    name = found.name
     ready.unlink(missing_ok=True)
     command = [
-        *(sys.executable, "-m", "patchlight.emulation.optical", "--lab", str(lab), "--ocs", "ocs1"),
+        *(sys.executable, "-m", "patchlight.emulation.optical", "--lab", str(lab), "--ocs", name),
         *("--listen", listen, "--ready-file", str(ready), "--control", str(control), *options),
     ]
     everything = {**os.environ, **environment}
@@ -81,7 +111,7 @@ def running(
                 raise AssertionError(f"the device ended: {process.stderr.read().decode()}")
             assert time.monotonic() < deadline, "the device was not ready within 20 s"
             time.sleep(0.01)
-        switch = replace(read_lab(lab).circuit_switch("ocs1"), address=ready.read_text().strip())
+        switch = replace(found, address=ready.read_text().strip())
         yield Running(switch, control, process)
     finally:
         process.terminate()
