@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from patchlight.controller.circuits.protocols.session import Timeouts
 from patchlight.controller.circuits.registry import open_driver
@@ -18,10 +18,10 @@ ARRIVING_DBM = -3.0
 
 
 class Recorder(NoChannelCrossbar):
-    """Remembers every map that was lit, in turn. 193.1 THz comes in everywhere."""
+    """Remembers every map that was lit, in turn. 192.7 and 193.1 THz come in everywhere."""
 
     def __init__(self, inputs: int) -> None:
-        light = {Channel.parse("193.100"): ARRIVING_DBM}
+        light = dict.fromkeys(map(Channel.parse, ("192.700", "193.100")), ARRIVING_DBM)
         super().__init__(dict.fromkeys(range(1, inputs + 1), light))
         self.shown: list[SpectrumMap] = []
 
@@ -52,8 +52,10 @@ async def emulated_wss(
     inputs: int,
     outputs: int,
     grid: str = "50GHz",
+    password: str = "",
     timeouts: Timeouts | None = None,
 ) -> AsyncIterator[Bench]:
+    """``password``: what the device asks of ``admin``, if not any will do."""
     switch = WavelengthSwitch(
         "wss1",
         inputs,
@@ -64,14 +66,14 @@ async def emulated_wss(
         driver=driver,
     )
     recorder = Recorder(inputs)
-    device = EmulatedWss(switch, recorder)
+    device = EmulatedWss(switch, recorder, users={switch.user: password or None})
     await device.open()
     server = server_class(driver)(device)
     async with listening(server.serve, server.tls) as address:
         switch = replace(switch, address=address)
-        opened = open_driver(switch)
+        opened: Any = open_driver(switch, password)
         if timeouts is not None:
-            opened = cast(Any, type(opened))(switch, "", None, timeouts)
+            opened = type(opened)(switch, password, None, timeouts)
         await opened.open()
         try:
             yield Bench(opened, device, recorder, server, switch)

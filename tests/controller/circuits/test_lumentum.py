@@ -60,7 +60,7 @@ async def test_it_measures_each_port_and_each_channel() -> None:
         there, here = DirectedPort("in", 1), DirectedPort("out", 3)
         dark = DirectedPort("out", 2)
         powers = await driver.power([there, here, dark])
-        assert powers[there] == -3.0
+        assert powers[there] == 0.0  # two channels of -3 dBm
         assert powers[dark] is None
         assert powers[here] == pytest.approx(-11.0, abs=0.4)  # 6 dB and the attenuation
         channel = Channel.parse("193.100")

@@ -3,16 +3,17 @@
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from patchlight.conformance import WAVELENGTH_CHECKS, Check, alarms_arrive, run_checks
+from patchlight.controller.circuits.contract import DirectedPort
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.ocs_drivers import WSS_DRIVERS
-from patchlight.testbed.spectrum import Grid
-from tests.support.emulated_devices import Running, running, wss_lab_file
+from patchlight.testbed.spectrum import Grid, SpectrumMap
+from tests.support.emulated_devices import running, wss_lab_file
+from tests.support.emulated_wss import emulated_wss
 from tests.support.ocs_drivers import PASSWORD
 
 SHAPES: Mapping[str, tuple[str, int, int, str]] = {
@@ -24,37 +25,27 @@ SHAPES: Mapping[str, tuple[str, int, int, str]] = {
 REPORTS = ("lumentum-netconf",)
 
 
-def failures_of(name: str, folder: Path) -> Mapping[str, str]:
+async def failures_of(name: str) -> Mapping[str, str]:
     """What failed, by check."""
     driver, inputs, outputs, grid = SHAPES[name]
-    if not WSS_DRIVERS[driver].device:
+    row = WSS_DRIVERS[driver]
+    if not row.device:
         rehearsal = WavelengthSwitch("wss1", inputs, outputs, Grid.parse(grid), driver=driver)
         kept = open_driver(rehearsal)
-        return asyncio.run(_run(lambda: kept))
-    with_users = WSS_DRIVERS[driver].has_users
-    lab = wss_lab_file(
-        folder,
-        driver=driver,
-        inputs=inputs,
-        outputs=outputs,
-        grid=grid,
-        switching_time="5ms",
-        extra=", password_env: WSS1_PASSWORD" if with_users else "",
-    )
-    with running(folder, lab, WSS1_PASSWORD=PASSWORD) as device:
-        password = PASSWORD if with_users else ""
-        reporting = device if driver in REPORTS else None
-        new_driver = lambda: open_driver(device.switch, password)  # noqa: E731
-        return asyncio.run(_run(new_driver, password, reporting))
+        return {result.name: result.failure async for result in run_checks(lambda: kept)}
+    password = PASSWORD if row.has_users else ""
+    shape = emulated_wss(driver, inputs=inputs, outputs=outputs, grid=grid, password=password)
+    async with shape as bench:
 
+        async def raise_alarm() -> None:
+            bench.server.report("port 3 is dark")
 
-async def _run(new_driver: Any, password: str = "", device: Running | None = None) -> Any:
-    async def raise_alarm() -> None:
-        assert device is not None
-        assert device.fault(report="port 3 is dark")["ok"]
-
-    results = run_checks(new_driver, password=password, raise_alarm=raise_alarm if device else None)
-    return {result.name: result.failure async for result in results}
+        results = run_checks(
+            lambda: open_driver(bench.switch, password),
+            password=password,
+            raise_alarm=raise_alarm if driver in REPORTS else None,
+        )
+        return {result.name: result.failure async for result in results}
 
 
 @pytest.fixture(
@@ -62,11 +53,9 @@ async def _run(new_driver: Any, password: str = "", device: Running | None = Non
     params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in SHAPES],
     ids=list(SHAPES),
 )
-def failures(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Mapping[str, str]:
+def failures(request: pytest.FixtureRequest) -> Mapping[str, str]:
     """What failed, by check: one run of the suite for each shape of each driver."""
-    return failures_of(request.param, tmp_path_factory.mktemp("wss"))
+    return asyncio.run(failures_of(request.param))
 
 
 @pytest.mark.parametrize("check", WAVELENGTH_CHECKS, ids=lambda check: check.__name__)
@@ -80,3 +69,17 @@ def test_alarms_arrive(failures: Mapping[str, str]) -> None:
 
 def test_every_driver_is_among_them() -> None:
     assert {shape[0] for shape in SHAPES.values()} == set(WSS_DRIVERS)
+
+
+async def test_the_device_of_a_lab_file_as_a_process(tmp_path: Path) -> None:
+    with running(tmp_path, wss_lab_file(tmp_path)) as device:
+        driver = open_driver(device.switch)
+        await driver.open()
+        assert await driver.read_map() == device.switch.initial
+        powers = await driver.power([DirectedPort("out", 3), DirectedPort("out", 1)])
+        # 0 dBm less the fibre's 0.3 and the switch's 4 dB, give or take.
+        assert powers[DirectedPort("out", 3)] == pytest.approx(-4.3, abs=0.4)
+        assert powers[DirectedPort("out", 1)] is None
+        assert device.fault(lose="1>3@192.700")["ok"]
+        assert await driver.read_map() == SpectrumMap.parse(["3>1@192.700"])
+        await driver.close()
