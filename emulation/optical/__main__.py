@@ -1,4 +1,4 @@
-"""One emulated switch: ``python -m patchlight.emulation.optical --lab LAB --ocs ocs1 …``."""
+"""One emulated OCS: ``python -m patchlight.emulation.optical --lab LAB --ocs ocs1 …``."""
 
 import argparse
 import asyncio
@@ -8,16 +8,12 @@ import sys
 from pathlib import Path
 
 from patchlight.emulation.fabric.plan import namespace_name
-from patchlight.emulation.optical.channel_crossbar import NoChannelCrossbar, arriving
 from patchlight.emulation.optical.crossbar import KernelCrossbar, NoCrossbar, arriving_dbm
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.protocols.server import server_class
 from patchlight.emulation.optical.serving import serve_until_stopped
-from patchlight.emulation.optical.wavelength_device import EmulatedWss
-from patchlight.testbed.colours import WavelengthSwitch
-from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import CircuitSwitch, Lab
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import read_lab
 from patchlight.testbed.linux.namespaces import namespace_path
 
@@ -30,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
         lab = read_lab(options.lab)
         asyncio.run(_run(lab, options))
     except PatchlightError as error:
-        print(f"emulated switch {options.ocs}: {error}", file=sys.stderr)
+        print(f"emulated OCS {options.ocs}: {error}", file=sys.stderr)
         return error.exit_code
     return 0
 
@@ -54,15 +50,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(lab: Lab, options: argparse.Namespace) -> None:
-    switch = lab.device(options.ocs)
-    if isinstance(switch, WavelengthSwitch) and switch.driver:
-        # Its light is the fabric's own to carry; alone it has what the lab file lights up.
-        crossbar = NoChannelCrossbar(arriving(lab, switch.name))
-        device: EmulatedSwitch = EmulatedWss(switch, crossbar, state_file=options.state)
-    elif isinstance(switch, CircuitSwitch):
-        device = _emulated_ocs(lab, switch, options)
-    else:
-        raise BadInput(f"{switch.name} has no driver to emulate a device for")
+    switch = lab.circuit_switch(options.ocs)
+    where = options.netns or namespace_name(lab.name, switch.name)
+    namespace = Path(where) if "/" in where else namespace_path(where)
+    crossbar = NoCrossbar() if options.no_fabric else KernelCrossbar(namespace)
+    device = EmulatedOcs(switch, arriving_dbm(lab, switch), crossbar, state_file=options.state)
 
     async def ready(host: str, port: int) -> None:
         if options.ready_file is not None:
@@ -70,13 +62,6 @@ async def _run(lab: Lab, options: argparse.Namespace) -> None:
 
     protocol, address = server_class(switch.driver)(device), options.listen or switch.address
     await serve_until_stopped(device, protocol, address, control=options.control, ready=ready)
-
-
-def _emulated_ocs(lab: Lab, switch: CircuitSwitch, options: argparse.Namespace) -> EmulatedOcs:
-    where = options.netns or namespace_name(lab.name, switch.name)
-    namespace = Path(where) if "/" in where else namespace_path(where)
-    crossbar = NoCrossbar() if options.no_fabric else KernelCrossbar(namespace)
-    return EmulatedOcs(switch, arriving_dbm(lab, switch), crossbar, state_file=options.state)
 
 
 def _announce(path: Path, text: str) -> None:

@@ -2,28 +2,10 @@
 
 from collections.abc import Mapping
 
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.light import Light, launch_power_dbm
 from patchlight.testbed.spectrum import Channel, SpectrumMap
 
 Arriving = Mapping[int, Mapping[Channel, float]]
 """Power in dBm of each channel that arrives at an input, by its number."""
-
-
-def arriving(lab: Lab, name: str) -> Arriving:
-    """What transmitters send right into the inputs of the switch called ``name``, at the start.
-
-    Behind another device light depends on that one, which this one cannot see: there it is dark.
-    """
-    light = Light(lab, lab.initial_maps)
-    sent = {signal.source: signal.channel for signal in light.signals}
-    found: dict[int, dict[Channel, float]] = {}
-    for end, (other, fibre) in lab.fibre_ends.items():
-        channel = sent.get(other)
-        if end.device == name and channel is not None:
-            dbm = launch_power_dbm(lab, other) - fibre.loss_db
-            found.setdefault(int(end.port), {})[channel] = dbm
-    return found
 
 
 class ChannelCrossbar:

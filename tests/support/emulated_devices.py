@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.waiting import ask
 
@@ -44,28 +45,11 @@ fibres: [{{ends: [s1.nic0, ocs1.1], loss: 0.3dB}}]
     return path
 
 
-def wss_lab_file(folder: Path) -> Path:
-    """A lab of one wavelength switch, ``wss1``, with a laser on 192.7 THz at its first port."""
-    path = folder / "lab.yaml"
-    path.write_text("""
-name: alone
-network: 10.0.0.0/16
-servers:
-  - name: s1
-    nics: [{name: nic0, address: 10.0.0.1, transceiver: {channel: 192.700}}]
-fibres: [s1.nic0 - wss1.1]
-wavelength_switches:
-  - {name: wss1, driver: lumentum-netconf, address: "127.0.0.1:3082", inputs: 5,
-     insertion_loss: 4dB, cross_connects: ["1-3@192.700"]}
-""")
-    return path
-
-
 @dataclass
 class Running:
     """A running device: as a lab file would name it, and its control socket."""
 
-    switch: Any
+    switch: CircuitSwitch
     control: Path
     process: subprocess.Popen[bytes]
 
@@ -82,12 +66,9 @@ def running(
     folder: Path, lab: Path, *options: str, listen: str = "127.0.0.1:0", **environment: str
 ) -> Iterator[Running]:
     ready, control = folder / "ready", folder / "control"
-    read = read_lab(lab)
-    found: Any = (*read.circuit_switches, *read.wavelength_switches)[0]
-    name = found.name
     ready.unlink(missing_ok=True)
     command = [
-        *(sys.executable, "-m", "patchlight.emulation.optical", "--lab", str(lab), "--ocs", name),
+        *(sys.executable, "-m", "patchlight.emulation.optical", "--lab", str(lab), "--ocs", "ocs1"),
         *("--listen", listen, "--ready-file", str(ready), "--control", str(control), *options),
     ]
     everything = {**os.environ, **environment}
@@ -100,7 +81,7 @@ def running(
                 raise AssertionError(f"the device ended: {process.stderr.read().decode()}")
             assert time.monotonic() < deadline, "the device was not ready within 60 s"
             time.sleep(0.01)
-        switch = replace(found, address=ready.read_text().strip())
+        switch = replace(read_lab(lab).circuit_switch("ocs1"), address=ready.read_text().strip())
         yield Running(switch, control, process)
     finally:
         process.terminate()

@@ -2,17 +2,14 @@
 
 import asyncio
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
 from patchlight.conformance import WAVELENGTH_CHECKS, Check, alarms_arrive, run_checks
-from patchlight.controller.circuits.contract import DirectedPort
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.ocs_drivers import WSS_DRIVERS
-from patchlight.testbed.spectrum import Grid, SpectrumMap
-from tests.support.emulated_devices import running, wss_lab_file
+from patchlight.testbed.spectrum import Grid
 from tests.support.emulated_wss import emulated_wss
 from tests.support.ocs_drivers import PASSWORD
 
@@ -69,17 +66,3 @@ def test_alarms_arrive(failures: Mapping[str, str]) -> None:
 
 def test_every_driver_is_among_them() -> None:
     assert {shape[0] for shape in SHAPES.values()} == set(WSS_DRIVERS)
-
-
-async def test_the_device_of_a_lab_file_as_a_process(tmp_path: Path) -> None:
-    with running(tmp_path, wss_lab_file(tmp_path)) as device:
-        driver = open_driver(device.switch)
-        await driver.open()
-        assert await driver.read_map() == device.switch.initial
-        powers = await driver.power([DirectedPort("out", 3), DirectedPort("out", 1)])
-        # 0 dBm less the fibre's 0.3 and the switch's 4 dB, give or take.
-        assert powers[DirectedPort("out", 3)] == pytest.approx(-4.3, abs=0.4)
-        assert powers[DirectedPort("out", 1)] is None
-        assert device.fault(lose="1>3@192.700")["ok"]
-        assert await driver.read_map() == SpectrumMap.parse(["3>1@192.700"])
-        await driver.close()
