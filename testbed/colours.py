@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from patchlight.testbed.emulated import Emulation
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.spectrum import Band, Channel, Grid, SpectrumMap
 
@@ -53,6 +54,8 @@ class WavelengthSwitch:
 
     1×N, N×1 or N×M by ``inputs`` and ``outputs``. The fibre pair in port *n* brings light in at
     ``in:n`` and takes away what leaves at ``out:n``, as far as there is such an input and output.
+    ``driver``, ``address``, ``user`` and ``password_env`` are as of an OCS; without a ``driver``
+    nobody changes it, and it is as the lab file says.
     """
 
     name: str
@@ -62,6 +65,11 @@ class WavelengthSwitch:
     switching_time_s: float = 0.05
     insertion_loss_db: float = 6.0
     initial: SpectrumMap = field(default_factory=SpectrumMap)
+    driver: str = ""
+    address: str = ""
+    user: str = "admin"
+    password_env: str | None = None
+    emulated: Emulation = field(default_factory=Emulation)
 
     @property
     def ports(self) -> int:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Generic, TypeVar
 
 from patchlight.controller.circuits.contract import (
@@ -13,23 +13,34 @@ from patchlight.controller.circuits.contract import (
     Refusal,
 )
 from patchlight.testbed.errors import OutcomeUnknown
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.portmap import JoinsPorts
 
 _JUST_READ_S = 0.01
 T = TypeVar("T")
+C = TypeVar("C", bound=JoinsPorts)
 
 
 class SerialWrites:
     """Serialises the changes of the device ``name``.
 
     ``told``: whether the change under way has told the device anything yet. Whoever tells it
-    something sets that.
+    something sets that, or does so within ``telling``.
     """
 
     def __init__(self, name: str) -> None:
         self.told = False
         self._name = name
         self._lock = asyncio.Lock()
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """The device is told something in the block: some of it may be done where it refuses."""
+        try:
+            yield
+        except DeviceRefused:
+            self.told = True
+            raise
+        self.told = True
 
     @contextlib.asynccontextmanager
     async def change(self) -> AsyncIterator[None]:
@@ -86,9 +97,7 @@ class JustRead(Generic[T]):
         self._table = None
 
 
-def outcome(
-    asked: tuple[CrossConnect, ...], refused: dict[CrossConnect, str], elapsed_s: float
-) -> Outcome:
+def outcome(asked: tuple[C, ...], refused: dict[C, str], elapsed_s: float) -> Outcome[C]:
     """What came of ``asked``, given the words for those that were refused."""
     return Outcome(
         done=tuple(c for c in asked if c not in refused),

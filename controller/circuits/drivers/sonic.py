@@ -24,8 +24,9 @@ from patchlight.controller.circuits.contract import (
     Standing,
 )
 from patchlight.controller.circuits.dialects import Bare, filled
-from patchlight.controller.circuits.drivers.base import Row, RowState, SessionDriver
+from patchlight.controller.circuits.drivers.base import SessionDriver
 from patchlight.controller.circuits.drivers.numbered import Numbering
+from patchlight.controller.circuits.drivers.table import Row, RowState
 from patchlight.controller.circuits.protocols.http import answers
 from patchlight.controller.circuits.protocols.http.client import HttpClient, in_json, in_url
 from patchlight.controller.circuits.protocols.http.dialects import SONIC, SonicOcsDialect
@@ -176,12 +177,8 @@ class SonicOcs(SessionDriver[SonicRow]):
         self._raise_if(refused)
 
     async def _tell(self, method: str, path: str, body: str = "") -> None:
-        try:
+        with self._writes.telling():
             await self.client.change(method, path, body)
-        except DeviceRefused:
-            self._writes.told = True
-            raise
-        self._writes.told = True
 
     async def _per_port(self, path: str, key: str = "") -> dict[DirectedPort, str]:
         """What each port's row in a list says at ``key``."""
