@@ -192,6 +192,14 @@ class ChannelConnect(NamedTuple):
         """The same channel in the other direction."""
         return self._replace(inp=self.out, out=self.inp)
 
+    def clashes(self, other: ChannelConnect) -> bool:
+        """Whether one map cannot have both: channels that overlap, of one input or at one output.
+
+        So do two entries of the same way and channel with different attenuations.
+        """
+        same_fibre = self.inp == other.inp or self.out == other.out
+        return same_fibre and self != other and self.channel.overlaps(other.channel)
+
 
 def parse_channel_connects(text: str) -> tuple[ChannelConnect, ...]:
     """``"1>3@193.100"`` → itself; ``"1-3@193.100-2dB"`` → both directions, 2 dB weaker.
@@ -246,7 +254,9 @@ class SpectrumMap(SwitchMap[ChannelConnect]):
 
     def clashing(self, others: SpectrumMap) -> tuple[ChannelConnect, ...]:
         """Those that cannot stand beside ``others``: they share frequencies of a fibre."""
-        return tuple(w for w in self._entries if any(_clash(w, other) for other in others))
+        return tuple(
+            way for way in self._entries if any(way == o or way.clashes(o) for o in others)
+        )
 
     def check(self, inputs: int, outputs: int, grid: Grid) -> None:
         """``BadInput`` for a port that the device has not, or a channel off its grid."""
@@ -271,11 +281,6 @@ def clashes(ways: Iterable[ChannelConnect]) -> Iterator[str]:
         else:
             for fibre in (("in", way.inp), ("out", way.out)):
                 by_fibre[fibre].append(way)
-
-
-def _clash(one: ChannelConnect, other: ChannelConnect) -> bool:
-    same_fibre = one.inp == other.inp or one.out == other.out
-    return same_fibre and one.channel.overlaps(other.channel)
 
 
 def _words(one: ChannelConnect, other: ChannelConnect) -> str:
