@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 from xml.sax.saxutils import escape, quoteattr
 
-from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.protocols.ssh_server import SshServer
 from patchlight.emulation.optical.switch_matrix import RequestRefused
 
@@ -60,7 +60,7 @@ class NetconfServer(SshServer):
     subsystem = "netconf"
     module: ClassVar[str]
 
-    def __init__(self, device: EmulatedOcs) -> None:
+    def __init__(self, device: EmulatedSwitch) -> None:
         super().__init__(device)
         self._operations: dict[str, Execute] = {}
         self._sessions: set[_Session] = set()

@@ -31,6 +31,8 @@ class PolatisNetconfServer(NetconfServer):
     by_hand = "ssh -s -p {port} {user}@{host} netconf"
     module = f"{NAMESPACE}?module=optical-switch&revision=2018-03-22"
 
+    _device: EmulatedOcs
+
     def __init__(self, device: EmulatedOcs) -> None:
         super().__init__(device)
         self._switch = PolatisSwitch(device)
