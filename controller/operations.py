@@ -13,7 +13,7 @@ from patchlight.controller.changes.record import Drift, Refused, as_texts
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DirectedPort, PortState
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.labmaps import recorded_map
+from patchlight.testbed.labmaps import driven, recorded_map
 from patchlight.testbed.switchmap import AnyMap
 
 _NO_MONITOR = PowerVerdict("unverified", "unverified, no power monitor")
@@ -62,13 +62,7 @@ class CircuitOperations:
         return [self._driven(name) for name in names] or list(self.parts.drivers)
 
     def _driven(self, name: str) -> str:
-        switch = self.parts.lab.optical_switch(name)
-        if not switch.driver:
-            raise BadInput(
-                f"{name} has no driver in the lab file, so nobody can ask it",
-                hint="it is taken to be as that file says: give it a 'driver' and an 'address'",
-            )
-        return name
+        return driven(self.parts.lab.optical_switch(name))
 
     async def drift(self) -> dict[str, DriftReport]:
         """How each device differs from its last committed map, and since which change."""

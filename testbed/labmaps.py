@@ -41,6 +41,16 @@ class Place(NamedTuple):
         return self.channel is None or bool(self.channel.overlaps(entry.channel))
 
 
+def driven(switch: OpticalSwitch) -> str:
+    """The name of a switch that can be asked; ``BadInput`` where the lab file has no driver."""
+    if not switch.driver:
+        raise BadInput(
+            f"{switch.name} has no driver in the lab file, so nobody can ask it",
+            hint="it is taken to be as that file says: give it a 'driver' and an 'address'",
+        )
+    return switch.name
+
+
 def check_place(switch: OpticalSwitch, place: Place) -> None:
     """``BadInput`` if the switch has no such place."""
     if not 1 <= place.port <= switch.ports:

@@ -19,7 +19,7 @@ from patchlight.controller.circuits.contract import Alarm, DeviceUnreachable, Dr
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.labmaps import circuits_of, recorded_map
+from patchlight.testbed.labmaps import circuits_of, driven, recorded_map
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.switchmap import AnyMap, SwitchMap
 from patchlight.testbed.wiring import Links, lab_links
@@ -307,7 +307,10 @@ class MapCache:
         wanted = decide(maps)
         for name in wanted.keys() & maps.unread.keys():
             maps[name]  # refuses, and says why
-        return plan(self._lab, maps.everywhere, wanted)
+        made = plan(self._lab, maps.everywhere, wanted)
+        for name in made.changes:
+            driven(self._lab.optical_switch(name))
+        return made
 
     def done(self, plan: Plan, maps: Maps) -> None:
         """The plan was carried out; ``maps`` are those read before its first write."""
