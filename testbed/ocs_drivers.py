@@ -129,6 +129,13 @@ _WSS_ROWS = (
         has_users=False,
     ),
     OcsDriver(
+        "lumentum-netconf",
+        "NETCONF over SSH (830; extra `netconf`)",
+        driver="lumentum:LumentumRoadm",
+        device="lumentum:LumentumServer",
+        shape="roadm",
+    ),
+    OcsDriver(
         "dry-run",
         "none: remembers, for rehearsals",
         driver="dry_run:DryRunWavelengths",
