@@ -175,7 +175,8 @@ async def bad_input_changes_nothing(driver: Any) -> None:
             powers = await driver.power([port])
         except BadInput:
             continue
-        raise CheckFailed(f"power() of port {port}: expected BadInput, got {powers}")
+        words = f"power() of port {port.number}: expected BadInput, got {powers}"
+        raise CheckFailed(words)
     await _expect_map(driver)
 
 

@@ -218,10 +218,10 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
             template = self._dialect.disconnect
             request = filled(template, escape, module=row.module, conn=row.number)
             try:
-                await self.client.tell(request)
+                with self._writes.telling():
+                    await self.client.tell(request)
             except DeviceRefused as refusal:
                 refused.append(refusal.words)
-            self._writes.told = True
         self._raise_if(refused)
 
     async def _activate(

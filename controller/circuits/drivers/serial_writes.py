@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Generic, TypeVar
 
 from patchlight.controller.circuits.contract import (
@@ -24,13 +24,23 @@ class SerialWrites:
     """Serialises the changes of the device ``name``.
 
     ``told``: whether the change under way has told the device anything yet. Whoever tells it
-    something sets that.
+    something sets that, or does so within ``telling``.
     """
 
     def __init__(self, name: str) -> None:
         self.told = False
         self._name = name
         self._lock = asyncio.Lock()
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """The device is told something in the block: some of it may be done where it refuses."""
+        try:
+            yield
+        except DeviceRefused:
+            self.told = True
+            raise
+        self.told = True
 
     @contextlib.asynccontextmanager
     async def change(self) -> AsyncIterator[None]:

@@ -177,12 +177,8 @@ class SonicOcs(SessionDriver[SonicRow]):
         self._raise_if(refused)
 
     async def _tell(self, method: str, path: str, body: str = "") -> None:
-        try:
+        with self._writes.telling():
             await self.client.change(method, path, body)
-        except DeviceRefused:
-            self._writes.told = True
-            raise
-        self._writes.told = True
 
     async def _per_port(self, path: str, key: str = "") -> dict[DirectedPort, str]:
         """What each port's row in a list says at ``key``."""

@@ -10,7 +10,9 @@ from patchlight.controller.circuits.dialects import DIRECTORY_VARIABLE, Dialect,
 from patchlight.controller.circuits.drivers.base import SessionDriver
 from patchlight.controller.circuits.drivers.calient.tl1 import CalientTl1
 from patchlight.controller.circuits.drivers.dry_run import DryRun
+from patchlight.controller.circuits.drivers.lumentum import LUMENTUM
 from patchlight.controller.circuits.protocols import scpi
+from patchlight.controller.circuits.protocols.http.dialects import WAVESHAPER
 from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT
 from patchlight.controller.circuits.registry import driver_names, open_driver, password_of
 from patchlight.emulation.optical.protocols.server import emulated_drivers, server_class
@@ -104,7 +106,7 @@ def test_a_user_corrects_a_dialect(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 DIALECTS: dict[str, Dialect] = {
     name: cast(type[SessionDriver[Any]], driver).built_in
     for name, driver in SESSION_DRIVERS.items()
-}
+} | {"waveshaper-http": WAVESHAPER, "lumentum-netconf": LUMENTUM}
 
 
 @pytest.mark.parametrize("driver", DIALECTS)

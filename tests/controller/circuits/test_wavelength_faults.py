@@ -17,14 +17,14 @@ FIRST = SpectrumMap.parse(["1>1@193.100", "1>2@193.150-2dB"])
 NEW = SpectrumMap.parse(["1>3@193.200"])
 BOTH = FIRST.joined(NEW)
 DRIVERS = ("waveshaper-http", "lumentum-netconf")
-WITHIN = Timeouts(answer_s=2.0)
 
 pytestmark = pytest.mark.parametrize("name", DRIVERS)
 
 
 @contextlib.asynccontextmanager
-async def bench(name: str) -> AsyncIterator[Bench]:
-    async with emulated_wss(name, *FIRST.texts, inputs=1, outputs=4, timeouts=WITHIN) as found:
+async def bench(name: str, answer_s: float = 30.0) -> AsyncIterator[Bench]:
+    within = Timeouts(answer_s=answer_s)
+    async with emulated_wss(name, *FIRST.texts, inputs=1, outputs=4, timeouts=within) as found:
         yield found
 
 
@@ -53,7 +53,7 @@ async def test_a_refusal_is_in_the_devices_words(name: str) -> None:
 
 
 async def test_what_takes_long_is_waited_for_and_what_takes_too_long_is_unknown(name: str) -> None:
-    async with bench(name) as b:
+    async with bench(name, answer_s=5.0) as b:
         await b.fault(stall_s=0.1)
         assert (await b.driver.connect(NEW)).complete
         await b.fault(stall_s=60.0)

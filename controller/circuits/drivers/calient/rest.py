@@ -170,12 +170,8 @@ class CalientRest(SessionDriver[CalientRow]):
         self._raise_if(refused)
 
     async def _tell(self, method: str, path: str, body: str = "") -> None:
-        try:
+        with self._writes.telling():
             await self.client.change(method, path, body)
-        except DeviceRefused:
-            self._writes.told = True
-            raise
-        self._writes.told = True
 
     async def _circuits(self) -> list[tuple[Mapping[str, Any], list[Half]]]:
         """Each circuit's row, and its one or two directions."""

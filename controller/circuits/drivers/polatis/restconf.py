@@ -101,12 +101,8 @@ class PolatisRestconf(PolatisDriver):
 
     async def _tell(self, method: str, path: str, body: str = "") -> None:
         guard = {"If-Match": self._etag} if self._dialect.guard and self._etag else {}
-        try:
+        with self._writes.telling():
             reply = await self.client.change(method, path, body, guard)
-        except DeviceRefused:
-            self._writes.told = True
-            raise
-        self._writes.told = True
         # The map is another now: what guards the next step of ours is its ETag, if it is told.
         self._etag = reply.etag
 
