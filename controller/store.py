@@ -148,7 +148,9 @@ class Store(Database):
 
     def locks(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
         """Every lock; what cannot be read is set aside."""
-        return self.each("locks", "ORDER BY ocs, port", lambda text: read(json.loads(text)))
+        return self.each(
+            "locks", "ORDER BY ocs, port, channel", lambda text: read(json.loads(text))
+        )
 
     def save_map(self, name: str, record: Record) -> None:
         """Insert or replace maps saved under a name."""
