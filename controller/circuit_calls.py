@@ -40,10 +40,13 @@ class CircuitCalls(ABC):
         maps: Mapping[str, Sequence[str]],
         *,
         only: bool = False,
-        disconnect: Mapping[str, Sequence[int]] | None = None,
+        disconnect: Mapping[str, Sequence[int | str]] | None = None,
         **options: Any,
     ) -> Answer:
-        """Ask for cross-connects to be made and ports to be freed; what became of it."""
+        """Ask for cross-connects to be made and ports to be freed; what became of it.
+
+        Of a wavelength switch they name a channel: ``1-2@193.100``, and ``3@193.100`` frees one.
+        """
         body = {
             "maps": {name: list(texts) for name, texts in maps.items()},
             "disconnect": {name: list(ports) for name, ports in (disconnect or {}).items()},
@@ -121,13 +124,13 @@ class CircuitCalls(ABC):
         return list(self._call("GET", "/locks")["locks"])
 
     def lock(
-        self, name: str, ports: Sequence[int], *, keep: bool = False, why: str = ""
+        self, name: str, ports: Sequence[int | str], *, keep: bool = False, why: str = ""
     ) -> list[Answer]:
         """Lock ports for everybody, or with ``keep`` for everybody else."""
         body = {"ocs": name, "ports": list(ports), "keep": keep, "why": why}
         return list(self._call("POST", "/locks", body)["locks"])
 
-    def unlock(self, name: str, ports: Sequence[int], why: str = "") -> list[Answer]:
+    def unlock(self, name: str, ports: Sequence[int | str], why: str = "") -> list[Answer]:
         """Take locks away; those that there were."""
         body = {"ocs": name, "ports": list(ports), "why": why}
         return list(self._call("POST", "/locks/release", body)["locks"])

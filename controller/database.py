@@ -76,7 +76,17 @@ CREATE TABLE answered (
 CREATE INDEX answered_by_time ON answered (at);
 """
 
-SCHEMAS = (_FIRST, _SECOND, _THIRD, _FOURTH)
+# One channel of a port can be locked alone.
+_FIFTH = """
+CREATE TEMP TABLE locks_of_ports AS SELECT ocs, port, record FROM locks;
+DROP TABLE locks;
+CREATE TABLE locks (ocs TEXT NOT NULL, port INTEGER NOT NULL, channel TEXT NOT NULL,
+    record TEXT NOT NULL, PRIMARY KEY (ocs, port, channel));
+INSERT INTO locks SELECT ocs, port, '', record FROM locks_of_ports;
+DROP TABLE temp.locks_of_ports;
+"""
+
+SCHEMAS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
 """What makes each version of the tables of the one before, beginning with an empty file."""
 
 SCHEMA_VERSION = len(SCHEMAS)

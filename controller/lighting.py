@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from patchlight.controller.changes.device_maps import Decide
+from patchlight.controller.changes.device_maps import Decide, circuits_in
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Endpoint, Lab
 from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.switchmap import AnyMap
 
 
 async def lighting(parts: CircuitParts, pairs: Sequence[tuple[str, str]]) -> Decide:
@@ -42,9 +43,9 @@ async def lighting(parts: CircuitParts, pairs: Sequence[tuple[str, str]]) -> Dec
         wishes.append(Wish(ends[0], (ends[1],)))
     locked, failed = await parts.closed_ports()
 
-    def decide(maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
+    def decide(maps: Mapping[str, AnyMap]) -> Mapping[str, PortMap]:
         known = tuple(sites.values())
-        return plan_paths(lab, maps, wishes, locked=locked, failed=failed, sites=known)
+        return plan_paths(lab, circuits_in(maps), wishes, locked=locked, failed=failed, sites=known)
 
     return decide
 

@@ -1,4 +1,4 @@
-"""What operators do with the circuit switches: look, undo, repair, save and restore maps."""
+"""What operators do with the optical switches: look, undo, repair, save and restore maps."""
 
 import time
 from collections.abc import Collection, Mapping
@@ -6,14 +6,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from patchlight.controller.changes.device_maps import Decide, Maps
+from patchlight.controller.changes.measuring import measures_each
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.power import PortReading, PowerVerdict
 from patchlight.controller.changes.record import Drift, Refused, as_texts
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DirectedPort, PortState
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.labmaps import driven, recorded_map
+from patchlight.testbed.switchmap import AnyMap
 
 _NO_MONITOR = PowerVerdict("unverified", "unverified, no power monitor")
 _NO_OUTPUT_MONITOR = PowerVerdict("unverified", "unverified, no power monitor at the outputs")
@@ -48,19 +49,25 @@ class PowerReport:
 
 
 class CircuitOperations:
-    """The circuit switches of a lab as their operators use them."""
+    """The optical switches of a lab as their operators use them."""
 
     def __init__(self, parts: CircuitParts, transactions: Transactions) -> None:
         self.parts, self.transactions = parts, transactions
 
     def named(self, names: Collection[str]) -> list[str]:
-        """These circuit switches, or all if none are named; ``BadInput`` if one is not there."""
-        lab, drivers = self.parts.lab, self.parts.drivers
-        return [lab.circuit_switch(name).name for name in names] or list(drivers)
+        """These optical switches, or all that can be asked if none are named.
+
+        ``BadInput`` if one is not there, or nobody can ask it.
+        """
+        return [self._driven(name) for name in names] or list(self.parts.drivers)
+
+    def _driven(self, name: str) -> str:
+        return driven(self.parts.lab.optical_switch(name))
 
     async def drift(self) -> dict[str, DriftReport]:
         """How each device differs from its last committed map, and since which change."""
-        committed, drift = self.parts.store.committed_maps(dict), await self.transactions.drift()
+        committed = self.parts.store.committed_maps(lambda _, row: row)
+        drift = await self.transactions.drift()
         unread = self.parts.devices.unread
         return {
             name: DriftReport(
@@ -74,11 +81,11 @@ class CircuitOperations:
         }
 
     async def power(self, name: str, maps: Maps | None = None) -> PowerReport:
-        """The power of each circuit of one OCS, and the ports that can carry none.
+        """The power of each circuit of one switch, and the ports that can carry none.
 
         With ``maps``, those that were read a moment ago are not read again.
         """
-        name = self.parts.lab.circuit_switch(name).name
+        name = self._driven(name)
         if maps is None:
             maps = await self.parts.maps.read()
         if name in maps.unread:
@@ -86,19 +93,22 @@ class CircuitOperations:
         readings = await self._readings(name, maps)
         states = await self.parts.port_states.read(name)
         return PowerReport(
-            monitored=self.parts.drivers[name].capabilities.power_out,
+            monitored=self._measures(name),
             readings=readings,
             ports={port: state for port, state in states.items() if state.condition != "ready"},
         )
+
+    def _measures(self, name: str) -> bool:
+        return measures_each(self.parts.lab.optical_switch(name), self.parts.drivers[name])
 
     async def _readings(self, name: str, maps: Maps) -> list[PortReading]:
         driver = self.parts.drivers[name]
         if not (driver.capabilities.power_out or driver.capabilities.power_in):
             return [PortReading(c, None, None, None, None, _NO_MONITOR) for c in maps[name]]
-        links = trace_links(self.parts.lab, maps)
+        links = self.parts.maps.links(maps)
         check = self.parts.power_check
         readings = await check.judge(driver, check.should_show(links, name, maps[name]))
-        if driver.capabilities.power_out:
+        if self._measures(name):
             return readings
         return [replace(reading, verdict=_NO_OUTPUT_MONITOR) for reading in readings]
 
@@ -114,8 +124,8 @@ class CircuitOperations:
         self.parts.store.add_event(time.time(), "baselines", {"circuits": counts, "by": by})
         return counts
 
-    def undoing(self, number: int) -> tuple[Decide, dict[str, PortMap]]:
-        """What undoes one change and nothing else, and the cross-connects it asks for.
+    def undoing(self, number: int) -> tuple[Decide, dict[str, AnyMap]]:
+        """What undoes one change and nothing else, and the entries it asks for.
 
         Its ``Decide`` raises ``Refused`` where later changes took the ports. ``BadInput`` for
         a change that is not there or did not come about.
@@ -125,20 +135,20 @@ class CircuitOperations:
             raise BadInput(f"there is no change {number}: 'patchlight ocs history' shows them")
         if record["state"] != "committed":
             raise BadInput(f"change {number} is {record['state']}: there is nothing to undo")
-        made = {n: PortMap.parse(c["makes"]) for n, c in record["changes"].items()}
-        broken = {n: PortMap.parse(c["breaks"]) for n, c in record["changes"].items()}
+        lab, changes = self.parts.lab, record["changes"]
+        made = {name: recorded_map(lab, name, c["makes"]) for name, c in changes.items()}
+        broken = {name: recorded_map(lab, name, c["breaks"]) for name, c in changes.items()}
 
-        def decide(maps: Mapping[str, PortMap]) -> dict[str, PortMap]:
+        def decide(maps: Mapping[str, AnyMap]) -> dict[str, AnyMap]:
             wanted, clashes = {}, []
             for name in made:
                 present = frozenset(maps[name])
                 clashes += [f"{name} {c} is gone" for c in made[name] if c not in present]
-                kept = PortMap.of(c for c in maps[name] if c not in frozenset(made[name]))
-                inputs, outputs = kept.out_of, kept.in_of
+                kept = maps[name].without(made[name])
                 clashes += [
                     f"{name} {c.inp} or {c.out} is in use"
-                    for c in broken[name]
-                    if (c.inp in inputs or c.out in outputs) and c not in present
+                    for c in broken[name].clashing(kept)
+                    if c not in present
                 ]
                 wanted[name] = kept.joined(broken[name])
             if clashes:
@@ -150,11 +160,11 @@ class CircuitOperations:
 
         return decide, broken
 
-    def repairing(self, names: Collection[str]) -> dict[str, PortMap]:
-        """The committed maps of these circuit switches, to be brought about."""
+    def repairing(self, names: Collection[str]) -> dict[str, AnyMap]:
+        """The committed maps of these optical switches, to be brought about."""
         committed = self.parts.committed.maps
         for name in names:
-            if self.parts.lab.circuit_switch(name).name not in committed:
+            if self._driven(name) not in committed:
                 raise Refused(f"nothing was ever committed for {name}: it was never seen yet")
         return {name: committed[name] for name in self.named(names) if name in committed}
 
@@ -166,9 +176,12 @@ class CircuitOperations:
         self.parts.store.save_map(name, record)
         return record
 
-    def saved(self, name: str) -> dict[str, PortMap]:
+    def saved(self, name: str) -> dict[str, AnyMap]:
         """The maps kept under a name; ``BadInput`` if there are none."""
         saved = self.parts.store.saved_maps()
         if name not in saved:
             raise BadInput(f"no maps are saved as {name!r}: there are {', '.join(saved) or 'none'}")
-        return {ocs: PortMap.parse(texts) for ocs, texts in saved[name]["maps"].items()}
+        return {
+            switch: recorded_map(self.parts.lab, switch, texts)
+            for switch, texts in saved[name]["maps"].items()
+        }

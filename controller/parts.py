@@ -13,7 +13,7 @@ from patchlight.controller.changes.device_watch import DeviceWatch
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
 from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.circuits.contract import CircuitDriver
+from patchlight.controller.circuits.contract import AnyDriver
 from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.discovery.discovery import Discovery
 from patchlight.controller.discovery.listening import Listening
@@ -73,8 +73,10 @@ class Controller:
         self.store = open_store(settings.state_dir)
         self.background = Background(self._on_part_fault)
         self.fleet = Fleet(lab, tls, NicMacs(lab, self.store))
-        self.drivers: dict[str, CircuitDriver] = {
-            switch.name: open_driver(switch, password_of(switch)) for switch in lab.circuit_switches
+        self.drivers: dict[str, AnyDriver] = {
+            switch.name: open_driver(switch, password_of(switch))
+            for switch in lab.optical_switches
+            if switch.driver
         }
         self.speaker = Speaker(
             SpeakerOptions(

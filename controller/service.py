@@ -55,7 +55,8 @@ async def _run(controller: Controller, sockets: _Sockets, on_ready: Callable[[],
         stack.callback(controller.store.close)
         stack.push_async_callback(controller.fleet.close)
         holder = f"{CONTROLLER} {controller.lab.name}"
-        stack.enter_context(device_lock(controller.lab.circuit_switches, holder))
+        driven = [switch for switch in controller.lab.optical_switches if switch.driver]
+        stack.enter_context(device_lock(driven, holder))
         for driver in controller.drivers.values():
             stack.push_async_callback(driver.close)
         stack.push_async_callback(controller.speaker.close)

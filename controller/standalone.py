@@ -1,4 +1,4 @@
-"""Talking to the circuit switches, and watching them, without a controller, in this process.
+"""Talking to the optical switches, and watching them, without a controller, in this process.
 
 The same transactions, journal, locks and routes as a controller has; only that nobody is
 asked to pause and no flow table follows the circuits.
@@ -26,7 +26,7 @@ from patchlight.controller.changes.device_watch import DeviceWatch
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.record import CommittedMaps, change_as_texts
 from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.circuits.contract import CircuitDriver
+from patchlight.controller.circuits.contract import AnyDriver, Drivers
 from patchlight.controller.circuits.device_lock import (
     CONTROLLER,
     DIRECT,
@@ -38,9 +38,9 @@ from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.client import ControllerClient, ControllerError
 from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.store import Store, open_store
-from patchlight.testbed.lab import CircuitSwitch, Endpoint, Lab
+from patchlight.testbed.lab import Endpoint, Lab, OpticalSwitch
 from patchlight.testbed.lab_api import api_address
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.switchmap import AnyMap
 
 
 class _Direct(NoHooks):
@@ -70,14 +70,14 @@ class InProcess(httpx.BaseTransport):
 logging.getLogger("patchlight.circuits").addHandler(logging.NullHandler())
 
 Needs = Callable[[Store], Collection[str]]
-"""Which circuit switches a command talks to, given the journal."""
+"""Which optical switches a command talks to, given the journal."""
 
 
 @contextlib.contextmanager
 def direct_client(
     lab: Lab, state_dir: Path, user: str = "", needs: Needs | None = None, *, talks: bool = True
 ) -> Iterator[ControllerClient]:
-    """A client whose requests go straight to the lab's circuit switches.
+    """A client whose requests go straight to the lab's optical switches.
 
     Only those that the command ``needs`` are opened and held (default: all); what the others
     have is taken from the journal. Without ``talks`` they are held and not opened: for what
@@ -89,8 +89,9 @@ def direct_client(
     with contextlib.ExitStack() as stack:
         store = open_store(state_dir)
         stack.callback(store.close)
-        names = {s.name for s in lab.circuit_switches} if needs is None else set(needs(store))
-        switches = [s for s in lab.circuit_switches if s.name in names]
+        driven = [switch for switch in lab.optical_switches if switch.driver]
+        names = {s.name for s in driven} if needs is None else set(needs(store))
+        switches = [switch for switch in driven if switch.name in names]
         stack.enter_context(device_lock(switches, DIRECT))
         loop, drivers = stack.enter_context(drivers_on_loop(switches if talks else ()))
         hooks = _Direct()
@@ -111,12 +112,12 @@ def direct_client(
 
 @contextlib.contextmanager
 def drivers_on_loop(
-    switches: Iterable[CircuitSwitch],
-) -> Iterator[tuple[asyncio.AbstractEventLoop, dict[str, CircuitDriver]]]:
+    switches: Iterable[OpticalSwitch],
+) -> Iterator[tuple[asyncio.AbstractEventLoop, dict[str, AnyDriver]]]:
     """A loop to run, and a driver on it for each of these switches, closed at the end."""
     with contextlib.ExitStack() as stack:
         loop = stack.enter_context(asyncio.Runner()).get_loop()
-        drivers = {s.name: open_driver(s, password_of(s)) for s in switches}
+        drivers: dict[str, AnyDriver] = {s.name: open_driver(s, password_of(s)) for s in switches}
         for driver in drivers.values():
             stack.callback(lambda closing: loop.run_until_complete(closing()), driver.close)
         yield loop, drivers
@@ -153,11 +154,12 @@ def watching(
 ) -> Iterator[Callable[[float], list[Event]]]:
     """A function that waits so many seconds, then gives what happened, in order.
 
-    Alarms of these circuit switches (all if none are named), differences between their maps
+    Alarms of these optical switches (all if none are named), differences between their maps
     as read every other second, who stopped answering or is back, and what commands with
     ``--direct`` did on the same journal meanwhile. ``DeviceLocked`` beside a controller.
     """
-    switches = [s for s in lab.circuit_switches if not names or s.name in names]
+    driven = [switch for switch in lab.optical_switches if switch.driver]
+    switches = [switch for switch in driven if not names or switch.name in names]
     refuse_beside_a_controller(lab)
     refuse_beside(switches, CONTROLLER)
     with contextlib.ExitStack() as stack:
@@ -170,12 +172,12 @@ def watching(
 
 
 class _Watch:
-    def __init__(self, lab: Lab, drivers: Mapping[str, CircuitDriver], store: Store) -> None:
+    def __init__(self, lab: Lab, drivers: Drivers, store: Store) -> None:
         self._drivers, self._journal = drivers, store
         # Events of its own for who does not answer: the journal is told nothing of what we see.
         self._events = Store(":memory:")
-        self._devices = DeviceMonitor(lab, drivers, CommittedMaps(store), self._events)
-        self._maps: dict[str, PortMap] = {}
+        self._devices = DeviceMonitor(lab, drivers, CommittedMaps(store, lab), self._events)
+        self._maps: dict[str, AnyMap] = {}
         self._last_in = {self._journal: store.last_event(), self._events: 0}
         self._read_at = 0.0
         self._returning: asyncio.Task[None] | None = None
@@ -207,7 +209,7 @@ class _Watch:
         if self._devices.unread and (self._returning is None or self._returning.done()):
             self._returning = asyncio.create_task(self._devices.open())
 
-    def _differences(self, maps: Mapping[str, PortMap]) -> list[Event]:
+    def _differences(self, maps: Mapping[str, AnyMap]) -> list[Event]:
         events: list[Event] = []
         for name, port_map in maps.items():
             if change := self._maps.get(name, port_map).diff(port_map):

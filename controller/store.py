@@ -114,13 +114,13 @@ class Store(Database):
         """Replace what ``committed_maps`` gives for these OCS."""
         self.write_all(_SAVE_COMMITTED, _committed_rows(maps))
 
-    def committed_maps(self, read: Callable[[dict[str, Any]], T]) -> dict[str, T]:
+    def committed_maps(self, read: Callable[[str, dict[str, Any]], T]) -> dict[str, T]:
         """What was last written down for each OCS by ``commit_maps`` or with a change.
 
         A record that cannot be read is set aside.
         """
         return dict(
-            self.each("committed", "", lambda text, ocs: (ocs, read(json.loads(text))), "ocs")
+            self.each("committed", "", lambda text, ocs: (ocs, read(ocs, json.loads(text))), "ocs")
         )
 
     def save_baselines(self, baselines: Mapping[BaselineKey, Sequence[float]]) -> None:
@@ -138,17 +138,19 @@ class Store(Database):
     # -- what operators leave ----------------------------------------------------------------
 
     def save_locks(self, records: Sequence[Record]) -> None:
-        """Insert or replace locks, by their ``ocs`` and ``port``."""
-        rows = [(record["ocs"], record["port"], json.dumps(record)) for record in records]
-        self.write_all("INSERT OR REPLACE INTO locks VALUES (?, ?, ?)", rows)
+        """Insert or replace locks, by their ``ocs``, ``port`` and ``channel``."""
+        rows = [(r["ocs"], r["port"], r["channel"], json.dumps(r)) for r in records]
+        self.write_all("INSERT OR REPLACE INTO locks VALUES (?, ?, ?, ?)", rows)
 
-    def delete_locks(self, ports: Sequence[tuple[str, int]]) -> None:
-        """Forget the locks of these ports."""
-        self.write_all("DELETE FROM locks WHERE ocs = ? AND port = ?", ports)
+    def delete_locks(self, places: Sequence[tuple[str, int, str]]) -> None:
+        """Forget the locks of these channels of ports; without a channel, of the port."""
+        self.write_all("DELETE FROM locks WHERE ocs = ? AND port = ? AND channel = ?", places)
 
     def locks(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
         """Every lock; what cannot be read is set aside."""
-        return self.each("locks", "ORDER BY ocs, port", lambda text: read(json.loads(text)))
+        return self.each(
+            "locks", "ORDER BY ocs, port, channel", lambda text: read(json.loads(text))
+        )
 
     def save_map(self, name: str, record: Record) -> None:
         """Insert or replace maps saved under a name."""

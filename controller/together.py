@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 
-from patchlight.controller.changes.device_maps import Decide
+from patchlight.controller.changes.device_maps import Decide, circuits_in
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.policies.topology import CannotRegroup, regroup
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Host, Lab
+from patchlight.testbed.labmaps import with_spectra
 from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.switchmap import AnyMap
 from patchlight.testbed.wiring import circuit_ports
 
 
@@ -30,9 +32,10 @@ async def bringing_together(parts: CircuitParts, nodes: Sequence[str], force: bo
         for ocs, port in at.values():
             staying.setdefault(ocs, set()).add(port)
 
-    def decide(maps: Mapping[str, PortMap]) -> dict[str, PortMap]:
+    def decide(maps: Mapping[str, AnyMap]) -> dict[str, PortMap]:
         try:
-            return regroup(lab, maps, [names], locked=staying, failed=failed)
+            now, circuits = with_spectra(lab, maps), circuits_in(maps)
+            return regroup(now, circuits, [names], locked=staying, failed=failed)
         except CannotRegroup as error:
             if force or not at:
                 raise

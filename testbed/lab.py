@@ -265,6 +265,19 @@ class Lab:
         return _named({c.name: c for c in self.circuit_switches}, name, "OCS", self.name)
 
     @property
+    def optical_switches(self) -> tuple[OpticalSwitch, ...]:
+        """What has a map: circuit switches, then wavelength switches."""
+        return (*self.circuit_switches, *self.wavelength_switches)
+
+    def optical_switch(self, name: str) -> OpticalSwitch:
+        """The OCS or wavelength switch of that name; ``BadInput`` if there is none."""
+        device = self._devices.get(name)
+        if isinstance(device, OpticalSwitch):
+            return device
+        what = "optical switch" if self.wavelength_switches else "OCS"
+        return _named({c.name: c for c in self.optical_switches}, name, what, self.name)
+
+    @property
     def sorting(self) -> tuple[WavelengthSwitch | PassivePart, ...]:
         """What sorts light by wavelength, or splits it."""
         return (*self.wavelength_switches, *self.passive_parts)

@@ -85,7 +85,10 @@ class LabIdentity:
         ]
         lines += [f"{p.name} {p.datapath_id} {p.ports}" for p in lab.packet_switches]
         lines += [f"{c.name} {c.driver} {c.address} {c.ports}" for c in lab.circuit_switches]
-        lines += [f"{w.name} {w.inputs} {w.outputs}" for w in lab.wavelength_switches]
+        lines += [
+            f"{w.name} {w.inputs} {w.outputs} {w.driver} {w.address}"
+            for w in lab.wavelength_switches
+        ]
         lines += [f"{p.name} {p.kind} {p.ports}" for p in lab.passive_parts]
         lines += [" ".join(sorted((str(f.a), str(f.b)))) for f in lab.fibres]
         digest = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()

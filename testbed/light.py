@@ -16,16 +16,18 @@ from typing import NamedTuple
 from patchlight.testbed.colours import PassivePart, Transceiver, WavelengthSwitch
 from patchlight.testbed.lab import CircuitSwitch, Endpoint, Fibre, Lab, PacketSwitch, Server
 from patchlight.testbed.portmap import CrossConnect, PortMap
-from patchlight.testbed.spectrum import Channel, SpectrumMap
+from patchlight.testbed.spectrum import Channel, ChannelConnect, SpectrumMap
 
 Hop = tuple[str, CrossConnect]
+Entry = CrossConnect | ChannelConnect
+"""What lets light through in a map of either kind."""
 
 
 class LightPath(NamedTuple):
     """One direction: what ``source`` sends arrives at ``sink``.
 
-    ``hops`` are the cross-connects of circuit switches on the way, ``lost_db`` what was lost when
-    the light leaves each; ``through`` are all devices that it passes. ``rate_bps`` is the slowest
+    ``hops`` are the cross-connects of circuit switches on the way, ``through`` are all devices that
+    it passes, ``lost_db`` is what was lost when the light leaves each. ``rate_bps`` is the slowest
     of the fibres (``None``: none has a limit); ``loss_db`` is the sum of losses. ``channel`` is
     ``None`` where the transmitter has no transceiver in the lab file.
     """
@@ -165,6 +167,16 @@ class Light:
             )
         return paths[0] if len(paths) == 1 else None
 
+    def passed(self, path: LightPath) -> Iterator[tuple[tuple[str, Entry], float]]:
+        """The entries of maps that let this path through, by switch, and what it has lost then."""
+        for (name, ports), lost_db in zip(path.through, path.lost_db, strict=True):
+            if name in self._out_of:
+                yield (name, ports), lost_db
+            elif name in self._spectra and path.channel is not None:
+                way = self._spectra[name].way_of(ports.inp, path.channel)
+                if way is not None:
+                    yield (name, way), lost_db
+
     @cached_property
     def _found(self) -> dict[Signal, _Found]:
         return {signal: self._follow(signal) for signal in self.signals}
@@ -217,7 +229,7 @@ class Light:
             (*ray.fibres, left),
             (*ray.hops, hop) if is_circuit else ray.hops,
             (*ray.through, hop),
-            (*ray.lost_db, loss_db) if is_circuit else ray.lost_db,
+            (*ray.lost_db, loss_db),
             loss_db + fibre.loss_db,
             _slower(ray.rate_bps, fibre),
         )

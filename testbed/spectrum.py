@@ -2,7 +2,7 @@
 
 Frequencies are those of ITU-T G.694.1: 193.1 THz and steps of 6.25 GHz from there; a channel takes
 a whole number of slots of 12.5 GHz around its centre. So channels are whole numbers, and compare
-exactly. A map has the interface of ``patchlight.testbed.portmap.PortMap``, entry by entry.
+exactly.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import CrossConnect, MapChange, parse_cross_connects
+from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
+from patchlight.testbed.switchmap import MapChange, SwitchMap
 
 _ANCHOR_THZ, _STEP_THZ = Decimal("193.1"), Decimal("0.00625")
 _STEP_GHZ, _SLOT_GHZ = 6.25, 12.5
@@ -221,14 +222,11 @@ def parse_channel_connects(text: str) -> tuple[ChannelConnect, ...]:
 SpectrumMapChange = MapChange[ChannelConnect]
 
 
-@dataclass(frozen=True)
-class SpectrumMap:
-    """Which channels go from which input to which output. A value, like ``PortMap``."""
-
-    _ways: tuple[ChannelConnect, ...] = ()
+class SpectrumMap(SwitchMap[ChannelConnect]):
+    """Which channels go from which input to which output."""
 
     @classmethod
-    def of(cls, ways: Iterable[ChannelConnect]) -> SpectrumMap:
+    def of(cls, ways: Iterable[ChannelConnect]) -> Self:
         """A map of these; ``BadInput`` naming both where two channels meet on one fibre.
 
         Light of one input goes to one output, and no two signals that overlap leave at one.
@@ -239,34 +237,9 @@ class SpectrumMap:
         return cls(tuple(unique))
 
     @classmethod
-    def parse(cls, texts: Iterable[str]) -> SpectrumMap:
+    def parse(cls, texts: Iterable[str]) -> Self:
         """The map written as ``["1-3@193.100", "2>4@193.150-2dB"]``."""
         return cls.of(way for text in texts for way in parse_channel_connects(text))
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The shortest way to write this map so that ``parse`` reads it back equal."""
-        here, written = set(self._ways), []
-        for way in self._ways:
-            if way.inp == way.out or way.reverse not in here:
-                written.append(str(way))
-            elif way.inp < way.out:
-                written.append(str(way).replace(">", "-", 1))
-        return tuple(written)
-
-    @property
-    def one_way_texts(self) -> tuple[str, ...]:
-        """Every entry as ``"1>3@193.100"``, in order of inputs."""
-        return tuple(map(str, self._ways))
-
-    def __iter__(self) -> Iterator[ChannelConnect]:
-        return iter(self._ways)
-
-    def __len__(self) -> int:
-        return len(self._ways)
-
-    def __contains__(self, way: ChannelConnect) -> bool:
-        return way in self._ways
 
     def way_of(self, inp: int, channel: Channel) -> ChannelConnect | None:
         """The entry that lets all of this channel's light through from there, if there is one."""
@@ -275,40 +248,19 @@ class SpectrumMap:
     @cached_property
     def _at(self) -> dict[int, list[ChannelConnect]]:
         at: dict[int, list[ChannelConnect]] = {}
-        for way in self._ways:
+        for way in self._entries:
             at.setdefault(way.inp, []).append(way)
         return at
 
-    def diff(self, wanted: SpectrumMap) -> SpectrumMapChange:
-        """The smallest change that turns this map into ``wanted``."""
-        have, want = set(self._ways), set(wanted._ways)
-        return MapChange(
-            breaks=tuple(way for way in self._ways if way not in want),
-            makes=tuple(way for way in wanted._ways if way not in have),
+    def clashing(self, others: SpectrumMap) -> tuple[ChannelConnect, ...]:
+        """Those that cannot stand beside ``others``: they share frequencies of a fibre."""
+        return tuple(
+            way for way in self._entries if any(way == o or way.clashes(o) for o in others)
         )
-
-    def without(self, ways: Iterable[ChannelConnect]) -> SpectrumMap:
-        """This map less these, as far as it has them."""
-        gone = frozenset(ways)
-        return SpectrumMap(tuple(way for way in self._ways if way not in gone))
-
-    def apply(self, change: SpectrumMapChange) -> SpectrumMap:
-        """This map after ``change``; ``BadInput`` if it breaks what is not there or clashes."""
-        have = set(self._ways)
-        for way in change.breaks:
-            if way not in have:
-                raise BadInput(f"cannot break {way}: it is not connected")
-            have.remove(way)
-        return SpectrumMap.of([*have, *change.makes])
-
-    def joined(self, additions: SpectrumMap) -> SpectrumMap:
-        """This map with ``additions`` made, whatever stood in their way broken."""
-        kept = [w for w in self._ways if not any(w.clashes(new) for new in additions._ways)]
-        return SpectrumMap.of([*kept, *additions._ways])
 
     def check(self, inputs: int, outputs: int, grid: Grid) -> None:
         """``BadInput`` for a port that the device has not, or a channel off its grid."""
-        for way in self._ways:
+        for way in self._entries:
             if not 1 <= way.inp <= inputs:
                 raise BadInput(f"{way}: input {way.inp} is outside 1–{inputs}")
             if not 1 <= way.out <= outputs:

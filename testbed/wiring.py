@@ -9,10 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
 from patchlight.testbed.lab import Endpoint, Lab, PacketSwitch
-from patchlight.testbed.light import Hop, Light
+from patchlight.testbed.labmaps import circuits_of, spectra_of
+from patchlight.testbed.light import Entry, Hop, Light
 from patchlight.testbed.light import LightPath as LightPath
 from patchlight.testbed.portmap import CrossConnect, PortMap
 from patchlight.testbed.spectrum import SpectrumMap
+from patchlight.testbed.switchmap import AnyMap
 
 _Across = Mapping[str, Mapping[int, int]]  # by OCS: outputs by input, or inputs by output
 
@@ -65,25 +67,31 @@ class Links:
         passed = tuple(hops)
         return LightPath(source, at, passed, rate_bps, loss_db, tuple(lost_db), passed)
 
-    def sources(self, ocs: str, cross_connects: Iterable[CrossConnect]) -> Iterator[Endpoint]:
-        """Where the lightpaths begin that pass these cross-connects of this OCS's map.
+    def passed(self, path: LightPath) -> Iterable[tuple[tuple[str, Entry], float]]:
+        """The entries of maps that let this path through, by switch, and what it has lost then."""
+        if self.light is None:
+            return zip(path.hops, path.lost_db, strict=True)
+        return self.light.passed(path)
 
-        O(what is asked for), however large the lab.
+    def sources(self, ocs: str, cross_connects: Iterable[Entry]) -> Iterator[Endpoint]:
+        """Where the lightpaths begin that pass these entries of this switch's map.
+
+        O(what is asked for), however large the lab, where wavelengths do not matter in it.
         """
         if self.light is not None:
             asked = {(ocs, c) for c in cross_connects}
-            yield from (source for source, p in self.paths.items() if not asked.isdisjoint(p.hops))
+            for source, path in self.paths.items():
+                if any(entry in asked for entry, _ in self.passed(path)):
+                    yield source
             return
         ends = self._lab.circuit_ends[ocs]
-        for inp, out in cross_connects:
-            source = ends.get(inp) or self._beyond(ocs, inp, self._in_of)
-            if source is not None and (out in ends or self._beyond(ocs, out, self._out_of)):
-                yield source
+        for c in cross_connects:
+            begins = ends.get(c.inp) or self._beyond(ocs, c.inp, self._in_of)
+            if begins is not None and (c.out in ends or self._beyond(ocs, c.out, self._out_of)):
+                yield begins
 
-    def paths_through(
-        self, ocs: str, cross_connects: Iterable[CrossConnect]
-    ) -> Iterator[LightPath]:
-        """The lightpaths that pass these cross-connects of this OCS's map."""
+    def paths_through(self, ocs: str, cross_connects: Iterable[Entry]) -> Iterator[LightPath]:
+        """The lightpaths that pass these entries of this switch's map."""
         return filter(None, map(self.path, self.sources(ocs, cross_connects)))
 
     def peer(self, endpoint: Endpoint) -> Endpoint | None:
@@ -149,14 +157,19 @@ class Links:
 
 
 def trace_links(
-    lab: Lab, maps: Mapping[str, PortMap], spectra: Mapping[str, SpectrumMap] | None = None
+    lab: Lab, maps: Mapping[str, AnyMap], spectra: Mapping[str, SpectrumMap] | None = None
 ) -> Links:
-    """The lightpaths from every NIC and packet-switch port under these port maps.
+    """The lightpaths from every NIC and packet-switch port under these maps.
 
     An OCS that has no map here lets nothing through, nor does a wavelength switch that has none in
-    ``spectra``; without ``spectra`` they are as the lab file says.
+    ``spectra``, or among ``maps``; where neither has any they are as the lab file says.
     """
-    return Links(lab, maps, spectra)
+    return Links(lab, circuits_of(maps), (spectra_of(maps) or None) if spectra is None else spectra)
+
+
+def lab_links(lab: Lab, maps: Mapping[str, AnyMap]) -> Links:
+    """The lightpaths under the maps of all optical switches; one without lets nothing through."""
+    return Links(lab, circuits_of(maps), spectra_of(maps))
 
 
 def circuit_ports(lab: Lab, endpoints: Iterable[Endpoint]) -> dict[Endpoint, tuple[str, int]]:

@@ -4,7 +4,7 @@ They need the parts of a change and nothing else of the controller, so that they
 talks to the devices directly.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
@@ -25,8 +25,13 @@ from patchlight.controller.circuit_calls import check_map_name
 from patchlight.controller.lighting import lighting
 from patchlight.controller.operations import CircuitOperations, DriftReport, PowerReport
 from patchlight.controller.together import bringing_together
+from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.labmaps import Place, check_place, parse_map
+from patchlight.testbed.light import Entry
+from patchlight.testbed.spectrum import ChannelConnect
+from patchlight.testbed.switchmap import AnyMap
 from patchlight.testbed.topology import topology_of
 from patchlight.testbed.topology_files import FORMATS
 
@@ -47,7 +52,7 @@ async def _run(
     decide: Decide,
     request: models.ChangeRequest,
     caller: Caller,
-    adopts: Mapping[str, PortMap],
+    adopts: Mapping[str, AnyMap],
     *,
     why: str,
     reverts: int | None = None,
@@ -66,7 +71,7 @@ async def _run(
 
 
 def _plan_as_json(
-    plan: Plan, objections: list[str], jobs: list[str], committed: Mapping[str, PortMap]
+    plan: Plan, objections: list[str], jobs: list[str], committed: Mapping[str, AnyMap]
 ) -> Answer:
     before, after = set(plan.links_before.pairs()), set(plan.links_after.pairs())
     return {
@@ -91,6 +96,11 @@ def _plan_as_json(
         "objections": objections,
         "planned_from": fingerprint(plan.before),
     }
+
+
+def _via(ocs: str, entry: Entry) -> Answer:
+    row: Answer = {"ocs": ocs, "inp": entry.inp, "out": entry.out}
+    return row | {"channel": str(entry.channel)} if isinstance(entry, ChannelConnect) else row
 
 
 def _drift_as_json(report: DriftReport) -> Answer:
@@ -128,8 +138,8 @@ def _reading_as_json(reading: PortReading) -> Answer:
 
 
 async def _switch_as_json(parts: CircuitParts, status: Answer) -> Answer:
-    """Whether a circuit switch answers (``status``), and what it says that it is."""
-    switch = parts.lab.circuit_switch(status["name"])
+    """Whether an optical switch answers (``status``), and what it says that it is."""
+    switch = parts.lab.optical_switch(status["name"])
     row = status | {
         "driver": switch.driver,
         "address": switch.address,
@@ -139,6 +149,8 @@ async def _switch_as_json(parts: CircuitParts, status: Answer) -> Answer:
         "identity": None,
         "standing_alarms": None,
     }
+    if isinstance(switch, WavelengthSwitch):
+        row["grid"] = str(switch.grid)
     if status["reachable"]:
         try:
             driver = parts.drivers[switch.name]
@@ -147,6 +159,16 @@ async def _switch_as_json(parts: CircuitParts, status: Answer) -> Answer:
         except PatchlightError as error:
             row["words"] = error.message
     return row
+
+
+def _places(lab: Lab, name: str, given: Iterable[int | str]) -> list[Place]:
+    """The ports of a switch, or channels there, that are meant; ``BadInput`` for what is none."""
+    switch = lab.optical_switch(name)
+    places = [Place(each) if isinstance(each, int) else Place.parse(each) for each in given]
+    for place in places:
+        if place.channel is not None:
+            check_place(switch, place)
+    return places
 
 
 def _look(routes: APIRouter, operations: CircuitOperations) -> None:
@@ -163,9 +185,7 @@ def _look(routes: APIRouter, operations: CircuitOperations) -> None:
                     "a": str(a),
                     "b": str(b),
                     "rate_bps": present.paths[a].rate_bps,
-                    "via": [
-                        {"ocs": ocs, "inp": c.inp, "out": c.out} for ocs, c in present.paths[a].hops
-                    ],
+                    "via": [_via(*hop) for hop, _ in present.passed(present.paths[a])],
                 }
                 for a, b in present.pairs()
             ],
@@ -220,10 +240,12 @@ def _change(routes: APIRouter, operations: CircuitOperations) -> None:
 
     @routes.post("/reconfigurations", **gives(shapes.Change | shapes.PlanShape))
     async def reconfigure(request: models.ReconfigurationRequest, caller: Operator) -> Any:
-        asked = {name: PortMap.parse(texts) for name, texts in request.maps.items()}
+        lab = parts.lab
+        asked = {n: parse_map(lab.optical_switch(n), texts) for n, texts in request.maps.items()}
+        dropped = {n: _places(lab, n, given) for n, given in request.disconnect.items()}
 
-        def decide(maps: Mapping[str, PortMap]) -> dict[str, PortMap]:
-            return wanted_maps(parts.lab, maps, asked, request.disconnect, only=request.only)
+        def decide(maps: Mapping[str, AnyMap]) -> dict[str, AnyMap]:
+            return wanted_maps(lab, maps, asked, dropped, only=request.only)
 
         return await _run(operations, decide, request, caller, asked, why="asked by the user")
 
@@ -313,12 +335,14 @@ def _operate(routes: APIRouter, operations: CircuitOperations) -> None:
     @routes.post("/locks", **gives(shapes.LocksShape))
     async def lock(request: models.LockRequest, caller: Operator) -> Answer:
         kind: LockKind = "kept" if request.keep else "locked"
-        made = parts.locks.lock(request.ocs, request.ports, kind, caller.by, request.why)
+        places = _places(parts.lab, request.ocs, request.ports)
+        made = parts.locks.lock(request.ocs, places, kind, caller.by, request.why)
         return {"locks": [asdict(lock) for lock in made]}
 
     @routes.post("/locks/release", **gives(shapes.LocksShape))
     async def unlock(request: models.UnlockRequest, caller: Operator) -> Answer:
-        gone = parts.locks.unlock(request.ocs, request.ports, caller.by, request.why)
+        places = _places(parts.lab, request.ocs, request.ports)
+        gone = parts.locks.unlock(request.ocs, places, caller.by, request.why)
         return {"locks": [asdict(lock) for lock in gone]}
 
     @routes.get("/stop", **gives(shapes.StopButton))

@@ -57,6 +57,9 @@ Names = Annotated[list[Text], FailFast(), Field(max_length=1000)]
 Ports = Annotated[list[Port], FailFast(), Field(max_length=MOST_CIRCUIT_PORTS)]
 """Ports of one switch."""
 
+Places = Annotated[list[Port | Text], FailFast(), Field(max_length=MOST_CIRCUIT_PORTS)]
+"""Ports of one switch; of a wavelength switch also one channel there, like ``"3@193.100"``."""
+
 CrossConnects = Annotated[list[Text], FailFast(), Field(max_length=MOST_CIRCUIT_PORTS)]
 """Cross-connects of one switch."""
 
@@ -94,12 +97,13 @@ class ChangeRequest(Strict):
 class ReconfigurationRequest(ChangeRequest):
     """Cross-connects by OCS: ``"1-7"`` both ways, ``"1>7"`` one way.
 
+    Of a wavelength switch with the channel: ``"1-7@193.100"``, and weaker ``"1>7@193.100-2dB"``.
     They are added to what is there; with ``only`` they replace the whole map. Ports under
-    ``disconnect`` lose the cross-connects they have.
+    ``disconnect`` (of a wavelength switch also ``"3@193.100"``) lose the cross-connects they have.
     """
 
     maps: dict[Text, CrossConnects] = Field(default={}, max_length=_MOST_SWITCHES)
-    disconnect: dict[Text, Ports] = Field(default={}, max_length=_MOST_SWITCHES)
+    disconnect: dict[Text, Places] = Field(default={}, max_length=_MOST_SWITCHES)
     only: bool = False
 
 
@@ -149,14 +153,14 @@ class StopRequest(Strict):
 
 
 class UnlockRequest(StopRequest):
-    """Ports of one OCS whose locks are to go."""
+    """Ports of one switch, or channels there, whose locks are to go."""
 
     ocs: Text
-    ports: Ports = Field(min_length=1)
+    ports: Places = Field(min_length=1)
 
 
 class LockRequest(UnlockRequest):
-    """Ports of one OCS to lock for everybody, or with ``keep`` for all but who asks."""
+    """Ports of one switch, or channels there, to lock; with ``keep`` for all but who asks."""
 
     keep: bool = False
 

@@ -59,6 +59,7 @@ class Via(Shape):
     ocs: str
     inp: int
     out: int
+    channel: str = ""
 
 
 class Link(Shape):
@@ -86,7 +87,7 @@ class OcsMap(Shape):
 
 
 class CircuitSwitchShape(Shape):
-    """A circuit switch, whether it answers, and what it says that it is."""
+    """A switch, whether it answers, what it says that it is; its ``grid`` if it is a WSS."""
 
     name: str
     reachable: bool
@@ -99,6 +100,7 @@ class CircuitSwitchShape(Shape):
     insertion_loss_db: float
     identity: Identity | None
     standing_alarms: int | None
+    grid: str = ""
 
 
 class CircuitSwitches(Shape):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum, auto
 
 from patchlight.controller.changes.device_maps import Decide, Maps
-from patchlight.controller.changes.executor import lock_ports, restore, undone
+from patchlight.controller.changes.executor import lock_places, restore, undone
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.planning import Plan, difference
 from patchlight.controller.changes.power import Readings
@@ -26,7 +26,7 @@ from patchlight.controller.changes.record import (
     to_row,
 )
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError, in_words
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.switchmap import AnyMap
 from patchlight.testbed.wiring import Links
 
 log = logging.getLogger("patchlight.circuits")
@@ -57,7 +57,7 @@ class Change:
         )
         self._parts, self._decide, self._options = parts, decide, options
         self._plan: Plan
-        self._committed: dict[str, PortMap] = {}
+        self._committed: dict[str, AnyMap] = {}
         self._readings: Readings = {}
 
     async def run(self) -> Reconfiguration:
@@ -196,7 +196,7 @@ class Change:
                 # The light is where the devices say it is, also where another client moved it.
                 await self._set_flows(parts.maps.links({**plan.before, **now}))
             record.state = "rolled-back"
-            record.message = f"{reason}; {undone(record.before, now)}"
+            record.message = f"{reason}; {undone(plan.before, now)}"
         except Exception as second:
             if not isinstance(second, PatchlightError):
                 log.exception("rolling back change %d", record.id)
@@ -206,7 +206,7 @@ class Change:
                 "Read the switch with 'patchlight ocs show' before anything else; until they "
                 "are unlocked, the ports of this change are locked"
             )
-            lock_ports(parts.locks, record)
+            lock_places(parts.locks, record.id, plan.changes)
 
     def _refuse(self, reason: str) -> None:
         self.record.state, self.record.message = "refused", f"nothing was written: {reason}"
@@ -232,7 +232,7 @@ class Change:
 def journal_end(
     parts: CircuitParts,
     record: Reconfiguration,
-    committed: Mapping[str, PortMap],
+    committed: Mapping[str, AnyMap],
     readings: Readings,
 ) -> None:
     """Write down how a change ended, with the maps and powers to keep if it is committed."""

@@ -1,4 +1,4 @@
-"""The maps that the circuit switches have: read of those that answer, and remembered.
+"""The maps that the optical switches have: read of those that answer, and remembered.
 
 One switch that is away must not take the lab with it. Nothing is changed on it meanwhile; the
 background asks for it again and again, less and less often, and says when it is back.
@@ -11,36 +11,50 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from patchlight.controller.changes.planning import Plan, plan
 from patchlight.controller.changes.record import CommittedMaps, Refused
-from patchlight.controller.circuits.contract import (
-    Alarm,
-    CircuitDriver,
-    DeviceUnreachable,
-    LoginRefused,
-)
+from patchlight.controller.circuits.contract import Alarm, DeviceUnreachable, Drivers, LoginRefused
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab import Lab
+from patchlight.testbed.labmaps import circuits_of, driven, recorded_map
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import Links, trace_links
+from patchlight.testbed.switchmap import AnyMap, SwitchMap
+from patchlight.testbed.wiring import Links, lab_links
 
 log = logging.getLogger("patchlight.circuits")
 
-Decide = Callable[[Mapping[str, PortMap]], Mapping[str, PortMap]]
-"""Makes wanted maps, those that should change, of the present ones."""
+M = TypeVar("M", bound=AnyMap)
 
 _FIRST_PAUSE_S, _PAUSE_GROWTH, _LONGEST_PAUSE_S = 0.5, 2.0, 30.0
 # Some units lock an account out after a few wrong passwords.
 _PAUSE_AFTER_LOGIN_REFUSED_S = 300.0
 
 
-class Maps(dict[str, PortMap]):
-    """The maps of the circuit switches that answer; ``unread`` says of each other one why not.
+class KnownMaps(dict[str, M]):
+    """The maps of the optical switches that answer; ``unread`` says of each other one why not.
 
     Asking for a map that is not known raises ``Refused``: no change may rest on it.
+    """
+
+    def __init__(self, read: Mapping[str, M], unread: Mapping[str, str] | None = None) -> None:
+        super().__init__(read)
+        self.unread = dict(unread or {})
+
+    def __missing__(self, name: str) -> M:
+        if name not in self.unread:
+            raise KeyError(name)
+        raise Refused(
+            f"nothing was written: the map of {name} is not known: {self.unread[name]}",
+            hint="'patchlight controller status' says when it answers again; changes of other "
+            "switches go on meanwhile",
+        )
+
+
+class Maps(KnownMaps[AnyMap]):
+    """The same, with what is assumed of those that do not answer.
 
     ``assumed`` stands in for the unread ones where the question is what must not be touched:
     the map as it was last read, else as committed. A switch that does not answer has most
@@ -53,32 +67,38 @@ class Maps(dict[str, PortMap]):
 
     def __init__(
         self,
-        read: Mapping[str, PortMap],
-        assumed: Mapping[str, PortMap] | None = None,
+        read: Mapping[str, AnyMap],
+        assumed: Mapping[str, AnyMap] | None = None,
         unread: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(read)
-        self.assumed, self.unread = dict(assumed or {}), dict(unread or {})
-
-    def __missing__(self, name: str) -> PortMap:
-        if name not in self.unread:
-            raise KeyError(name)
-        raise Refused(
-            f"nothing was written: the map of {name} is not known: {self.unread[name]}",
-            hint="'patchlight controller status' says when it answers again; changes of other "
-            "circuit switches go on meanwhile",
-        )
+        super().__init__(read, unread)
+        self.assumed = dict(assumed or {})
 
     @property
-    def everywhere(self) -> dict[str, PortMap]:
+    def circuits(self) -> KnownMaps[PortMap]:
+        """Those of circuit switches alone."""
+        return KnownMaps(circuits_of(self), self.unread)
+
+    @property
+    def everywhere(self) -> dict[str, AnyMap]:
         """These maps, and what is assumed of those not read."""
         return {**self.assumed, **self}
 
-    def after(self, wanted: Mapping[str, PortMap]) -> Maps:
+    def after(self, wanted: Mapping[str, AnyMap]) -> Maps:
         """The same with these maps for those that answer."""
         return Maps(
             {name: wanted.get(name, m) for name, m in self.items()}, self.assumed, self.unread
         )
+
+
+def circuits_in(maps: Mapping[str, AnyMap]) -> Mapping[str, PortMap]:
+    """Those of circuit switches alone; one that is not known is refused as there."""
+    return maps.circuits if isinstance(maps, Maps) else circuits_of(maps)
+
+
+Decide = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Makes wanted maps, those that should change, of the present ones: of a circuit switch a
+``PortMap``, of a wavelength switch a ``SpectrumMap``."""
 
 
 @dataclass
@@ -96,18 +116,18 @@ class _Unreachable:
 
 
 class DeviceMonitor:
-    """The circuit switches of a lab, as far as they answer.
+    """The optical switches of a lab, as far as they answer.
 
-    A switch of the lab without a driver here counts as one that does not.
+    A switch of the lab without a driver here counts as one that does not; a wavelength switch
+    whose lab file names no driver is always as that file says.
     """
 
-    def __init__(
-        self, lab: Lab, drivers: Mapping[str, CircuitDriver], committed: CommittedMaps, store: Store
-    ) -> None:
+    def __init__(self, lab: Lab, drivers: Drivers, committed: CommittedMaps, store: Store) -> None:
         self._lab, self._drivers = lab, drivers
         self._committed, self._store = committed, store
         self._unreachable: dict[str, _Unreachable] = {}
-        self._last_maps: dict[str, PortMap] = {}
+        self._last_maps: dict[str, AnyMap] = {}
+        self._fixed = {s.name: s.initial for s in lab.wavelength_switches if not s.driver}
         self._last_alarms: dict[str, Alarm] = {}
         self._opened: set[str] = set()
         self._left_to_watch = False
@@ -115,16 +135,16 @@ class DeviceMonitor:
 
     @property
     def unread(self) -> dict[str, str]:
-        """Which circuit switches do not answer, and why."""
+        """Which optical switches do not answer, and why."""
         apart = {
-            c.name: f"this command does not talk to {c.name}"
-            for c in self._lab.circuit_switches
-            if c.name not in self._drivers
+            switch.name: f"this command does not talk to {switch.name}"
+            for switch in self._lab.optical_switches
+            if switch.name not in self._drivers and switch.name not in self._fixed
         }
         return apart | {name: lost.message for name, lost in self._unreachable.items()}
 
     def status(self) -> list[dict[str, Any]]:
-        """Each circuit switch: whether it answers, else since when it does not, and why."""
+        """Each optical switch: whether it answers, else since when it does not, and why."""
         return [
             {
                 "name": name,
@@ -137,7 +157,7 @@ class DeviceMonitor:
         ]
 
     def unseen_hosts(self) -> dict[str, str]:
-        """The hosts that are plugged into a circuit switch that does not answer, and why not."""
+        """The hosts that are plugged into an optical switch that does not answer, and why not."""
         unread = self.unread
         ends = ((h.name, self._lab.fibre_ends.get(h.endpoint)) for h in self._lab.hosts)
         return {
@@ -168,9 +188,9 @@ class DeviceMonitor:
         asked = [n for n in self._drivers if not (self._left_to_watch and n in self._unreachable)]
         reading = (self._drivers[name].read_map() for name in asked)
         answers = await asyncio.gather(*reading, return_exceptions=True)
-        maps: dict[str, PortMap] = {}
+        maps: dict[str, AnyMap] = {}
         for name, answer in zip(asked, answers, strict=True):
-            if isinstance(answer, PortMap):
+            if isinstance(answer, SwitchMap):
                 maps[name] = self._last_maps[name] = answer
                 self._mark_reachable(name)
             elif isinstance(answer, Exception):  # a driver's bug is not the others' trouble
@@ -178,7 +198,8 @@ class DeviceMonitor:
             else:
                 raise answer
         unread, known = self.unread, {**self._committed.maps, **self._last_maps}
-        return Maps(maps, {name: known.get(name, PortMap()) for name in unread}, unread)
+        assumed = {n: known[n] if n in known else recorded_map(self._lab, n, ()) for n in unread}
+        return Maps({**maps, **self._fixed}, assumed, unread)
 
     async def alarms(self, name: str) -> Sequence[Alarm]:
         """What the device reported by itself; nothing (and it is marked) if it does not answer."""
@@ -258,10 +279,10 @@ class MapCache:
     def __init__(self, lab: Lab, devices: DeviceMonitor) -> None:
         self._lab, self._devices = lab, devices
         self.last: Maps | None = None
-        self._present: tuple[Mapping[str, PortMap], Links] | None = None
+        self._present: tuple[Mapping[str, AnyMap], Links] | None = None
 
     async def read(self) -> Maps:
-        """The present map of every circuit switch that answers, asked of the devices at once."""
+        """The present map of every optical switch that answers, asked of the devices at once."""
         self.last = await self._devices.read_maps()
         return self.last
 
@@ -274,9 +295,9 @@ class MapCache:
             self._present = maps, self.links(maps)
         return self._present[1]
 
-    def links(self, maps: Mapping[str, PortMap]) -> Links:
+    def links(self, maps: Mapping[str, AnyMap]) -> Links:
         """The links that these maps make."""
-        return trace_links(self._lab, maps)
+        return lab_links(self._lab, maps)
 
     def plan(self, maps: Maps, decide: Decide) -> Plan:
         """The plan that turns these maps into what ``decide`` makes of them.
@@ -286,7 +307,10 @@ class MapCache:
         wanted = decide(maps)
         for name in wanted.keys() & maps.unread.keys():
             maps[name]  # refuses, and says why
-        return plan(self._lab, maps.everywhere, wanted)
+        made = plan(self._lab, maps.everywhere, wanted)
+        for name in made.changes:
+            driven(self._lab.optical_switch(name))
+        return made
 
     def done(self, plan: Plan, maps: Maps) -> None:
         """The plan was carried out; ``maps`` are those read before its first write."""

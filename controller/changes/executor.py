@@ -6,18 +6,20 @@ Back it goes after a step that failed, and after a controller that died.
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from patchlight.controller.changes.device_maps import Maps
-from patchlight.controller.changes.planning import Plan, difference
-from patchlight.controller.changes.power import PowerCheck, Readings, Should, Verified, read_back
+from patchlight.controller.changes.planning import Changes, Plan, difference
+from patchlight.controller.changes.power import PowerCheck, Readings, Should, Verified
 from patchlight.controller.changes.preflight import Locks, PreflightResult, StopButton
 from patchlight.controller.changes.record import Reconfiguration, StepFailed
-from patchlight.controller.circuits.contract import CircuitDriver, DeviceUnreachable, Refusal
+from patchlight.controller.circuits.contract import AnyDriver, DeviceUnreachable, Drivers, Refusal
 from patchlight.controller.store import BaselineKey
 from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.portmap import CrossConnect, PortMap, PortMapChange
-from patchlight.testbed.wiring import Links, trace_links
+from patchlight.testbed.labmaps import places_of, recorded_map
+from patchlight.testbed.switchmap import AnyMap, MapChange
+from patchlight.testbed.wiring import Links, lab_links
 
 # A device that just dropped the connection gets a moment to take a new one.
 _PAUSES_S = (0.05, 0.5, 2.0)
@@ -27,16 +29,14 @@ _GIVE_UP_S = 20.0
 _UNDER_WAY_S = 0.005  # after this long a device that takes longer has been told what to do
 
 
-async def restore(
-    drivers: Mapping[str, CircuitDriver], changes: Mapping[str, PortMapChange]
-) -> dict[str, PortMap]:
+async def restore(drivers: Drivers, changes: Changes) -> dict[str, AnyMap]:
     """Undo these changes as far as the devices show them done; touch nothing else.
 
     Returns the whole map that each device has then: not the one before, where somebody else
     changed something meanwhile. Raises what the device said last if it cannot be brought about
     and read back.
     """
-    loop, now = asyncio.get_running_loop(), dict[str, PortMap]()
+    loop, now = asyncio.get_running_loop(), dict[str, AnyMap]()
     for name, change in changes.items():
         began = loop.time()
         for pause_s in (*_PAUSES_S, None):
@@ -50,7 +50,7 @@ async def restore(
     return now
 
 
-async def _restore(driver: CircuitDriver, change: PortMapChange) -> PortMap:
+async def _restore(driver: AnyDriver, change: MapChange[Any]) -> AnyMap:
     # Also those that the map does not show: one that was entered and not activated
     # holds its ports all the same. Breaking what is not there is no error.
     if change.makes:
@@ -59,63 +59,78 @@ async def _restore(driver: CircuitDriver, change: PortMapChange) -> PortMap:
     makes = tuple(c for c in change.breaks if c not in now)
     if makes:
         raise_refusals(driver.name, "make", (await driver.connect(makes)).refused)
-    after = await driver.read_map()
+    after: AnyMap = await driver.read_map()
     if not is_done(change.inverse, after):
         raise StepFailed(f"{driver.name} does not read back as it was before")
     return after
 
 
-def raise_refusals(ocs: str, verb: str, refused: Iterable[Refusal[CrossConnect]]) -> None:
+def raise_refusals(ocs: str, verb: str, refused: Iterable[Refusal[Any]]) -> None:
     """``StepFailed`` in the device's words if it refused anything."""
     if refused:
         raise StepFailed(f"{ocs} refused to {verb} {'; '.join(map(str, refused))}")
 
 
-def is_done(change: PortMapChange, now: PortMap) -> bool:
+def is_done(change: MapChange[Any], now: AnyMap) -> bool:
     """Whether a map shows this change as made."""
     there = frozenset(now)
     return there.issuperset(change.makes) and there.isdisjoint(change.breaks)
 
 
-def changes_of(record: Reconfiguration) -> dict[str, PortMapChange]:
-    """What a journalled change was to do, by OCS."""
-    before, wanted = parsed(record.before), parsed(record.wanted)
+def changes_of(lab: Lab, record: Reconfiguration) -> dict[str, MapChange[Any]]:
+    """What a journalled change was to do, by switch."""
+    before, wanted = parsed(lab, record.before), parsed(lab, record.wanted)
     return {n: before[n].diff(wanted[n]) for n in before if before[n] != wanted[n]}
 
 
-def parsed(texts: Mapping[str, list[str]]) -> dict[str, PortMap]:
+def parsed(lab: Lab, texts: Mapping[str, list[str]]) -> dict[str, AnyMap]:
     """Maps as records have them."""
-    return {name: PortMap.parse(listed) for name, listed in texts.items()}
+    return {name: recorded_map(lab, name, listed) for name, listed in texts.items()}
 
 
-def lock_ports(locks: Locks, record: Reconfiguration) -> None:
-    """Keep everybody off the ports of a change that could not be undone."""
-    for name, change in changes_of(record).items():
-        locks.mark_bad(name, change.ports, f"change {record.id} could not be undone")
+def lock_places(locks: Locks, number: int, changes: Changes) -> None:
+    """Keep everybody off what a change touched that could not be undone."""
+    for name, change in changes.items():
+        places = places_of((*change.breaks, *change.makes))
+        locks.mark_bad(name, places, f"change {number} could not be undone")
 
 
 async def finish_or_undo(
-    record: Reconfiguration, drivers: Mapping[str, CircuitDriver], now: Mapping[str, PortMap]
+    lab: Lab, record: Reconfiguration, drivers: Drivers, now: Mapping[str, AnyMap]
 ) -> None:
     """Bring a change that was cut short to an end, and write into its record which.
 
     Raises what the device said last if it cannot be undone.
     """
-    changed = changes_of(record)
+    changed = changes_of(lab, record)
     if all(is_done(change, now[name]) for name, change in changed.items()):
         record.state, record.message = "committed", "found whole after a restart"
-        apart = difference(parsed(record.wanted), {name: now[name] for name in changed})
+        apart = difference(parsed(lab, record.wanted), {name: now[name] for name in changed})
         record.message += f", but {apart}" if apart else ""
         return
-    restored = await restore(drivers, changed)
+    became = undone(parsed(lab, record.before), await restore(drivers, changed))
     record.state = "rolled-back"
-    record.message = f"cut short by the controller's end; {undone(record.before, restored)}"
+    record.message = f"cut short by the controller's end; {became}"
 
 
-def undone(before: Mapping[str, list[str]], now: Mapping[str, PortMap]) -> str:
+def undone(before: Mapping[str, AnyMap], now: Mapping[str, AnyMap]) -> str:
     """In words, what devices have whose change was undone: the whole map before, or what else."""
-    apart = difference(parsed(before), now)
+    apart = difference(before, now)
     return f"this change is undone, but {apart}" if apart else "the map before stands again"
+
+
+async def read_back(driver: AnyDriver, wanted: AnyMap) -> AnyMap:
+    """The device's map; ``StepFailed`` if it is not the one wanted."""
+    now: AnyMap = await driver.read_map()
+    if now != wanted:
+        left = now.diff(wanted)
+        raise StepFailed(
+            f"{driver.name} reads back differently: "
+            + ", ".join(
+                [f"{c} is there" for c in left.breaks] + [f"{c} is missing" for c in left.makes]
+            )
+        )
+    return now
 
 
 @dataclass(frozen=True)
@@ -123,7 +138,7 @@ class PlanExecutor:
     """Breaks, makes and verifies. What goes wrong on one device does not reach the next."""
 
     lab: Lab
-    drivers: Mapping[str, CircuitDriver]
+    drivers: Drivers
     power_check: PowerCheck
     stop: StopButton
 
@@ -144,18 +159,19 @@ class PlanExecutor:
         """
         several, unread = len(plan.changes) > 1, maps.unread
         readings: dict[BaselineKey, tuple[float, ...]] = {}
+        # Where wavelengths matter, all that is to go goes first: on the way to maps under which no
+        # two signals meet, none can.
+        first = plan.changes if several and self.lab.coloured else {}
+        for name, change in first.items():
+            await self._break(name, change, record)
         for name, change in plan.changes.items():
             driver = self.drivers[name]
-            self.stop.check()
-            if change.breaks:
-                with record.stage("break"):
-                    outcome = await driver.disconnect(change.breaks)
-                    raise_refusals(name, "break", outcome.refused)
-                self.stop.check()
+            if name not in first:
+                await self._break(name, change, record)
             # Paths through devices that are still to change, or do not answer, are not known to
             # be there: no power is expected over them.
             maps = maps.after({name: plan.wanted[name]})
-            links = trace_links(self.lab, maps) if several or unread else plan.links_after
+            links = lab_links(self.lab, maps) if several or unread else plan.links_after
             should: list[Should] = []
             if change.makes:
                 with record.stage("make"):
@@ -183,7 +199,7 @@ class PlanExecutor:
                         readings |= self.power_check.baselines.with_readings(name, result.good)
         if several and judged:
             with record.stage("verify"):
-                links = trace_links(self.lab, maps) if unread else plan.links_after
+                links = lab_links(self.lab, maps) if unread else plan.links_after
                 for name, change in plan.changes.items():
                     should = self.power_check.should_show(links, name, change.makes)
                     verified = await self.power_check.verify(self.drivers[name], should)
@@ -192,10 +208,16 @@ class PlanExecutor:
         self.stop.check()
         return readings
 
-    async def _meanwhile(
-        self, links: Links, name: str, makes: Iterable[CrossConnect]
-    ) -> list[Should]:
+    async def _break(self, name: str, change: MapChange[Any], record: Reconfiguration) -> None:
+        self.stop.check()
+        if change.breaks:
+            with record.stage("break"):
+                outcome = await self.drivers[name].disconnect(change.breaks)
+                raise_refusals(name, "break", outcome.refused)
+            self.stop.check()
+
+    async def _meanwhile(self, links: Links, name: str, makes: Iterable[Any]) -> list[Should]:
         """What these will have to show, worked out while the mirrors turn."""
-        switching_time_s = self.lab.circuit_switch(name).switching_time_s
+        switching_time_s = self.lab.optical_switch(name).switching_time_s
         await asyncio.sleep(min(switching_time_s / 2, _UNDER_WAY_S))
         return self.power_check.should_show(links, name, makes)

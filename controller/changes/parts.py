@@ -14,7 +14,7 @@ from patchlight.controller.changes.power import (
 )
 from patchlight.controller.changes.preflight import Locks, PortStates, PreflightChecks, StopButton
 from patchlight.controller.changes.record import CommittedMaps
-from patchlight.controller.circuits.contract import CircuitDriver
+from patchlight.controller.circuits.contract import Drivers
 from patchlight.controller.store import Store
 from patchlight.testbed.lab import Endpoint, Lab
 from patchlight.testbed.wiring import Links
@@ -59,7 +59,7 @@ NO_HOOKS = NoHooks()
 
 
 class CircuitParts:
-    """The parts that read, check, write and remember the circuits of one lab.
+    """The parts that read, check, write and remember the maps of one lab's optical switches.
 
     The same with a controller and without one; ``flows`` and ``traffic`` say what else a change
     concerns, by default nothing.
@@ -68,7 +68,7 @@ class CircuitParts:
     def __init__(
         self,
         lab: Lab,
-        drivers: Mapping[str, CircuitDriver],
+        drivers: Drivers,
         store: Store,
         flows: FlowHook = NO_HOOKS,
         traffic: TrafficHook = NO_HOOKS,
@@ -78,7 +78,7 @@ class CircuitParts:
         self.lab, self.drivers, self.store = lab, drivers, store
         self.flows, self.traffic = flows, traffic
         self.locks, self.stop = Locks(lab, store), StopButton(store)
-        self.committed = CommittedMaps(store)
+        self.committed = CommittedMaps(store, lab)
         self.devices = DeviceMonitor(lab, drivers, self.committed, store)
         self.maps = MapCache(lab, self.devices)
         self.port_states = PortStates(drivers)
@@ -94,10 +94,13 @@ class CircuitParts:
         away = self.devices.unread
         staying: dict[str, set[int]] = {}
         failed: dict[str, set[int]] = {}
+        circuit_switches = [switch.name for switch in self.lab.circuit_switches]
         for lock in self.locks.all():
-            staying.setdefault(lock.ocs, set()).add(lock.port)
-        for name in self.drivers:
-            states = {} if name in away else await self.port_states.of(name)
+            if lock.ocs in circuit_switches:
+                staying.setdefault(lock.ocs, set()).add(lock.port)
+        for name in circuit_switches:
+            known = name in self.drivers and name not in away
+            states = await self.port_states.of(name) if known else {}
             for port, state in states.items():
                 if state.condition == "locked":
                     staying.setdefault(name, set()).add(port.number)

@@ -3,27 +3,32 @@
 Pure: maps in, a ``Plan`` out. ``patchlight.controller.changes.change`` carries it out.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from patchlight.testbed.lab import Endpoint, Lab
-from patchlight.testbed.portmap import PortMap, PortMapChange
-from patchlight.testbed.wiring import Links, trace_links
+from patchlight.testbed.labmaps import Place, check_map, entries_at
+from patchlight.testbed.switchmap import AnyMap, MapChange
+from patchlight.testbed.wiring import Links, lab_links
+
+Changes = Mapping[str, MapChange[Any]]
+"""What changes on each optical switch, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One change of the network.
 
-    ``before`` and ``wanted`` are the maps of the circuit switches concerned; ``changes`` the
-    smallest change of each that has one. ``links_staying`` are up before and after alike: only
+    ``before`` and ``wanted`` are the maps of the optical switches; ``changes`` the smallest change
+    of each that has one. ``links_staying`` are up before and after alike: only
     on them may anything be sent while circuits change. ``moved`` are the ports whose link goes
     down, comes up, or leads to another port at the far end.
     """
 
-    before: Mapping[str, PortMap]
-    wanted: Mapping[str, PortMap]
-    changes: Mapping[str, PortMapChange]
+    before: Mapping[str, AnyMap]
+    wanted: Mapping[str, AnyMap]
+    changes: Changes
     links_before: Links
     links_staying: Links
     links_after: Links
@@ -33,63 +38,72 @@ class Plan:
         return bool(self.changes)
 
 
-def plan(lab: Lab, before: Mapping[str, PortMap], wanted: Mapping[str, PortMap]) -> Plan:
+def plan(lab: Lab, before: Mapping[str, AnyMap], wanted: Mapping[str, AnyMap]) -> Plan:
     """The plan that turns the maps ``before`` into ``wanted``.
 
-    ``before`` holds every circuit switch of the lab; ``wanted`` those that should change.
-    Light is followed through the cross-connects that differ, and through no others. ``BadInput``
-    where a wanted map names a switch or port that the lab does not have.
+    ``before`` holds every optical switch of the lab; ``wanted`` those that should change. Where
+    wavelengths do not matter, light is followed through the cross-connects that differ, and through
+    no others. ``BadInput`` where a wanted map names a switch, port or channel that is not there.
     """
-    for name, port_map in wanted.items():
-        port_map.check(lab.circuit_switch(name).ports)
+    for name, wanted_map in wanted.items():
+        check_map(lab.optical_switch(name), wanted_map)
     after = {**before, **wanted}
     diffs = {name: before[name].diff(wanted[name]) for name in before if name in wanted}
     changes = {name: change for name, change in diffs.items() if change}
     staying = {name: before[name].without(change.breaks) for name, change in changes.items()}
-    links_before, links_after = trace_links(lab, before), trace_links(lab, after)
-    moved = [
-        source
-        for name, change in changes.items()
-        for links, differing in ((links_before, change.breaks), (links_after, change.makes))
-        for source in links.sources(name, differing)
-    ]
+    links_before, links_after = lab_links(lab, before), lab_links(lab, after)
     return Plan(
         before=dict(before),
         wanted=after,
         changes=changes,
         links_before=links_before,
-        links_staying=trace_links(lab, {**before, **staying}),
+        links_staying=lab_links(lab, {**before, **staying}),
         links_after=links_after,
-        moved=frozenset(moved),
+        moved=frozenset(_moved(changes, links_before, links_after)),
+    )
+
+
+def _moved(changes: Changes, before: Links, after: Links) -> Iterable[Endpoint]:
+    if changes and before.light is not None:
+        # New light may also put out some that passes none of the entries that change.
+        sources = before.paths.keys() | after.paths.keys()
+        return [s for s in sources if before.paths.get(s) != after.paths.get(s)]
+    return (
+        source
+        for name, change in changes.items()
+        for links, differing in ((before, change.breaks), (after, change.makes))
+        for source in links.sources(name, differing)
     )
 
 
 def wanted_maps(
     lab: Lab,
-    present: Mapping[str, PortMap],
-    asked: Mapping[str, PortMap],
-    dropped: Mapping[str, Collection[int]],
+    present: Mapping[str, AnyMap],
+    asked: Mapping[str, AnyMap],
+    dropped: Mapping[str, Collection[int | Place]],
     *,
     only: bool,
-) -> dict[str, PortMap]:
+) -> dict[str, Any]:
     """The maps that a request means.
 
-    What is ``asked`` for is added to what is there, or with ``only`` takes its place; ports
-    that are ``dropped`` lose their cross-connects, in and out. ``BadInput`` for a circuit
-    switch that the lab does not have.
+    What is ``asked`` for is added to what is there, or with ``only`` takes its place; places
+    that are ``dropped`` lose their entries, in and out. ``BadInput`` for an optical switch that
+    the lab does not have.
     """
     for name in (*asked, *dropped):
-        lab.circuit_switch(name)  # says so if there is none
-    wanted: dict[str, PortMap] = {}
+        lab.optical_switch(name)  # says so if there is none
+    wanted: dict[str, AnyMap] = {}
     for name in {**asked, **dict.fromkeys(dropped)}:
-        gone = set(dropped.get(name, ()))
-        kept = PortMap.of(c for c in present[name] if not gone & {c.inp, c.out})
-        additions = asked.get(name, PortMap())
-        wanted[name] = additions if only and name in asked else kept.joined(additions)
+        if only and name in asked:
+            wanted[name] = asked[name]
+            continue
+        gone = dropped.get(name, ())
+        kept = present[name].without(entries_at(present[name], gone)) if gone else present[name]
+        wanted[name] = kept.joined(asked[name]) if name in asked else kept
     return wanted
 
 
-def difference(before: Mapping[str, PortMap], now: Mapping[str, PortMap]) -> str:
+def difference(before: Mapping[str, AnyMap], now: Mapping[str, AnyMap]) -> str:
     """In words, how the maps ``now`` differ from those ``before``; empty if they do not.
 
     A map that is not known now is not compared.

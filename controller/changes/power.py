@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal, NamedTuple
 
+from patchlight.controller.changes.measuring import measures_each, powers_of
 from patchlight.controller.changes.record import StepFailed
-from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort, TellsFactoryLosses
+from patchlight.controller.circuits.contract import AnyDriver, DirectedPort, TellsFactoryLosses
 from patchlight.controller.store import BaselineKey, Store
 from patchlight.testbed.lab import Endpoint, Lab
-from patchlight.testbed.light import launch_power_dbm
-from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.light import Entry, launch_power_dbm
+from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.spectrum import ChannelConnect
 from patchlight.testbed.wiring import Links
 
 VerdictKind = Literal["ok", "degraded", "unverified", "failed"]
@@ -46,32 +48,32 @@ _DIMMEST_DBM = -30.0
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The power that a cross-connect should show at its output, and the transmitter it is from."""
+    """The power that an entry should show at its output, and the transmitter it is from."""
 
     power_dbm: float
     source: Endpoint
 
 
 def expected_powers(
-    lab: Lab, links: Links, asked: tuple[str, Iterable[CrossConnect]] | None = None
-) -> dict[tuple[str, CrossConnect], Expected]:
-    """For each cross-connect on a path to a receiver: what to expect.
+    lab: Lab, links: Links, asked: tuple[str, Iterable[Entry]] | None = None
+) -> dict[tuple[str, Entry], Expected]:
+    """For each entry of a map on a path to a receiver: what to expect.
 
-    With ``asked``, cross-connects of one OCS, only along paths that pass one of these.
+    With ``asked``, entries of one switch, only along paths that pass one of these.
     """
-    expected: dict[tuple[str, CrossConnect], Expected] = {}
+    expected: dict[tuple[str, Entry], Expected] = {}
     for path in links.paths.values() if asked is None else links.paths_through(*asked):
         launched_dbm = launch_power_dbm(lab, path.source)
-        for hop, lost_db in zip(path.hops, path.lost_db, strict=True):
-            expected[hop] = Expected(round(launched_dbm - lost_db, 3), path.source)
+        for entry, lost_db in links.passed(path):
+            expected[entry] = Expected(round(launched_dbm - lost_db, 3), path.source)
     return expected
 
 
 class Should(NamedTuple):
-    """What is known of a cross-connect's power before it is measured: by the loss budget, and
+    """What is known of a circuit's power before it is measured: by the loss budget, and
     as it was before (dBm)."""
 
-    cross_connect: CrossConnect
+    cross_connect: Entry
     expected: Expected | None
     baseline_dbm: float | None
 
@@ -90,7 +92,7 @@ class PowerVerdict(NamedTuple):
 def judge(
     expected: Expected | None,
     baseline_dbm: float | None,
-    made: CrossConnect,
+    made: Entry,
     in_dbm: float | None,
     out_dbm: float | None,
     insertion_loss_db: float,
@@ -126,7 +128,7 @@ def judge(
 
 
 def _judge_loss(
-    made: CrossConnect, in_dbm: float | None, out_dbm: float | None, most_db: float
+    made: Entry, in_dbm: float | None, out_dbm: float | None, most_db: float
 ) -> PowerVerdict:
     if in_dbm is None or in_dbm < _DIMMEST_DBM:
         words = f"{made}: unverified, nobody is known to send light to in:{made.inp}"
@@ -152,7 +154,7 @@ Readings = Mapping[BaselineKey, tuple[float, ...]]
 class PortReading:
     """The power of one cross-connect: measured, by the loss budget and as before (dBm)."""
 
-    cross_connect: CrossConnect
+    cross_connect: Entry
     in_dbm: float | None
     out_dbm: float | None
     expected: Expected | None
@@ -183,7 +185,7 @@ class Baselines:
         self._store = store
         self._readings: dict[str, dict[BaselineKey, tuple[float, ...]]] = {}
 
-    def dbm(self, ocs: str, c: CrossConnect, source: Endpoint | None) -> float | None:
+    def dbm(self, ocs: str, c: Entry, source: Endpoint | None) -> float | None:
         """The median of the last good readings of this circuit; ``None`` if there are none."""
         readings = self._of(ocs).get(_key(ocs, c, source))
         return None if readings is None else round(median(readings), 2)
@@ -220,8 +222,12 @@ class Baselines:
         return self._readings[ocs]
 
 
-def _key(ocs: str, c: CrossConnect, source: Endpoint | None) -> BaselineKey:
-    return ocs, c.inp, c.out, str(source or "")
+def _key(ocs: str, c: Entry, source: Endpoint | None) -> BaselineKey:
+    light = str(source or "")
+    if isinstance(c, ChannelConnect):
+        # One channel of several on the same way, with what is taken off it.
+        light += str(c)[str(c).index("@") :]
+    return ocs, c.inp, c.out, light
 
 
 @dataclass(frozen=True)
@@ -240,10 +246,8 @@ class PowerCheck:
     baselines: Baselines
     tolerances: Tolerances = DEFAULT_TOLERANCES
 
-    def should_show(
-        self, links: Links, ocs: str, cross_connects: Iterable[CrossConnect]
-    ) -> list[Should]:
-        """What is known beforehand of the power of these cross-connects of this OCS."""
+    def should_show(self, links: Links, ocs: str, cross_connects: Iterable[Entry]) -> list[Should]:
+        """What is known beforehand of the power of these entries of this switch's map."""
         circuits = list(cross_connects)
         expected_of = expected_powers(self.lab, links, (ocs, circuits))
         should = []
@@ -255,32 +259,29 @@ class PowerCheck:
 
     async def judge(
         self,
-        driver: CircuitDriver,
+        driver: AnyDriver,
         should: Sequence[Should],
         arriving_dbm: Mapping[DirectedPort, float | None] | None = None,
     ) -> list[PortReading]:
         """What the device measures of cross-connects, and what that says.
 
-        ``arriving_dbm`` is the power at inputs that was measured a moment ago. Only devices
-        with ``power_out`` can be asked.
+        ``arriving_dbm`` is the power at inputs that was measured a moment ago. Only devices that
+        measure at outputs, of a wavelength switch each channel, can be asked.
         """
-        ends = [(DirectedPort("in", c.inp), DirectedPort("out", c.out)) for c, _, _ in should]
-        measured_dbm = dict(arriving_dbm or {})
-        ports = [out for _, out in ends]
-        if driver.capabilities.power_in:
-            ports += [inp for inp, _ in ends if inp not in measured_dbm]
-        measured_dbm |= await driver.power(ports)
-        loss_db = self.lab.circuit_switch(driver.name).insertion_loss_db
+        powers_dbm = await powers_of(driver, [c for c, _, _ in should], arriving_dbm or {})
+        loss_db = self.lab.optical_switch(driver.name).insertion_loss_db
         readings = []
-        for (inp, out), (c, expected, before_dbm) in zip(ends, should, strict=True):
-            in_dbm, out_dbm = measured_dbm.get(inp), measured_dbm.get(out)
-            verdict = judge(expected, before_dbm, c, in_dbm, out_dbm, loss_db, self.tolerances)
+        for (in_dbm, out_dbm), (c, expected, before_dbm) in zip(powers_dbm, should, strict=True):
+            less_db = c.attenuation_db if isinstance(c, ChannelConnect) else 0.0
+            verdict = judge(
+                *(expected, before_dbm, c, in_dbm, out_dbm, loss_db + less_db, self.tolerances)
+            )
             readings.append(PortReading(c, in_dbm, out_dbm, expected, before_dbm, verdict))
         return readings
 
     async def verify(
         self,
-        driver: CircuitDriver,
+        driver: AnyDriver,
         should: Sequence[Should],
         arriving_dbm: Mapping[DirectedPort, float | None] | None = None,
     ) -> Verified:
@@ -289,7 +290,7 @@ class PowerCheck:
         A degraded circuit is a remark and no failure: it carries traffic, and what stood
         before was broken for it, so that going back helps nobody.
         """
-        if not driver.capabilities.power_out:
+        if not measures_each(self.lab.optical_switch(driver.name), driver):
             return Verified([await self._by_factory_losses(driver, should)])
         readings = await self.judge(driver, should, arriving_dbm)
         verdicts = [reading.verdict for reading in readings]
@@ -298,13 +299,16 @@ class PowerCheck:
         remarks = [f"{driver.name}: {verdict.words}" for verdict in verdicts if verdict.words]
         return Verified(remarks, [reading for reading in readings if reading.good])
 
-    async def _by_factory_losses(self, driver: CircuitDriver, should: Sequence[Should]) -> str:
+    async def _by_factory_losses(self, driver: AnyDriver, should: Sequence[Should]) -> str:
         """What can be said without power monitors; ``StepFailed`` if a path loses too much."""
         words = f"{driver.name}: unverified, it has no power monitor"
+        if driver.capabilities.power_out:
+            words += " that tells channels apart"
         if not isinstance(driver, TellsFactoryLosses):
             return words
-        losses_db = await driver.factory_losses_db(s.cross_connect for s in should)
-        most_db = self.lab.circuit_switch(driver.name).insertion_loss_db
+        circuits = [s.cross_connect for s in should if isinstance(s.cross_connect, CrossConnect)]
+        losses_db = await driver.factory_losses_db(circuits)
+        most_db = self.lab.optical_switch(driver.name).insertion_loss_db
         most_db += self.tolerances.budget_db
         wrong = {c: loss_db for c, loss_db in losses_db.items() if loss_db > most_db}
         if wrong:
@@ -315,17 +319,3 @@ class PowerCheck:
         if losses_db:
             words += f"; in the factory its paths lost {max(losses_db.values()):.1f} dB at most"
         return words
-
-
-async def read_back(driver: CircuitDriver, wanted: PortMap) -> PortMap:
-    """The device's map; ``StepFailed`` if it is not the one wanted."""
-    now = await driver.read_map()
-    if now != wanted:
-        left = now.diff(wanted)
-        raise StepFailed(
-            f"{driver.name} reads back differently: "
-            + ", ".join(
-                [f"{c} is there" for c in left.breaks] + [f"{c} is missing" for c in left.makes]
-            )
-        )
-    return now

@@ -6,20 +6,21 @@ checked, so nothing gets past them; undoing a change that failed does.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from patchlight.controller.changes.planning import Plan
+from patchlight.controller.changes.planning import Changes, Plan
 from patchlight.controller.changes.power import POWER_CEILING_DBM
 from patchlight.controller.changes.record import ChangeOptions, StepFailed
-from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort, PortState
+from patchlight.controller.circuits.contract import DirectedPort, Drivers, PortState
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Endpoint, Lab
-from patchlight.testbed.portmap import CrossConnect, PortMapChange
+from patchlight.testbed.labmaps import Place, check_place
+from patchlight.testbed.spectrum import Channel
 
 _MARK = "stop"
 
@@ -28,10 +29,11 @@ LockKind = Literal["locked", "kept", "bad"]
 
 @dataclass(frozen=True)
 class PortLock:
-    """A lock of both sides of a port of one OCS.
+    """A lock of both sides of a port of one switch, or of one ``channel`` there.
 
     ``locked``: nobody changes it. ``kept``: only ``by`` does. ``bad``: a change that could
-    not be undone left it in an unknown state. ``at`` is the Unix time of the lock.
+    not be undone left it in an unknown state. ``at`` is the Unix time of the lock. Without a
+    ``channel`` it is the whole port.
     """
 
     ocs: str
@@ -40,6 +42,12 @@ class PortLock:
     by: str
     why: str
     at: float
+    channel: str = ""
+
+    @property
+    def place(self) -> Place:
+        """What it locks."""
+        return Place(self.port, Channel.parse(self.channel) if self.channel else None)
 
     def stops(self, user: str) -> bool:
         """Whether this user may not change the port."""
@@ -47,77 +55,89 @@ class PortLock:
 
     def __str__(self) -> str:
         by, why = f" by {self.by}" if self.by else "", f": {self.why}" if self.why else ""
-        return f"{self.ocs}.{self.port} is {self.kind}{by}{why}"
+        return f"{self.ocs}.{self.place} is {self.kind}{by}{why}"
 
 
 _LOCK = TypeAdapter(PortLock)
 
 
 class Locks:
-    """The locks of a lab's OCS ports, kept in the store."""
+    """The locks of ports, and of channels there, of a lab's optical switches; in the store."""
 
     def __init__(self, lab: Lab, store: Store) -> None:
         self._lab, self._store = lab, store
-        self._locks = {(x.ocs, x.port): x for x in store.locks(_LOCK.validate_python)}
+        self._locks = {_key(lock): lock for lock in store.locks(_LOCK.validate_python)}
 
     def all(self) -> list[PortLock]:
         """Every lock, in the order of ports."""
-        return [self._locks[key] for key in sorted(self._locks)]
+        return sorted(self._locks.values(), key=lambda lock: (lock.ocs, lock.port, lock.channel))
 
     def lock(
-        self, ocs: str, ports: Iterable[int], kind: LockKind, by: str, why: str
+        self, ocs: str, ports: Iterable[int | Place], kind: LockKind, by: str, why: str
     ) -> list[PortLock]:
-        """Lock these ports. ``BadInput`` for a port that is none, or that others locked."""
-        numbers = self._checked(ocs, ports)
-        for number in numbers:
-            lock = self._locks.get((ocs, number))
+        """Lock these ports, or places. ``BadInput`` for one that is none, or that others locked."""
+        places = self._checked(ocs, ports)
+        for place in places:
+            lock = self._locks.get((ocs, place))
             if lock is not None and lock.by != by:
                 raise BadInput(f"{lock}", hint="unlock it first: patchlight ocs unlock")
-        return self._save(ocs, numbers, kind, by, why)
+        return self._save(ocs, places, kind, by, why)
 
-    def mark_bad(self, ocs: str, ports: Iterable[int], why: str) -> None:
-        """Keep everybody off ports of which nothing certain is known."""
-        self._save(ocs, sorted(set(ports)), "bad", "patchlight", why)
+    def mark_bad(self, ocs: str, places: Iterable[Place], why: str) -> None:
+        """Keep everybody off places of which nothing certain is known."""
+        self._save(ocs, sorted(set(places)), "bad", "patchlight", why)
 
     def _save(
-        self, ocs: str, numbers: list[int], kind: LockKind, by: str, why: str
+        self, ocs: str, places: Sequence[Place], kind: LockKind, by: str, why: str
     ) -> list[PortLock]:
-        new = [PortLock(ocs, number, kind, by, why, time.time()) for number in numbers]
+        at = time.time()
+        new = [PortLock(ocs, p.port, kind, by, why, at, str(p.channel or "")) for p in places]
         self._store.save_locks([asdict(lock) for lock in new])
-        self._locks.update({(lock.ocs, lock.port): lock for lock in new})
-        event = {"ocs": ocs, "ports": numbers, "lock": kind, "by": by, "why": why}
-        self._store.add_event(time.time(), "locked", event)
+        self._locks.update({_key(lock): lock for lock in new})
+        event = {"ocs": ocs, "ports": _in_json(places), "lock": kind, "by": by, "why": why}
+        self._store.add_event(at, "locked", event)
         return new
 
-    def unlock(self, ocs: str, ports: Iterable[int], by: str, why: str) -> list[PortLock]:
-        """Take the locks of these ports away, whoever made them; which there were."""
-        numbers = self._checked(ocs, ports)
-        gone = [self._locks[ocs, number] for number in numbers if (ocs, number) in self._locks]
-        self._store.delete_locks([(lock.ocs, lock.port) for lock in gone])
+    def unlock(self, ocs: str, ports: Iterable[int | Place], by: str, why: str) -> list[PortLock]:
+        """Take the locks of these ports, or places, away, whoever made them; which there were."""
+        places = self._checked(ocs, ports)
+        gone = [self._locks[ocs, place] for place in places if (ocs, place) in self._locks]
+        self._store.delete_locks([(lock.ocs, lock.port, lock.channel) for lock in gone])
         for lock in gone:
-            del self._locks[lock.ocs, lock.port]
+            del self._locks[_key(lock)]
         if gone:
-            event = {"ocs": ocs, "ports": [lock.port for lock in gone], "by": by, "why": why}
+            there = [lock.place for lock in gone]
+            event = {"ocs": ocs, "ports": _in_json(there), "by": by, "why": why}
             self._store.add_event(time.time(), "unlocked", event)
         return gone
 
-    def objections(self, changes: Mapping[str, PortMapChange], user: str) -> list[str]:
+    def objections(self, changes: Changes, user: str) -> list[str]:
         """In words, each lock that these changes of ``user`` would run against."""
         if not self._locks:
             return []
         return [
             str(lock)
             for name, change in changes.items()
-            for port in sorted(change.ports)
-            if (lock := self._locks.get((name, port))) is not None and lock.stops(user)
+            for lock in self.all()
+            if lock.ocs == name and lock.port in change.ports and lock.stops(user)
+            if any(map(lock.place.holds, (*change.breaks, *change.makes)))
         ]
 
-    def _checked(self, ocs: str, ports: Iterable[int]) -> list[int]:
-        last, numbers = self._lab.circuit_switch(ocs).ports, sorted(set(ports))
-        for number in numbers:
-            if not 1 <= number <= last:
-                raise BadInput(f"{ocs} has ports 1–{last}, not {number}")
-        return numbers
+    def _checked(self, ocs: str, ports: Iterable[int | Place]) -> list[Place]:
+        switch = self._lab.optical_switch(ocs)
+        places = {Place(port) if isinstance(port, int) else port for port in ports}
+        for place in places:
+            check_place(switch, place)
+        return sorted(places)
+
+
+def _key(lock: PortLock) -> tuple[str, Place]:
+    return lock.ocs, lock.place
+
+
+def _in_json(places: Iterable[Place]) -> list[int | str]:
+    """Ports as numbers, channels of them as texts."""
+    return [place.port if place.channel is None else str(place) for place in places]
 
 
 class StopButton:
@@ -167,9 +187,9 @@ _STATES_KEPT_S = 60.0
 
 
 class PortStates:
-    """The states of the ports of each OCS, read again when they are old."""
+    """The states of the ports of each optical switch, read again when they are old."""
 
-    def __init__(self, drivers: Mapping[str, CircuitDriver]) -> None:
+    def __init__(self, drivers: Drivers) -> None:
         self._drivers = drivers
         self._states: dict[str, tuple[float, Mapping[DirectedPort, PortState]]] = {}
 
@@ -182,7 +202,7 @@ class PortStates:
         return states
 
     async def not_ready(
-        self, ocs: str, cross_connects: Iterable[CrossConnect]
+        self, ocs: str, cross_connects: Iterable[Any]
     ) -> list[tuple[DirectedPort, PortState]]:
         """Those of the ports that these would use that can carry none, in order."""
         states = (await self.of(ocs)).items()
@@ -209,10 +229,23 @@ class PortStates:
         self._states.pop(ocs, None)
 
 
+def meetings(plan: Plan) -> list[str]:
+    """In words, each two signals that would meet after this plan, and do not now."""
+    before, after = plan.links_before.light, plan.links_after.light
+    if before is None or after is None:
+        return []
+    now = {frozenset((meeting.one, meeting.other)) for meeting in before.meetings}
+    return [
+        str(meeting)
+        for meeting in after.meetings
+        if frozenset((meeting.one, meeting.other)) not in now
+    ]
+
+
 @dataclass
 class PreflightResult:
     """``objections``: why the change may not be made, in words. ``arriving_dbm``: the power
-    at the inputs of the circuits to make, by OCS, as far as the devices can measure it."""
+    at the inputs of the circuits to make, by switch, as far as the devices can measure it."""
 
     objections: list[str] = field(default_factory=list)
     arriving_dbm: dict[str, Mapping[DirectedPort, float | None]] = field(default_factory=dict)
@@ -222,11 +255,11 @@ class PreflightResult:
 class PreflightChecks:
     """All that is asked of a plan; ``jobs_using`` gives the jobs whose traffic uses these ports.
 
-    ``unfinished`` says of a circuit switch, by name, why it takes no change: what an earlier
+    ``unfinished`` says of an optical switch, by name, why it takes no change: what an earlier
     one came to is not known.
     """
 
-    drivers: Mapping[str, CircuitDriver]
+    drivers: Drivers
     locks: Locks
     stop: StopButton
     port_states: PortStates
@@ -246,6 +279,7 @@ class PreflightChecks:
         objections = result.objections
         if options.spare_jobs and (jobs := self.jobs_using(plan.moved)):
             objections.append(f"the traffic of {', '.join(jobs)} rides on what would change")
+        objections += meetings(plan)
         for name, change in plan.changes.items():
             if not change.makes:
                 continue

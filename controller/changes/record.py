@@ -10,7 +10,9 @@ from typing import Any, Literal
 from patchlight.controller.changes.planning import Plan
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.portmap import CrossConnect, PortMap, PortMapChange
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.labmaps import recorded_map
+from patchlight.testbed.switchmap import AnyMap, MapChange
 
 State = Literal["intent", "committed", "refused", "rolled-back", "unknown"]
 
@@ -30,7 +32,7 @@ class ChangeOptions:
     ``by`` is a user's name, ``origin`` the address that the request came from. With
     ``spare_jobs`` a change on which a running job's traffic rides is refused.
     ``planned_from`` is the ``fingerprint`` of the maps that the user was shown: if the devices
-    have others, the change is refused. ``adopts`` names cross-connects that belong to the
+    have others, the change is refused. ``adopts`` names entries that belong to the
     committed map from now on, also where the device has them already. ``reverts`` is the
     number of the change that this one undoes. Where the light is not ``judged``, a circuit counts
     as made once it reads back: nobody knows yet what is plugged in at its ends.
@@ -40,7 +42,7 @@ class ChangeOptions:
     origin: str = ""
     spare_jobs: bool = False
     planned_from: str = ""
-    adopts: Mapping[str, PortMap] = field(default_factory=dict)
+    adopts: Mapping[str, AnyMap] = field(default_factory=dict)
     reverts: int | None = None
     judged: bool = True
 
@@ -49,7 +51,7 @@ class ChangeOptions:
 class Reconfiguration:
     """What became of one change. ``stages_s`` gives the seconds spent in each stage.
 
-    ``commits`` has the committed map of an OCS after this change where that is not ``wanted``:
+    ``commits`` has the committed map of a switch after this change where that is not ``wanted``:
     what differed before without being asked for goes on to differ. ``adopted`` names those
     whose committed map is new although nothing changes on the device.
     """
@@ -91,17 +93,17 @@ def to_row(record: Reconfiguration) -> dict[str, object]:
     return {**vars(record), "stages_s": dict(record.stages_s), "notes": list(record.notes)}
 
 
-def as_texts(port_map: PortMap) -> list[str]:
-    """A map as records and the API have it: each cross-connect, one way, in order."""
-    return list(port_map.one_way_texts)
+def as_texts(switch_map: AnyMap) -> list[str]:
+    """A map as records and the API have it: each entry, one way, in order."""
+    return list(switch_map.one_way_texts)
 
 
-def change_as_texts(change: PortMapChange) -> dict[str, list[str]]:
+def change_as_texts(change: MapChange[Any]) -> dict[str, list[str]]:
     """A change of one map as records and the API have it."""
     return {"breaks": [str(c) for c in change.breaks], "makes": [str(c) for c in change.makes]}
 
 
-def fingerprint(maps: Mapping[str, PortMap]) -> str:
+def fingerprint(maps: Mapping[str, AnyMap]) -> str:
     """A short text that is the same for the same maps and for no others."""
     digest = blake2s(digest_size=12)
     for name in sorted(maps):
@@ -109,7 +111,7 @@ def fingerprint(maps: Mapping[str, PortMap]) -> str:
     return digest.hexdigest()
 
 
-def fill_record(record: Reconfiguration, plan: Plan, committed: Mapping[str, PortMap]) -> None:
+def fill_record(record: Reconfiguration, plan: Plan, committed: Mapping[str, AnyMap]) -> None:
     """Put a plan into its record, and the maps that are committed once it is done."""
     record.before = {name: as_texts(m) for name, m in plan.before.items()}
     record.wanted = {name: as_texts(m) for name, m in plan.wanted.items()}
@@ -122,8 +124,8 @@ def fill_record(record: Reconfiguration, plan: Plan, committed: Mapping[str, Por
 class Drift:
     """How a device differs from its last committed map; changes nothing by itself."""
 
-    missing: tuple[CrossConnect, ...]
-    unknown: tuple[CrossConnect, ...]
+    missing: tuple[Any, ...]
+    unknown: tuple[Any, ...]
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.unknown)
@@ -139,52 +141,55 @@ class Drift:
 class CommittedMaps:
     """Committed maps, remembered in the store with the change that made them so."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._maps = store.committed_maps(lambda row: PortMap.parse(row["map"]))
+    def __init__(self, store: Store, lab: Lab | None = None) -> None:
+        self._lab, self._store = lab, store
+        self._maps: dict[str, AnyMap] = store.committed_maps(
+            lambda name, row: recorded_map(lab, name, row["map"])
+        )
 
     @property
-    def maps(self) -> dict[str, PortMap]:
-        """The committed map of each OCS that has one."""
+    def maps(self) -> dict[str, AnyMap]:
+        """The committed map of each optical switch that has one."""
         return dict(self._maps)
 
-    def after(self, plan: Plan, adopts: Mapping[str, PortMap]) -> dict[str, PortMap]:
+    def after(self, plan: Plan, adopts: Mapping[str, AnyMap]) -> dict[str, AnyMap]:
         """The committed maps once this plan is carried out.
 
-        Only what was asked for is taken over: a cross-connect that somebody else made or
+        Only what was asked for is taken over: an entry that somebody else made or
         broke on the device goes on to differ. ``adopts`` are asked for by name.
         """
-        maps: dict[str, PortMap] = {}
+        maps: dict[str, AnyMap] = {}
         for name in {**plan.changes, **adopts}:
             committed, wanted = self._maps.get(name), plan.wanted[name]
-            adopted = adopts.get(name, PortMap())
+            adopted = adopts[name] if name in adopts else wanted.of(())
             if committed is None or committed == plan.before[name] or adopted == wanted:
                 maps[name] = wanted
                 continue
             change = plan.before[name].diff(wanted)
             kept = committed.without(change.breaks)
-            maps[name] = kept.joined(PortMap.of(change.makes)).joined(adopted)
+            maps[name] = kept.joined(wanted.of(change.makes)).joined(adopted)
         return maps
 
-    def of(self, record: Reconfiguration) -> dict[str, PortMap]:
+    def of(self, record: Reconfiguration) -> dict[str, AnyMap]:
         """The committed maps that a finished change leaves behind, from its record alone."""
         changed = {**record.changes, **record.commits, **dict.fromkeys(record.adopted)}
         return {
-            name: PortMap.parse(record.commits.get(name, record.wanted[name])) for name in changed
+            name: recorded_map(self._lab, name, record.commits.get(name, record.wanted[name]))
+            for name in changed
         }
 
-    def rows(self, maps: Mapping[str, PortMap], record: Reconfiguration) -> dict[str, Any]:
+    def rows(self, maps: Mapping[str, AnyMap], record: Reconfiguration) -> dict[str, Any]:
         """As the store takes them, with the change they come from."""
         return {
             name: {"map": as_texts(m), "reconfiguration": record.id, "at": record.finished_at}
             for name, m in maps.items()
         }
 
-    def take(self, maps: Mapping[str, PortMap]) -> None:
+    def take(self, maps: Mapping[str, AnyMap]) -> None:
         """These are committed now; the store has them already."""
         self._maps.update(maps)
 
-    def begin_with(self, present: Mapping[str, PortMap]) -> None:
+    def begin_with(self, present: Mapping[str, AnyMap]) -> None:
         """Commit what devices that were never seen before have."""
         new = {name: m for name, m in present.items() if name not in self._maps}
         now = time.time()
@@ -193,7 +198,7 @@ class CommittedMaps:
         )
         self._maps.update(new)
 
-    def drift(self, present: Mapping[str, PortMap]) -> dict[str, Drift]:
+    def drift(self, present: Mapping[str, AnyMap]) -> dict[str, Drift]:
         """How each device differs from its committed map."""
         drift = {}
         for name, now in present.items():

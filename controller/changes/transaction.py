@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from patchlight.controller.changes.change import Change, journal_end
 from patchlight.controller.changes.device_maps import Decide
-from patchlight.controller.changes.executor import changes_of, finish_or_undo, lock_ports
+from patchlight.controller.changes.executor import changes_of, finish_or_undo, lock_places
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.planning import Plan
 from patchlight.controller.changes.record import ChangeOptions, Drift, Reconfiguration, to_row
@@ -19,7 +19,7 @@ _RECORD = TypeAdapter(Reconfiguration)
 
 
 class Transactions:
-    """Runs one change at a time over the lab's circuit switches; ``on_end`` hear of each."""
+    """Runs one change at a time over the lab's optical switches; ``on_end`` hear of each."""
 
     def __init__(self, parts: CircuitParts) -> None:
         self.parts = parts
@@ -91,7 +91,7 @@ class Transactions:
         async with self._one_at_a_time:
             parts.preflight.unfinished.clear()
             for record in parts.store.unfinished_reconfigurations(self._read):
-                maps, changed = await self.parts.maps.read(), changes_of(record)
+                maps, changed = await parts.maps.read(), changes_of(parts.lab, record)
                 if away := [name for name in changed if name not in maps]:
                     message = f"change {record.id} is unfinished: it waits for {', '.join(away)}"
                     parts.preflight.unfinished.update(dict.fromkeys(changed, message))
@@ -99,10 +99,10 @@ class Transactions:
                     parts.store.update_reconfiguration(record.id, "intent", to_row(record))
                     continue
                 try:
-                    await finish_or_undo(record, parts.drivers, maps)
+                    await finish_or_undo(parts.lab, record, parts.drivers, maps)
                 except Exception as error:
                     record.state, record.message = "unknown", in_words(error)
-                    lock_ports(parts.locks, record)
+                    lock_places(parts.locks, record.id, changed)
                 journal_end(parts, record, parts.committed.of(record), {})
                 ended.append(record)
             parts.maps.forget()
@@ -111,6 +111,6 @@ class Transactions:
     def _read(self, row: dict[str, Any]) -> Reconfiguration:
         """An unfinished change as it was journalled; raises if it is not whole."""
         record = _RECORD.validate_python(row)
-        changes_of(record)
+        changes_of(self.parts.lab, record)
         self.parts.committed.of(record)
         return record

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.portmap import CrossConnect, JoinsPorts, PortMap
@@ -290,6 +290,12 @@ class WavelengthDriver(SwitchDriver[ChannelConnect, SpectrumMap], Protocol):
     @property
     def grid(self) -> Grid:
         """Which channels there are."""
+
+
+AnyDriver = SwitchDriver[Any, Any]
+"""The driver of a switch of either kind."""
+Drivers = Mapping[str, AnyDriver]
+"""The drivers of a lab, by switch."""
 
 
 @runtime_checkable

@@ -100,7 +100,7 @@ class Window:
             elif ocs in maps.unread:
                 continue
             else:
-                staying_too = _with_their_ends(closed, maps[ocs])
+                staying_too = _with_their_ends(closed, maps.circuits[ocs])
                 numbers = [n for n in range(1, switch.ports + 1) if n not in staying_too]
             inside = set(numbers)
             for c in maps[ocs] if numbers else ():

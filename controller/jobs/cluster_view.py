@@ -5,7 +5,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import MappingProxyType
+from typing import Self
 
+from patchlight.controller.changes.device_maps import circuits_in
 from patchlight.controller.policies.contract import (
     ClusterShape,
     ClusterView,
@@ -21,7 +23,9 @@ from patchlight.testbed.graphs import ComputationGraph, builtin_graph
 from patchlight.testbed.graphs.jsonformat import graph_from_json
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab import Lab
+from patchlight.testbed.labmaps import with_spectra
 from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.switchmap import AnyMap
 from patchlight.testbed.wiring import trace_links
 
 
@@ -31,6 +35,11 @@ class WiredLab:
 
     lab: Lab
     maps: Mapping[str, PortMap]
+
+    @classmethod
+    def now(cls, lab: Lab, maps: Mapping[str, AnyMap]) -> Self:
+        """The lab as it is: light goes through its wavelength switches as they are, too."""
+        return cls(with_spectra(lab, maps), circuits_in(maps))
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -62,8 +62,9 @@ class LiveLight:
         for change in self._store.reconfigurations(last=_CHANGES):
             if change["state"] == "committed" and change["changes"]:
                 dark_s = sum(
-                    self._transactions.parts.lab.circuit_switch(ocs).switching_time_s
-                    for ocs in change["changes"]
+                    switch.switching_time_s
+                    for switch in self._transactions.parts.lab.optical_switches
+                    if switch.name in change["changes"]
                 )
                 spent_s = sum(change["stages_s"].get(stage, 0.0) for stage in _STAGES)
                 times_s.append(max(0.0, spent_s - dark_s))

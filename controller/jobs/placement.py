@@ -25,6 +25,7 @@ from patchlight.testbed.jobs import JobStatus
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.queueing import Waiting, WaitReason
+from patchlight.testbed.switchmap import AnyMap
 
 HostsOfJobs = Mapping[str, Collection[str]]
 """The hosts of each job that runs, by the job's id."""
@@ -80,7 +81,7 @@ class Placement:
         locked = failed = NO_PORTS
         if ports and maps:
             locked, failed = await self._circuits.closed_ports()
-        cluster = WiredLab(self._lab, maps)
+        cluster = WiredLab.now(self._lab, maps)
         jobs = [view_of(status) for status in recent]
 
         def see(running: HostsOfJobs) -> LabView:
@@ -243,8 +244,8 @@ class Placement:
         unseen, statuses = tuple(self._circuits.devices.unseen_hosts()), self._statuses(running)
         rates_bps = self._circuits.flows.rates_bps()
 
-        def ask(maps: Mapping[str, PortMap]) -> tuple[Mapping[str, PortMap], Decision]:
-            cluster = WiredLab(self._lab, maps)
+        def ask(maps: Mapping[str, AnyMap]) -> tuple[Mapping[str, PortMap], Decision]:
+            cluster = WiredLab.now(self._lab, maps)
             view = cluster.view(time.time(), running, unseen, (), locked, failed, statuses)
             numbers = cluster.numbers
             measured = {numbers[name]: r for name, r in rates_bps.items() if name in numbers}
@@ -270,13 +271,13 @@ class _WishedCircuits:
     """The circuits that a policy wants: asked once for the same maps; ``decision`` is the last."""
 
     def __init__(
-        self, ask: Callable[[Mapping[str, PortMap]], tuple[Mapping[str, PortMap], Decision]]
+        self, ask: Callable[[Mapping[str, AnyMap]], tuple[Mapping[str, PortMap], Decision]]
     ) -> None:
         self.decision: Decision | None = None
         self._ask = ask
-        self._known: tuple[Mapping[str, PortMap], Mapping[str, PortMap]] | None = None
+        self._known: tuple[Mapping[str, AnyMap], Mapping[str, PortMap]] | None = None
 
-    def decide(self, maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
+    def decide(self, maps: Mapping[str, AnyMap]) -> Mapping[str, PortMap]:
         """The wanted map of each OCS that changes, from these on."""
         if self._known is None or self._known[0] != maps:
             wanted, self.decision = self._ask(maps)

@@ -10,6 +10,7 @@ from patchlight.controller.changes.power import PortReading
 from patchlight.controller.metrics.families import Family, gauge
 from patchlight.controller.operations import CircuitOperations, PowerReport
 from patchlight.testbed.errors import in_words
+from patchlight.testbed.labmaps import Place
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class OpticalPower:
             "By how much the power at an output is below what it should be.",
             ("ocs", "port"),
             [
-                ((ocs, str(each.cross_connect.out)), should - each.out_dbm)
+                ((ocs, _port(each, each.cross_connect.out)), should - each.out_dbm)
                 for ocs, each in readings
                 if each.out_dbm is not None and (should := _should_be(each)) is not None
             ],
@@ -96,7 +97,12 @@ def _powers(ocs: str, each: PortReading) -> Iterator[tuple[tuple[str, str, str],
     )
     for direction, port, power_dbm in ends:
         if power_dbm is not None:
-            yield (ocs, str(port), direction), power_dbm
+            yield (ocs, _port(each, port), direction), power_dbm
+
+
+def _port(each: PortReading, port: int) -> str:
+    """Its number; where light of several channels is told apart there, with the channel."""
+    return str(Place(port, getattr(each.cross_connect, "channel", None)))
 
 
 def _should_be(each: PortReading) -> float | None:

@@ -69,6 +69,21 @@ def test_a_file_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> Non
     Store(path).close()  # and again is harmless
 
 
+def test_locks_of_an_older_file_are_those_of_whole_ports(tmp_path: Path) -> None:
+    path = tmp_path / "controller.db"
+    lock = {"ocs": "ocs1", "port": 3, "kind": "locked", "by": "ann", "why": "", "at": 1.0}
+    with sqlite3.connect(path) as db:
+        db.executescript(f"{''.join(SCHEMAS[:4])} PRAGMA user_version = 4;")
+        db.execute("INSERT INTO locks VALUES ('ocs1', 3, ?)", (json.dumps(lock),))
+    db.close()
+    store = Store(path)
+    store.save_locks([{**lock, "ocs": "wss1", "channel": channel} for channel in ("", "193.100")])
+    read = [(each["ocs"], each.get("channel", "")) for each in store.locks(dict)]
+    assert read == [("ocs1", ""), ("wss1", ""), ("wss1", "193.100")]
+    store.delete_locks([("ocs1", 3, ""), ("wss1", 3, "193.100")])
+    assert [each["ocs"] for each in store.locks(dict)] == ["wss1"]
+
+
 def test_the_state_is_for_its_owner_alone(tmp_path: Path) -> None:
     state = tmp_path / "state"
     store = open_store(state)

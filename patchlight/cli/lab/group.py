@@ -1,6 +1,7 @@
 """``patchlight lab``: check, show, draw and generate lab files."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from patchlight.testbed.labfile.reader import (
     policy_mistakes,
     read_lab,
 )
+from patchlight.testbed.labmaps import circuits_of, parse_map, with_spectra
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import trace_links
 
@@ -153,25 +155,34 @@ def _lab_and_maps(
         return _as_it_is_now(lab_read)
     if file is None:
         return lab_read, lab_read.initial_maps, "circuits at the start"
-    given = read_map_file(file, lab_read)
-    maps = {ocs: PortMap.parse(texts) for ocs, texts in given.items()}
-    return lab_read, {**lab_read.initial_maps, **maps}, f"circuits of {file}"
+    return *_with_maps(lab_read, read_map_file(file, lab_read)), f"circuits of {file}"
+
+
+def _with_maps(lab_read: Lab, given: Mapping[str, Sequence[str]]) -> tuple[Lab, dict[str, PortMap]]:
+    """The lab and its circuits with these maps of optical switches; the others as its file says."""
+    maps = {name: parse_map(lab_read.optical_switch(name), texts) for name, texts in given.items()}
+    spectra = {switch.name: switch.initial for switch in lab_read.wavelength_switches}
+    now = with_spectra(lab_read, {**spectra, **maps})
+    return now, {**lab_read.initial_maps, **circuits_of(maps)}
 
 
 def _as_it_is_now(lab_up: Lab) -> tuple[Lab, dict[str, PortMap], str]:
     """A lab that is up, with the circuits that its controller has; else those of its file."""
-    if not lab_up.circuit_switches:
+    if not any(switch.driver for switch in lab_up.optical_switches):
         return lab_up, {}, "up; it has no circuits"
     try:
         with connect(lab_up.name, None) as client:
             answer = client.circuits()
-        maps = {name: PortMap.parse(answer[name]["map"]) for name in lab_up.initial_maps}
+        switches = [switch.name for switch in lab_up.optical_switches if switch.driver]
+        if unread := [name for name in switches if answer[name]["map"] is None]:
+            raise PatchlightError(f"{unread[0]} does not answer")
+        shown, maps = _with_maps(lab_up, {name: answer[name]["map"] for name in switches})
     except (PatchlightError, KeyError) as error:
         reason = error.message if isinstance(error, PatchlightError) else f"it has no {error}"
         note = f"lab {lab_up.name} is up, but its circuits now are not known: {reason}"
         say(f"note: {note}; these are those of the start", err=True)
         return lab_up, lab_up.initial_maps, "up; circuits at the start"
-    return lab_up, maps, "up; circuits as they are now"
+    return shown, maps, "up; circuits as they are now"
 
 
 map_option = click.option(

@@ -148,7 +148,7 @@ def tables(lab: Lab, maps: Mapping[str, PortMap]) -> list[Table]:
         )
     shown = [devices, hosts]
     if ways := [(name, way) for name, ways in described["spectra"].items() for way in ways]:
-        spectra = Table("device", "channel", title="Channels at the start")
+        spectra = Table("device", "channel", title="Channels")
         for name, way in ways:
             spectra.add_row(name, way)
         shown.append(spectra)

@@ -11,7 +11,7 @@ from patchlight.cli.ocs.names import (
     complete_switch,
     cross_connect_text,
     named_pair,
-    port_number,
+    place_number,
 )
 from patchlight.cli.ocs.options import (
     ChangeOptions,
@@ -32,7 +32,10 @@ from patchlight.cli.rendering import Column, Table, print_json, say, when
 def connect_ports(
     name: str, pairs: tuple[str, ...], one_way: bool, target: Target, options: ChangeOptions
 ) -> None:
-    """Join ports: by number (3:17) or by what is plugged in (server1.nic0:tor1.1)."""
+    """Join ports: by number (3:17) or by what is plugged in (server1.nic0:tor1.1).
+
+    Of a wavelength switch with the channel in THz: 3:17@193.100, weaker 3:17@193.100-2dB.
+    """
     texts = [cross_connect_text(target.lab, name, pair, one_way=one_way) for pair in pairs]
     with target.client([name]) as client:
         carry_out(functools.partial(client.reconfigure, {name: texts}), options)
@@ -43,10 +46,13 @@ def connect_ports(
 @click.argument("ports", nargs=-1, required=True, metavar="PORT…", shell_complete=complete_port)
 @change_options
 def disconnect(name: str, ports: tuple[str, ...], target: Target, options: ChangeOptions) -> None:
-    """Break every cross-connect of these ports, in and out."""
-    numbers = sorted({port_number(target.lab, name, port) for port in ports})
+    """Break every cross-connect of these ports, in and out.
+
+    Of a wavelength switch also of one channel there: 3@193.100.
+    """
+    places = sorted({place_number(target.lab, name, port) for port in ports}, key=str)
     with target.client([name]) as client:
-        carry_out(functools.partial(client.reconfigure, {}, disconnect={name: numbers}), options)
+        carry_out(functools.partial(client.reconfigure, {}, disconnect={name: places}), options)
 
 
 _file = click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
@@ -64,6 +70,7 @@ def apply_map(file: str, only: bool, target: Target, options: ChangeOptions) -> 
 
     \b
     ocs1: [1-7, 2>8, "server1.nic0:tor1.1"]      YAML: both ways, one way, by names
+    wss1: [1-3@193.100, 2>4@193.150-2dB]         of a wavelength switch with the channel
     ocs1,server1.nic0,tor1.1,one-way             CSV: OCS, from, to, way
     """
     maps = read_map_file(file, target.lab)

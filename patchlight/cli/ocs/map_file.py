@@ -6,14 +6,17 @@ from collections.abc import Iterator
 
 import yaml
 
-from patchlight.cli.ocs.names import cross_connect_text
+from patchlight.cli.ocs.names import cross_connect_text, driven_switches
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.fields import Text
 from patchlight.testbed.files.issues import FileIssues, Located, stands_twice
 from patchlight.testbed.files.nodes import describe, locate
 from patchlight.testbed.files.reader import compose, read_standard_input, read_text
 from patchlight.testbed.lab import Lab
-from patchlight.testbed.portmap import parse_cross_connects
+from patchlight.testbed.labmaps import parse_map
+from patchlight.testbed.light import Entry
+from patchlight.testbed.spectrum import ChannelConnect
+from patchlight.testbed.switchmap import AnyMap
 
 _ONE_WAY = {"one-way", "oneway", "1way", ">"}
 _BOTH_WAYS = {"both", "duplex", "2way", "-", ""}
@@ -26,23 +29,24 @@ _Row = tuple[str, Located[str | None], bool]
 def read_map_file(path: str, lab: Lab) -> dict[str, list[str]]:
     """The cross-connects that a file lists, by OCS (``-``: standard input).
 
-    YAML or JSON: ``{ocs1: [1-7, 2>8, server1.nic0:tor1.1]}``, also as ``patchlight ocs show
-    --json`` prints it; without the OCS's name where the lab has one. CSV, one a line: ``OCS,A,B``
-    or ``A,B``, and as a last column ``one-way`` where it is. ``FileError`` has every mistake.
+    YAML or JSON: ``{ocs1: [1-7, 2>8, server1.nic0:tor1.1], wss1: [1-2@193.100]}``, also as
+    ``patchlight ocs show --json`` prints it; without the OCS's name where the lab has one. CSV, one
+    a line: ``OCS,A,B`` or ``A,B``, and as a last column ``one-way`` where it is. ``FileError`` has
+    every mistake.
     """
     piped = path == "-"
     issues = FileIssues("standard input" if piped else path)
     text = read_standard_input() if piped else read_text(path, expected="a file of cross-connects")
     rows = _csv_rows(text, issues) if path.endswith(".csv") else _yaml_rows(text, issues)
     maps: dict[str, list[str]] = {}
-    taken: dict[tuple[str, str, int], str] = {}
+    taken: dict[tuple[str, str, int], list[Entry]] = {}
     for ocs, pair, one_way in rows:
         try:
-            name = lab.circuit_switch(ocs or _lone_name(lab)).name
+            name = lab.optical_switch(ocs or _lone_name(lab)).name
             texts = maps.setdefault(name, [])
             if pair.value is not None:
                 text = cross_connect_text(lab, name, pair.value, one_way=one_way)
-                _take(name, text, taken)
+                _take(name, parse_map(lab.optical_switch(name), [text]), taken)
                 texts.append(text)
         except BadInput as error:
             issues.at(pair, error.message)
@@ -50,16 +54,23 @@ def read_map_file(path: str, lab: Lab) -> dict[str, list[str]]:
     return maps
 
 
-def _take(ocs: str, text: str, taken: dict[tuple[str, str, int], str]) -> None:
-    """Note the inputs and outputs that a cross-connect uses; ``BadInput`` if one is in use."""
-    ways = {(way.inp, way.out): str(way) for way in parse_cross_connects(text)}
-    for (inp, out), way in ways.items():
-        for side, port in (("in", inp), ("out", out)):
-            if taken.get((ocs, side, port), way) != way:
-                before = taken[ocs, side, port]
-                raise BadInput(f"{side}:{port} is used twice: {before} and {way}")
-    for (inp, out), way in ways.items():
-        taken[ocs, "in", inp] = taken[ocs, "out", out] = way
+def _take(ocs: str, ways: AnyMap, taken: dict[tuple[str, str, int], list[Entry]]) -> None:
+    """Note the inputs and outputs that entries use; ``BadInput`` if one is in use."""
+    for way in ways:
+        for side, port in (("in", way.inp), ("out", way.out)):
+            for before in taken.get((ocs, side, port), ()):
+                if before != way and _share_light(before, way):
+                    raise BadInput(f"{side}:{port} is used twice: {before} and {way}")
+    for way in ways:
+        for side, port in (("in", way.inp), ("out", way.out)):
+            taken.setdefault((ocs, side, port), []).append(way)
+
+
+def _share_light(one: Entry, other: Entry) -> bool:
+    """Whether two entries of one port are of the same light: of a WSS, of one channel."""
+    if isinstance(one, ChannelConnect) and isinstance(other, ChannelConnect):
+        return one.channel.overlaps(other.channel)
+    return True
 
 
 def _yaml_rows(text: str, issues: FileIssues) -> Iterator[_Row]:
@@ -130,6 +141,7 @@ def _csv_rows(text: str, issues: FileIssues) -> Iterator[_Row]:
 
 
 def _lone_name(lab: Lab) -> str:
-    if len(lab.circuit_switches) != 1:
+    switches = driven_switches(lab)
+    if len(switches) != 1:
         raise BadInput("say which OCS: the lab does not have just one")
-    return lab.circuit_switches[0].name
+    return switches[0].name

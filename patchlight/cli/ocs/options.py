@@ -16,6 +16,7 @@ from patchlight.cli.connection import RUN_ROOT, connect, controller_options, lab
 from patchlight.cli.rendering import listing_options
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
+from patchlight.testbed.labmaps import driven
 
 if TYPE_CHECKING:
     from patchlight.controller.client import ControllerClient
@@ -47,7 +48,7 @@ class Target:
     ) -> Iterator[ControllerClient]:
         """A client of the controller, or straight of the devices.
 
-        ``needs``: the circuit switches that the command is about, or how to find them in the
+        ``needs``: the optical switches that the command is about, or how to find them in the
         journal; all of the lab's if none are named. Without ``talks`` it only uses the journal.
         """
         if not self.direct:
@@ -59,7 +60,7 @@ class Target:
         from patchlight.controller.standalone import direct_client
 
         if needs is not None and not callable(needs):
-            names = [self.lab.circuit_switch(name).name for name in needs]
+            names = [driven(self.lab.optical_switch(name)) for name in needs]
             needs = (lambda _: names) if names else None
         with direct_client(self.lab, self.state_dir, user_name(), needs, talks=talks) as client:
             yield client

@@ -1,10 +1,11 @@
 """``patchlight ocs`` commands that keep circuits safe: locks, drift, the stop button."""
 
 import functools
+from typing import Any
 
 import click
 
-from patchlight.cli.ocs.names import complete_any_port, complete_switch, ports_by_switch
+from patchlight.cli.ocs.names import complete_any_port, complete_switch, places_by_switch
 from patchlight.cli.ocs.options import (
     ChangeOptions,
     Target,
@@ -15,6 +16,7 @@ from patchlight.cli.ocs.options import (
 from patchlight.cli.ocs.output import carry_out, print_record, say_unreachable
 from patchlight.cli.rendering import Column, Table, print_json, say, when
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.labmaps import driven
 
 _ports = click.argument("ports", nargs=-1, metavar="PORT…", shell_complete=complete_any_port)
 
@@ -31,9 +33,10 @@ def lock(
 ) -> None:
     """Lock ports (ocs1.17, or what is plugged in): no change touches them until 'unlock'.
 
+    Of a wavelength switch also one channel of a port: wss1.3@193.100.
     Without ports: list the locks.
     """
-    with target.client(ports_by_switch(target.lab, ports), talks=False) as client:
+    with target.client(places_by_switch(target.lab, ports), talks=False) as client:
         if not ports:
             rows = client.locks()
         elif not why:
@@ -41,17 +44,15 @@ def lock(
         else:
             rows = [
                 row
-                for name, numbers in ports_by_switch(target.lab, ports).items()
-                for row in client.lock(name, numbers, keep=keep, why=why)
+                for name, places in places_by_switch(target.lab, ports).items()
+                for row in client.lock(name, places, keep=keep, why=why)
             ]
     if as_json:
         print_json(rows)
         return
     table = Table(Column("port", whole=True), "lock", "by", "since", "why")
     for row in rows:
-        table.add_row(
-            f"{row['ocs']}.{row['port']}", row["kind"], row["by"], when(row["at"]), row["why"]
-        )
+        table.add_row(_place(row), row["kind"], row["by"], when(row["at"]), row["why"])
     table.print()
 
 
@@ -63,18 +64,23 @@ def unlock(ports: tuple[str, ...], why: str, target: Target, as_json: bool) -> N
     """Unlock ports, whoever locked them."""
     if not ports:
         raise BadInput("name the ports to unlock: 'patchlight ocs lock' lists those locked")
-    by_switch = ports_by_switch(target.lab, ports)
+    by_switch = places_by_switch(target.lab, ports)
     with target.client(by_switch, talks=False) as client:
         rows = [
-            row for name, numbers in by_switch.items() for row in client.unlock(name, numbers, why)
+            row for name, places in by_switch.items() for row in client.unlock(name, places, why)
         ]
     if as_json:
         print_json(rows)
         return
     for row in rows:
-        say(f"{row['ocs']}.{row['port']} is unlocked (was {row['kind']} by {row['by']})")
+        say(f"{_place(row)} is unlocked (was {row['kind']} by {row['by']})")
     if not rows:
         say("none of these was locked")
+
+
+def _place(lock: dict[str, Any]) -> str:
+    channel = f"@{lock['channel']}" if lock["channel"] else ""
+    return f"{lock['ocs']}.{lock['port']}{channel}"
 
 
 @click.command()
@@ -88,7 +94,7 @@ def drift(
     """How the devices differ from their last committed maps; ends with 1 if they do."""
     if adopt and repair:
         raise BadInput("--adopt and --repair exclude each other")
-    names = [target.lab.circuit_switch(name).name for name in switches]
+    names = [driven(target.lab.optical_switch(name)) for name in switches]
     with target.client(names) as client:
         if repair:
             carry_out(functools.partial(client.repair, names), options, repairs=True)

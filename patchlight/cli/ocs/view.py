@@ -6,12 +6,14 @@ from typing import Any
 
 import click
 
-from patchlight.cli.ocs.names import complete_switch, plugged_in, port_anywhere
+from patchlight.cli.ocs.names import complete_switch, driven_switches, place_anywhere, plugged_in
 from patchlight.cli.ocs.options import Target, target_options
 from patchlight.cli.ocs.output import change_lines, say_unreachable
 from patchlight.cli.rendering import Coloured, Column, Meaning, Table, print_json, say, when
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab
+from patchlight.testbed.labmaps import Place, driven, parse_map
+from patchlight.testbed.spectrum import Channel
 
 Answer = dict[str, Any]
 
@@ -28,16 +30,19 @@ switches_argument = click.argument(
 
 
 def named_switches(lab: Lab, names: tuple[str, ...]) -> list[str]:
-    """These circuit switches, or all if none are named; ``BadInput`` if one is not there."""
-    return [lab.circuit_switch(name).name for name in names] or [
-        switch.name for switch in lab.circuit_switches
+    """These optical switches, or all that can be asked if none are named.
+
+    ``BadInput`` if one is not there, or cannot be asked.
+    """
+    return [driven(lab.optical_switch(name)) for name in names] or [
+        switch.name for switch in driven_switches(lab)
     ]
 
 
 @click.command("list")
 @target_options
 def list_switches(target: Target, as_json: bool) -> None:
-    """The lab's circuit switches: where they are, whether they answer, what they say they are.
+    """The lab's optical switches: where they are, whether they answer, what they say they are.
 
     If no controller answers: as the lab file has them.
     """
@@ -47,7 +52,7 @@ def list_switches(target: Target, as_json: bool) -> None:
     state = {"reachable": None, "since": None, "words": "", "identity": None}
     rows: list[Answer] = [
         {**{name: getattr(switch, name) for name in columns}, **state, "standing_alarms": None}
-        for switch in target.lab.circuit_switches
+        for switch in driven_switches(target.lab)
     ]
     try:
         with target.client() as client:
@@ -107,16 +112,21 @@ def show(switches: tuple[str, ...], with_power: bool, target: Target, as_json: b
         return
     table = Table("OCS", Column("cross-connect", whole=True), "from", "to", "locked")
     for name in names:
-        held = {lock["port"]: lock for lock in locks if lock["ocs"] == name}
-        for text in circuits[name]["map"] or ():
-            inp, out = (int(port) for port in text.split(">"))
+        held = {_place(lock): lock for lock in locks if lock["ocs"] == name}
+        for entry in parse_map(target.lab.optical_switch(name), circuits[name]["map"] or ()):
             locked = ", ".join(
-                f"{p} {held[p]['kind']} by {held[p]['by']}" for p in (inp, out) if p in held
+                f"{place} {lock['kind']} by {lock['by']}"
+                for place, lock in held.items()
+                if place.holds(entry)
             )
-            here = plugged_in(target.lab, name, inp), plugged_in(target.lab, name, out)
-            table.add_row(name, text, *here, Coloured(locked, "caution"))
+            ends = (plugged_in(target.lab, name, port) for port in (entry.inp, entry.out))
+            table.add_row(name, str(entry), *ends, Coloured(locked, "caution"))
     table.print()
     say_unreachable(circuits)
+
+
+def _place(lock: Answer) -> Place:
+    return Place(lock["port"], Channel.parse(lock["channel"]) if lock["channel"] else None)
 
 
 @click.command()
@@ -124,25 +134,26 @@ def show(switches: tuple[str, ...], with_power: bool, target: Target, as_json: b
 @target_options
 def power(places: tuple[str, ...], target: Target, as_json: bool) -> None:
     """Measured light of the circuits of an OCS, or of those of some ports."""
-    whole = {switch.name for switch in target.lab.circuit_switches}
-    ports = {port_anywhere(target.lab, text) for text in places if text not in whole}
-    names = [p for p in places if p in whole] + [ocs for ocs, _ in sorted(ports)]
+    whole = {switch.name for switch in target.lab.optical_switches}
+    ports = [place_anywhere(target.lab, text) for text in places if text not in whole]
+    names = [p for p in places if p in whole] + sorted(ocs for ocs, _ in ports)
     asked = list(dict.fromkeys(names)) or named_switches(target.lab, ())
     say_unreachable(_show_power(target, asked, ports, as_json=as_json))
 
 
 def _show_power(
-    target: Target, names: list[str], ports: Collection[tuple[str, int]] = (), *, as_json: bool
+    target: Target, names: list[str], ports: Collection[tuple[str, Place]] = (), *, as_json: bool
 ) -> dict[str, Answer]:
     """Print the power of these switches; of those of which ``ports`` are named, only theirs."""
     with target.client(names) as client:
         answers = {name: client.light(name) for name in names}
     for name in {ocs for ocs, _ in ports}:
-        rows = answers[name]["circuits"]
+        switch, asked = target.lab.optical_switch(name), [p for ocs, p in ports if ocs == name]
         answers[name]["circuits"] = [
             row
-            for row in rows
-            if any((name, int(port)) in ports for port in row["cross_connect"].split(">"))
+            for row in answers[name]["circuits"]
+            for entry in parse_map(switch, [row["cross_connect"]])
+            if any(place.holds(entry) for place in asked)
         ]
     _print_power(answers, as_json=as_json)
     return answers
@@ -235,7 +246,7 @@ def history(
             # Few of the changes may be of this switch, so all are looked at.
             rows = client.reconfigurations(None if switch else last)
     if switch is not None:
-        name = target.lab.circuit_switch(switch).name
+        name = target.lab.optical_switch(switch).name
         rows = [row for row in rows if name in row["changes"]][-last:]
     if as_json:
         print_json(rows)

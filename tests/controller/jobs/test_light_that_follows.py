@@ -137,6 +137,16 @@ async def test_what_earlier_changes_took_is_a_cost() -> None:
         assert then.costs_s[job_id] == pytest.approx(first.costs_s[job_id] + 30.0)
 
 
+async def test_changes_of_a_switch_that_the_lab_has_no_more_end_nothing() -> None:
+    async with at_work(PolicyChoice()) as cluster:
+        await submit_running(cluster, large("spread", SPREAD))
+        changes = {"gone": {"breaks": ["1>2@193.100"], "makes": []}}
+        record = {"state": "committed", "changes": changes, "finished_at": 0.0, "stages_s": {}}
+        number = cluster.store.prepared_intent(0, record)()
+        cluster.store.update_reconfiguration(number, "committed", record)
+        assert await cluster.scheduler.light.proposal() is not None
+
+
 async def test_a_device_that_is_away_ends_nothing() -> None:
     choice = PolicyChoice(defragment=True, defragment_every_s=0.05)
     async with at_work(PolicyChoice()) as cluster:

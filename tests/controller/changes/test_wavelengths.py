@@ -1,0 +1,204 @@
+"""Changes of wavelength switches are the same transactions: the old maps or the new, known."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchlight.controller.changes.record import ChangeOptions, fingerprint
+from patchlight.testbed.errors import BadInput, OutcomeUnknown
+from patchlight.testbed.labmaps import Place
+from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.spectrum import Channel, SpectrumMap
+from tests.support.wss_bench import LAB, LOCAL, START, MeasuredWss, WssBench, kill_a_change
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> WssBench:
+    return WssBench(tmp_path)
+
+
+async def test_a_change_follows_light_by_channel_and_touches_no_other(bench: WssBench) -> None:
+    record = await bench.join(wss1=["2>4@193.150"])
+    assert (record.state, record.message) == ("committed", "done")
+    assert record.changes == {"wss1": {"breaks": ["2>3@193.150"], "makes": ["2>4@193.150"]}}
+    assert bench.told == ["wss1 - 2>3@193.150", "wss1 + 2>4@193.150"]
+    assert bench.maps()["wss2"] == START["wss2"]
+    # server2's light no longer comes to server4; that of the others stays.
+    assert bench.network.moved == [{"server2.nic0"}]
+    assert [len(links.pairs()) for links in bench.network.links] == [1, 1]
+    assert "unverified, it has no power monitor" in "".join(record.notes)
+
+
+async def test_jobs_on_light_that_moves_are_spared_and_others_go_on(bench: WssBench) -> None:
+    bench.network.jobs = {"server4.nic0": "train-1"}
+    spare = ChangeOptions(spare_jobs=True)
+    weaker = SpectrumMap.parse(["3>2@193.150-2dB"])
+    refused = await bench.change(lambda m: {"wss2": m["wss2"].joined(weaker)}, "test", spare)
+    # That light goes to server4: it is server2's.
+    assert refused.state == "committed"
+    assert bench.network.moved == [{"server2.nic0"}]
+    weaker = SpectrumMap.parse(["2>3@193.150-2dB"])
+    refused = await bench.change(lambda m: {"wss2": m["wss2"].joined(weaker)}, "test", spare)
+    assert refused.state == "refused"
+    assert "the traffic of train-1 rides on what would change" in refused.message
+
+
+async def test_two_signals_that_would_meet_anywhere_are_refused_by_name(bench: WssBench) -> None:
+    assert (await bench.join(wss1=["1>4@193.100"])).state == "committed"
+    told = list(bench.told)
+    refused = await bench.join(wss2=["1>4@193.100"])
+    assert refused.state == "refused"
+    assert (
+        "two signals of one channel meet on the fibre at star.3, server1.nic0 (193.100) and "
+        "server3.nic0 (193.100)"
+    ) in refused.message
+    assert bench.told == told, "nothing was written"
+    # In one change they take turns, and all that goes has gone before anything comes.
+    turned = await bench.join(wss1=["1>3@193.100"], wss2=["1>4@193.100"])
+    assert turned.state == "committed", turned.message
+    signs = [line.split()[1] for line in bench.told[len(told) :]]
+    assert signs == sorted(signs, key="-+".index)
+
+
+@pytest.mark.parametrize("step", ["disconnect", "connect"])
+@pytest.mark.parametrize("name", ["wss1", "wss2"])
+async def test_whatever_fails_the_maps_before_stand_again(
+    bench: WssBench, monkeypatch: pytest.MonkeyPatch, name: str, step: str
+) -> None:
+    device, failed = bench.devices[name], list[str]()
+    method = getattr(device, step)
+
+    async def fail_once(pairs: Sequence[Any]) -> Any:
+        outcome = await method(pairs)
+        if not failed:
+            failed.append(name)
+            raise OutcomeUnknown("the line is cut")
+        return outcome
+
+    monkeypatch.setattr(device, step, fail_once)
+    record = await bench.turn_inwards()
+    assert record.state == "rolled-back", record.message
+    assert "the line is cut; the map before stands again" in record.message
+    assert bench.maps() == START
+
+
+async def test_what_cannot_be_undone_locks_those_channels_and_no_others(
+    bench: WssBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = bench.devices["wss1"]
+    device.refuses = True
+    record = await bench.join(wss1=["2>4@193.150"])
+    assert record.state == "unknown"
+    assert {str(lock).partition(" is")[0] for lock in bench.parts.locks.all()} == {
+        *("wss1.2@193.150", "wss1.3@193.150", "wss1.4@193.150")
+    }
+    device.refuses = False
+    assert "wss1.2@193.150 is bad" in (await bench.join(wss1=["2>4@193.150"])).message
+    assert (await bench.join(wss1=["2>4@193.200"])).state == "committed"
+
+
+async def test_channels_of_a_port_are_locked_alone_and_with_it(
+    bench: WssBench, tmp_path: Path
+) -> None:
+    locks, here = bench.parts.locks, Place(3, Channel.parse("193.150"))
+    locks.lock("wss1", [here], "locked", "eva", "measuring")
+    refused = await bench.join(wss1=["2>4@193.150"])
+    assert "wss1.3@193.150 is locked by eva: measuring" in refused.message
+    assert (await bench.join(wss1=["1>4@193.100"])).state == "committed"
+    # Another controller on the same state finds it.
+    assert [lock.place for lock in WssBench(tmp_path).parts.locks.all()] == [here]
+    locks.unlock("wss1", [here], "eva", "")
+    locks.lock("wss1", [2], "locked", "eva", "cleaning")
+    assert (await bench.join(wss1=["2>4@193.150"])).state == "refused"
+    with pytest.raises(BadInput, match="ports 1–4"):
+        locks.lock("wss1", [5], "locked", "eva", "?")
+    with pytest.raises(BadInput, match="off the grid"):
+        locks.lock("wss1", [Place(1, Channel.parse("193.125"))], "locked", "eva", "?")
+
+
+@pytest.mark.parametrize(
+    ("point", "state"),
+    [("after wss2 disconnect", "rolled-back"), ("after wss2 connect", "committed")],
+)
+async def test_a_killed_controller_is_resumed_to_the_old_maps_or_the_new(
+    tmp_path: Path, point: str, state: str
+) -> None:
+    await kill_a_change(tmp_path, point)
+    again = WssBench(tmp_path)
+    ended = await again.transactions.resume()
+    assert [record.state for record in ended] == [state]
+    assert again.maps() == (dict.fromkeys(START, LOCAL) if state == "committed" else START)
+    assert await again.transactions.resume() == []
+
+
+async def test_drift_undoing_and_saved_maps_speak_of_channels(
+    bench: WssBench, tmp_path: Path
+) -> None:
+    bench.parts.committed.begin_with(await bench.parts.maps.read())
+    await bench.devices["wss1"].connect([*SpectrumMap.parse(["2>4@193.200"])])
+    drift = (await bench.operations.drift())["wss1"].drift.as_texts()
+    assert drift == {"missing": [], "unknown": ["2>4@193.200"]}
+    await bench.operations.save("monday", [], "eva", "")
+    cleared = await bench.change(lambda _: dict.fromkeys(START, SpectrumMap()), "clear")
+    assert cleared.state == "committed"
+    # A switch that has nothing is still one of channels to who reads its map later.
+    later = WssBench(tmp_path)
+    assert later.parts.committed.maps == dict.fromkeys(START, SpectrumMap())
+    assert not any((await later.transactions.drift()).values())
+    decide, adopts = later.operations.undoing(cleared.id)
+    assert (await later.change(decide, "undo", ChangeOptions(adopts=adopts))).state == "committed"
+    assert later.maps()["wss2"] == START["wss2"]
+    assert later.operations.saved("monday") == later.maps()
+
+
+async def test_what_was_shown_must_still_be_true_of_channels(bench: WssBench) -> None:
+    plan, _ = await bench.transactions.preview(lambda _: {"wss1": LOCAL})
+    await bench.devices["wss2"].connect([*SpectrumMap.parse(["1>4@193.250"])])
+    options = ChangeOptions(planned_from=fingerprint(plan.before))
+    record = await bench.change(lambda _: {"wss1": LOCAL}, "test", options)
+    assert record.state == "refused"
+    assert "changed since the change was shown" in record.message
+
+
+async def test_a_map_of_the_other_kind_or_off_the_grid_is_bad_input(bench: WssBench) -> None:
+    with pytest.raises(BadInput, match="the map of wss1 is a SpectrumMap"):
+        await bench.change(lambda _: {"wss1": PortMap.of([(1, 2)])}, "test")
+    with pytest.raises(BadInput, match=r"193\.125 is off the grid"):
+        await bench.join(wss1=["1>2@193.125"])
+    assert not bench.told
+
+
+async def test_each_channel_is_judged_by_its_own_power(tmp_path: Path) -> None:
+    bench = WssBench(tmp_path, MeasuredWss)
+    device = bench.devices["wss1"]
+    assert isinstance(device, MeasuredWss)
+    # 0 dBm, less 0.3 dB of fibre, 5 dB of the switch and 2 dB that the entry takes off.
+    device.dbm = {"1>2@193.100-2dB": -7.4, "2>1@193.150": -5.2}
+    wanted = {"wss1": SpectrumMap.parse(["1>2@193.100-2dB", "2>1@193.150"])}
+    good = await bench.change(lambda _: wanted, "test")
+    assert (good.state, good.notes) == ("committed", []), good
+    (first, second) = (await bench.operations.power("wss1")).readings
+    assert (first.out_dbm, first.baseline_dbm, first.verdict.kind) == (-7.4, -7.4, "ok")
+    assert first.expected is not None
+    assert first.expected.power_dbm == pytest.approx(-7.3)
+    assert str(second.source) == "server2.nic0"
+    # The other's light does not make up for one that is missing.
+    device.dbm = {"1>4@193.100": -5.3}
+    dark = await bench.join(wss1=["1>4@193.100", "2>3@193.150"])
+    assert dark.state == "rolled-back"
+    assert "2>3@193.150: no light at out:3" in dark.message
+
+
+async def test_a_switch_without_a_driver_is_as_the_lab_file_says(tmp_path: Path) -> None:
+    first, second = LAB.wavelength_switches
+    fixed = replace(second, driver="", address="")
+    bench = WssBench(tmp_path, lab=LAB.with_changes(wavelength_switches=(first, fixed)))
+    links = bench.parts.maps.links(await bench.parts.maps.read())
+    assert len(links.pairs()) == 2
+    with pytest.raises(BadInput, match="wss2 has no driver in the lab file"):
+        await bench.join(wss2=["1>4@193.250"])
+    assert (await bench.change(lambda maps: maps, "all as it is")).state == "committed"
+    assert (await bench.join(wss1=["1>4@193.100"])).state == "committed"
